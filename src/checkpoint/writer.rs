@@ -1,0 +1,215 @@
+//! [`FileLayout`] says what a file will hold; [`CheckpointWriter`] fills it, one tensor at a time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use safetensors::Dtype;
+
+use super::Checkpoint;
+use super::header::{Header, TensorInfo, data_bytes};
+use super::names::{WrittenRecipe, code_dtype, scale_tensor};
+use crate::error::{Error, Result};
+use crate::format::HostQuantMatrix;
+
+/// The tensors and metadata of a file to be written.
+///
+/// Data go in the order of the calls, wider elements first (as safetensors itself writes), so that every tensor is
+/// aligned to its elements.
+#[derive(Debug, Clone, Default)]
+pub struct FileLayout {
+    tensors: Vec<TensorInfo>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl FileLayout {
+    /// An empty file.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a metadata entry, in place of an older one of the same key.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) {
+        self.metadata.insert(key.into(), value.into());
+    }
+
+    /// Adds a tensor whose bytes will be given to [`CheckpointWriter::write`].
+    pub fn tensor(&mut self, name: impl Into<String>, dtype: Dtype, shape: &[usize]) {
+        self.tensors.push(TensorInfo { name: name.into(), dtype, shape: shape.to_vec(), start: 0, end: 0 });
+    }
+
+    /// Adds a quantized matrix: its codes, its scales under the published name, and its recipe in the metadata.
+    pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
+        let scheme = written.recipe.scheme;
+        let (suffix, shape) = scale_tensor(scheme, rows, cols);
+        self.tensor(name, code_dtype(scheme.spec().format), &[rows, cols]);
+        self.tensor(format!("{name}{suffix}"), Dtype::F32, &shape);
+        self.metadata(format!("scaled_gemm.{name}"), written.to_json());
+    }
+
+    /// Starts the file: a temporary one beside `path`, which becomes `path` in [`CheckpointWriter::finish`].
+    ///
+    /// # Errors
+    /// [`Error::File`] for a name given twice, a size that overflows, or a `path` that is one of `sources`;
+    /// [`Error::Io`] if the file cannot be made.
+    pub fn create(mut self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
+        let path = path.as_ref().to_path_buf();
+        let refuse = |tensor: Option<&str>, reason: String, remedy: &str| Error::File {
+            path: path.clone(),
+            tensor: tensor.map(|t| t.escape_debug().to_string()),
+            reason,
+            remedy: remedy.into(),
+        };
+        if let Ok(target) = path.canonicalize() {
+            if sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target)) {
+                return Err(refuse(None, "it is the input".into(), "give another name for the output"));
+            }
+        }
+        self.tensors.sort_by_key(|t| std::cmp::Reverse(t.dtype.bitsize()));
+        let mut at = 0u64;
+        let mut index = HashMap::new();
+        for (i, t) in self.tensors.iter_mut().enumerate() {
+            let end = data_bytes(t.dtype, &t.shape).and_then(|bytes| at.checked_add(bytes));
+            let Some(end) = end else {
+                return Err(refuse(Some(&t.name), format!("{} {:?} is too large", t.dtype, t.shape), "split it"));
+            };
+            (t.start, t.end) = (at, end);
+            at = end;
+            if index.insert(t.name.clone(), i).is_some() || t.name == "__metadata__" {
+                return Err(refuse(
+                    Some(&t.name),
+                    "would be in the file twice".into(),
+                    "rename or leave out the one there",
+                ));
+            }
+        }
+        let header = Header { tensors: self.tensors, metadata: self.metadata };
+        let bytes = header.to_bytes();
+        let (temporary, mut file) = create_beside(&path)?;
+        let written = file.write_all(&bytes);
+        let writer = CheckpointWriter {
+            data_start: bytes.len() as u64,
+            done: vec![false; header.tensors.len()],
+            tensors: header.tensors,
+            index,
+            target: path,
+            temporary: Some(temporary),
+            file,
+        };
+        written.map_err(|source| writer.io(source))?;
+        Ok(writer)
+    }
+}
+
+/// A safetensors file being written; nothing is seen under its name until [`CheckpointWriter::finish`].
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    target: PathBuf,
+    /// Taken when the file has got its name; what is left here is removed on drop.
+    temporary: Option<PathBuf>,
+    file: File,
+    data_start: u64,
+    tensors: Vec<TensorInfo>,
+    index: HashMap<String, usize>,
+    done: Vec<bool>,
+}
+
+impl CheckpointWriter {
+    /// Writes the bytes of a tensor of the layout, in any order of tensors.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a name that is not in the layout, a second write, or a wrong length; [`Error::Io`].
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let Some(&i) = self.index.get(name) else {
+            return Err(self.refuse(name, "is not in the layout".into()));
+        };
+        let (start, expected) = (self.tensors[i].start, self.tensors[i].bytes());
+        if self.done[i] {
+            return Err(self.refuse(name, "was written before".into()));
+        }
+        if bytes.len() as u64 != expected {
+            return Err(self.refuse(name, format!("got {} bytes where the layout says {expected}", bytes.len())));
+        }
+        let at = SeekFrom::Start(self.data_start + start);
+        self.file.seek(at).and_then(|_| self.file.write_all(bytes)).map_err(|source| self.io(source))?;
+        self.done[i] = true;
+        Ok(())
+    }
+
+    /// Writes a quantized matrix of the layout: codes and scales.
+    ///
+    /// # Errors
+    /// As [`CheckpointWriter::write`], and [`Error::File`] for a scale that is not finite, which no reader accepts.
+    pub fn write_quantized(&mut self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
+        let scales = matrix.logical_scales();
+        if let Some(at) = scales.iter().position(|s| !s.is_finite()) {
+            return Err(Error::File {
+                path: self.target.clone(),
+                tensor: Some(name.escape_debug().to_string()),
+                reason: format!("scale {at} is {}, because its group holds an infinity", scales[at]),
+                remedy:
+                    "quantize finite values, or with the preset transformer-engine, which gives such groups scale 1"
+                        .into(),
+            });
+        }
+        let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let (suffix, _) = scale_tensor(matrix.scheme(), matrix.rows(), matrix.cols());
+        self.write(name, matrix.logical_codes())?;
+        self.write(&format!("{name}{suffix}"), &bytes)
+    }
+
+    /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
+    pub fn finish(mut self) -> Result<()> {
+        if let Some(i) = self.done.iter().position(|done| !done) {
+            return Err(self.refuse(&self.tensors[i].name, "was not written".into()));
+        }
+        // Where the last tensors are empty nothing was written behind the header; the length is right all the same.
+        self.file.sync_all().map_err(|source| self.io(source))?;
+        if let Some(temporary) = &self.temporary {
+            fs::rename(temporary, &self.target).map_err(|source| self.io(source))?;
+        }
+        self.temporary = None;
+        Ok(())
+    }
+
+    fn refuse(&self, tensor: &str, reason: String) -> Error {
+        Error::File {
+            path: self.target.clone(),
+            tensor: Some(tensor.escape_debug().to_string()),
+            reason,
+            remedy: "write each tensor of the layout once".into(),
+        }
+    }
+
+    fn io(&self, source: std::io::Error) -> Error {
+        Error::Io { path: self.target.clone(), source }
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if let Some(temporary) = self.temporary.take() {
+            // Nothing can be done about a file that cannot be removed, and a drop must not panic.
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// A new file in the folder of `path`, so that the later rename stays on one file system.
+fn create_beside(path: &Path) -> Result<(PathBuf, File)> {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
+    let temporary = path.with_file_name(name);
+    match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+        Ok(file) => Ok((temporary, file)),
+        Err(source) => Err(Error::Io { path: path.to_path_buf(), source }),
+    }
+}
