@@ -1,0 +1,180 @@
+//! E4M3 (FN) and E5M2: encode with round to nearest even and saturation, decode exactly; rounding to BF16 and F16.
+//!
+//! Mirrored by `kernels/codec.cuh`. The bytes are those of `float8::F8E4M3` and `float8::F8E5M2` (`to_bits`), with two
+//! rules of our own for encoding, which are also those of the GPU's `cvt.rn.satfinite`: everything beyond the largest
+//! value, infinity included, becomes it; every NaN becomes 0x7F, whatever its sign.
+
+use float8::{F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+use super::dtype::DType;
+use super::scheme::Fp8Format;
+
+/// The code of every NaN in both formats.
+pub const NAN: u8 = 0x7F;
+
+/// The numbers that make one 8-bit format, for the shared encoder.
+struct Bits {
+    /// Mantissa bits dropped from FP32.
+    shift: u32,
+    /// `shift`ed FP32 exponent bias minus that of the format.
+    rebias: u32,
+    /// FP32 pattern of the smallest normal number.
+    normal: u32,
+    /// A power of two whose FP32 unit in the last place is the format's subnormal step.
+    magic: f32,
+    /// Code of the largest finite number.
+    max: u32,
+}
+
+const E4M3: Bits = Bits { shift: 20, rebias: (127 - 7) << 3, normal: 0x3C80_0000, magic: 16384.0, max: 0x7E };
+const E5M2: Bits = Bits { shift: 21, rebias: (127 - 15) << 2, normal: 0x3880_0000, magic: 128.0, max: 0x7B };
+
+/// Integer selects only, so that a loop over it vectorises.
+#[inline(always)]
+fn encode_bits(f: &Bits, x: f32) -> u8 {
+    let bits = x.to_bits();
+    let abs = bits & 0x7FFF_FFFF;
+    // Nearest even on the dropped bits; a carry out of the mantissa moves to the next exponent, as it should.
+    let rounded = abs.wrapping_add((1 << (f.shift - 1)) - 1 + ((abs >> f.shift) & 1));
+    let normal = (rounded >> f.shift).wrapping_sub(f.rebias).min(f.max);
+    // FP32 addition rounds to the subnormal step.
+    let subnormal = (f32::from_bits(abs) + f.magic).to_bits().wrapping_sub(f.magic.to_bits());
+    let code = if abs < f.normal { subnormal } else { normal };
+    let signed = code | ((bits >> 24) & 0x80);
+    (if abs > 0x7F80_0000 { NAN as u32 } else { signed }) as u8
+}
+
+/// E4M3 code of `x`: nearest even, saturating at 448, NaN to 0x7F, sign of zero kept.
+#[inline]
+pub fn encode_e4m3(x: f32) -> u8 {
+    encode_bits(&E4M3, x)
+}
+
+/// E5M2 code of `x`: nearest even, saturating at 57344 (never infinity), NaN to 0x7F, sign of zero kept.
+#[inline]
+pub fn encode_e5m2(x: f32) -> u8 {
+    encode_bits(&E5M2, x)
+}
+
+/// The code of `x` in this format: [`encode_e4m3`] or [`encode_e5m2`].
+#[inline]
+pub fn encode(format: Fp8Format, x: f32) -> u8 {
+    match format {
+        Fp8Format::E4M3 => encode_e4m3(x),
+        Fp8Format::E5M2 => encode_e5m2(x),
+    }
+}
+
+/// `codes[i] = encode(fl(x[i] * factor))`: the cast of one group.
+///
+/// Handles as many elements as the shorter slice has; allocates nothing.
+pub fn encode_scaled(format: Fp8Format, x: &[f32], factor: f32, codes: &mut [u8]) {
+    match format {
+        Fp8Format::E4M3 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = encode_bits(&E4M3, v * factor)),
+        Fp8Format::E5M2 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = encode_bits(&E5M2, v * factor)),
+    }
+}
+
+/// `values[i] = fl(decode(codes[i]) * scale)`, the inverse of one group's cast.
+///
+/// Handles as many elements as the shorter slice has; allocates nothing.
+pub fn decode_scaled(format: Fp8Format, codes: &[u8], scale: f32, values: &mut [f32]) {
+    let table = values_of(format);
+    values.iter_mut().zip(codes).for_each(|(v, c)| *v = table[usize::from(*c)] * scale);
+}
+
+/// The value of a code: exact. E4M3 0x7F and 0xFF are NaN; E5M2 0x7C is infinity, 0x7D to 0x7F NaN.
+#[inline]
+pub fn decode(format: Fp8Format, code: u8) -> f32 {
+    values_of(format)[usize::from(code)]
+}
+
+/// The values of all 256 codes.
+pub fn values_of(format: Fp8Format) -> &'static [f32; 256] {
+    static E4M3_VALUES: [f32; 256] = decode_all(false);
+    static E5M2_VALUES: [f32; 256] = decode_all(true);
+    match format {
+        Fp8Format::E4M3 => &E4M3_VALUES,
+        Fp8Format::E5M2 => &E5M2_VALUES,
+    }
+}
+
+const fn decode_all(e5m2: bool) -> [f32; 256] {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = if e5m2 {
+            // E5M2 is the upper byte of binary16.
+            f16::from_bits((code as u16) << 8).to_f32_const()
+        } else if code & 0x7F == NAN as usize {
+            f32::NAN
+        } else {
+            // Exponent and mantissa in the places of FP32, 2^120 too small; exact for subnormals too.
+            let bits = ((code as u32 & 0x80) << 24) | ((code as u32 & 0x7F) << 20);
+            f32::from_bits(bits) * f32::from_bits((127 + 120) << 23)
+        };
+        code += 1;
+    }
+    values
+}
+
+/// `x` rounded to nearest even in this type, as FP32: overflow to infinity for BF16 and F16, saturation for FP8.
+#[inline]
+pub fn round_to(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::F32 => x,
+        DType::Bf16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        DType::E4m3 => decode(Fp8Format::E4M3, encode_e4m3(x)),
+        DType::E5m2 => decode(Fp8Format::E5M2, encode_e5m2(x)),
+    }
+}
+
+/// Like [`encode_e4m3`], as the `float8` crate's type (whose own conversions treat NaN and overflow differently).
+pub fn to_f8e4m3(x: f32) -> F8E4M3 {
+    F8E4M3::from_bits(encode_e4m3(x))
+}
+
+/// Like [`encode_e5m2`], as the `float8` crate's type (whose own conversions treat NaN and overflow differently).
+pub fn to_f8e5m2(x: f32) -> F8E5M2 {
+    F8E5M2::from_bits(encode_e5m2(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_survive_a_round_trip() {
+        for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
+            for code in 0..=255u8 {
+                let value = decode(format, code);
+                let back = encode(format, value);
+                if value.is_nan() {
+                    assert_eq!(back, NAN, "{code:#x}");
+                } else if value.is_infinite() {
+                    assert_eq!(back, code - 1, "{code:#x} saturates");
+                } else {
+                    assert_eq!(back, code, "{value}");
+                }
+            }
+            assert_eq!(decode(format, encode(format, f32::MAX)), format.max());
+        }
+    }
+
+    #[test]
+    fn slices_do_what_scalars_do() {
+        let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) * 1.37).collect();
+        for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
+            let mut codes = vec![0; x.len()];
+            encode_scaled(format, &x, 0.7, &mut codes);
+            let mut values = vec![0.0; x.len()];
+            decode_scaled(format, &codes, 3.1, &mut values);
+            for i in 0..x.len() {
+                assert_eq!(codes[i], encode(format, x[i] * 0.7));
+                assert_eq!(values[i].to_bits(), (decode(format, codes[i]) * 3.1).to_bits());
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Delayed scaling: the factor of the next step from the amax of past steps.
+
+use crate::format::{Fp8Format, GroupScale};
+
+/// Which past amax decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum AmaxHistory {
+    /// The largest of the window.
+    #[default]
+    Max,
+    /// That of the step just finished.
+    MostRecent,
+}
+
+/// `encode = fl(fl(MAX * 2^-margin) / amax)`, `scale = fl(1 / encode)`: TransformerEngine's update after a step.
+///
+/// `history[0]` is the amax of the step just finished. An amax of 0, infinity or NaN keeps `previous_encode`; an overflow
+/// gives FLT_MAX. Afterwards the history is rotated left by one and slot 0 cleared for the next step. An empty history
+/// keeps `previous_encode`. Allocates nothing.
+pub fn delayed_update(
+    history: &mut [f32],
+    previous_encode: f32,
+    format: Fp8Format,
+    margin: i32,
+    rule: AmaxHistory,
+) -> GroupScale {
+    let amax = match rule {
+        AmaxHistory::Max => history.iter().copied().fold(0.0, f32::max),
+        AmaxHistory::MostRecent => history.first().copied().unwrap_or(0.0),
+    };
+    let mut encode = previous_encode;
+    if amax.is_finite() && amax > 0.0 {
+        encode = format.max() * 2f32.powi(-margin) / amax;
+    }
+    if encode.is_infinite() {
+        encode = f32::MAX;
+    }
+    if !history.is_empty() {
+        history.rotate_left(1);
+        history[0] = 0.0;
+    }
+    GroupScale { encode, scale: 1.0 / encode }
+}

@@ -1,0 +1,289 @@
+//! The scaled product on the CPU: FP32, in blocks of 128 along k, then the epilogue of [`crate::epilogue`].
+//!
+//! For each block b of 128 columns, `p` is the FP32 dot product of the codes, in an order that is not specified. Then
+//!
+//! ```text
+//! tensor x tensor   sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
+//! row x row         sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
+//! blocks x blocks   sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
+//! ```
+//!
+//! `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way.
+
+use std::sync::Mutex;
+
+use ndarray::linalg::general_mat_mul;
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
+
+use super::parallel;
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::{DType, Extent, HostQuantMatrix, codec, pair};
+
+/// Columns of one block of the sum.
+pub(super) const BLOCK: usize = 128;
+/// Rows and columns of the tile of D that a core works on: its partial sums stay in the cache.
+const TILE: [usize; 2] = [128, 256];
+
+/// `fma(fl(p * first), second, sum)`: adds one block's dot product to the sum.
+#[inline]
+pub fn promote(sum: f32, p: f32, first: f32, second: f32) -> f32 {
+    (p * first).mul_add(second, sum)
+}
+
+/// `fl(sum + fl(fl(p * first) * second))`: the same without fusing, as torchao's kernels round.
+#[inline]
+pub fn promote_unfused(sum: f32, p: f32, first: f32, second: f32) -> f32 {
+    sum + p * first * second
+}
+
+/// How a block's dot product is added to the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum BlockSum {
+    /// [`promote`]: one rounding for the last multiplication and the addition.
+    #[default]
+    Fused,
+    /// [`promote_unfused`].
+    Unfused,
+}
+
+/// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
+#[derive(Debug, Clone, Copy)]
+pub struct GemmInputs<'a> {
+    /// A, `m x k`.
+    pub a: &'a HostQuantMatrix,
+    /// B, `n x k`.
+    pub b: &'a HostQuantMatrix,
+    /// Type of D.
+    pub out: DType,
+    /// Factor of the sum.
+    pub alpha: f32,
+    /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only.
+    pub accumulate: Option<(f32, ArrayView2<'a, f32>)>,
+    /// One value for each column of D, and the type it was widened from.
+    pub bias: Option<(&'a [f32], DType)>,
+    /// Function applied after the bias.
+    pub activation: Activation,
+    /// Added after the activation, `m x n`, and the type it was widened from.
+    pub residual: Option<(ArrayView2<'a, f32>, DType)>,
+    /// Factor applied before the cast to E4M3; 1 for other outputs.
+    pub out_encode: f32,
+    /// Rounding of block sums.
+    pub block_sum: BlockSum,
+}
+
+impl<'a> GemmInputs<'a> {
+    /// `D = A Bᵀ` as `out`, with no epilogue.
+    pub fn new(a: &'a HostQuantMatrix, b: &'a HostQuantMatrix, out: DType) -> Self {
+        Self {
+            a,
+            b,
+            out,
+            alpha: 1.0,
+            accumulate: None,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            out_encode: 1.0,
+            block_sum: BlockSum::Fused,
+        }
+    }
+
+    /// Checks pair, types and shapes; gives m, n, k.
+    pub(super) fn check(&self) -> Result<[usize; 3]> {
+        let (a, b) = (self.a.scheme(), self.b.scheme());
+        let [m, n, k] = [self.a.rows(), self.b.rows(), self.a.cols()];
+        pair::check_pair(a, b, "cpu")?;
+        pair::check_output(a, b, self.out)?;
+        if self.b.cols() != k {
+            return Err(Error::shape(
+                "B",
+                format!("{n} x {}", self.b.cols()),
+                format!("must have the k = {k} columns of A ({m} x {k})"),
+                "D = A Bᵀ: both operands are stored with k contiguous",
+            ));
+        }
+        pair::check_shape(m, n, k, self.out)?;
+        if self.accumulate.is_some() {
+            pair::check_accumulate(self.out)?;
+        }
+        if self.out_encode != 1.0 && self.out != DType::E4m3 {
+            return Err(Error::dtype("D", self.out, "takes no encode factor", "set it for E4M3 output only"));
+        }
+        if let Some((bias, dtype)) = self.bias {
+            pair::check_epilogue_operand("bias", dtype)?;
+            if bias.len() != n {
+                let found = format!("length {}", bias.len());
+                return Err(Error::shape("bias", found, format!("must be n = {n}"), "one value for each column of D"));
+            }
+        }
+        let check_dim = |operand: &str, dim: (usize, usize)| {
+            if dim == (m, n) {
+                return Ok(());
+            }
+            let found = format!("{} x {}", dim.0, dim.1);
+            Err(Error::shape(operand, found, format!("must be {m} x {n}"), "it has the shape of D"))
+        };
+        if let Some((residual, dtype)) = &self.residual {
+            pair::check_epilogue_operand("residual", *dtype)?;
+            check_dim("residual", residual.dim())?;
+        }
+        if let Some((_, c)) = &self.accumulate {
+            check_dim("C", c.dim())?;
+        }
+        Ok([m, n, k])
+    }
+}
+
+/// `D = cast(act(alpha * sum + beta * C + bias) + residual)`, `m x n`, as FP32 values rounded to `out`.
+///
+/// A is `m x k`, B `n x k`; any m, also 0; n a multiple of 8 (16 for E4M3 output); k a multiple of 16. E4M3 output: the
+/// values of the codes `sat(fl(v * out_encode))`, which [`codec::encode_e4m3`] gives back. The order of operations
+/// is that of the module's doc and of [`crate::epilogue`]. Runs on all cores; allocates D and a few tiles.
+///
+/// # Errors
+/// [`Error::Pair`], [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
+pub fn scaled_gemm(inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
+    scaled_gemm_amax(inputs).map(|(d, _)| d)
+}
+
+/// [`scaled_gemm`], and the largest magnitude before `out_encode` and the cast (NaN ignored, 0 for an empty D).
+///
+/// # Errors
+/// As [`scaled_gemm`].
+pub fn scaled_gemm_amax(inputs: &GemmInputs<'_>) -> Result<(Array2<f32>, f32)> {
+    let [m, n, k] = inputs.check()?;
+    let grid = [m.div_ceil(TILE[0]), n.div_ceil(TILE[1])];
+    let result = Mutex::new((Array2::zeros((m, n)), 0.0f32));
+    parallel::for_each_task(grid[0] * grid[1], m * n * k.div_ceil(16), |task| {
+        let (i0, j0) = (task / grid[1] * TILE[0], task % grid[1] * TILE[1]);
+        let (rows, cols) = (TILE[0].min(m - i0), TILE[1].min(n - j0));
+        let mut tile = sum_tile(inputs, i0, rows, j0, cols, k);
+        let amax = finish_tile(inputs, i0, j0, tile.view_mut());
+        // A panic in another tile poisons the lock; it is raised again when the threads are joined.
+        if let Ok(mut result) = result.lock() {
+            result.0.slice_mut(s![i0..i0 + rows, j0..j0 + cols]).assign(&tile);
+            result.1 = result.1.max(amax);
+        }
+    });
+    Ok(result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// The scales of one operand, looked up by element.
+struct Scales<'a> {
+    matrix: &'a HostQuantMatrix,
+    group_rows: usize,
+    grid: [usize; 2],
+}
+
+impl<'a> Scales<'a> {
+    fn new(matrix: &'a HostQuantMatrix) -> Self {
+        let (rows, cols) = (matrix.rows(), matrix.cols());
+        let group_rows = matrix.scheme().spec().group_rows.size(rows).max(1);
+        Self { matrix, group_rows, grid: matrix.scheme().scale_grid(rows, cols) }
+    }
+
+    fn get(&self, row: usize, block: usize) -> f32 {
+        let layout = self.matrix.scheme().spec().scale_layout;
+        self.matrix.scales()[layout.index(self.grid[0], self.grid[1], row / self.group_rows, block)]
+    }
+}
+
+/// True if the scheme has a scale for each block along k.
+pub(super) fn has_blocks(matrix: &HostQuantMatrix) -> bool {
+    matrix.scheme().spec().group_cols != Extent::All
+}
+
+/// True if A's scale is applied first: it is the 1x128 one, or both are.
+pub(super) fn a_first(a: &HostQuantMatrix) -> bool {
+    a.scheme().spec().group_rows == Extent::Elements(1)
+}
+
+/// `acc` of the module's doc for one tile of D, without the row and column scales.
+fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: usize, k: usize) -> Array2<f32> {
+    let (a, b) = (inputs.a, inputs.b);
+    let (scales_a, scales_b) = (Scales::new(a), Scales::new(b));
+    let mut sum = Array2::<f32>::zeros((rows, cols));
+    let mut p = Array2::<f32>::zeros((rows, cols));
+    let (mut panel_a, mut panel_b) = (Vec::new(), Vec::new());
+    for (block, k0) in (0..k).step_by(BLOCK).enumerate() {
+        let depth = BLOCK.min(k - k0);
+        let view_a = decode_panel(a, i0, rows, k0, depth, &mut panel_a);
+        let view_b = decode_panel(b, j0, cols, k0, depth, &mut panel_b);
+        general_mat_mul(1.0, &view_a, &view_b.t(), 0.0, &mut p);
+        if !has_blocks(a) {
+            sum += &p;
+            continue;
+        }
+        let col_scales: Vec<f32> = (j0..j0 + cols).map(|j| scales_b.get(j, block)).collect();
+        let a_first = a_first(a);
+        for (i, (mut sum, p)) in sum.rows_mut().into_iter().zip(p.rows()).enumerate() {
+            let row_scale = scales_a.get(i0 + i, block);
+            for ((sum, p), col_scale) in sum.iter_mut().zip(&p).zip(&col_scales) {
+                let (first, second) = if a_first { (row_scale, *col_scale) } else { (*col_scale, row_scale) };
+                *sum = match inputs.block_sum {
+                    BlockSum::Fused => promote(*sum, *p, first, second),
+                    BlockSum::Unfused => promote_unfused(*sum, *p, first, second),
+                };
+            }
+        }
+    }
+    let factor = if a.scheme().spec().group_rows == Extent::All {
+        scales_a.get(0, 0) * scales_b.get(0, 0) * inputs.alpha
+    } else {
+        inputs.alpha
+    };
+    if factor != 1.0 {
+        sum *= factor;
+    }
+    sum
+}
+
+/// Codes of `depth` columns of `count` rows as FP32, `count x depth`.
+fn decode_panel<'p>(
+    q: &HostQuantMatrix,
+    first: usize,
+    count: usize,
+    k0: usize,
+    depth: usize,
+    panel: &'p mut Vec<f32>,
+) -> ArrayView2<'p, f32> {
+    let values = codec::values_of(q.scheme().spec().format);
+    panel.clear();
+    for row in first..first + count {
+        let codes = &q.codes()[row * q.cols() + k0..][..depth];
+        panel.extend(codes.iter().map(|c| values[usize::from(*c)]));
+    }
+    ArrayView2::from_shape((count, depth), panel.as_slice()).expect("count * depth values were decoded")
+}
+
+/// Row and column scales and the epilogue, in place; gives the amax before the output's encode factor.
+fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayViewMut2<'_, f32>) -> f32 {
+    let per_row = inputs.a.scheme().spec().group_rows == Extent::Elements(1) && !has_blocks(inputs.a);
+    let (scales_a, scales_b) = (Scales::new(inputs.a), Scales::new(inputs.b));
+    let mut amax = 0.0f32;
+    for (i, mut row) in tile.rows_mut().into_iter().enumerate() {
+        let i = i0 + i;
+        for (j, d) in row.iter_mut().enumerate() {
+            let j = j0 + j;
+            let mut v = *d;
+            if per_row {
+                v = v * scales_a.get(i, 0) * scales_b.get(j, 0);
+            }
+            if let Some((beta, c)) = &inputs.accumulate {
+                v += beta * c[[i, j]];
+            }
+            if let Some((bias, _)) = inputs.bias {
+                v += bias[j];
+            }
+            v = inputs.activation.apply(v);
+            if let Some((residual, _)) = &inputs.residual {
+                v += residual[[i, j]];
+            }
+            amax = amax.max(v.abs());
+            let v = if inputs.out == DType::E4m3 { v * inputs.out_encode } else { v };
+            *d = codec::round_to(inputs.out, v);
+        }
+    }
+    amax
+}
