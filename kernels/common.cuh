@@ -1,0 +1,184 @@
+// Element types, 16-byte loads and stores, reductions, and the scale rules of src/format/recipe.rs.
+// Compiles under nvcc and NVRTC alike: no host code, no headers.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+struct Bf16 { u16 bits; };
+struct F16 { u16 bits; };
+
+__device__ __forceinline__ float to_float(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float to_float(F16 x) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
+    return f;
+}
+__device__ __forceinline__ float to_float(float x) { return x; }
+
+template <class T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ Bf16 from_float<Bf16>(float x) {
+    u16 b;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b) : "f"(x));
+    return {b};
+}
+template <> __device__ __forceinline__ F16 from_float<F16>(float x) {
+    u16 b;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(b) : "f"(x));
+    return {b};
+}
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+
+// Eight consecutive elements as they lie in memory: 16 bytes of BF16 or F16, 32 of F32.
+template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
+
+// Read once and never again: no place in L1.
+__device__ __forceinline__ uint4 load_stream(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+template <class T> __device__ __forceinline__ Vec8<T> load8(const T* p) {
+    Vec8<T> v;
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++) v.q[i] = load_stream((const char*)p + 16 * i);
+    return v;
+}
+
+// The same from an address that is not 16-byte aligned.
+template <class T> __device__ __forceinline__ Vec8<T> load8_unaligned(const T* p) {
+    Vec8<T> v;
+    if constexpr (sizeof(T) == 4) {
+        const u32* w = (const u32*)p;
+        v.q[0] = {w[0], w[1], w[2], w[3]};
+        v.q[1] = {w[4], w[5], w[6], w[7]};
+    } else {
+        const u16* h = (const u16*)p;
+        v.q[0] = {h[0] | (u32)h[1] << 16, h[2] | (u32)h[3] << 16, h[4] | (u32)h[5] << 16, h[6] | (u32)h[7] << 16};
+    }
+    return v;
+}
+
+template <class T> __device__ __forceinline__ Vec8<T> zero8() {
+    Vec8<T> v;
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++) v.q[i] = {0, 0, 0, 0};
+    return v;
+}
+
+// One element of a vector; `i` must be a compile-time constant after unrolling.
+__device__ __forceinline__ u32 word(const uint4& q, int i) { return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w; }
+__device__ __forceinline__ float element(const Vec8<Bf16>& v, int i) {
+    const u32 w = word(v.q[0], i >> 1);
+    return __uint_as_float(i & 1 ? w & 0xFFFF0000u : w << 16);
+}
+__device__ __forceinline__ float element(const Vec8<F16>& v, int i) {
+    const u32 w = word(v.q[0], i >> 1);
+    return to_float(F16{(u16)(i & 1 ? w >> 16 : w)});
+}
+__device__ __forceinline__ float element(const Vec8<float>& v, int i) {
+    return __uint_as_float(word(v.q[i >> 2], i & 3));
+}
+
+template <class T> __device__ __forceinline__ void unpack(const Vec8<T>& v, float (&out)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) out[i] = element(v, i);
+}
+
+__device__ __forceinline__ u32 pair_bits(Bf16 lo, Bf16 hi) { return lo.bits | (u32)hi.bits << 16; }
+__device__ __forceinline__ u32 pair_bits(F16 lo, F16 hi) { return lo.bits | (u32)hi.bits << 16; }
+
+// Rounds eight values to T and stores them; the address must be 16-byte aligned.
+template <class T> __device__ __forceinline__ void store8(T* p, const float (&v)[8]) {
+    if constexpr (sizeof(T) == 4) {
+        ((float4*)p)[0] = {v[0], v[1], v[2], v[3]};
+        ((float4*)p)[1] = {v[4], v[5], v[6], v[7]};
+    } else {
+        uint4 q;
+        q.x = pair_bits(from_float<T>(v[0]), from_float<T>(v[1]));
+        q.y = pair_bits(from_float<T>(v[2]), from_float<T>(v[3]));
+        q.z = pair_bits(from_float<T>(v[4]), from_float<T>(v[5]));
+        q.w = pair_bits(from_float<T>(v[6]), from_float<T>(v[7]));
+        *(uint4*)p = q;
+    }
+}
+
+template <class T> __device__ __forceinline__ void store8_unaligned(T* p, const float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) p[i] = from_float<T>(v[i]);
+}
+
+// max |v| in FP32 from the first step, NaN dropped (fmaxf ignores it), so a packed 16-bit maximum is never formed.
+template <class T> __device__ __forceinline__ float amax8(const Vec8<T>& v, float amax) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(element(v, i)));
+    return amax;
+}
+
+// Maximum over `WIDTH` neighbouring lanes (a power of two), given to all of them.
+template <int WIDTH> __device__ __forceinline__ float lanes_max(float v) {
+#pragma unroll
+    for (int step = WIDTH / 2; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
+// Maximum over the block, given to every thread; `scratch` has one float for each warp. Non-negative input.
+__device__ __forceinline__ float block_max(float v, float* scratch) {
+    const u32 warps = (blockDim.x + 31) / 32;
+    v = lanes_max<32>(v);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = scratch[0];
+    for (u32 w = 1; w < warps; w++) v = fmaxf(v, scratch[w]);
+    return v;
+}
+
+// FP32 numbers that are not negative order like their bit patterns.
+__device__ __forceinline__ void atomic_max(float* p, float v) { atomicMax((u32*)p, __float_as_uint(v)); }
+
+// ---- Scale rules: mirror of Recipe::group_scale in src/format/recipe.rs, operation by operation. ----
+
+constexpr u32 TORCHAO = 0;
+constexpr u32 TRANSFORMER_ENGINE = 1;
+constexpr u32 DEEPSEEK = 2;
+constexpr u32 DEEPGEMM = 3;
+
+struct ScaleRule {
+    float max;       // largest value of the code format: 448 or 57344
+    float overflow;  // TransformerEngine: encode factor where max / amax overflows
+    u32 preset;      // TORCHAO, TRANSFORMER_ENGINE, DEEPSEEK, DEEPGEMM
+    u32 pow2;        // 1: scales rounded up to powers of two
+    u32 format;      // E4M3 or E5M2 (codec.cuh)
+};
+
+struct GroupScale {
+    float encode;  // multiplies the data before the cast
+    float scale;   // multiplies the codes; the stored decode factor
+};
+
+__device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float amax) {
+    if (rule.preset <= TRANSFORMER_ENGINE) {
+        float encode;
+        if (rule.preset == TORCHAO) {
+            encode = __fdiv_rn(rule.max, fmaxf(amax, 1e-12f));
+        } else {
+            if (amax == 0.0f || __float_as_uint(amax) >= 0x7F800000u) return {1.0f, 1.0f};
+            encode = __fdiv_rn(rule.max, amax);
+            if (__float_as_uint(encode) == 0x7F800000u) encode = rule.overflow;
+        }
+        if (rule.pow2) encode = __uint_as_float(__float_as_uint(encode) & 0xFF800000u);
+        return {encode, __frcp_rn(encode)};
+    }
+    const float a = fmaxf(amax, 1e-4f);
+    const float scale = __fdiv_rn(a, rule.max);
+    if (rule.pow2) {
+        const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
+        const u32 inverse = exponent < 254 ? 254 - exponent : 0;
+        return {__uint_as_float(inverse << 23), __uint_as_float(exponent << 23)};
+    }
+    return {rule.preset == DEEPSEEK ? __fdiv_rn(rule.max, a) : __frcp_rn(scale), scale};
+}

@@ -1,0 +1,172 @@
+// What follows the FP32 sum, and the small kernels around a GEMM.
+// Mirror of src/epilogue.rs, operation by operation; compiled without contraction, so the bytes are equal.
+#include "codec.cuh"
+#include "layout.cuh"
+
+// e^x from IEEE operations alone: see src/epilogue.rs for the method and its error.
+__device__ __forceinline__ float exp_ieee(float x) {
+    const float n = __fsub_rn(__fmaf_rn(x, 1.44269504f, 12582912.0f), 12582912.0f);
+    float r = __fmaf_rn(n, -0.69314575f, x);
+    r = __fmaf_rn(n, -1.4286068e-6f, r);
+    float p = 1.3888889e-3f;
+    p = __fmaf_rn(p, r, 8.333334e-3f);
+    p = __fmaf_rn(p, r, 4.1666668e-2f);
+    p = __fmaf_rn(p, r, 0.16666667f);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fmaf_rn(p, r, 1.0f);
+    p = __fmaf_rn(p, r, 1.0f);
+    const int e = (int)n, half = e >> 1;
+    const float y = __fmul_rn(__fmul_rn(p, __uint_as_float((u32)(half + 127) << 23)), __uint_as_float((u32)(e - half + 127) << 23));
+    return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
+}
+
+constexpr u32 ACTIVATION_RELU = 1;
+constexpr u32 ACTIVATION_GELU = 2;
+constexpr u32 ACTIVATION_SILU = 3;
+
+__device__ __forceinline__ float activate(u32 activation, float v) {
+    if (activation == ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
+    if (activation == ACTIVATION_GELU) {
+        const float cube = __fmul_rn(__fmul_rn(v, v), v);
+        const float u = __fmul_rn(0.7978846f, __fadd_rn(v, __fmul_rn(0.044715f, cube)));
+        return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(__fmul_rn(-2.0f, u))));
+    }
+    if (activation == ACTIVATION_SILU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(-v)));
+    return v;
+}
+
+// Element types of bias and residual, as the kernel receives them.
+constexpr u32 TYPE_BF16 = 0;
+constexpr u32 TYPE_F16 = 1;
+
+// Eight neighbouring elements of a bias or residual of run-time type.
+__device__ __forceinline__ void load_any(const void* p, u64 at, u32 type, u32 aligned, float (&v)[8]) {
+    if (type == TYPE_BF16) {
+        unpack(aligned ? load8((const Bf16*)p + at) : load8_unaligned((const Bf16*)p + at), v);
+    } else if (type == TYPE_F16) {
+        unpack(aligned ? load8((const F16*)p + at) : load8_unaligned((const F16*)p + at), v);
+    } else {
+        unpack(aligned ? load8((const float*)p + at) : load8_unaligned((const float*)p + at), v);
+    }
+}
+
+struct Epilogue {
+    const float* acc;        // [m][n] FP32, row stride acc_stride
+    const float* row_scale;  // [m]; null: none
+    const float* col_scale;  // [n]; null: none
+    const float* c;          // [m][n] FP32, row stride c_stride; null: none
+    const void* bias;        // [n] of bias_type; null: none
+    const void* residual;    // [m][n] of residual_type, row stride residual_stride; null: none
+    const float* out_encode; // one factor, E4M3 output only
+    float* amax;             // raised to max |v| before out_encode; null: not wanted
+    void* d;                 // [m][n] of the output type, row stride d_stride
+    u64 acc_stride, c_stride, residual_stride, d_stride;
+    u32 m, n;                // n: multiple of 8
+    float beta;
+    u32 activation, bias_type, residual_type;
+    u32 aligned;             // bit 0: acc, 1: c, 2: bias and col_scale, 3: residual, 4: d; every row start 16-byte aligned
+};
+
+struct E4m3 { u8 bits; };
+
+// Each thread takes eight columns and ROWS rows, the rows a block apart in grid.y, so scales and bias are read once.
+template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
+    constexpr int ROWS = 4;
+    __shared__ float scratch[32];
+    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const bool inside = col < e.n;
+    float amax = 0.0f;
+    if (inside) {
+        float col_scale[8], bias[8];
+        if (e.col_scale) load_any(e.col_scale, col, 2, e.aligned & 4, col_scale);
+        if (e.bias) load_any(e.bias, col, e.bias_type, e.aligned & 4, bias);
+        for (u64 first = (u64)blockIdx.y * ROWS; first < e.m; first += (u64)gridDim.y * ROWS) {
+            Vec8<float> acc[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (first + r >= e.m) continue;
+                const float* p = e.acc + (first + r) * e.acc_stride + col;
+                acc[r] = e.aligned & 1 ? load8(p) : load8_unaligned(p);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const u64 row = first + r;
+                if (row >= e.m) continue;
+                float v[8];
+                unpack(acc[r], v);
+                if (e.row_scale) {
+                    const float s = e.row_scale[row];
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], s);
+                }
+                if (e.col_scale) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], col_scale[i]);
+                }
+                if (e.c) {
+                    float c[8];
+                    load_any(e.c, row * e.c_stride + col, 2, e.aligned & 2, c);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(__fmul_rn(e.beta, c[i]), v[i]);
+                }
+                if (e.bias) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], bias[i]);
+                }
+                if (e.activation) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = activate(e.activation, v[i]);
+                }
+                if (e.residual) {
+                    float x[8];
+                    load_any(e.residual, row * e.residual_stride + col, e.residual_type, e.aligned & 8, x);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], x[i]);
+                }
+                if constexpr (sizeof(D) == 1) {
+                    const float encode = *e.out_encode;
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        amax = fmaxf(amax, fabsf(v[i]));
+                        v[i] = __fmul_rn(v[i], encode);
+                    }
+                    const uint2 codes = encode8(E4M3, v);
+                    u8* out = (u8*)e.d + row * e.d_stride + col;
+                    if (e.aligned & 16) {
+                        *(uint2*)out = codes;
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < 8; i++) out[i] = (u8)((i < 4 ? codes.x : codes.y) >> (i % 4 * 8));
+                    }
+                } else {
+                    D* out = (D*)e.d + row * e.d_stride + col;
+                    if (e.aligned & 16) store8(out, v); else store8_unaligned(out, v);
+                }
+            }
+        }
+    }
+    if constexpr (sizeof(D) == 1) {
+        if (e.amax) {
+            amax = block_max(amax, scratch);
+            if (threadIdx.x == 0) atomic_max(e.amax, amax);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) epilogue_bf16(Epilogue e) { epilogue<Bf16>(e); }
+extern "C" __global__ void __launch_bounds__(256) epilogue_f16(Epilogue e) { epilogue<F16>(e); }
+extern "C" __global__ void __launch_bounds__(256) epilogue_f32(Epilogue e) { epilogue<float>(e); }
+extern "C" __global__ void __launch_bounds__(256) epilogue_e4m3(Epilogue e) { epilogue<E4m3>(e); }
+
+// The scales of 128x128 tiles repeated for each row: what lets a 1x128 GEMM read a 128x128 matrix.
+extern "C" __global__ void __launch_bounds__(256) repeat_scales_128x128(
+    const float* __restrict__ tiles,  // BLK128 of a [rows][cols] matrix
+    u32 rows, u32 cols,
+    float* __restrict__ out)          // VEC128 of the same matrix, padding written as 0
+{
+    const u32 blocks = (cols + 127) / 128;
+    const u64 row = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= round_up4(rows)) return;
+    for (u32 block = blockIdx.y; block < blocks; block += gridDim.y)
+        out[vec128_index(rows, row, block)] = row < rows ? tiles[blk128_index(blocks, row / 128, block)] : 0.0f;
+}

@@ -1,0 +1,111 @@
+// One FP32 scale for the whole matrix: amax, cast with a given or computed scale, and back.
+#include "codec.cuh"
+#include "dequantize.cuh"
+#include "tile.cuh"
+
+// Progress of one amax over the matrix; zero before the first call, and left zero by every call.
+struct AmaxState {
+    float amax;   // maximum so far
+    u32 arrived;  // blocks that have added theirs
+};
+
+// amax = max |x|; the last block to finish turns it into the two factors and resets the state for the next call.
+template <class T>
+__device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, u32 aligned, ScaleRule rule, AmaxState* state, float* factor, float* amax_out) {
+    __shared__ float scratch[32];
+    constexpr int UNROLL = 4;
+    const u64 vectors = cols / 8;
+    const u64 stride = (u64)gridDim.x * blockDim.x;
+    float amax = 0.0f;
+    for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+        const T* in = x + row * x_stride;
+        for (u64 v = (u64)blockIdx.x * blockDim.x + threadIdx.x; v < vectors; v += UNROLL * stride) {
+            Vec8<T> data[UNROLL];
+#pragma unroll
+            for (int i = 0; i < UNROLL; i++) {
+                const u64 at = v + i * stride;
+                data[i] = at >= vectors ? zero8<T>() : aligned ? load8(in + 8 * at) : load8_unaligned(in + 8 * at);
+            }
+#pragma unroll
+            for (int i = 0; i < UNROLL; i++) amax = amax8(data[i], amax);
+        }
+    }
+    amax = block_max(amax, scratch);
+    if (threadIdx.x != 0) return;
+    atomic_max(&state->amax, amax);
+    __threadfence();
+    if (atomicAdd(&state->arrived, 1) + 1 != gridDim.x * gridDim.y) return;
+    __threadfence();
+    const float total = __uint_as_float(atomicExch((u32*)&state->amax, 0));
+    state->arrived = 0;
+    if (amax_out) *amax_out = total;
+    if (factor) {
+        const GroupScale s = group_scale(rule, total);
+        factor[0] = s.encode;
+        factor[1] = s.scale;
+    }
+}
+
+#define AMAX_TENSOR(name, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) amax_tensor_##name(                                                 \
+        const T* __restrict__ x,       /* [rows][cols], row stride x_stride elements */                                   \
+        u64 x_stride, u32 rows, u64 cols,                                                                                 \
+        u32 aligned,                   /* 1: every row of x starts 16-byte aligned */                                     \
+        ScaleRule rule,                                                                                                   \
+        AmaxState* state,              /* zero before the call and after it */                                            \
+        float* factor,                 /* encode factor and scale; null: only the amax is wanted */                       \
+        float* amax_out)               /* one amax; null: not wanted */                                                   \
+    { amax_tensor<T>(x, x_stride, rows, cols, aligned, rule, state, factor, amax_out); }
+AMAX_TENSOR(bf16, Bf16)
+AMAX_TENSOR(f16, F16)
+AMAX_TENSOR(f32, float)
+
+// code = sat(fl(x * encode)). Each thread takes two vectors of eight elements, one block apart.
+template <class T>
+__device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, u32 aligned, u32 format, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
+    __shared__ float scratch[32];
+    const GroupScale s = given_scale(factor, factor_kind);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale = s.scale;
+    float amax = 0.0f;
+    for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+        const T* in = x + row * x_stride;
+        Vec8<T> data[2];
+        u64 at[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            at[i] = (((u64)blockIdx.x * 2 + i) * blockDim.x + threadIdx.x) * 8;
+            data[i] = at[i] >= cols ? zero8<T>() : aligned ? load8(in + at[i]) : load8_unaligned(in + at[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (amax_out) amax = amax8(data[i], amax);
+            if (at[i] < cols) *(uint2*)(codes + row * cols + at[i]) = encode_scaled(format, data[i], s.encode);
+        }
+    }
+    if (amax_out) {
+        amax = block_max(amax, scratch);
+        if (threadIdx.x == 0) atomic_max(amax_out, amax);
+    }
+}
+
+#define QUANTIZE_TENSOR(name, T)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_tensor_##name(                                         \
+        const T* __restrict__ x,           /* [rows][cols], row stride x_stride elements */                               \
+        u64 x_stride, u32 rows, u64 cols,                                                                                 \
+        u32 aligned,                       /* 1: every row of x starts 16-byte aligned */                                 \
+        u32 format,                        /* E4M3 or E5M2 */                                                             \
+        const float* __restrict__ factor,  /* one factor */                                                               \
+        u32 factor_kind,                   /* 0: encode factor, 1: decode factor */                                          \
+        u8* __restrict__ codes,            /* [rows][cols], 16-byte aligned */                                            \
+        float* __restrict__ scale,         /* receives the stored scale */                                                \
+        float* __restrict__ amax_out)      /* raised to max |x|; null: not wanted */                                      \
+    { quantize_tensor<T>(x, x_stride, rows, cols, aligned, format, factor, factor_kind, codes, scale, amax_out); }
+QUANTIZE_TENSOR(bf16, Bf16)
+QUANTIZE_TENSOR(f16, F16)
+QUANTIZE_TENSOR(f32, float)
+
+TILE_KERNEL(quantize_fp8_tensor_transposed_bf16, Bf16, PER_TENSOR)
+TILE_KERNEL(quantize_fp8_tensor_transposed_f16, F16, PER_TENSOR)
+TILE_KERNEL(quantize_fp8_tensor_transposed_f32, float, PER_TENSOR)
+
+DEQUANTIZE(dequantize_fp8_tensor, SCALAR)

@@ -1,0 +1,153 @@
+//! [`Epilogue`]: what happens to the FP32 sum before it is stored, and its exact scalar meaning.
+//!
+//! In operation order, each step one rounded FP32 operation:
+//!
+//! ```text
+//! v = acc                                the FP32 sum, block scales and alpha applied
+//! v = fl(v * row_scale[i])               where A is scaled by rows and the GEMM did not do it
+//! v = fl(v * col_scale[j])               where B is scaled by rows and the GEMM did not do it
+//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add
+//! v = fl(v + bias[j])
+//! v = activation(v)
+//! v = fl(v + residual[i, j])
+//! d = round(v)                           nearest even; E4M3 output: saturate(fl(v * out_encode))
+//! ```
+//!
+//! Mirrored by `kernels/epilogue.cu`; the activations use only IEEE operations and [`exp`], so the bytes are equal.
+
+use crate::format::DType;
+
+/// The function applied after the bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Activation {
+    /// `v`.
+    #[default]
+    None,
+    /// `max(v, 0)`; NaN stays NaN.
+    Relu,
+    /// GELU in its tanh form: `v / (1 + exp(-2u))`, `u = 0.7978846 * (v + 0.044715 v^3)`.
+    Gelu,
+    /// SiLU: `v / (1 + exp(-v))`.
+    Silu,
+}
+
+/// What a GEMM does after the sum. `Default` is nothing: store the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Epilogue {
+    /// Element type of the bias, one value for each column of D.
+    pub bias: Option<DType>,
+    /// Function applied after the bias.
+    pub activation: Activation,
+    /// Element type of the residual, added after the activation; same shape as D.
+    pub residual: Option<DType>,
+}
+
+impl Epilogue {
+    /// True if the sum is stored as it is.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 4] = [Self::None, Self::Relu, Self::Gelu, Self::Silu];
+
+    /// `none`, `relu`, `gelu`, `silu`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Relu => "relu",
+            Self::Gelu => "gelu",
+            Self::Silu => "silu",
+        }
+    }
+
+    /// The activation of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+
+    /// The activation of `v`, operation by operation as on the device.
+    pub fn apply(self, v: f32) -> f32 {
+        match self {
+            Self::None => v,
+            Self::Relu => {
+                if v < 0.0 {
+                    0.0
+                } else {
+                    v
+                }
+            }
+            Self::Gelu => {
+                let cube = v * v * v;
+                let u = 0.797_884_6 * (v + 0.044_715 * cube);
+                v / (1.0 + exp(-2.0 * u))
+            }
+            Self::Silu => v / (1.0 + exp(-v)),
+        }
+    }
+}
+
+/// `e^x` in FP32 from IEEE operations alone, so that CPU and GPU agree in every bit; error below 2 ulp.
+///
+/// `x = n ln2 + r` with `|r| <= ln2 / 2` (Cody and Waite's two-part ln2), a degree-6 Taylor-like polynomial in r by
+/// Horner's rule with fused multiply-adds, then two exact-power scalings so that results near the limits round once.
+/// Below -104 the result is 0, above 89 infinity; NaN stays NaN.
+pub fn exp(x: f32) -> f32 {
+    if x > 89.0 {
+        return f32::INFINITY;
+    }
+    if x < -104.0 {
+        return 0.0;
+    }
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer in FP32.
+    let n = x.mul_add(std::f32::consts::LOG2_E, 12_582_912.0) - 12_582_912.0;
+    let r = n.mul_add(-0.693_145_75, x);
+    let r = n.mul_add(-1.428_606_8e-6, r);
+    let mut p = 1.388_888_9e-3_f32;
+    for c in [8.333_334e-3, 4.166_666_8e-2, 0.166_666_67, 0.5, 1.0, 1.0] {
+        p = p.mul_add(r, c);
+    }
+    let n = n as i32;
+    let half = n >> 1;
+    let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
+    p * power(half) * power(n - half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_ulp_of_f64() {
+        let mut worst = 0.0f64;
+        for i in -104_000..=88_700 {
+            let x = i as f32 * 1e-3;
+            let want = f64::from(x).exp();
+            let ulp = (f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32)).max(1.5e-45);
+            worst = worst.max((f64::from(exp(x)) - want).abs() / ulp);
+        }
+        assert!(worst < 2.0, "{worst} ulp");
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!((exp(200.0), exp(-200.0), exp(0.0)), (f32::INFINITY, 0.0, 1.0));
+    }
+
+    #[test]
+    fn activations_meet_their_definitions() {
+        for i in -4000..4000 {
+            let v = i as f32 * 5e-3;
+            let x = f64::from(v);
+            let close = |got: f32, want: f64| {
+                assert!((f64::from(got) - want).abs() <= 1e-6 * want.abs().max(1e-3), "{v}: {got} {want}")
+            };
+            close(Activation::Silu.apply(v), x / (1.0 + (-x).exp()));
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            close(Activation::Gelu.apply(v), 0.5 * x * (1.0 + u.tanh()));
+            close(Activation::Relu.apply(v), x.max(0.0));
+        }
+        assert!(Activation::Relu.apply(f32::NAN).is_nan());
+        assert_eq!(Activation::Gelu.apply(f32::NEG_INFINITY).to_bits() & 0x7FFF_FFFF > 0x7F80_0000, true);
+    }
+}

@@ -1,0 +1,194 @@
+//! What can go wrong, said so that the reader can mend it: operand, numbers, rule, remedy.
+
+use std::path::PathBuf;
+
+use crate::format::Scheme;
+
+/// The result of every fallible call of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A refused call or a failed library.
+///
+/// Refusals come from this crate's own tables before any library is asked, so a bare
+/// `CUBLAS_STATUS_NOT_SUPPORTED` never reaches a user.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A dimension, length or stride breaks a rule.
+    #[error("{operand}: {found} {rule}; {remedy}")]
+    Shape {
+        /// Which operand, as the caller knows it ("A", "codes of B", "bias").
+        operand: String,
+        /// The numbers that were found, e.g. `k = 4100`.
+        found: String,
+        /// The rule they break, e.g. `must be a multiple of 16 (FP8 operands, cuBLASLt)`.
+        rule: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A device address is less aligned than the hardware needs.
+    #[error("{operand}: address {address:#x} must be {required}-byte aligned; {remedy}")]
+    Alignment {
+        /// Which operand.
+        operand: String,
+        /// Its address.
+        address: u64,
+        /// The alignment needed, in bytes.
+        required: u64,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// An element type that this operand cannot have.
+    #[error("{operand}: element type {found} {rule}; {remedy}")]
+    DType {
+        /// Which operand.
+        operand: String,
+        /// The type that was found.
+        found: String,
+        /// The rule it breaks.
+        rule: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// Two schemes that cannot be multiplied here.
+    #[error("{a} x {b} is not supported on {device}: {reason}; {remedy}")]
+    Pair {
+        /// Scheme of A.
+        a: Scheme,
+        /// Scheme of B.
+        b: Scheme,
+        /// The GPU, or `cpu`.
+        device: String,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// Something valid that this device or library version does not offer, or options that exclude each other.
+    #[error("{what} is not supported: {reason}; {remedy}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Why it is refused, with the numbers (GPU, version) that decide it.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// NaN or infinity where only finite numbers are accepted.
+    #[error("{operand}: {count} non-finite values, the first at row {row}, column {column}; {remedy}")]
+    NonFinite {
+        /// Which operand.
+        operand: String,
+        /// How many.
+        count: usize,
+        /// Row of the first.
+        row: usize,
+        /// Column of the first.
+        column: usize,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// No usable GPU.
+    #[error("no usable GPU: {reason}; {remedy}")]
+    NoGpu {
+        /// What the driver said.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A shared library is missing, too old, or lacks a function.
+    #[error("{library}: {reason}; {remedy}")]
+    Library {
+        /// The library, with its path and version where known.
+        library: String,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// cuBLASLt failed where this crate's tables said it would not: a bug or a broken installation.
+    #[error("{call} returned {status} ({name}) for {problem}")]
+    Cublas {
+        /// The C function.
+        call: &'static str,
+        /// Its status.
+        status: u32,
+        /// The status's name.
+        name: String,
+        /// The problem in words: shapes, schemes, GPU, library version.
+        problem: String,
+    },
+    /// The CUDA driver failed.
+    #[error("CUDA driver: {call}: {reason}")]
+    Driver {
+        /// What was being done.
+        call: String,
+        /// The driver's code and text.
+        reason: String,
+    },
+    /// A kernel could not be compiled, loaded or found.
+    #[error("kernel {kernel}: {reason}; {remedy}")]
+    Kernel {
+        /// The kernel or its file.
+        kernel: String,
+        /// The compiler's or loader's words.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A file that is broken, or not what it says it is.
+    #[error("{path}: {tensor}{reason}; {remedy}", path = path.display(), tensor = tensor.as_ref().map(|t| format!("tensor {t}: ")).unwrap_or_default())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The tensor in it, where one is to blame.
+        tensor: Option<String>,
+        /// What is wrong.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The operating system refused a file operation.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A tuning record that does not belong to this GPU, library or problem.
+    #[error("tuning record refused: {reason}; {remedy}")]
+    Record {
+        /// The field that differs, with both values.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+}
+
+impl Error {
+    /// A [`Error::Shape`] from anything printable.
+    pub fn shape(
+        operand: impl Into<String>,
+        found: impl Into<String>,
+        rule: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Shape { operand: operand.into(), found: found.into(), rule: rule.into(), remedy: remedy.into() }
+    }
+
+    /// A [`Error::DType`] from anything printable.
+    pub fn dtype(
+        operand: impl Into<String>,
+        found: impl std::fmt::Display,
+        rule: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::DType { operand: operand.into(), found: found.to_string(), rule: rule.into(), remedy: remedy.into() }
+    }
+
+    /// A [`Error::Unsupported`] from anything printable.
+    pub fn unsupported(what: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Unsupported { what: what.into(), reason: reason.into(), remedy: remedy.into() }
+    }
+}

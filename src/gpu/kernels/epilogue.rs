@@ -1,0 +1,170 @@
+//! Launch of the FP32 epilogue: `kernels/epilogue.cu`.
+
+use std::ffi::c_void;
+
+use super::{GRID_Y, Kernels, THREADS, address, check_aligned, check_bytes, extent, is_aligned, launch};
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::memory::{LaunchStream, Span};
+
+/// One epilogue: see [`crate::epilogue`] for the arithmetic.
+pub(crate) struct EpilogueCall<'a> {
+    pub(crate) m: usize,
+    /// A multiple of 8.
+    pub(crate) n: usize,
+    /// FP32 `[m][n]`.
+    pub(crate) acc: &'a Span<'a>,
+    pub(crate) acc_stride: usize,
+    /// FP32 `[m]`.
+    pub(crate) row_scale: Option<&'a Span<'a>>,
+    /// FP32 `[n]`.
+    pub(crate) col_scale: Option<&'a Span<'a>>,
+    pub(crate) beta: f32,
+    /// FP32 `[m][n]` and its row stride; may be D itself.
+    pub(crate) c: Option<(&'a Span<'a>, usize)>,
+    /// `[n]`.
+    pub(crate) bias: Option<(&'a Span<'a>, DType)>,
+    pub(crate) activation: Activation,
+    /// `[m][n]`, its row stride and type.
+    pub(crate) residual: Option<(&'a Span<'a>, usize, DType)>,
+    /// `[m][n]` of `d_type`.
+    pub(crate) d: &'a Span<'a>,
+    pub(crate) d_stride: usize,
+    pub(crate) d_type: DType,
+    /// One FP32: the encode factor of an E4M3 output.
+    pub(crate) out_encode: Option<&'a Span<'a>>,
+    /// One FP32, raised to `max |v|` of an E4M3 output; the caller zeroes it.
+    pub(crate) amax: Option<&'a Span<'a>>,
+}
+
+/// Mirror of `Epilogue` in `kernels/epilogue.cu`.
+#[repr(C)]
+struct EpilogueParameters {
+    acc: u64,
+    row_scale: u64,
+    col_scale: u64,
+    c: u64,
+    bias: u64,
+    residual: u64,
+    out_encode: u64,
+    amax: u64,
+    d: u64,
+    acc_stride: u64,
+    c_stride: u64,
+    residual_stride: u64,
+    d_stride: u64,
+    m: u32,
+    n: u32,
+    beta: f32,
+    activation: u32,
+    bias_type: u32,
+    residual_type: u32,
+    aligned: u32,
+}
+
+impl EpilogueCall<'_> {
+    fn check(&self) -> Result<()> {
+        let (m, n) = (self.m, self.n);
+        if n % 8 != 0 || m > u32::MAX as usize || n > u32::MAX as usize {
+            return Err(Error::shape(
+                "D",
+                format!("{m} x {n}"),
+                "must have a multiple of 8 columns",
+                "pad the columns",
+            ));
+        }
+        let matrix = |name: &str, span: &Span<'_>, stride: usize, dtype: DType| {
+            check_bytes(name, span, extent(m, n, stride) * dtype.bytes())?;
+            check_aligned(name, span, dtype.bytes() as u64)
+        };
+        let vector = |name: &str, span: Option<&Span<'_>>, len: usize, dtype: DType| {
+            span.map_or(Ok(()), |s| {
+                check_bytes(name, s, len * dtype.bytes()).and_then(|()| check_aligned(name, s, dtype.bytes() as u64))
+            })
+        };
+        matrix("accumulator", self.acc, self.acc_stride, DType::F32)?;
+        matrix("D", self.d, self.d_stride, self.d_type)?;
+        self.c.map_or(Ok(()), |(s, stride)| matrix("C", s, stride, DType::F32))?;
+        self.residual.map_or(Ok(()), |(s, stride, dtype)| matrix("residual", s, stride, dtype))?;
+        vector("row scales", self.row_scale, m, DType::F32)?;
+        vector("column scales", self.col_scale, n, DType::F32)?;
+        vector("bias", self.bias.map(|b| b.0), n, self.bias.map_or(DType::F32, |b| b.1))?;
+        vector("output scale", self.out_encode, 1, DType::F32)?;
+        vector("amax", self.amax, 1, DType::F32)
+    }
+
+    /// One bit for each group of operands whose rows start 16-byte aligned: acc, C, bias with column scales, residual, D.
+    fn aligned_bits(&self) -> u32 {
+        let row = |span: &Span<'_>, stride, dtype| is_aligned(span.address, self.m, stride, dtype);
+        let col_scale = self.col_scale.map_or(1, |s| row(s, 0, DType::F32));
+        let bias = self.bias.map_or(1, |(s, dtype)| row(s, 0, dtype));
+        row(self.acc, self.acc_stride, DType::F32)
+            | self.c.map_or(0, |(s, stride)| row(s, stride, DType::F32)) << 1
+            | (col_scale & bias) << 2
+            | self.residual.map_or(0, |(s, stride, dtype)| row(s, stride, dtype)) << 3
+            | row(self.d, self.d_stride, self.d_type) << 4
+    }
+}
+
+/// Bias and residual types as the epilogue kernel numbers them.
+fn wide_code(dtype: DType) -> Result<u32> {
+    match dtype {
+        DType::Bf16 => Ok(0),
+        DType::F16 => Ok(1),
+        DType::F32 => Ok(2),
+        other => Err(Error::dtype("bias or residual", other, "is not one of bf16, f16, f32", "convert it first")),
+    }
+}
+
+impl Kernels {
+    /// Scales, beta * C, bias, activation, residual and the final rounding, in FP32, in one pass.
+    pub(crate) fn epilogue(&self, stream: &LaunchStream, call: &EpilogueCall<'_>) -> Result<()> {
+        call.check()?;
+        let kernel = match (call.d_type, call.out_encode) {
+            (DType::Bf16, _) => &self.epilogue[0],
+            (DType::F16, _) => &self.epilogue[1],
+            (DType::F32, _) => &self.epilogue[2],
+            (DType::E4m3, Some(_)) => &self.epilogue[3],
+            (found, _) => {
+                return Err(Error::dtype(
+                    "D",
+                    found,
+                    "is not bf16, f16, f32, or e4m3 with an output scale",
+                    "choose another output type or give the scale",
+                ));
+            }
+        };
+        let parameters = EpilogueParameters {
+            acc: call.acc.address,
+            row_scale: address(call.row_scale),
+            col_scale: address(call.col_scale),
+            c: address(call.c.map(|c| c.0)),
+            bias: address(call.bias.map(|b| b.0)),
+            residual: address(call.residual.map(|r| r.0)),
+            out_encode: address(call.out_encode),
+            amax: address(call.amax),
+            d: call.d.address,
+            acc_stride: call.acc_stride as u64,
+            c_stride: call.c.map_or(0, |c| c.1) as u64,
+            residual_stride: call.residual.map_or(0, |r| r.1) as u64,
+            d_stride: call.d_stride as u64,
+            m: call.m as u32,
+            n: call.n as u32,
+            beta: call.beta,
+            activation: match call.activation {
+                Activation::None => 0,
+                Activation::Relu => 1,
+                Activation::Gelu => 2,
+                Activation::Silu => 3,
+            },
+            bias_type: call.bias.map_or(Ok(0), |b| wide_code(b.1))?,
+            residual_type: call.residual.map_or(Ok(0), |r| wide_code(r.2))?,
+            aligned: call.aligned_bits(),
+        };
+        // Small outputs need many small blocks to reach every multiprocessor.
+        let threads = if call.m * call.n < 1 << 20 { 64 } else { THREADS };
+        let grid = ((call.n / 8).div_ceil(threads as usize), call.m.div_ceil(4).clamp(1, GRID_Y));
+        launch!(stream, kernel, grid, threads, parameters)
+    }
+}

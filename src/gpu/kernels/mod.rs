@@ -1,0 +1,322 @@
+//! The only file that launches kernels and the only one that makes device memory out of bare addresses: one typed
+//! function for each kernel family, with every length checked against what the kernel touches.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{CudaContext, CudaFunction, sys};
+
+mod bytes;
+mod epilogue;
+mod quantize;
+
+pub(crate) use epilogue::EpilogueCall;
+pub(crate) use quantize::{Factor, Input, Output};
+
+use super::compile::{self, KernelFile, KernelSource};
+use super::libraries;
+use super::memory::{LaunchStream, Span, driver};
+use crate::error::{Error, Result};
+use crate::format::{DType, Fp8Format};
+
+const THREADS: u32 = 256;
+/// Blocks along `grid.y` at the most; the kernels walk the rest.
+const GRID_Y: usize = 65535;
+
+/// The kernels of one context, loaded once for each process.
+pub(crate) struct Kernels {
+    source: KernelSource,
+    amax_tensor: ByInput,
+    quantize_tensor: ByInput,
+    quantize_tensor_transposed: ByInput,
+    dequantize: [ByInput; 4],
+    /// For 0 (row read twice), 2, 4 and 8 vectors of eight elements in each thread.
+    quantize_row: [ByInput; 4],
+    amax_row_column: ByInput,
+    quantize_row_transposed: ByInput,
+    /// For one and two groups in each warp.
+    quantize_1x128: [ByInput; 2],
+    quantize_1x128_transposed: ByInput,
+    quantize_128x128: ByInput,
+    /// BF16, F16, F32, E4M3 output.
+    epilogue: [CudaFunction; 4],
+    repeat_scales: CudaFunction,
+    sm_count: usize,
+}
+
+/// One kernel for BF16, F16 and F32 elements.
+type ByInput = [CudaFunction; 3];
+
+static LOADED: Mutex<Vec<(usize, KernelSource, Weak<Kernels>)>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    /// The kernels of this context, from the source the build and the environment say.
+    pub(crate) fn get(context: &Arc<CudaContext>) -> Result<Arc<Self>> {
+        let source = KernelSource::from_env();
+        let key = context.cu_ctx() as usize;
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|(_, _, kernels)| kernels.strong_count() > 0);
+        if let Some(kernels) =
+            loaded.iter().find(|(k, s, _)| (*k, *s) == (key, source)).and_then(|(_, _, k)| k.upgrade())
+        {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(Self::load(context, source)?);
+        loaded.push((key, source, Arc::downgrade(&kernels)));
+        Ok(kernels)
+    }
+
+    fn load(context: &Arc<CudaContext>, source: KernelSource) -> Result<Self> {
+        let capability = context.compute_capability().map_err(|e| driver("reading the compute capability", e))?;
+        let module = |file: &KernelFile| {
+            let image = file.image(source, capability)?;
+            context.load_module(image).map_err(|e| Error::Kernel {
+                kernel: format!("kernels/{}.cu for sm_{}{}", file.name, capability.0, capability.1),
+                reason: format!("the driver refused the {source:?} image: {e}"),
+                remedy: "set SCALED_GEMM_KERNELS=nvrtc to compile for this GPU at run time".into(),
+            })
+        };
+        let (tensor, row, block, finish) = (
+            module(&compile::FP8_TENSOR)?,
+            module(&compile::FP8_ROW)?,
+            module(&compile::FP8_BLOCK)?,
+            module(&compile::EPILOGUE)?,
+        );
+        let one = |module: &Arc<_>, name: &str| {
+            cudarc::driver::CudaModule::load_function(module, name).map_err(|e| Error::Kernel {
+                kernel: name.to_string(),
+                reason: e.to_string(),
+                remedy: "rebuild: the image and this program are not of one version".into(),
+            })
+        };
+        let by_input = |module: &Arc<_>, pattern: &str| -> Result<ByInput> {
+            let name = |dtype: &str| pattern.replace("{}", dtype);
+            Ok([one(module, &name("bf16"))?, one(module, &name("f16"))?, one(module, &name("f32"))?])
+        };
+        Ok(Self {
+            source,
+            amax_tensor: by_input(&tensor, "amax_tensor_{}")?,
+            quantize_tensor: by_input(&tensor, "quantize_fp8_tensor_{}")?,
+            quantize_tensor_transposed: by_input(&tensor, "quantize_fp8_tensor_transposed_{}")?,
+            dequantize: [
+                by_input(&tensor, "dequantize_fp8_tensor_{}")?,
+                by_input(&row, "dequantize_fp8_row_{}")?,
+                by_input(&block, "dequantize_fp8_1x128_{}")?,
+                by_input(&block, "dequantize_fp8_128x128_{}")?,
+            ],
+            quantize_row: [
+                by_input(&row, "quantize_fp8_row_{}_0")?,
+                by_input(&row, "quantize_fp8_row_{}_2")?,
+                by_input(&row, "quantize_fp8_row_{}_4")?,
+                by_input(&row, "quantize_fp8_row_{}_8")?,
+            ],
+            amax_row_column: by_input(&row, "amax_row_column_{}")?,
+            quantize_row_transposed: by_input(&row, "quantize_fp8_row_transposed_{}")?,
+            quantize_1x128: [
+                by_input(&block, "quantize_fp8_1x128_{}_1")?,
+                by_input(&block, "quantize_fp8_1x128_{}_2")?,
+            ],
+            quantize_1x128_transposed: by_input(&block, "quantize_fp8_1x128_transposed_{}")?,
+            quantize_128x128: by_input(&block, "quantize_fp8_128x128_{}")?,
+            epilogue: [
+                one(&finish, "epilogue_bf16")?,
+                one(&finish, "epilogue_f16")?,
+                one(&finish, "epilogue_f32")?,
+                one(&finish, "epilogue_e4m3")?,
+            ],
+            repeat_scales: one(&finish, "repeat_scales_128x128")?,
+            sm_count: context
+                .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+                .map_err(|e| driver("reading the multiprocessor count", e))? as usize,
+        })
+    }
+
+    /// Where the images came from.
+    pub(crate) fn source(&self) -> KernelSource {
+        self.source
+    }
+}
+
+fn format_code(format: Fp8Format) -> u32 {
+    match format {
+        Fp8Format::E4M3 => 0,
+        Fp8Format::E5M2 => 1,
+    }
+}
+
+fn by_input(kernels: &ByInput, dtype: DType) -> Result<&CudaFunction> {
+    match dtype {
+        DType::Bf16 => Ok(&kernels[0]),
+        DType::F16 => Ok(&kernels[1]),
+        DType::F32 => Ok(&kernels[2]),
+        other => Err(Error::dtype("matrix", other, "is not one of bf16, f16, f32", "convert it first")),
+    }
+}
+
+/// Elements from the first to past the last of a strided matrix.
+fn extent(rows: usize, cols: usize, stride: usize) -> usize {
+    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * stride + cols }
+}
+
+/// 1 if every row starts 16-byte aligned.
+fn is_aligned(address: u64, rows: usize, stride: usize, dtype: DType) -> u32 {
+    (address % 16 == 0 && (rows <= 1 || stride * dtype.bytes() % 16 == 0)) as u32
+}
+
+fn check_bytes(operand: &str, span: &Span<'_>, needed: usize) -> Result<()> {
+    if span.bytes < needed {
+        return Err(Error::shape(
+            operand,
+            format!("{} bytes", span.bytes),
+            format!("must be at least {needed}"),
+            "allocate the length the scheme asks for",
+        ));
+    }
+    Ok(())
+}
+
+fn check_aligned(operand: &str, span: &Span<'_>, required: u64) -> Result<()> {
+    if span.address % required != 0 {
+        return Err(Error::Alignment {
+            operand: operand.to_string(),
+            address: span.address,
+            required,
+            remedy: "start the buffer at the allocation, or at a multiple of that many bytes".into(),
+        });
+    }
+    Ok(())
+}
+
+fn address(span: Option<&Span<'_>>) -> u64 {
+    span.map_or(0, |s| s.address)
+}
+
+/// Enqueues one kernel: `launch!(stream, kernel, (grid x, grid y), threads, parameters...)`. Each parameter must have
+/// the size and meaning that the kernel's declaration gives it.
+macro_rules! launch {
+    ($stream:expr, $kernel:expr, $grid:expr, $threads:expr, $($parameter:expr),+ $(,)?) => {
+        launch($stream, $kernel, $grid, $threads, &mut [$(&$parameter as *const _ as *mut c_void),+])
+    };
+}
+
+fn launch(
+    stream: &LaunchStream,
+    kernel: &CudaFunction,
+    grid: (usize, usize),
+    threads: u32,
+    parameters: &mut [*mut c_void],
+) -> Result<()> {
+    let (Ok(x), Ok(y)) = (i32::try_from(grid.0), u16::try_from(grid.1)) else {
+        return Err(Error::shape(
+            "kernel grid",
+            format!("{} x {} blocks", grid.0, grid.1),
+            "must fit 2^31 - 1 by 65535",
+            "split the matrix by rows",
+        ));
+    };
+    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+    let stream = stream.stream.cu_stream();
+    // SAFETY: `parameters` point to values that outlive this call, which copies them. The typed functions below pass
+    // the parameters in the order and of the size that each kernel declares, and have checked every span against what
+    // the kernel touches; the spans' owners are borrowed by the caller until after this enqueue, and cudarc's guards in
+    // them make later users on other streams wait.
+    unsafe {
+        sys::cuLaunchKernel(
+            kernel.cu_function(),
+            x as u32,
+            u32::from(y),
+            1,
+            threads,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    }
+    .result()
+    .map_err(|e| driver("launching a kernel", e))
+}
+
+use launch;
+
+impl Kernels {
+    /// Copies `rows` rows of `row_bytes` bytes between device buffers; strides in bytes.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn copy_2d(
+        &self,
+        stream: &LaunchStream,
+        src: &Span<'_>,
+        src_stride: usize,
+        dst: &Span<'_>,
+        dst_stride: usize,
+        rows: usize,
+        row_bytes: usize,
+    ) -> Result<()> {
+        if rows == 0 || row_bytes == 0 {
+            return Ok(());
+        }
+        check_bytes("source of a copy", src, extent(rows, row_bytes, src_stride))?;
+        check_bytes("target of a copy", dst, extent(rows, row_bytes, dst_stride))?;
+        let copy = sys::CUDA_MEMCPY2D_st {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: src.address,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: src_stride,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: dst.address,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: dst_stride,
+            WidthInBytes: row_bytes,
+            Height: rows,
+        };
+        stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+        let raw = stream.stream.cu_stream();
+        // SAFETY: both spans are long enough (checked above), borrowed by the caller past this enqueue, and cudarc's
+        // guards in them order later users on other streams.
+        let result = unsafe {
+            if rows == 1 || (src_stride == row_bytes && dst_stride == row_bytes) {
+                sys::cuMemcpyDtoDAsync_v2(dst.address, src.address, rows * row_bytes, raw)
+            } else {
+                sys::cuMemcpy2DAsync_v2(&copy, raw)
+            }
+        };
+        result.result().map_err(|e| driver("copying on the device", e))
+    }
+
+    /// Sets the first `bytes` bytes to zero.
+    pub(crate) fn zero(&self, stream: &LaunchStream, dst: &Span<'_>, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        check_bytes("memory to clear", dst, bytes)?;
+        stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+        // SAFETY: the span is long enough (checked above) and borrowed by the caller past this enqueue; cudarc's guard
+        // in it orders later users on other streams.
+        let result = unsafe { sys::cuMemsetD8Async(dst.address, 0, bytes, stream.stream.cu_stream()) };
+        result.result().map_err(|e| driver("clearing device memory", e))
+    }
+}
+
+/// The version of the NVRTC in this process, loading it if need be.
+pub(crate) fn nvrtc_version() -> Result<String> {
+    libraries::nvrtc_available()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is present (asked just above) and writes the two integers.
+    let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
+    match status {
+        cudarc::nvrtc::sys::nvrtcResult::NVRTC_SUCCESS => Ok(format!("{major}.{minor}")),
+        status => Err(Error::Library {
+            library: "NVRTC".into(),
+            reason: format!("nvrtcVersion returned {status:?}"),
+            remedy: "reinstall the CUDA run-time compiler".into(),
+        }),
+    }
+}

@@ -1,0 +1,262 @@
+//! Quantizers and dequantizers on the device: `Handle::{quantize, quantize_into, dequantize_into, amax_into, ...}`.
+//!
+//! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
+
+use super::handle::Handle;
+use super::kernels::{Factor, Input, Output};
+use super::matrix::{MatMut, MatRef, QuantMatrix};
+use super::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::error::{Error, Result};
+use crate::format::{DType, Fp8Format, Recipe, Scheme, check_quantize_cols};
+
+/// Which operands a quantizer writes.
+///
+/// The transposed matrix is `Xᵀ` quantized with the same recipe: its groups run along the rows of X. It is the K-major
+/// operand of the backward products. X's number of rows must then be a multiple of 16.
+pub enum QuantizeTo<'a> {
+    /// X.
+    Plain(&'a mut QuantMatrix),
+    /// `Xᵀ`.
+    Transposed(&'a mut QuantMatrix),
+    /// X and `Xᵀ`, the input read once (twice for per-row scales).
+    Both(&'a mut QuantMatrix, &'a mut QuantMatrix),
+}
+
+/// The given scale of a per-tensor cast: one FP32 on the device.
+pub enum GivenScale<'a> {
+    /// Multiplies the data; the matrix stores `fl(1 / encode)`.
+    Encode(DeviceBytes<'a>),
+    /// The stored scale; the data are multiplied by `fl(1 / scale)`.
+    Decode(DeviceBytes<'a>),
+}
+
+impl Handle {
+    /// Quantizes X: `code = sat(fl(x * encode))`, the factors as [`Recipe`] says. Allocates the result; waits for nothing.
+    ///
+    /// X: BF16, F16 or F32, any number of rows, columns a positive multiple of 16, rows at any stride.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`]; [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`]
+    /// inside graph capture.
+    pub fn quantize(&self, x: &MatRef<'_>, recipe: Recipe) -> Result<QuantMatrix> {
+        check_input(x)?;
+        let mut out = QuantMatrix::zeros(self, recipe.scheme, x.rows(), x.cols())?;
+        self.quantize_into(x, recipe, QuantizeTo::Plain(&mut out))?;
+        Ok(out)
+    }
+
+    /// Quantizes X and `Xᵀ`. Allocates both results; waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Handle::quantize`]; [`Error::Shape`] if X's rows are not a multiple of 16.
+    pub fn quantize_both(&self, x: &MatRef<'_>, recipe: Recipe) -> Result<(QuantMatrix, QuantMatrix)> {
+        check_input(x)?;
+        let mut out = QuantMatrix::zeros(self, recipe.scheme, x.rows(), x.cols())?;
+        let mut transposed = QuantMatrix::zeros(self, recipe.scheme, x.cols(), x.rows())?;
+        self.quantize_into(x, recipe, QuantizeTo::Both(&mut out, &mut transposed))?;
+        Ok((out, transposed))
+    }
+
+    /// Quantizes X into matrices that exist. Allocates nothing and waits for nothing: safe inside graph capture.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe.
+    pub fn quantize_into(&self, x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'_>) -> Result<()> {
+        check_input(x)?;
+        let (mut plain, mut transposed) = match to {
+            QuantizeTo::Plain(out) => (Some(out), None),
+            QuantizeTo::Transposed(out) => (None, Some(out)),
+            QuantizeTo::Both(out, transposed) => (Some(out), Some(transposed)),
+        };
+        if let Some(out) = &plain {
+            check_target("target", out, recipe.scheme, x.rows(), x.cols())?;
+        }
+        if let Some(out) = &transposed {
+            check_target("transposed target", out, recipe.scheme, x.cols(), x.rows())?;
+            check_quantize_cols("transposed target (the rows of X)", x.rows())?;
+        }
+        let stream = self.launch_stream();
+        let source = x.data().on(stream);
+        let input = input(x, &source);
+        let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
+        let plain_spans = plain_parts.as_mut().map(|(codes, scales)| (codes.on(stream), scales.on(stream)));
+        let plain = plain_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
+        let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
+        let transposed_spans = transposed_parts.as_mut().map(|(codes, scales)| (codes.on(stream), scales.on(stream)));
+        let transposed = transposed_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
+
+        let kernels = self.kernels();
+        // Without elements there are no groups, but per-row scales exist for every row.
+        let empty = x.rows() == 0 || (x.cols() == 0 && !matches!(recipe.scheme, Scheme::Fp8Row(_)));
+        match (recipe.scheme, &plain, &transposed) {
+            (Scheme::Fp8Tensor(format), plain, transposed) => {
+                let (state, factor) = self.amax_state();
+                kernels.amax_tensor(stream, &input, recipe, &state, Some(&factor), None)?;
+                let factor = Factor::Computed(&factor);
+                match (plain, transposed) {
+                    (Some(out), None) => kernels.quantize_tensor(stream, &input, format, factor, out, None),
+                    _ if x.cols() == 0 => Ok(()),
+                    _ => kernels.quantize_tiles(
+                        stream,
+                        &input,
+                        recipe,
+                        Some(factor),
+                        [None; 2],
+                        plain.as_ref(),
+                        transposed.as_ref(),
+                    ),
+                }
+            }
+            _ if empty => Ok(()),
+            (Scheme::Fp8Row(_), Some(out), transposed) if transposed.is_none() || x.cols() == 0 => {
+                kernels.quantize_row(stream, &input, recipe, out)
+            }
+            (Scheme::Fp8Row(_), _, _) if x.cols() == 0 => Ok(()),
+            (Scheme::Fp8Row(_), plain, transposed) => {
+                let amax = self.workspace();
+                let (rows, cols) = (x.rows() * 4, x.cols() * 4);
+                if rows + cols > amax.bytes {
+                    return Err(Error::shape(
+                        "input of a transposing per-row cast",
+                        format!("{} rows and {} columns", x.rows(), x.cols()),
+                        format!("must together be at most {}", amax.bytes / 4),
+                        "quantize the matrix in parts",
+                    ));
+                }
+                kernels.zero(stream, &amax, rows + cols)?;
+                let (row_amax, col_amax) = (amax.slice(0, rows), amax.slice(rows, cols));
+                let row_amax = plain.as_ref().map(|_| &row_amax);
+                let col_amax = transposed.as_ref().map(|_| &col_amax);
+                kernels.amax_row_column(stream, &input, row_amax, col_amax)?;
+                let amax = [row_amax, col_amax];
+                kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
+            }
+            (Scheme::Fp8Block1x128(_), Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
+            (Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_), plain, transposed) => {
+                kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
+            }
+        }
+    }
+
+    /// Quantizes X with one given scale: `code = sat(fl(x * encode))`. Allocates nothing and waits for nothing.
+    ///
+    /// `amax`, one FP32 where given, is raised to `max |x|` (NaN ignored); the caller sets it to zero first. This is
+    /// the cast of delayed scaling, and of checkpoints that carry an input scale.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if X, the target, the scale or `amax` does not fit.
+    pub fn quantize_tensor_into(
+        &self,
+        x: &MatRef<'_>,
+        format: Fp8Format,
+        scale: &GivenScale<'_>,
+        out: &mut QuantMatrix,
+        amax: Option<&mut DeviceBytesMut<'_>>,
+    ) -> Result<()> {
+        check_input(x)?;
+        check_target("target", out, Scheme::Fp8Tensor(format), x.rows(), x.cols())?;
+        let stream = self.launch_stream();
+        let source = x.data().on(stream);
+        let input = input(x, &source);
+        let (mut codes, mut scales) = out.parts_mut();
+        let (codes, scales) = (codes.on(stream), scales.on(stream));
+        let out = Output { codes: &codes, scales: &scales };
+        let factor = match scale {
+            GivenScale::Encode(bytes) | GivenScale::Decode(bytes) => bytes.on(stream),
+        };
+        let factor = match scale {
+            GivenScale::Encode(_) => Factor::Encode(&factor),
+            GivenScale::Decode(_) => Factor::Decode(&factor),
+        };
+        let amax = amax.map(|bytes| bytes.on(stream));
+        self.kernels().quantize_tensor(stream, &input, format, factor, &out, amax.as_ref())
+    }
+
+    /// `y = round(fl(code * scale))`, to BF16, F16 or F32. Allocates nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if `y` does not fit.
+    pub fn dequantize_into(&self, q: &QuantMatrix, y: &mut MatMut<'_>) -> Result<()> {
+        if (y.rows(), y.cols()) != (q.rows(), q.cols()) {
+            return Err(Error::shape(
+                "dequantized matrix",
+                format!("{} x {}", y.rows(), y.cols()),
+                format!("must be {} x {}, the shape of the quantized one", q.rows(), q.cols()),
+                "pass a matrix of that shape",
+            ));
+        }
+        if q.rows() == 0 {
+            return Ok(());
+        }
+        let stream = self.launch_stream();
+        let (codes, scales) = (q.codes(), q.scales());
+        let (codes, scales) = (codes.on(stream), scales.on(stream));
+        let (dtype, stride) = (y.dtype(), y.row_stride());
+        let target = y.data_mut().on(stream);
+        let parts = Output { codes: &codes, scales: &scales };
+        self.kernels().dequantize(stream, q.scheme(), q.rows(), q.cols(), &parts, &target, stride, dtype)
+    }
+
+    /// `amax = max |x|` over the matrix, NaN ignored, 0 for an empty one: one FP32. Allocates nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.
+    pub fn amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
+        check_input(x)?;
+        let stream = self.launch_stream();
+        let source = x.data().on(stream);
+        let (state, _) = self.amax_state();
+        let recipe = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
+        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.on(stream)))
+    }
+
+    /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.
+    pub fn row_amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
+        check_input(x)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        let stream = self.launch_stream();
+        let source = x.data().on(stream);
+        let amax = amax.on(stream);
+        self.kernels().zero(stream, &amax, x.rows() * 4)?;
+        self.kernels().amax_row_column(stream, &input(x, &source), Some(&amax), None)
+    }
+}
+
+fn input<'a>(x: &MatRef<'_>, span: &'a Span<'a>) -> Input<'a> {
+    Input { x: span, dtype: x.dtype(), rows: x.rows(), cols: x.cols(), row_stride: x.row_stride() }
+}
+
+fn check_input(x: &MatRef<'_>) -> Result<()> {
+    if !x.dtype().is_wide() {
+        return Err(Error::dtype("x", x.dtype(), "cannot be quantized", "pass bf16, f16 or f32"));
+    }
+    check_quantize_cols("x", x.cols())
+}
+
+fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+    if out.scheme() != scheme || (out.rows(), out.cols()) != (rows, cols) {
+        return Err(Error::shape(
+            name,
+            format!("{} x {} {}", out.rows(), out.cols(), out.scheme()),
+            format!("must be {rows} x {cols} {scheme}"),
+            "allocate it with QuantMatrix::zeros for that scheme and shape",
+        ));
+    }
+    Ok(())
+}
+
+/// Bytes that a cast of `rows x cols` elements of type `input` must move: each input read, each code and scale written.
+///
+/// What bandwidth figures are computed from; a per-row cast with a transposed output reads its input twice, and so does
+/// a per-tensor cast that computes its scale.
+pub fn quantize_bytes(recipe: Recipe, input: DType, rows: usize, cols: usize, transposed: bool) -> usize {
+    let scheme = recipe.scheme;
+    let output = |rows, cols| scheme.code_bytes(rows, cols) + scheme.scale_len(rows, cols) * 4;
+    let reads = if transposed && matches!(scheme, Scheme::Fp8Row(_)) { 2 } else { 1 };
+    rows * cols * input.bytes() * reads + output(rows, cols) + if transposed { output(cols, rows) } else { 0 }
+}
