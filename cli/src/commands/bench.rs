@@ -1,0 +1,236 @@
+//! `bench`: quantized products against the unquantized one on the same shapes, in one run.
+
+use std::path::Path;
+
+use scaled_gemm::{DType, Error};
+use serde_json::{Value, json};
+
+use crate::args::{BenchArgs, DeviceChoice, scheme_names};
+use crate::device::{self, Device, Pair, PairTime};
+use crate::output::{Failure, Form, Outcome, note, number, step_bar, table};
+use crate::plot::{self, Chart};
+use crate::shapes::{Shape, ShapeList};
+
+/// One line of the result.
+struct Line {
+    mnk: [usize; 3],
+    baseline_us: f64,
+    pair: Pair,
+    time: PairTime,
+}
+
+impl Line {
+    fn tflops(&self, us: f64) -> f64 {
+        2.0 * self.mnk.iter().map(|&d| d as f64).product::<f64>() / us * 1e-6
+    }
+
+    /// Times faster than the baseline: without and with the quantization of A.
+    fn ratios(&self) -> [f64; 2] {
+        let total = self.time.gemm_us + self.time.quantize_us;
+        [self.baseline_us / self.time.gemm_us, self.baseline_us / total]
+    }
+}
+
+/// What to measure.
+struct Request<'a> {
+    shapes: &'a ShapeList,
+    ms: Vec<usize>,
+    schemes: Vec<&'static str>,
+    out: DType,
+}
+
+pub fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
+    let mut device = device::open(args.device)?;
+    let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
+    let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
+    let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
+    let (lines, text, value) = measure(device.as_mut(), &request)?;
+    if let Some(path) = &args.plot {
+        let svg = plot::svg(&charts(&lines, device.name())).map_err(|e| Failure::Check(format!("plot: {e}")))?;
+        write(path, &svg)?;
+        note(format!("plot written to {}", path.display()));
+    }
+    let form = match &args.json {
+        Some(path) if path.as_os_str() == "-" => Form::Json,
+        Some(path) => {
+            write(path, &format!("{value:#}\n"))?;
+            note(format!("record written to {}", path.display()));
+            Form::Text
+        }
+        None => Form::Text,
+    };
+    Ok(finished(&lines, form, text, value))
+}
+
+/// The bench without a command: one layer, few rows, sized so that it takes seconds on either device.
+pub fn quick(choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let mut device = device::open(choice)?;
+    let on_cpu = device.name() == "cpu";
+    let (n, k) = if on_cpu { (1024, 1024) } else { (4096, 7168) };
+    let ms = if on_cpu { vec![1, 64, 512] } else { vec![16, 128, 4096] };
+    let shapes = ShapeList(vec![Shape { m: None, n, k }]);
+    let request = Request { shapes: &shapes, ms, schemes: scheme_names(), out: DType::Bf16 };
+    let (lines, text, value) = measure(device.as_mut(), &request)?;
+    let more = "\nscaled-gemm --help lists the commands; scaled-gemm bench --help the shapes and schemes.\n";
+    Ok(finished(&lines, Form::Text, text + more, value))
+}
+
+/// A result out of its bound makes the run fail, whatever its speed.
+fn finished(lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
+    let mut outcome = Outcome::new(form, text, value);
+    outcome.failed = lines.iter().find(|l| !(l.time.error <= 1.0)).map(|l| {
+        let [m, n, k] = l.mnk;
+        format!("{} at m {m}, n {n}, k {k} is wrong: error {} of its bound; please report it", l.pair.name(), l.time.error)
+    });
+    outcome
+}
+
+fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>, String, Value), Failure> {
+    let problems = request.shapes.problems(&request.ms);
+    let bar = step_bar(problems.len() * (1 + request.schemes.len()));
+    let copy = device.copy_rate()?;
+    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
+    let clocks_before = device.clocks();
+    for mnk in problems {
+        let [m, n, k] = mnk;
+        bar.set_message(format!("{m} x {n} x {k}"));
+        let baseline_us = device.time_baseline(mnk, request.out)?;
+        bar.inc(1);
+        for name in &request.schemes {
+            let pair = Pair::of_weights(name);
+            let support = device.support(mnk, pair.a.scheme, pair.b.scheme, request.out);
+            if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
+                skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
+            } else {
+                let time = device.time_pair(mnk, pair, request.out)?;
+                lines.push(Line { mnk, baseline_us, pair, time });
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let clocks = [clocks_before, device.clocks()];
+    let text = describe(device, request, copy, &clocks, &lines, &skipped);
+    let value = record(device, request, copy, &clocks, &lines, &skipped);
+    Ok((lines, text, value))
+}
+
+fn describe(
+    device: &dyn Device,
+    request: &Request<'_>,
+    copy: f64,
+    clocks: &[String; 2],
+    lines: &[Line],
+    skipped: &[String],
+) -> String {
+    let mut text = String::new();
+    for (name, value) in device.facts() {
+        text += &format!("{name:<13} {value}\n");
+    }
+    text += &format!("baseline      {}\ncopy          {} GB/s read + write\n", device.baseline(), number(copy * 1e-9));
+    if !clocks[0].is_empty() {
+        text += &format!("clocks        {} before, {} after\n", clocks[0], clocks[1]);
+    }
+    text += &format!("data          standard normal, BF16; output {}; times are medians\n\n", request.out);
+    let header = [
+        "m", "n", "k", "A x B", "by", "baseline us", "TFLOP/s", "gemm us", "TFLOP/s", "x", "quantize us", "x with it",
+        "error",
+    ];
+    let rows: Vec<Vec<String>> = lines
+        .iter()
+        .map(|l| {
+            let [m, n, k] = l.mnk;
+            let [alone, with] = l.ratios();
+            vec![
+                m.to_string(),
+                n.to_string(),
+                k.to_string(),
+                l.pair.name(),
+                l.time.formulation.clone(),
+                number(l.baseline_us),
+                number(l.tflops(l.baseline_us)),
+                number(l.time.gemm_us),
+                number(l.tflops(l.time.gemm_us)),
+                number(alone),
+                number(l.time.quantize_us),
+                number(with),
+                number(l.time.error),
+            ]
+        })
+        .collect();
+    text += &table(&header, 0, &rows);
+    text += "\nx: times faster than the baseline. error: largest error of checked elements, as a fraction of its bound.\n";
+    for line in skipped {
+        text += &format!("not run: {line}\n");
+    }
+    text
+}
+
+fn record(
+    device: &dyn Device,
+    request: &Request<'_>,
+    copy: f64,
+    clocks: &[String; 2],
+    lines: &[Line],
+    skipped: &[String],
+) -> Value {
+    let rows: Vec<Value> = lines
+        .iter()
+        .map(|l| {
+            let [alone, with] = l.ratios();
+            json!({
+                "m": l.mnk[0], "n": l.mnk[1], "k": l.mnk[2],
+                "a": l.pair.a.scheme.to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
+                "baseline_us": l.baseline_us, "baseline_tflops": l.tflops(l.baseline_us),
+                "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,
+                "quantize_us": l.time.quantize_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,
+            })
+        })
+        .collect();
+    let facts: serde_json::Map<String, Value> =
+        device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
+    json!({
+        "device": device.name(), "title": device.title(), "facts": facts, "baseline": device.baseline(),
+        "copy_bytes_per_second": copy, "clocks": clocks, "out_dtype": request.out.name(),
+        "data": "standard normal, bf16", "rows": rows, "not_run": skipped,
+        "command": std::env::args().collect::<Vec<_>>().join(" "),
+    })
+}
+
+/// One chart of time and one of TFLOP/s for each weight shape, over m.
+fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
+    let baseline = if device == "cpu" { "f32" } else { "bf16" };
+    let mut shapes: Vec<[usize; 2]> = lines.iter().map(|l| [l.mnk[1], l.mnk[2]]).collect();
+    shapes.dedup();
+    let mut charts = Vec::new();
+    for [n, k] in shapes {
+        let here: Vec<&Line> = lines.iter().filter(|l| l.mnk[1..] == [n, k]).collect();
+        let mut series: Vec<(String, Vec<(f64, f64, f64)>)> = vec![(baseline.into(), Vec::new())];
+        for line in &here {
+            let m = line.mnk[0] as f64;
+            let mut add = |name: String, us: f64| {
+                let point = (m, us, line.tflops(us));
+                match series.iter_mut().find(|(n, _)| *n == name) {
+                    Some((_, points)) => points.push(point),
+                    None => series.push((name, vec![point])),
+                }
+            };
+            add(baseline.into(), line.baseline_us);
+            add(line.pair.name(), line.time.gemm_us);
+        }
+        for (_, points) in &mut series {
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            points.dedup_by(|a, b| a.0 == b.0);
+        }
+        let pick = |value: fn(&(f64, f64, f64)) -> f64| {
+            series.iter().map(|(n, p)| (n.clone(), p.iter().map(|x| (x.0, value(x))).collect())).collect()
+        };
+        charts.push(Chart { title: format!("n = {n}, k = {k}: microseconds"), series: pick(|p| p.1) });
+        charts.push(Chart { title: format!("n = {n}, k = {k}: TFLOP/s"), series: pick(|p| p.2) });
+    }
+    charts
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|source| Error::Io { path: path.to_path_buf(), source }.into())
+}

@@ -1,0 +1,66 @@
+//! `gemm`: D = activation(A Bᵀ + bias) of quantized matrices in files; D is the tensor `d` of a new file.
+
+use scaled_gemm::checkpoint::{Checkpoint, FileLayout};
+use scaled_gemm::reference::GemmInputs;
+use scaled_gemm::{DType, HostQuantMatrix};
+use serde_json::json;
+
+use super::dequantize::file_dtype;
+use crate::args::{FileTensor, GemmArgs};
+use crate::data::to_bytes;
+use crate::device;
+use crate::output::{Failure, Form, Outcome};
+
+/// Name of the result in the file.
+const RESULT: &str = "d";
+
+pub fn run(args: &GemmArgs) -> Result<Outcome, Failure> {
+    let (file_a, a) = quantized(&args.a)?;
+    let (file_b, b) = quantized(&args.b)?;
+    let bias = match &args.bias {
+        Some(place) => Some(vector(place)?),
+        None => None,
+    };
+    let mut inputs = GemmInputs::new(&a, &b, args.out_dtype);
+    inputs.activation = args.activation;
+    inputs.bias = bias.as_ref().map(|(_, values, dtype)| (values.as_slice(), *dtype));
+    let mut device = device::open(args.device)?;
+    let d = device.gemm(&inputs)?;
+    let (m, n) = d.dim();
+
+    let mut layout = FileLayout::new();
+    layout.tensor(RESULT, file_dtype(args.out_dtype), &[m, n]);
+    let mut sources = vec![&file_a, &file_b];
+    sources.extend(bias.as_ref().map(|(file, ..)| file));
+    let mut writer = layout.create(&args.output, &sources)?;
+    writer.write(RESULT, &to_bytes(&d, args.out_dtype))?;
+    writer.finish()?;
+
+    let k = a.cols();
+    let text = format!(
+        "{}: d = {m} x {n} {}, from {m} x {k} {} and {n} x {k} {} on {}\n",
+        args.output.display(),
+        args.out_dtype,
+        a.scheme(),
+        b.scheme(),
+        device.name()
+    );
+    let value = json!({
+        "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
+        "m": m, "n": n, "k": k, "a": a.scheme().to_string(), "b": b.scheme().to_string(),
+        "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
+    });
+    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+}
+
+fn quantized(place: &FileTensor) -> Result<(Checkpoint, HostQuantMatrix), Failure> {
+    let file = Checkpoint::open(&place.file)?;
+    let matrix = file.quant_matrix(&place.tensor)?;
+    Ok((file, matrix))
+}
+
+fn vector(place: &FileTensor) -> Result<(Checkpoint, Vec<f32>, DType), Failure> {
+    let file = Checkpoint::open(&place.file)?;
+    let (values, dtype) = file.values(&place.tensor)?;
+    Ok((file, values, dtype))
+}

@@ -1,0 +1,46 @@
+//! `info`: the device, its libraries, and which pairs of schemes run on it by which formulation.
+
+use scaled_gemm::{DType, Scheme};
+use serde_json::{Value, json};
+
+use crate::args::InfoArgs;
+use crate::device;
+use crate::output::{Failure, Form, Outcome, table};
+
+/// Shape asked about: any legal one.
+const SHAPE: [usize; 3] = [4096, 4096, 4096];
+
+pub fn run(args: &InfoArgs) -> Result<Outcome, Failure> {
+    let mut device = device::open(args.device)?;
+    let facts = device.facts();
+    let mut rows = Vec::new();
+    let mut pairs = Vec::new();
+    for a in Scheme::ALL {
+        for b in Scheme::ALL {
+            let support = device.support(SHAPE, a, b, DType::Bf16);
+            let reasons: Vec<String> = support.refused.iter().map(|(what, why)| format!("{what}: {why}")).collect();
+            // The list is long: pairs that no device has are left to `--json`.
+            if !support.ways.is_empty() {
+                rows.push(vec![a.to_string(), b.to_string(), support.ways.join(", "), reasons.join("; ")]);
+            }
+            let refused: Vec<Value> =
+                support.refused.iter().map(|(what, why)| json!({"formulation": what, "reason": why})).collect();
+            pairs.push(json!({
+                "a": a.to_string(), "b": b.to_string(), "formulations": support.ways, "refused": refused,
+            }));
+        }
+    }
+    let mut text = format!("device        {}\n", device.title());
+    for (name, value) in &facts {
+        text += &format!("{name:<13} {value}\n");
+    }
+    text += &format!("\nPairs that run here, to BF16, at m = {}, n = {}, k = {}:\n\n", SHAPE[0], SHAPE[1], SHAPE[2]);
+    text += &table(&["A", "B", "by", "not by"], 4, &rows);
+    if rows.is_empty() {
+        text += "none; --json gives the reasons\n";
+    }
+    let facts: serde_json::Map<String, Value> =
+        facts.into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
+    let value = json!({"device": device.name(), "title": device.title(), "facts": facts, "pairs": pairs});
+    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+}

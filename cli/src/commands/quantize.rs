@@ -1,0 +1,149 @@
+//! `quantize`: the 2-D weights of a file become quantized ones; everything else is copied as it is.
+
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe};
+use scaled_gemm::format::pair::check_quantize_cols;
+use scaled_gemm::{DType, Error};
+use serde_json::{Value, json};
+
+use crate::args::QuantizeArgs;
+use crate::device;
+use crate::output::{Failure, Form, Outcome, byte_bar, bytes, table};
+
+/// What happens to a tensor.
+enum Plan {
+    Quantize(DType),
+    /// Copied; the reason is worth saying.
+    CopyBecause(String),
+    /// Copied, as nobody would expect otherwise.
+    Copy,
+}
+
+pub fn run(args: &QuantizeArgs) -> Result<Outcome, Failure> {
+    let input = Checkpoint::open(&args.input)?;
+    let recipe = args.recipe();
+    let plans: Vec<Plan> = input.tensors().iter().map(|t| plan(args, &input, t)).collect();
+    if !plans.iter().any(|p| matches!(p, Plan::Quantize(_))) {
+        return Err(Failure::Use(nothing_to_do(args, input.tensors(), &plans)));
+    }
+    let mut layout = FileLayout::new();
+    for (key, value) in input.metadata() {
+        layout.metadata(key, value);
+    }
+    for (tensor, plan) in input.tensors().iter().zip(&plans) {
+        match (plan, tensor.shape.as_slice()) {
+            (Plan::Quantize(source), &[n, k]) => {
+                layout.quantized(&tensor.name, n, k, WrittenRecipe { recipe, source: *source });
+            }
+            _ => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
+        }
+    }
+    let mut device = device::open(args.device)?;
+    let mut writer = layout.create(&args.output, &[&input])?;
+    let bar = byte_bar(input.tensors().iter().map(TensorInfo::bytes).sum());
+    let (mut rows, mut done, mut copied) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut before, mut after) = (0, 0);
+    for (tensor, plan) in input.tensors().iter().zip(&plans) {
+        bar.set_message(tensor.name.clone());
+        if let Plan::Quantize(source) = plan {
+            let (x, _) = input.matrix(&tensor.name)?;
+            if !args.allow_non_finite {
+                refuse_non_finite(&tensor.name, &x)?;
+            }
+            let q = device.quantize(x.view(), *source, recipe)?;
+            writer.write_quantized(&tensor.name, &q)?;
+            let size = (q.logical_codes().len() + 4 * q.logical_scales().len()) as u64;
+            before += tensor.bytes();
+            after += size;
+            rows.push(vec![
+                tensor.name.clone(),
+                format!("{} x {}", q.rows(), q.cols()),
+                source.to_string(),
+                bytes(tensor.bytes()),
+                bytes(size),
+            ]);
+            done.push(json!({
+                "tensor": tensor.name, "shape": tensor.shape, "source": source.name(),
+                "bytes_before": tensor.bytes(), "bytes_after": size,
+            }));
+        } else {
+            writer.write(&tensor.name, &input.bytes(&tensor.name)?)?;
+            if let Plan::CopyBecause(reason) = plan {
+                copied.push((tensor.name.clone(), reason.clone()));
+            }
+        }
+        bar.inc(tensor.bytes());
+    }
+    writer.finish()?;
+    bar.finish_and_clear();
+
+    let mut text = table(&["tensor", "shape", "from", "before", "after"], 1, &rows);
+    text += &format!(
+        "\n{} matrices to {} ({}, {}), {} to {}, in {}\n",
+        rows.len(),
+        recipe.scheme,
+        recipe.preset.name(),
+        if args.power_of_two { "power-of-two scales" } else { "exact scales" },
+        bytes(before),
+        bytes(after),
+        args.output.display()
+    );
+    for (name, reason) in &copied {
+        text += &format!("copied as it is: {name} ({reason})\n");
+    }
+    let copied: Vec<Value> =
+        copied.iter().map(|(name, reason)| json!({"tensor": name, "reason": reason})).collect();
+    let value = json!({
+        "device": device.name(), "output": args.output.display().to_string(),
+        "scheme": recipe.scheme.spec().name, "format": recipe.format().name(), "preset": recipe.preset.name(),
+        "power_of_two": args.power_of_two, "quantized": done, "copied": copied,
+    });
+    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+}
+
+fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo) -> Plan {
+    let source = match tensor.dtype {
+        Dtype::BF16 => DType::Bf16,
+        Dtype::F16 => DType::F16,
+        Dtype::F32 => DType::F32,
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause(format!("{} already", tensor.dtype)),
+        _ => return Plan::Copy,
+    };
+    if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
+        return Plan::Copy;
+    }
+    match *tensor.shape.as_slice() {
+        [n, k] if n > 0 && k > 0 => match check_quantize_cols(&tensor.name, k) {
+            Ok(()) => Plan::Quantize(source),
+            Err(_) => Plan::CopyBecause(format!("{n} x {k}: {k} columns are not a multiple of 16")),
+        },
+        _ => Plan::CopyBecause(format!("shape {:?} is not that of a matrix", tensor.shape)),
+    }
+}
+
+fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
+    let because = tensors.iter().zip(plans).find_map(|(t, p)| match p {
+        Plan::CopyBecause(reason) => Some(format!("; e.g. {}: {reason}", t.name.escape_debug())),
+        _ => None,
+    });
+    let filter = args.only.as_ref().map(|r| format!(" that matches --only {r}")).unwrap_or_default();
+    format!(
+        "{}: no BF16, F16 or F32 matrix with a multiple of 16 columns{filter} among its {} tensors{}",
+        args.input.display(),
+        tensors.len(),
+        because.unwrap_or_default()
+    )
+}
+
+fn refuse_non_finite(name: &str, x: &ndarray::Array2<f32>) -> Result<(), Error> {
+    let mut bad = x.indexed_iter().filter(|(_, v)| !v.is_finite());
+    match bad.next() {
+        None => Ok(()),
+        Some(((row, column), _)) => Err(Error::NonFinite {
+            operand: name.escape_debug().to_string(),
+            count: 1 + bad.count(),
+            row,
+            column,
+            remedy: "repair the weights, leave them out with --only, or say --allow-non-finite".into(),
+        }),
+    }
+}

@@ -1,0 +1,38 @@
+//! `tune`: times every formulation and algorithm for the shapes and writes the records of the best.
+
+use scaled_gemm::{Error, Result};
+use serde_json::json;
+
+use crate::args::{TuneArgs, scheme_names};
+use crate::device::{self, Pair};
+use crate::output::{Failure, Form, Outcome, step_bar};
+
+/// Rows of A where none are given: decode to prefill.
+const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+
+pub fn run(args: &TuneArgs) -> std::result::Result<Outcome, Failure> {
+    let mut device = device::open(args.device)?;
+    let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
+    let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
+    let problems: Vec<_> = args
+        .shapes
+        .problems(&ms)
+        .into_iter()
+        .flat_map(|mnk| names.iter().map(move |name| (mnk, Pair::of_weights(name))))
+        .collect();
+    let bar = step_bar(problems.len());
+    let records = device.tune(&problems, args.out_dtype, &mut |message| {
+        bar.set_message(message);
+        bar.inc(1);
+    })?;
+    bar.finish_and_clear();
+    let count = records.len();
+    let value = json!({"device": device.title(), "records": records});
+    write(args, &format!("{value:#}\n"))?;
+    let text = format!("{count} records written to {}\n", args.output.display());
+    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+}
+
+fn write(args: &TuneArgs, text: &str) -> Result<()> {
+    std::fs::write(&args.output, text).map_err(|source| Error::Io { path: args.output.clone(), source })
+}

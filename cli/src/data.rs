@@ -1,0 +1,90 @@
+//! Random matrices, the same on every machine.
+
+use half::{bf16, f16};
+use ndarray::Array2;
+use scaled_gemm::{DType, Error, HostQuantMatrix, Result};
+
+/// SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    /// A generator that depends on the seed alone.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number in (0, 1].
+    fn unit(&mut self) -> f64 {
+        ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A standard normal number (Box and Muller).
+    pub fn normal(&mut self) -> f32 {
+        ((-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()) as f32
+    }
+}
+
+/// Numbers drawn before a matrix repeats them: a prime, so that rows differ.
+const POOL: usize = 1_048_573;
+
+/// Standard normal numbers rounded to `dtype`. Beyond about a million they repeat, shifted from row to row.
+pub fn normal(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32> {
+    let mut random = Random::new(seed);
+    let pool: Vec<f32> = (0..POOL.min(rows * cols)).map(|_| round_to(random.normal(), dtype)).collect();
+    Array2::from_shape_fn((rows, cols), |(i, j)| pool[(i * cols + j) % pool.len()])
+}
+
+/// The nearest value of a wide type.
+pub fn round_to(value: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
+        DType::F16 => f16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// Little-endian bytes of values that a wide type holds exactly.
+pub fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>, dtype: DType) -> Vec<u8> {
+    let values = values.into_iter();
+    match dtype {
+        DType::Bf16 => values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        DType::F16 => values.flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        _ => values.flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+/// Values of little-endian bytes of a wide type.
+pub fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let pairs = || bytes.as_chunks::<2>().0.iter();
+    match dtype {
+        DType::Bf16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        DType::F16 => pairs().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+    }
+}
+
+/// Up to `len` rows from `start` on, which is a multiple of 128 so that no tile is cut.
+pub fn rows_of(q: &HostQuantMatrix, start: usize, len: usize) -> Result<HostQuantMatrix> {
+    if !start.is_multiple_of(128) || start >= q.rows().max(1) {
+        return Err(Error::shape("rows", format!("start {start}"), "must be a multiple of 128 inside", "move it"));
+    }
+    let len = len.min(q.rows() - start);
+    let [_, col_groups] = q.scheme().scale_grid(q.rows(), q.cols());
+    let [row_groups, _] = q.scheme().scale_grid(len, q.cols());
+    let first = match q.scheme().spec().group_rows {
+        scaled_gemm::Extent::All => 0,
+        scaled_gemm::Extent::Elements(size) => start / size,
+    };
+    let scales: Vec<f32> =
+        (0..row_groups * col_groups).map(|i| q.scale_at(first + i / col_groups, i % col_groups)).collect();
+    let codes = q.logical_codes()[start * q.cols()..(start + len) * q.cols()].to_vec();
+    HostQuantMatrix::from_logical(q.scheme(), len, q.cols(), codes, &scales)
+}

@@ -1,0 +1,151 @@
+//! The CPU: the library's reference, on all cores.
+
+use std::time::{Duration, Instant};
+
+use ndarray::{Array2, ArrayView2};
+use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs};
+use scaled_gemm::{DType, HostQuantMatrix, Recipe, Result, Scheme};
+use serde_json::Value;
+
+use super::{Device, Pair, PairTime, Support};
+use crate::data::{normal, rows_of};
+use crate::output::Failure;
+
+/// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
+const COPY_BYTES: usize = 128 << 20;
+
+struct Cpu {
+    cores: usize,
+}
+
+pub fn open() -> Box<dyn Device> {
+    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()) })
+}
+
+/// Median microseconds of at least three runs, and of more where they are short.
+fn median_us<T>(mut run: impl FnMut() -> Result<T>) -> Result<f64> {
+    run()?;
+    let mut times = Vec::new();
+    let begin = Instant::now();
+    while times.len() < 3 || (times.len() < 50 && begin.elapsed() < Duration::from_millis(300)) {
+        let start = Instant::now();
+        std::hint::black_box(run()?);
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn title(&self) -> String {
+        format!("cpu, {} cores", self.cores)
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("cores", self.cores.to_string()),
+            ("architecture", std::env::consts::ARCH.into()),
+            ("program", concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")).into()),
+        ]
+    }
+
+    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
+        reference::quantize(x, source, recipe)
+    }
+
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>> {
+        Ok(reference::dequantize(q, out))
+    }
+
+    fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
+        reference::scaled_gemm(inputs)
+    }
+
+    fn arithmetic(&self) -> (Accumulator, Gelu) {
+        (Accumulator::Fp32, Gelu::Ieee)
+    }
+
+    fn support(&mut self, [m, n, k]: [usize; 3], a: Scheme, b: Scheme, out: DType) -> Support {
+        let checked = check_pair(a, b, "cpu").and(check_output(a, b, out)).and(check_shape(m, n, k, out));
+        match checked {
+            Ok(()) => Support { ways: vec!["reference".into()], refused: Vec::new() },
+            Err(e) => Support { ways: Vec::new(), refused: vec![("reference".into(), e.to_string())] },
+        }
+    }
+
+    fn baseline(&self) -> String {
+        "F32 product of ndarray (matrixmultiply), one thread".into()
+    }
+
+    fn time_baseline(&mut self, [m, n, k]: [usize; 3], _out: DType) -> Result<f64> {
+        let (a, b) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
+        median_us(|| Ok(a.dot(&b.t())))
+    }
+
+    fn time_pair(&mut self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<PairTime> {
+        let (x, w) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
+        let b = reference::quantize(w.view(), DType::Bf16, pair.b)?;
+        let a = reference::quantize(x.view(), DType::Bf16, pair.a)?;
+        let d = reference::scaled_gemm(&GemmInputs::new(&a, &b, out))?;
+        let error = sampled_error(&a, &b, out, d.view(), self.arithmetic())?;
+        Ok(PairTime {
+            gemm_us: median_us(|| reference::scaled_gemm(&GemmInputs::new(&a, &b, out)))?,
+            quantize_us: median_us(|| reference::quantize(x.view(), DType::Bf16, pair.a))?,
+            formulation: "reference".into(),
+            error,
+        })
+    }
+
+    fn copy_rate(&mut self) -> Result<f64> {
+        let source = vec![1u8; COPY_BYTES];
+        let mut target = vec![0u8; COPY_BYTES];
+        let us = median_us(|| {
+            std::hint::black_box(&mut target).copy_from_slice(std::hint::black_box(&source));
+            Ok(())
+        })?;
+        Ok(2.0 * COPY_BYTES as f64 / us * 1e6)
+    }
+
+    fn clocks(&self) -> String {
+        String::new()
+    }
+
+    fn default_ms(&self) -> Vec<usize> {
+        vec![1, 16, 128, 512]
+    }
+
+    fn tune(
+        &mut self,
+        _problems: &[([usize; 3], Pair)],
+        _out: DType,
+        _step: &mut dyn FnMut(String),
+    ) -> std::result::Result<Vec<Value>, Failure> {
+        Err(Failure::Use("tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU".into()))
+    }
+}
+
+/// Checks a product where it is cheap to: 8 rows of A against 128 rows of B. The error as a fraction of the bound.
+///
+/// A result outside the bound gives infinity.
+pub fn sampled_error(
+    a: &HostQuantMatrix,
+    b: &HostQuantMatrix,
+    out: DType,
+    d: ArrayView2<'_, f32>,
+    (accumulator, gelu): (Accumulator, Gelu),
+) -> Result<f64> {
+    let last = |rows: usize| (rows.saturating_sub(1) / 128) * 128;
+    let mut worst = 0.0f64;
+    for (row, col) in [(0, last(b.rows())), (last(a.rows()), 0)] {
+        let (a, b) = (rows_of(a, row, 8)?, rows_of(b, col, 128)?);
+        let bound = reference::gemm_bound(&GemmInputs::new(&a, &b, out), accumulator, gelu)?;
+        let part = d.slice(ndarray::s![row..row + a.rows(), col..col + b.rows()]);
+        worst = worst.max(bound.check(part).unwrap_or(f64::INFINITY));
+    }
+    Ok(worst)
+}

@@ -1,0 +1,140 @@
+//! Where commands run: the CPU reference or a GPU, behind one trait, so that each command is written once.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use ndarray::{Array2, ArrayView2};
+use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs};
+use scaled_gemm::{Fp8Format, HostQuantMatrix, Recipe, Result, Scheme};
+use serde_json::Value;
+
+use crate::args::{DeviceChoice, scheme};
+use crate::output::{Failure, note};
+
+/// The recipes of both operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair {
+    pub a: Recipe,
+    pub b: Recipe,
+}
+
+impl Pair {
+    /// The pair that weights of this scheme name belong to: both alike, or 1x128 activations where two alike cannot be.
+    pub fn of_weights(name: &str) -> Self {
+        let b = scheme(name, Fp8Format::E4M3);
+        let both = check_pair(b, b, "cpu").is_ok();
+        let a = if both { b } else { Scheme::Fp8Block1x128(Fp8Format::E4M3) };
+        Self { a: Recipe::new(a), b: Recipe::new(b) }
+    }
+
+    /// `fp8-1x128 x fp8-128x128`.
+    pub fn name(&self) -> String {
+        format!("{} x {}", self.a.scheme.spec().name, self.b.scheme.spec().name)
+    }
+}
+
+/// What was measured for one pair and shape.
+#[derive(Debug, Clone)]
+pub struct PairTime {
+    /// Microseconds of the product of quantized operands.
+    pub gemm_us: f64,
+    /// Microseconds of the quantization of A.
+    pub quantize_us: f64,
+    /// How it was computed.
+    pub formulation: String,
+    /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.
+    pub error: f64,
+}
+
+/// How a pair runs, or why not.
+#[derive(Debug, Clone)]
+pub struct Support {
+    /// Formulations that run, best first.
+    pub ways: Vec<String>,
+    /// What does not run, and why.
+    pub refused: Vec<(String, String)>,
+}
+
+/// One place to run on. Matrices come and go in host memory.
+pub trait Device {
+    /// `cpu` or `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// What it is, on one line.
+    fn title(&self) -> String;
+
+    /// Names and values for `info` and records: GPU, driver, libraries.
+    fn facts(&self) -> Vec<(&'static str, String)>;
+
+    /// Quantizes a matrix of values that `source` holds exactly.
+    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: scaled_gemm::DType, recipe: Recipe)
+    -> Result<HostQuantMatrix>;
+
+    /// The values of a quantized matrix, rounded to `out`.
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: scaled_gemm::DType) -> Result<Array2<f32>>;
+
+    /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
+    fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
+
+    /// What adds the products here, and who computes a GELU: which bound applies.
+    fn arithmetic(&self) -> (Accumulator, Gelu);
+
+    /// How this pair runs at this shape.
+    fn support(&mut self, mnk: [usize; 3], a: Scheme, b: Scheme, out: scaled_gemm::DType) -> Support;
+
+    /// What [`Device::time_baseline`] measures, in words.
+    fn baseline(&self) -> String;
+
+    /// Microseconds of the unquantized product.
+    fn time_baseline(&mut self, mnk: [usize; 3], out: scaled_gemm::DType) -> Result<f64>;
+
+    /// Quantization and product, timed apart, and checked.
+    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: scaled_gemm::DType) -> Result<PairTime>;
+
+    /// Bytes read and written in a second by a large copy, now.
+    fn copy_rate(&mut self) -> Result<f64>;
+
+    /// Clock rates now, in words; empty where nobody says.
+    fn clocks(&self) -> String;
+
+    /// Rows of A to measure where none are asked for.
+    fn default_ms(&self) -> Vec<usize>;
+
+    /// Finds the best formulation and algorithm for each shape and gives the records to keep.
+    fn tune(
+        &mut self,
+        problems: &[([usize; 3], Pair)],
+        out: scaled_gemm::DType,
+        step: &mut dyn FnMut(String),
+    ) -> std::result::Result<Vec<Value>, Failure>;
+}
+
+/// Opens the device that was asked for and says on standard error which it is.
+pub fn open(choice: DeviceChoice) -> std::result::Result<Box<dyn Device>, Failure> {
+    let device = match choice {
+        DeviceChoice::Cpu => cpu::open(),
+        DeviceChoice::Cuda => open_cuda()?,
+        DeviceChoice::Auto => match open_cuda() {
+            Ok(device) => device,
+            Err(Failure::Use(reason) | Failure::Check(reason)) => {
+                let device = cpu::open();
+                note(format!("device {} ({reason})", device.title()));
+                return Ok(device);
+            }
+        },
+    };
+    note(format!("device {}", device.title()));
+    Ok(device)
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda() -> std::result::Result<Box<dyn Device>, Failure> {
+    Ok(cuda::open()?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda() -> std::result::Result<Box<dyn Device>, Failure> {
+    Err(Failure::Use("this program was built without the feature `cuda`; build it with default features".into()))
+}

@@ -1,0 +1,81 @@
+//! Shapes by name or by numbers.
+
+/// One weight shape, with the rows of A where they are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub m: Option<usize>,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// What `--shapes` parses to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShapeList(pub Vec<Shape>);
+
+/// (n, k) of the linear layers of known models.
+const PRESETS: [(&str, &[(usize, usize)]); 3] = [
+    (
+        "deepseek-v3",
+        &[(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)],
+    ),
+    ("llama3-70b", &[(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)]),
+    ("qwen3", &[(1536, 2048), (2048, 768), (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)]),
+];
+
+/// Largest extent accepted: beyond it buffers are certain not to fit.
+const LARGEST: usize = 1 << 20;
+
+/// Parses a comma-separated list of preset names, `MxNxK` and `NxK`.
+pub fn parse_shapes(text: &str) -> Result<ShapeList, String> {
+    let mut shapes = Vec::new();
+    for item in text.split(',') {
+        if let Some((_, list)) = PRESETS.iter().find(|(name, _)| *name == item) {
+            shapes.extend(list.iter().map(|&(n, k)| Shape { m: None, n, k }));
+        } else {
+            shapes.push(parse_shape(item)?);
+        }
+    }
+    Ok(ShapeList(shapes))
+}
+
+fn parse_shape(item: &str) -> Result<Shape, String> {
+    let numbers: Option<Vec<usize>> = item.split('x').map(|n| n.parse().ok()).collect();
+    let shape = match numbers.as_deref() {
+        Some(&[m, n, k]) => Shape { m: Some(m), n, k },
+        Some(&[n, k]) => Shape { m: None, n, k },
+        _ => {
+            let names: Vec<_> = PRESETS.iter().map(|(name, _)| *name).collect();
+            return Err(format!("{item:?} is neither {} nor MxNxK nor NxK", names.join(", ")));
+        }
+    };
+    if [shape.m.unwrap_or(1), shape.n, shape.k].iter().any(|&d| d == 0 || d > LARGEST) {
+        return Err(format!("{item}: every extent must be from 1 to {LARGEST}"));
+    }
+    Ok(shape)
+}
+
+impl ShapeList {
+    /// Every (m, n, k): shapes without m with each of `ms`, kept together by (n, k).
+    pub fn problems(&self, ms: &[usize]) -> Vec<[usize; 3]> {
+        let expand = |s: &Shape| match s.m {
+            Some(m) => vec![[m, s.n, s.k]],
+            None => ms.iter().map(|&m| [m, s.n, s.k]).collect(),
+        };
+        self.0.iter().flat_map(expand).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_and_numbers() {
+        assert_eq!(parse_shapes("qwen3,16x8x32").unwrap().0.len(), 7);
+        let list = parse_shapes("8x32,3x8x16").unwrap();
+        assert_eq!(list.problems(&[1, 2]), [[1, 8, 32], [2, 8, 32], [3, 8, 16]]);
+        for bad in ["", "llama9", "1x2x3x4", "0x8x16", "8x", "99999999x8", "-1x8x16"] {
+            assert!(parse_shapes(bad).is_err(), "{bad}");
+        }
+    }
+}
