@@ -1,0 +1,482 @@
+//! [`GemmPlan`]: a [`GemmDesc`] made ready once, and executed many times.
+
+use std::fmt::Write as _;
+
+use crate::error::{Error, Result};
+use crate::format::layout::ScaleLayout;
+
+use super::formulation::{self, Finish, Formulation};
+use super::gemm_call::{Candidate, Search};
+use super::gemm_desc::{GemmArgs, GemmDesc};
+use super::handle::{Handle, WORKSPACE_BYTES};
+use super::matrix::QuantMatrix;
+use super::record::{Choice, Environment, TuneRecord};
+
+/// How to plan. `Default` leaves every choice to the crate.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct PlanOptions {
+    /// This formulation and no other.
+    pub formulation: Option<Formulation>,
+    /// This measured choice and no other; refused on another GPU, library version or problem.
+    pub record: Option<TuneRecord>,
+    /// Bytes of the handle's 32 MiB workspace that algorithms may use. 0 excludes algorithms that split k.
+    pub workspace_limit: usize,
+    /// How many algorithms to ask cuBLASLt for; the first good one is used, the others are what autotune tries.
+    pub candidates: usize,
+}
+
+impl Default for PlanOptions {
+    fn default() -> Self {
+        Self { formulation: None, record: None, workspace_limit: WORKSPACE_BYTES, candidates: 8 }
+    }
+}
+
+impl PlanOptions {
+    /// The same with this formulation and no other.
+    pub fn with_formulation(self, formulation: Formulation) -> Self {
+        Self { formulation: Some(formulation), ..self }
+    }
+
+    /// The same with this measured choice and no other.
+    pub fn with_record(self, record: TuneRecord) -> Self {
+        Self { record: Some(record), ..self }
+    }
+
+    /// The same with at most this much workspace.
+    pub fn with_workspace_limit(self, bytes: usize) -> Self {
+        Self { workspace_limit: bytes, ..self }
+    }
+
+    /// The same with this many algorithms.
+    pub fn with_candidates(self, candidates: usize) -> Self {
+        Self { candidates, ..self }
+    }
+
+    pub(super) fn search(&self) -> Search {
+        Search { candidates: self.candidates, workspace_limit: self.workspace_limit }
+    }
+}
+
+/// One problem made ready on one handle: formulation, algorithm, descriptors and scratch memory.
+///
+/// Made by [`Handle::plan`]. The plan owns its scratch memory: keep it, and the handle, as long as a captured graph of it
+/// is launched. It works on its own handle only, whose stream orders the uses of scratch and workspace.
+pub struct GemmPlan {
+    pub(super) desc: GemmDesc,
+    pub(super) handle_id: u64,
+    pub(super) environment: Environment,
+    pub(super) options: PlanOptions,
+    /// `None` where D has no elements.
+    pub(super) candidate: Option<Candidate>,
+    /// Why this formulation, and why not each of the others.
+    pub(super) reason: String,
+    pub(super) rejected: Vec<String>,
+    pub(super) measured_us: Option<f64>,
+}
+
+impl Handle {
+    /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, allocates scratch memory.
+    ///
+    /// A measured record ([`Handle::set_tuning`]) wins; otherwise a small table of rules decides, and
+    /// [`GemmPlan::explain`] says which and why. Slow (tens of microseconds and more), and not for graph capture.
+    ///
+    /// # Errors
+    /// Those of [`GemmDesc::check`]; [`Error::Pair`] with all reasons if this GPU offers no way;
+    /// [`Error::Unsupported`] inside graph capture; [`Error::Driver`] if there is no memory.
+    pub fn plan(&self, desc: &GemmDesc) -> Result<GemmPlan> {
+        self.plan_with(desc, &PlanOptions::default())
+    }
+
+    /// [`Handle::plan`] with options.
+    ///
+    /// # Errors
+    /// As [`Handle::plan`]; [`Error::Unsupported`] if the formulation asked for is not offered; [`Error::Record`] if the
+    /// record belongs elsewhere, or cuBLASLt no longer takes its algorithm.
+    pub fn plan_with(&self, desc: &GemmDesc, options: &PlanOptions) -> Result<GemmPlan> {
+        self.refuse_capture("planning")?;
+        desc.check(&self.device().to_string())?;
+        let mut plan = GemmPlan {
+            desc: *desc,
+            handle_id: self.id(),
+            environment: self.environment(),
+            options: options.clone(),
+            candidate: None,
+            reason: "D has no elements".to_string(),
+            rejected: Vec::new(),
+            measured_us: None,
+        };
+        if desc.is_empty() {
+            return Ok(plan);
+        }
+        if let Some(record) = &options.record {
+            plan.take_record(self, record)?;
+        } else if !plan.take_tuned(self)? {
+            plan.choose(self)?;
+        }
+        if let Some(candidate) = &mut plan.candidate {
+            candidate.allocate(self)?;
+        }
+        if self.first_time(desc) {
+            tracing::info!(choice = %plan.headline(), reason = %plan.reason, "planned {desc}");
+        }
+        Ok(plan)
+    }
+
+    /// The formulations that this GPU and cuBLASLt offer for the problem, in the order of preference. Runs nothing.
+    ///
+    /// # Errors
+    /// Those of [`GemmDesc::check`]; [`Error::Pair`] with the reason for each formulation if there is none;
+    /// [`Error::Unsupported`] inside graph capture.
+    pub fn supports(&self, desc: &GemmDesc) -> Result<Vec<Formulation>> {
+        self.refuse_capture("asking what is supported")?;
+        desc.check(&self.device().to_string())?;
+        let (order, _) = formulation::preference(desc, self.facts());
+        let (mut offered, mut rejected) = (Vec::new(), Vec::new());
+        for formulation in order {
+            // An empty D needs no library; what the table says is the answer.
+            let offer = match desc.is_empty() {
+                true => formulation::available(desc, self.facts(), formulation).map(|()| None),
+                false => self.offer(desc, formulation, PlanOptions::default().search())?.map(Some),
+            };
+            match offer {
+                Ok(_) => offered.push(formulation),
+                Err(reason) => rejected.push(format!("{formulation}: {reason}")),
+            }
+        }
+        if offered.is_empty() { Err(self.no_way(desc, &rejected)) } else { Ok(offered) }
+    }
+
+    /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached.
+    ///
+    /// A first call plans (and makes B's repeated scales where the formulation needs them): slow, and it allocates. Later
+    /// ones are [`GemmPlan::execute`] after one look-up. The cache holds 64 plans and 512 MiB of their scratch memory, and
+    /// forgets the longest unused: therefore this call is refused in graph capture. Waits for nothing.
+    ///
+    /// # Errors
+    /// Those of [`GemmArgs::desc`], [`Handle::plan`] and [`GemmPlan::execute`].
+    pub fn scaled_gemm(&self, mut args: GemmArgs<'_>) -> Result<()> {
+        let desc = args.desc()?;
+        self.refuse_capture("scaled_gemm, whose cached plan may be freed before the graph,")?;
+        let mut state = self.state.borrow_mut();
+        if let Some(plan) = state.plans.get_mut(&desc) {
+            plan.prepare(self, args.b)?;
+            return plan.run(self, &mut args);
+        }
+        drop(state);
+        let mut plan = self.plan(&desc)?;
+        plan.prepare(self, args.b)?;
+        plan.run(self, &mut args)?;
+        let bytes = plan.scratch_bytes();
+        self.state.borrow_mut().plans.insert(desc, plan, bytes);
+        Ok(())
+    }
+
+    /// The best finish of one formulation, or why there is none.
+    pub(super) fn offer(
+        &self,
+        desc: &GemmDesc,
+        formulation: Formulation,
+        search: Search,
+    ) -> Result<std::result::Result<Candidate, String>> {
+        if let Err(reason) = formulation::available(desc, self.facts(), formulation) {
+            return Ok(Err(reason));
+        }
+        let mut reasons = Vec::new();
+        for finish in Finish::ALL {
+            match Candidate::ask(self, desc, formulation, finish, search)? {
+                Ok(candidate) => return Ok(Ok(candidate)),
+                Err(reason) => reasons.push(format!("{finish}: {reason}")),
+            }
+        }
+        Ok(Err(reasons.join("; ")))
+    }
+
+    /// True the first time a problem is planned, so that its choice is logged once. Forgets after some thousands.
+    fn first_time(&self, desc: &GemmDesc) -> bool {
+        let announced = &mut self.state.borrow_mut().announced;
+        if announced.len() >= 4096 {
+            announced.clear();
+        }
+        announced.insert(*desc)
+    }
+
+    /// Where plans of this handle are made.
+    pub(super) fn environment(&self) -> Environment {
+        let device = self.device();
+        Environment {
+            gpu: device.name.clone(),
+            compute_capability: device.compute_capability,
+            sm_count: device.sm_count,
+            cublaslt: self.lt().version().raw(),
+        }
+    }
+
+    fn no_way(&self, desc: &GemmDesc, rejected: &[String]) -> Error {
+        let remedy = match (self.device().compute_capability, desc.a.spec().scale_layout) {
+            (cc, _) if cc < (8, 9) => "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer",
+            (_, ScaleLayout::Vec128 | ScaleLayout::Blk128) => {
+                "quantize by row or tensor, which runs on sm_89 and up, or take cuBLASLt 12.9.1 or newer on sm_90"
+            }
+            _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
+        };
+        Error::Pair {
+            a: desc.a,
+            b: desc.b,
+            device: self.device().to_string(),
+            reason: format!("no way to compute {desc}: {}", rejected.join("; ")),
+            remedy: remedy.to_string(),
+        }
+    }
+}
+
+impl GemmPlan {
+    /// Takes the choice of a record, or refuses it.
+    fn take_record(&mut self, handle: &Handle, record: &TuneRecord) -> Result<()> {
+        record.check(&self.environment, &self.desc)?;
+        if let Some(asked) = self.options.formulation.filter(|f| *f != record.formulation()) {
+            return Err(Error::Record {
+                reason: format!("formulation is {} in the record and {asked} was asked for", record.formulation()),
+                remedy: "give the record or the formulation, not both".to_string(),
+            });
+        }
+        let choice = (record.formulation(), record.finish(), record.algorithm()?);
+        match Candidate::recorded(handle, &self.desc, choice, self.options.search())? {
+            Ok(candidate) => self.candidate = Some(candidate),
+            Err(reason) => {
+                return Err(Error::Record {
+                    reason: format!("{} with {}: {reason}", record.formulation(), record.algorithm_config()),
+                    remedy: "measure again here: GemmPlan::autotune, or `scaled-gemm tune`".to_string(),
+                });
+            }
+        }
+        self.measured_us = record.measured_us();
+        self.reason = match record.measured_us() {
+            Some(us) => format!("a record says so, measured at {us:.1} us"),
+            None => "a record says so".to_string(),
+        };
+        Ok(())
+    }
+
+    /// Takes the choice of the handle's tuning table, if it has one that still works. Never silent: it is logged.
+    fn take_tuned(&mut self, handle: &Handle) -> Result<bool> {
+        let found = handle.state.borrow().tuning.find(&self.environment, &self.desc).cloned();
+        let Some(record) = found.filter(|r| self.options.formulation.is_none_or(|f| f == r.formulation())) else {
+            return Ok(false);
+        };
+        match self.take_record(handle, &record) {
+            Ok(()) => Ok(true),
+            Err(Error::Record { reason, .. }) => {
+                tracing::warn!(%reason, "tuning record passed over for {}", self.desc);
+                self.rejected.push(format!("tuning record: {reason}"));
+                Ok(false)
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Tries formulations in the order of the rules; the first that is offered wins.
+    fn choose(&mut self, handle: &Handle) -> Result<()> {
+        let search = self.options.search();
+        if let Some(asked) = self.options.formulation {
+            match handle.offer(&self.desc, asked, search)? {
+                Ok(candidate) => self.candidate = Some(candidate),
+                Err(reason) => {
+                    return Err(Error::unsupported(
+                        format!("formulation {asked} for {} on {}", self.desc, handle.device()),
+                        reason,
+                        "leave the choice to plan, or ask Handle::supports",
+                    ));
+                }
+            }
+            self.reason = "it was asked for".to_string();
+            let others = Formulation::ALL.into_iter().filter(|f| *f != asked);
+            self.rejected.extend(others.map(|f| format!("{f}: {asked} was asked for")));
+            return Ok(());
+        }
+        let (order, why) = formulation::preference(&self.desc, handle.facts());
+        for formulation in order {
+            if let Some(chosen) = &self.candidate {
+                let chosen = chosen.core.formulation;
+                let reason = match formulation::available(&self.desc, handle.facts(), formulation) {
+                    Ok(()) => format!("{chosen} comes first: {why}"),
+                    Err(reason) => reason,
+                };
+                self.rejected.push(format!("{formulation}: {reason}"));
+                continue;
+            }
+            match handle.offer(&self.desc, formulation, search)? {
+                Ok(candidate) => self.candidate = Some(candidate),
+                Err(reason) => self.rejected.push(format!("{formulation}: {reason}")),
+            }
+        }
+        if self.candidate.is_none() {
+            return Err(handle.no_way(&self.desc, &self.rejected));
+        }
+        self.reason = why.to_string();
+        Ok(())
+    }
+
+    /// The problem.
+    pub fn desc(&self) -> &GemmDesc {
+        &self.desc
+    }
+
+    /// The formulation in use; `Native` where D has no elements.
+    pub fn formulation(&self) -> Formulation {
+        self.candidate.as_ref().map_or(Formulation::Native, |c| c.core.formulation)
+    }
+
+    /// How the formulation in use ends; `Fused` where D has no elements.
+    pub fn finish(&self) -> Finish {
+        self.candidate.as_ref().map_or(Finish::Fused, |c| c.core.finish)
+    }
+
+    /// Bytes of scratch memory that the plan owns.
+    pub fn scratch_bytes(&self) -> usize {
+        self.candidate.as_ref().map_or(0, |c| c.core.scratch_bytes())
+    }
+
+    /// Device bytes that a call uses beside its operands: the plan's scratch, and its part of the handle's workspace.
+    pub fn workspace_bytes(&self) -> usize {
+        self.scratch_bytes() + self.candidate.as_ref().map_or(0, |c| c.algo().workspace_bytes())
+    }
+
+    /// Bytes of the second scale buffer that the formulation needs in B; 0 where it needs none.
+    pub fn repeated_scale_bytes(&self) -> usize {
+        match self.candidate.as_ref().map(|c| c.core.formulation) {
+            Some(Formulation::RepeatedScales) => QuantMatrix::repeated_len(self.desc.n, self.desc.k) * 4,
+            _ => 0,
+        }
+    }
+
+    /// Makes in B what the formulation needs there: the repeated scales, once for each B. Allocates if there is work.
+    ///
+    /// A graph captured with this B uses that buffer: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] inside graph capture, if there is work; [`Error::Driver`] if there is no memory.
+    pub fn prepare(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        if self.repeated_scale_bytes() == 0 {
+            return Ok(());
+        }
+        if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
+            return Err(Error::shape(
+                "B",
+                format!("{} x {} {}", b.rows(), b.cols(), b.scheme()),
+                format!("must be {} x {} {}, as planned", self.desc.n, self.desc.k, self.desc.b),
+                "plan for this B",
+            ));
+        }
+        b.repeat_scales(handle)
+    }
+
+    /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
+    ///
+    /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`.
+    /// Enqueued on the handle's stream: allocates nothing, asks no heuristic, waits for nothing, logs nothing; safe inside
+    /// graph capture, which keeps the addresses, alpha and beta it saw.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if an operand is not as planned; [`Error::Alignment`]; [`Error::Unsupported`] on another handle or
+    /// for a B that [`GemmPlan::prepare`] has not seen; [`Error::Cublas`] or [`Error::Driver`] if a launch fails.
+    pub fn execute(&mut self, handle: &Handle, mut args: GemmArgs<'_>) -> Result<()> {
+        let desc = args.desc()?;
+        self.check(handle, &desc)?;
+        self.run(handle, &mut args)
+    }
+
+    /// Refuses another handle or problem.
+    pub(super) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
+        if handle.id() != self.handle_id {
+            return Err(Error::unsupported(
+                "executing a plan on another handle than its own",
+                "its scratch memory is ordered by its own handle's stream",
+                "make a plan for each handle",
+            ));
+        }
+        match self.desc == *desc {
+            true => Ok(()),
+            false => Err(Error::shape(
+                "operands",
+                self.desc.difference(desc).unwrap_or_default(),
+                "must be as in GemmPlan::desc",
+                "make a plan for this problem, or call Handle::scaled_gemm",
+            )),
+        }
+    }
+
+    /// Enqueues a call whose arguments were checked.
+    pub(super) fn run(&mut self, handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
+        match &mut self.candidate {
+            Some(candidate) => candidate.enqueue(handle, &self.desc, args),
+            // D has no elements; its amax is 0.
+            None => match &mut args.amax {
+                Some(amax) => handle.kernels().zero(handle.launch_stream(), &amax.on(handle.launch_stream()), 4),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The choice in a few words.
+    fn headline(&self) -> String {
+        match &self.candidate {
+            None => "nothing to do".to_string(),
+            Some(c) => format!("{}, {}", c.core.formulation, c.core.finish),
+        }
+    }
+
+    /// What was chosen, from what, and why; what it costs in memory; and why the others were not taken.
+    pub fn explain(&self) -> String {
+        let Environment { gpu, compute_capability: (major, minor), cublaslt, .. } = &self.environment;
+        let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {cublaslt}\n", self.desc);
+        // Writing to a String cannot fail.
+        let mut line = |words: std::fmt::Arguments<'_>| drop(writeln!(text, "  {words}"));
+        line(format_args!("{}: {}", self.headline(), self.reason));
+        if let Some(candidate) = &self.candidate {
+            let (place, offered) = candidate.place();
+            let config = self.algorithm_words(candidate);
+            line(format_args!("algorithm: {config} (number {} of {offered} offered)", place + 1));
+            line(format_args!(
+                "memory: {} bytes of scratch in the plan, {} of the handle's {WORKSPACE_BYTES} bytes of workspace, {} bytes of \
+                 repeated scales in each B",
+                self.scratch_bytes(),
+                candidate.algo().workspace_bytes(),
+                self.repeated_scale_bytes(),
+            ));
+            if candidate.core.rows != self.desc.m {
+                line(format_args!("m = {} is computed as {} rows", self.desc.m, candidate.core.rows));
+            }
+        }
+        if let Some(us) = self.measured_us {
+            line(format_args!("measured: {us:.2} us"));
+        }
+        for rejected in &self.rejected {
+            line(format_args!("not taken: {rejected}"));
+        }
+        text
+    }
+
+    fn algorithm_words(&self, candidate: &Candidate) -> String {
+        match candidate.algo().config() {
+            Ok(config) => config.to_string(),
+            Err(error) => format!("not readable ({error})"),
+        }
+    }
+
+    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](super::record::TuneTable).
+    ///
+    /// With a time only after [`GemmPlan::autotune`]. `None` where D has no elements.
+    pub fn record(&self) -> Option<TuneRecord> {
+        let candidate = self.candidate.as_ref()?;
+        let choice = Choice {
+            formulation: candidate.core.formulation,
+            finish: candidate.core.finish,
+            algorithm: candidate.algo().to_words(),
+            algorithm_config: self.algorithm_words(candidate),
+            workspace_bytes: candidate.algo().workspace_bytes(),
+            measured_us: self.measured_us,
+        };
+        Some(TuneRecord::new(self.environment.clone(), &self.desc, choice))
+    }
+}

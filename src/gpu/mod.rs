@@ -1,0 +1,35 @@
+//! How it runs: quantizers, plans and products on NVIDIA GPUs, with CUDA's libraries loaded at run time.
+//!
+//! Bottom to top: [`Handle`] (one stream and what work on it needs), [`QuantMatrix`], the quantizers
+//! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
+
+mod cache;
+mod compile;
+mod formulation;
+mod gemm;
+mod gemm_call;
+mod gemm_desc;
+mod handle;
+mod kernels;
+mod libraries;
+mod lt;
+mod matrix;
+mod measure;
+mod memory;
+mod quantize;
+mod quirks;
+mod record;
+mod tune;
+
+pub use cache::PlanCache;
+pub use compile::KernelSource;
+pub use formulation::{Finish, Formulation};
+pub use gemm::{GemmPlan, PlanOptions};
+pub use gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
+pub use handle::{DeviceInfo, Handle, LibraryInfo};
+pub use matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+pub use measure::*;
+pub use memory::{DeviceBytes, DeviceBytesMut};
+pub use quantize::{GivenScale, QuantizeTo, quantize_bytes};
+pub use record::{Environment, TuneRecord, TuneTable};
+pub use tune::{CacheState, TuneOptions, TuneReport, Trial, Verdict};

@@ -1,0 +1,388 @@
+//! [`TuneRecord`]: a measured choice that survives the process, and [`TuneTable`], many of them in one JSON file.
+//!
+//! A record holds cuBLASLt's opaque algorithm, which means something to the same library version only; so it is refused,
+//! with the field that differs, on another GPU, library version or problem. Nothing here needs a GPU.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+use super::formulation::{Finish, Formulation};
+use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+
+/// Layout of the JSON; a file of another version is refused.
+const VERSION: u32 = 1;
+
+/// Where something was measured: the part of a record that must equal the running machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Name of the GPU.
+    pub gpu: String,
+    /// Compute capability, major and minor.
+    pub compute_capability: (u32, u32),
+    /// Number of multiprocessors.
+    pub sm_count: u32,
+    /// cuBLASLt version: 130100 is 13.1.0.
+    pub cublaslt: u32,
+}
+
+/// [`GemmDesc`] in the words of the command line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ProblemRecord {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: String,
+    b: String,
+    out: String,
+    out_stride: usize,
+    bias: Option<String>,
+    activation: String,
+    residual: Option<String>,
+    accumulate: String,
+    accumulation: String,
+    out_amax: String,
+}
+
+impl From<&GemmDesc> for ProblemRecord {
+    fn from(desc: &GemmDesc) -> Self {
+        Self {
+            m: desc.m,
+            n: desc.n,
+            k: desc.k,
+            a: desc.a.to_string(),
+            b: desc.b.to_string(),
+            out: desc.out.to_string(),
+            out_stride: desc.out_stride,
+            bias: desc.epilogue.bias.map(|t| t.to_string()),
+            activation: desc.epilogue.activation.name().to_string(),
+            residual: desc.epilogue.residual.map(|t| t.to_string()),
+            accumulate: match desc.accumulate {
+                Accumulate::Replace => "replace",
+                Accumulate::Add => "add",
+            }
+            .to_string(),
+            accumulation: match desc.accumulation {
+                Accumulation::Precise => "precise",
+                Accumulation::Fast => "fast",
+            }
+            .to_string(),
+            out_amax: match desc.out_amax {
+                OutAmax::Ignore => "ignore",
+                OutAmax::Store => "store",
+            }
+            .to_string(),
+        }
+    }
+}
+
+/// A measured choice for one problem: formulation, finish and algorithm, and where it was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TuneRecord {
+    version: u32,
+    environment: Environment,
+    problem: ProblemRecord,
+    formulation: Formulation,
+    finish: Finish,
+    /// The 64 bytes of `cublasLtMatmulAlgo_t` as hexadecimal digits: JSON numbers do not hold 64 bits everywhere.
+    algorithm: String,
+    /// The same in words, for people.
+    algorithm_config: String,
+    workspace_bytes: usize,
+    measured_us: Option<f64>,
+}
+
+/// What a record says, apart from where it holds.
+pub(crate) struct Choice {
+    pub(crate) formulation: Formulation,
+    pub(crate) finish: Finish,
+    pub(crate) algorithm: [u64; 8],
+    pub(crate) algorithm_config: String,
+    pub(crate) workspace_bytes: usize,
+    pub(crate) measured_us: Option<f64>,
+}
+
+fn refused(reason: String) -> Error {
+    Error::Record { reason, remedy: "measure again here: GemmPlan::autotune, or `scaled-gemm tune`".to_string() }
+}
+
+impl TuneRecord {
+    pub(crate) fn new(environment: Environment, desc: &GemmDesc, choice: Choice) -> Self {
+        Self {
+            version: VERSION,
+            environment,
+            problem: desc.into(),
+            formulation: choice.formulation,
+            finish: choice.finish,
+            algorithm: choice.algorithm.iter().map(|word| format!("{word:016x}")).collect(),
+            algorithm_config: choice.algorithm_config,
+            workspace_bytes: choice.workspace_bytes,
+            measured_us: choice.measured_us,
+        }
+    }
+
+    /// Where it was measured.
+    pub fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    /// The chosen formulation.
+    pub fn formulation(&self) -> Formulation {
+        self.formulation
+    }
+
+    /// How the chosen formulation ends.
+    pub fn finish(&self) -> Finish {
+        self.finish
+    }
+
+    /// The algorithm's configuration in words.
+    pub fn algorithm_config(&self) -> &str {
+        &self.algorithm_config
+    }
+
+    /// Workspace that the algorithm uses.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes
+    }
+
+    /// Median time of one call in microseconds, if it was measured and not only chosen.
+    pub fn measured_us(&self) -> Option<f64> {
+        self.measured_us
+    }
+
+    /// The algorithm's eight words.
+    pub(crate) fn algorithm(&self) -> Result<[u64; 8]> {
+        let bad = || refused(format!("algorithm = {:?} is not 128 hexadecimal digits", self.algorithm));
+        if self.algorithm.len() != 128 || !self.algorithm.is_ascii() {
+            return Err(bad());
+        }
+        let mut words = [0; 8];
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = u64::from_str_radix(&self.algorithm[i * 16..][..16], 16).map_err(|_| bad())?;
+        }
+        Ok(words)
+    }
+
+    /// Refuses a record of another layout, GPU, library version or problem.
+    ///
+    /// # Errors
+    /// [`Error::Record`] naming the first field that differs, with both values.
+    pub fn check(&self, here: &Environment, desc: &GemmDesc) -> Result<()> {
+        let (there, wanted) = (&self.environment, ProblemRecord::from(desc));
+        let problem = &self.problem;
+        let word = |o: &Option<String>| o.clone().unwrap_or_else(|| "none".to_string());
+        let fields = [
+            ("version", self.version.to_string(), VERSION.to_string()),
+            ("gpu", there.gpu.clone(), here.gpu.clone()),
+            ("compute_capability", format!("{:?}", there.compute_capability), format!("{:?}", here.compute_capability)),
+            ("sm_count", there.sm_count.to_string(), here.sm_count.to_string()),
+            ("cublaslt", there.cublaslt.to_string(), here.cublaslt.to_string()),
+            ("m", problem.m.to_string(), wanted.m.to_string()),
+            ("n", problem.n.to_string(), wanted.n.to_string()),
+            ("k", problem.k.to_string(), wanted.k.to_string()),
+            ("a", problem.a.clone(), wanted.a.clone()),
+            ("b", problem.b.clone(), wanted.b.clone()),
+            ("out", problem.out.clone(), wanted.out.clone()),
+            ("out_stride", problem.out_stride.to_string(), wanted.out_stride.to_string()),
+            ("bias", word(&problem.bias), word(&wanted.bias)),
+            ("activation", problem.activation.clone(), wanted.activation.clone()),
+            ("residual", word(&problem.residual), word(&wanted.residual)),
+            ("accumulate", problem.accumulate.clone(), wanted.accumulate.clone()),
+            ("accumulation", problem.accumulation.clone(), wanted.accumulation.clone()),
+            ("out_amax", problem.out_amax.clone(), wanted.out_amax.clone()),
+        ];
+        match fields.into_iter().find(|(_, found, wanted)| found != wanted) {
+            None => Ok(()),
+            Some((name, found, wanted)) => Err(refused(format!("{name} is {found} in the record and {wanted} here"))),
+        }
+    }
+
+    /// The record as one JSON object.
+    ///
+    /// # Errors
+    /// [`Error::Record`] if a time is not a finite number.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string_pretty(self).map_err(|e| refused(format!("it cannot be written as JSON: {e}")))
+    }
+
+    /// A record from JSON. Only its form is checked here; see [`TuneRecord::check`].
+    ///
+    /// # Errors
+    /// [`Error::Record`] with the place and reason.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|e| refused(format!("not a record: {e}")))
+    }
+}
+
+/// Records of many problems, possibly of several machines.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct TuneTable {
+    records: Vec<TuneRecord>,
+}
+
+impl TuneTable {
+    /// Adds a record, in place of the one for the same problem and environment if there is one.
+    pub fn insert(&mut self, record: TuneRecord) {
+        let same = |r: &TuneRecord| r.environment == record.environment && r.problem == record.problem;
+        match self.records.iter().position(same) {
+            Some(i) => self.records[i] = record,
+            None => self.records.push(record),
+        }
+    }
+
+    /// All records.
+    pub fn records(&self) -> &[TuneRecord] {
+        &self.records
+    }
+
+    /// The record for this problem in this environment.
+    pub fn find(&self, here: &Environment, desc: &GemmDesc) -> Option<&TuneRecord> {
+        if self.records.is_empty() {
+            return None;
+        }
+        let problem = ProblemRecord::from(desc);
+        self.records.iter().find(|r| r.version == VERSION && r.environment == *here && r.problem == problem)
+    }
+
+    /// The table as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Record`] if a time is not a finite number.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string_pretty(self).map_err(|e| refused(format!("it cannot be written as JSON: {e}")))
+    }
+
+    /// A table from JSON. Records of other machines are kept; they are passed over when planning.
+    ///
+    /// # Errors
+    /// [`Error::Record`] with the place and reason.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|e| refused(format!("not a table of records: {e}")))
+    }
+
+    /// Reads a table from a file.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or [`Error::Record`] with the file, place and reason.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        Self::from_json(&text).map_err(|e| match e {
+            Error::Record { reason, remedy } => {
+                Error::Record { reason: format!("{}: {reason}", path.display()), remedy }
+            }
+            other => other,
+        })
+    }
+
+    /// Writes the table to a file, through a neighbour that is renamed, so that no half-written file is left.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let io = |source| Error::Io { path: path.into(), source };
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        std::fs::write(&partial, self.to_json()? + "\n").map_err(io)?;
+        std::fs::rename(&partial, path).map_err(io)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epilogue::{Activation, Epilogue};
+    use crate::format::{DType, Fp8Format, Scheme};
+
+    fn environment() -> Environment {
+        Environment { gpu: "NVIDIA H200".into(), compute_capability: (9, 0), sm_count: 132, cublaslt: 130100 }
+    }
+
+    fn desc() -> GemmDesc {
+        let (a, b) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E5M2));
+        let epilogue = Epilogue { bias: Some(DType::Bf16), activation: Activation::Relu, residual: None };
+        GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16).with_epilogue(epilogue)
+    }
+
+    fn record() -> TuneRecord {
+        let words = [u64::MAX, 1, 0x0123_4567_89ab_cdef, 0, 5, 6, 7, 8];
+        TuneRecord::new(
+            environment(),
+            &desc(),
+            Choice {
+                formulation: Formulation::RepeatedScales,
+                finish: Finish::Fused,
+                algorithm: words,
+                algorithm_config: "id 66".into(),
+                workspace_bytes: 1 << 20,
+                measured_us: Some(11.25),
+            },
+        )
+    }
+
+    #[test]
+    fn a_record_survives_json_with_every_bit() {
+        let record = record();
+        let back = TuneRecord::from_json(&record.to_json().unwrap()).unwrap();
+        assert_eq!(back, record);
+        assert_eq!(back.algorithm().unwrap()[..3], [u64::MAX, 1, 0x0123_4567_89ab_cdef]);
+        assert_eq!((back.formulation(), back.finish()), (Formulation::RepeatedScales, Finish::Fused));
+        back.check(&environment(), &desc()).unwrap();
+    }
+
+    #[test]
+    fn another_machine_library_or_problem_is_refused_with_both_values() {
+        let refusal = |e: &Environment, d: &GemmDesc| record().check(e, d).unwrap_err().to_string();
+        let other = Environment { gpu: "NVIDIA L4".into(), ..environment() };
+        assert!(refusal(&other, &desc()).contains("gpu is NVIDIA H200 in the record and NVIDIA L4 here"));
+        let other = Environment { cublaslt: 130200, ..environment() };
+        assert!(refusal(&other, &desc()).contains("cublaslt is 130100 in the record and 130200 here"));
+        let other = Environment { sm_count: 114, ..environment() };
+        assert!(refusal(&other, &desc()).contains("sm_count is 132"));
+        let other = GemmDesc { m: 17, ..desc() };
+        assert!(refusal(&environment(), &other).contains("m is 16 in the record and 17 here"));
+        let other = desc().with_epilogue(Epilogue::default());
+        assert!(refusal(&environment(), &other).contains("bias is bf16 in the record and none here"));
+        let other = desc().with_accumulation(Accumulation::Fast);
+        assert!(refusal(&environment(), &other).contains("accumulation is precise"));
+    }
+
+    #[test]
+    fn broken_records_are_refused_not_believed() {
+        assert!(TuneRecord::from_json("{").is_err());
+        let text = record().to_json().unwrap();
+        let bad = TuneRecord::from_json(&text.replace("ffffffffffffffff", "zzzzzzzzzzzzzzzz")).unwrap();
+        assert!(bad.algorithm().unwrap_err().to_string().contains("hexadecimal"));
+        let bad = TuneRecord::from_json(&text.replace("ffffffffffffffff", "ffff")).unwrap();
+        assert!(bad.algorithm().is_err());
+        let old = TuneRecord::from_json(&text.replacen("\"version\": 1", "\"version\": 9", 1)).unwrap();
+        assert!(old.check(&environment(), &desc()).unwrap_err().to_string().contains("version is 9"));
+        assert!(TuneRecord::from_json(&text.replace("repeated-scales", "magic")).is_err());
+    }
+
+    #[test]
+    fn a_table_keeps_one_record_for_each_problem_and_machine() {
+        let mut table = TuneTable::default();
+        assert!(table.find(&environment(), &desc()).is_none());
+        table.insert(record());
+        table.insert(TuneRecord { measured_us: Some(10.0), ..record() });
+        table.insert(TuneRecord { environment: Environment { sm_count: 78, ..environment() }, ..record() });
+        assert_eq!(table.records().len(), 2);
+        let found = table.find(&environment(), &desc()).unwrap();
+        assert_eq!(found.measured_us(), Some(10.0));
+        assert!(table.find(&environment(), &GemmDesc { m: 1, ..desc() }).is_none());
+        assert_eq!(TuneTable::from_json(&table.to_json().unwrap()).unwrap(), table);
+
+        let file = std::env::temp_dir().join(format!("scaled-gemm-tune-{}.json", std::process::id()));
+        table.save(&file).unwrap();
+        assert_eq!(TuneTable::load(&file).unwrap(), table);
+        std::fs::write(&file, "[]").unwrap();
+        assert!(TuneTable::load(&file).unwrap_err().to_string().contains("scaled-gemm-tune"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(matches!(TuneTable::load(&file), Err(Error::Io { .. })));
+    }
+}
