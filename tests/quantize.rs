@@ -1,0 +1,281 @@
+//! The reference quantizers against their definition: special values, ragged groups, strides, every recipe.
+
+use half::{bf16, f16};
+use ndarray::{Array2, ArrayView2, s};
+use scaled_gemm::codec::{decode, encode};
+use scaled_gemm::reference::{dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
+use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme, TensorScale};
+
+const E4M3: Fp8Format = Fp8Format::E4M3;
+const VECTOR: Recipe = Recipe::new(Scheme::Fp8Block1x128(E4M3));
+
+fn recipes() -> impl Iterator<Item = Recipe> {
+    Scheme::ALL.into_iter().flat_map(|scheme| {
+        Preset::ALL.into_iter().flat_map(move |preset| {
+            [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].map(|rounding| Recipe { scheme, preset, rounding })
+        })
+    })
+}
+
+/// Gaussian-like numbers whose rows and column blocks differ by orders of magnitude.
+fn matrix(rows: usize, cols: usize, seed: u32) -> Array2<f32> {
+    let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
+    let mut uniform = move || {
+        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+        (state >> 8) as f32 / (1 << 24) as f32
+    };
+    Array2::from_shape_fn((rows, cols), |(i, j)| {
+        let gauss: f32 = (0..6).map(|_| uniform()).sum::<f32>() - 3.0;
+        gauss * 4f32.powi((i % 5) as i32 - 2) * 8f32.powi((j / 128 % 3) as i32 - 1)
+    })
+}
+
+/// The definition, element by element.
+fn naive(x: &Array2<f32>, source: DType, recipe: Recipe) -> (Vec<u8>, Vec<f32>) {
+    let (rows, cols) = x.dim();
+    let spec = recipe.scheme.spec();
+    let [gr, gc] = recipe.scheme.scale_grid(rows, cols);
+    let (height, width) = (spec.group_rows.size(rows), spec.group_cols.size(cols));
+    let mut factors = Vec::new();
+    for r in 0..gr {
+        for c in 0..gc {
+            let mut amax = 0.0f32;
+            for i in r * height..((r + 1) * height).min(rows) {
+                for j in c * width..((c + 1) * width).min(cols) {
+                    amax = amax.max(x[[i, j]].abs());
+                }
+            }
+            factors.push(recipe.group_scale(amax, source));
+        }
+    }
+    let codes = x.indexed_iter().map(|((i, j), v)| {
+        let f = factors[i / height * gc + j / width];
+        encode(spec.format, v * f.encode)
+    });
+    (codes.collect(), factors.iter().map(|f| f.scale).collect())
+}
+
+#[track_caller]
+fn same(q: &HostQuantMatrix, codes: &[u8], scales: &[f32], what: &str) {
+    assert_eq!(q.logical_codes(), codes, "{what}");
+    let bits = |s: &[f32]| s.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&q.logical_scales()), bits(scales), "{what}");
+    assert!(q.codes()[codes.len()..].iter().all(|c| *c == 0), "{what}: padding");
+}
+
+#[test]
+fn every_recipe_is_its_definition_on_ragged_shapes() {
+    for (rows, cols) in [(1, 16), (3, 144), (130, 576), (257, 128)] {
+        let mut x = matrix(rows, cols, 7);
+        x[[0, 0]] = f32::NAN;
+        x[[rows / 2, cols / 2]] = -0.0;
+        if rows > 100 {
+            x.slice_mut(s![.., 0..128]).fill(0.0);
+            x[[rows - 1, cols - 1]] = f32::INFINITY;
+            x[[rows - 2, cols - 1]] = 1e-44;
+            x.row_mut(5).fill(-f32::from_bits(3));
+        }
+        for recipe in recipes() {
+            for source in [DType::Bf16, DType::F16, DType::F32] {
+                let (codes, scales) = naive(&x, source, recipe);
+                let q = quantize(x.view(), source, recipe).unwrap();
+                same(&q, &codes, &scales, &format!("{rows} x {cols} {recipe:?} {source}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn transposed_is_quantize_of_the_transpose() {
+    let x = matrix(144, 272, 3);
+    for recipe in recipes() {
+        let (codes, scales) = naive(&x.t().as_standard_layout().to_owned(), DType::F32, recipe);
+        let q = quantize_transposed(x.view(), DType::F32, recipe).unwrap();
+        assert_eq!((q.rows(), q.cols()), (272, 144));
+        same(&q, &codes, &scales, &format!("{recipe:?}"));
+    }
+    // 128 x 128 tiles are their own transposes: the codes of one are the transposed codes of the other.
+    let tile = Recipe::new(Scheme::Fp8Block128x128(E4M3));
+    let (q, t) =
+        (quantize(x.view(), DType::F32, tile).unwrap(), quantize_transposed(x.view(), DType::F32, tile).unwrap());
+    for i in 0..144 {
+        for j in 0..272 {
+            assert_eq!(q.codes()[i * 272 + j], t.codes()[j * 144 + i]);
+        }
+    }
+}
+
+#[test]
+fn strided_and_reversed_views_give_the_same_bytes() {
+    let wide = matrix(260, 400, 11);
+    let view = wide.slice(s![3..133, 16..304]);
+    let copy = view.to_owned();
+    let every_other = wide.slice(s![..;2, ..;-1]).slice(s![.., 0..288]).to_owned();
+    for recipe in recipes() {
+        assert_eq!(quantize(view, DType::F32, recipe).unwrap(), quantize(copy.view(), DType::F32, recipe).unwrap());
+        let strided = wide.slice(s![..;2, ..;-1]);
+        let strided = strided.slice(s![.., 0..288]);
+        assert_eq!(
+            quantize(strided, DType::F32, recipe).unwrap(),
+            quantize(every_other.view(), DType::F32, recipe).unwrap()
+        );
+    }
+}
+
+#[test]
+fn the_amax_is_found_in_every_position() {
+    // A BF16 row whose only large value sits in each place in turn: a missed maximum halves a power-of-two scale.
+    let recipe = Recipe::new(Scheme::Fp8Row(E4M3)).with_preset(Preset::DeepSeek).power_of_two();
+    let cols = 7168;
+    let large = bf16::from_f32(450.0).to_f32();
+    let mut x = Array2::from_elem((1, cols), 448.0f32);
+    for at in 0..cols {
+        x[[0, at]] = large;
+        let q = quantize(x.view(), DType::Bf16, recipe).unwrap();
+        assert_eq!(q.scale_at(0, 0), 2.0, "at {at}");
+        assert!(q.codes().iter().all(|c| *c == 0x76), "at {at}");
+        x[[0, at]] = 448.0;
+    }
+    for scheme in [Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3), Scheme::Fp8Tensor(E4M3)] {
+        let recipe = Recipe { scheme, ..recipe };
+        let mut x = Array2::from_elem((130, 144), 448.0f32);
+        for i in 0..130 {
+            for j in (i % 7..144).step_by(7) {
+                x[[i, j]] = -large;
+                let q = quantize(x.view(), DType::Bf16, recipe).unwrap();
+                let spec = scheme.spec();
+                let (r, c) = (i / spec.group_rows.size(130), j / spec.group_cols.size(144));
+                assert_eq!(q.scale_at(r, c), 2.0, "{scheme} at {i}, {j}");
+                assert_eq!(q.logical_scales().iter().filter(|s| **s == 2.0).count(), 1);
+                x[[i, j]] = 448.0;
+            }
+        }
+    }
+}
+
+#[test]
+fn special_values_do_what_the_recipe_says() {
+    let mut x = Array2::<f32>::zeros((1, 128));
+    x[[0, 1]] = -0.0;
+    x[[0, 2]] = f32::NAN;
+    x[[0, 3]] = -f32::NAN;
+    let floors = [
+        (Preset::TorchAo, 0x2720_D7C5u32),
+        (Preset::TransformerEngine, 0x3F80_0000),
+        (Preset::DeepSeek, (1e-4f32 / 448.0).to_bits()),
+        (Preset::DeepGemm, (1e-4f32 / 448.0).to_bits()),
+    ];
+    for (preset, scale) in floors {
+        let q = quantize(x.view(), DType::F32, VECTOR.with_preset(preset)).unwrap();
+        assert_eq!(q.codes()[..4], [0x00, 0x80, 0x7F, 0x7F], "{preset:?}");
+        assert_eq!(q.scale_at(0, 0).to_bits(), scale, "{preset:?}");
+    }
+    x[[0, 4]] = f32::NEG_INFINITY;
+    x[[0, 5]] = 3.0;
+    for rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
+        for preset in Preset::ALL {
+            let q = quantize(x.view(), DType::F32, Recipe { preset, rounding, ..VECTOR }).unwrap();
+            let want = match preset {
+                // Scale 1: the infinity saturates, the others survive.
+                Preset::TransformerEngine => [0xFE, encode(E4M3, 3.0)],
+                // Encode 0: 0 * inf is NaN, finite values become 0.
+                _ => [0x7F, 0x00],
+            };
+            assert_eq!(q.codes()[4..6], want, "{preset:?} {rounding:?}");
+        }
+    }
+}
+
+#[test]
+fn given_scales_and_their_amax() {
+    let mut x = matrix(33, 48, 5);
+    x[[1, 1]] = f32::NAN;
+    let amax = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+    for format in [E4M3, Fp8Format::E5M2] {
+        for (given, encode_factor, scale) in
+            [(TensorScale::Encode(3.0), 3.0, 1.0 / 3.0), (TensorScale::Decode(0.3), 1.0 / 0.3f32, 0.3)]
+        {
+            let (q, got) = quantize_tensor(x.view(), format, given).unwrap();
+            assert_eq!(got, amax);
+            assert_eq!(q.scales(), [scale]);
+            let want: Vec<u8> = x.iter().map(|v| encode(format, v * encode_factor)).collect();
+            assert_eq!(q.codes(), want);
+        }
+    }
+}
+
+#[test]
+fn dequantize_is_code_times_scale_rounded_once_more() {
+    let x = matrix(130, 272, 9);
+    for recipe in recipes() {
+        let q = quantize(x.view(), DType::F32, recipe).unwrap();
+        let spec = recipe.scheme.spec();
+        for out in [DType::F32, DType::Bf16, DType::F16] {
+            let values = dequantize(&q, out);
+            for ((i, j), got) in values.indexed_iter() {
+                let scale = q.scale_at(i / spec.group_rows.size(130), j / spec.group_cols.size(272));
+                let exact = decode(spec.format, q.codes()[i * 272 + j]) * scale;
+                let want = match out {
+                    DType::Bf16 => bf16::from_f32(exact).to_f32(),
+                    DType::F16 => f16::from_f32(exact).to_f32(),
+                    _ => exact,
+                };
+                assert_eq!(got.to_bits(), want.to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn quantization_error_is_within_half_a_step() {
+    // |y - q| <= max(2^-10, 2^-4 |y|) with y = x / scale for E4M3; 2^-3 and 2^-17 for E5M2.
+    let x = matrix(130, 576, 2);
+    for recipe in recipes() {
+        let q = quantize(x.view(), DType::F32, recipe).unwrap();
+        let spec = recipe.scheme.spec();
+        let (step, relative) = if spec.format == E4M3 { (2f64.powi(-10), 0.0625) } else { (2f64.powi(-17), 0.125) };
+        let mut largest = 0.0f64;
+        for ((i, j), v) in x.indexed_iter() {
+            let scale = f64::from(q.scale_at(i / spec.group_rows.size(130), j / spec.group_cols.size(576)));
+            let (y, code) = (f64::from(*v) / scale, f64::from(decode(spec.format, q.codes()[i * 576 + j])));
+            assert!((y - code).abs() <= (y.abs() * relative).max(step) * (1.0 + 1e-6), "{recipe:?} {y} {code}");
+            largest = largest.max(code.abs());
+        }
+        let max = f64::from(spec.format.max());
+        let floor = if recipe.rounding == ScaleRounding::PowerOfTwo { max / 2.0 * 0.9 } else { max };
+        assert!(largest >= floor && largest <= max, "{recipe:?}: the largest code is {largest}");
+    }
+}
+
+#[test]
+fn signal_to_noise_floors() {
+    // Uniform magnitudes in one group: the classic figures (torchao's tests ask 25 dB of E4M3).
+    let x = matrix(256, 1024, 21).mapv(|v| v.clamp(-8.0, 8.0));
+    for recipe in recipes() {
+        let got = dequantize(&quantize(x.view(), DType::F32, recipe).unwrap(), DType::F32);
+        let db = sqnr_db(x.as_slice().unwrap(), got.as_slice().unwrap());
+        let floor = if recipe.scheme.spec().format == E4M3 { 28.0 } else { 22.0 };
+        assert!(db >= floor, "{recipe:?}: {db} dB");
+    }
+}
+
+#[test]
+fn empty_matrices_work_and_wrong_columns_are_refused() {
+    for recipe in recipes() {
+        let q = quantize(ArrayView2::from_shape((0, 256), &[]).unwrap(), DType::Bf16, recipe).unwrap();
+        assert_eq!((q.rows(), q.cols(), q.codes().len()), (0, 256, 0));
+        assert_eq!(dequantize(&q, DType::F32).dim(), (0, 256));
+        let q = quantize_transposed(ArrayView2::from_shape((0, 256), &[]).unwrap(), DType::Bf16, recipe).unwrap();
+        assert_eq!((q.rows(), q.cols()), (256, 0));
+        assert_eq!(dequantize(&q, DType::F32).dim(), (256, 0));
+
+        let x = Array2::zeros((16, 24));
+        let error = quantize(x.view(), DType::Bf16, recipe).unwrap_err().to_string();
+        assert!(error.contains("24") && error.contains("multiple of 16"), "{error}");
+        assert!(quantize_transposed(x.view(), DType::Bf16, recipe).is_ok());
+        assert!(quantize_transposed(x.t(), DType::Bf16, recipe).is_err());
+        let error = quantize(x.slice(s![.., 0..16]), DType::E4m3, recipe).unwrap_err().to_string();
+        assert!(error.contains("e4m3"), "{error}");
+    }
+    assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, TensorScale::Encode(1.0)).is_err());
+}
