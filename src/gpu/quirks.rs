@@ -52,7 +52,7 @@ pub(crate) const BLOCK_SCALES: Version = Version::new(12, 9, 0);
 pub(crate) const BLOCK_SCALES_ADVISED: Version = Version::new(12, 9, 1);
 
 /// `Err` with the reason below [`MINIMUM`].
-pub(crate) fn check_minimum(version: Version) -> Result<(), String> {
+pub(crate) fn check_minimum(version: Version) -> std::result::Result<(), String> {
     match version >= MINIMUM {
         true => Ok(()),
         false => Err(format!("version {version} is older than {MINIMUM}, the first whose FP8 products are right")),
@@ -315,6 +315,12 @@ pub(crate) fn refuse(version: Version, problem: &Problem) -> Option<&'static Qui
     active(version, problem).find(|quirk| matches!(quirk.action, Action::Refuse))
 }
 
+/// The alignment in bytes that a one-number FP32 scale needs.
+pub(crate) fn scalar_scale_alignment(version: Version) -> u64 {
+    let rows = LEDGER.iter().filter(|quirk| quirk.covers(version));
+    rows.fold(4, |most, quirk| if let Action::AlignScales(bytes) = quirk.action { most.max(bytes) } else { most })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -395,5 +401,7 @@ mod tests {
         assert_eq!(unfuse(Version::new(12, 8, 3), &vector).map(|q| q.name), Some("vector-bias"));
         assert!(unfuse(Version::new(12, 8, 4), &vector).is_none());
         assert!(refuse(Version::new(13, 1, 0), &bias).is_none());
+        assert_eq!(scalar_scale_alignment(Version::new(13, 1, 0)), 16);
+        assert_eq!(scalar_scale_alignment(Version::new(13, 2, 1)), 4);
     }
 }

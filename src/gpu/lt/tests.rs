@@ -1,0 +1,241 @@
+//! What can be tested of cuBLASLt with its library but without a GPU: values, sizes, gates, refusals.
+
+use cublaslt_sys::{cublasLtEpilogue_t, cublasLtMatmulMatrixScale_t as Scale, cublasLtReductionScheme_t as Scheme};
+
+use super::*;
+use crate::gpu::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES};
+
+/// The library; `None`, with the reason printed, where there is none and none is required.
+fn found() -> Option<&'static Library> {
+    match library() {
+        Ok(library) => Some(library),
+        Err(error) => {
+            let is_required = std::env::var("SCALED_GEMM_REQUIRE_CUBLASLT").is_ok_and(|value| value == "1");
+            assert!(!is_required, "SCALED_GEMM_REQUIRE_CUBLASLT=1, but: {error}");
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn our_words_have_the_headers_numbers() {
+    for (ours, header) in [
+        (DataType::F32, cudaDataType_t::CUDA_R_32F),
+        (DataType::F16, cudaDataType_t::CUDA_R_16F),
+        (DataType::Bf16, cudaDataType_t::CUDA_R_16BF),
+        (DataType::E4m3, cudaDataType_t::CUDA_R_8F_E4M3),
+        (DataType::E5m2, cudaDataType_t::CUDA_R_8F_E5M2),
+    ] {
+        assert_eq!(ours as u32, header.0);
+    }
+    assert_eq!(Compute::F32 as u32, cublasComputeType_t::CUBLAS_COMPUTE_32F.0);
+    for (ours, header) in [
+        (EpilogueKind::Default, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT),
+        (EpilogueKind::Relu, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU),
+        (EpilogueKind::Bias, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS),
+        (EpilogueKind::ReluBias, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS),
+        (EpilogueKind::Gelu, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU),
+        (EpilogueKind::GeluBias, cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_BIAS),
+    ] {
+        assert_eq!(ours as u32, header.0);
+        assert_eq!(ours.has_bias(), ours as u32 & cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS.0 != 0);
+    }
+    for (ours, header) in [
+        (ScaleMode::Scalar, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F),
+        (ScaleMode::OuterVector, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
+        (ScaleMode::Vector128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
+        (ScaleMode::Block128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
+    ] {
+        assert_eq!(ours as u32, header.0);
+    }
+    assert_eq!(Reduction::OnlyUnsplit as u32, Scheme::CUBLASLT_REDUCTION_SCHEME_NONE.0);
+    assert_eq!(Reduction::ComputeType as u32, Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE.0);
+    assert_eq!(Reduction::Any as u32, Scheme::CUBLASLT_REDUCTION_SCHEME_MASK.0);
+    for (ours, header) in [
+        (Status::SUCCESS, cublasStatus_t::CUBLAS_STATUS_SUCCESS),
+        (Status::NOT_INITIALIZED, cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED),
+        (Status::INVALID_VALUE, cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE),
+        (Status::ARCH_MISMATCH, cublasStatus_t::CUBLAS_STATUS_ARCH_MISMATCH),
+        (Status::NOT_SUPPORTED, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED),
+    ] {
+        assert_eq!(ours.0, header.0);
+    }
+}
+
+#[test]
+fn pointers_are_stored_in_the_order_of_all() {
+    for (place, pointer) in PointerAttr::ALL.into_iter().enumerate() {
+        assert_eq!(pointer as usize, place);
+    }
+}
+
+#[test]
+fn scale_lengths_are_the_documented_ones() {
+    assert_eq!(ScaleMode::Scalar.bytes(576, 7168), 4);
+    assert_eq!(ScaleMode::OuterVector.bytes(576, 7168), 4 * 576);
+    assert_eq!(ScaleMode::Vector128.bytes(576, 144), 4 * 2 * 576);
+    // 144 columns are 2 blocks, padded to 4; 576 rows are 5 blocks.
+    assert_eq!(ScaleMode::Block128.bytes(576, 144), 4 * 4 * 5);
+}
+
+#[test]
+fn old_versions_refuse_block_scales_and_imply_scalars() {
+    let gate = |mode| <attr::AScaleMode as Attribute>::gate(mode);
+    assert_eq!(gate(ScaleMode::Scalar), Gate::ImpliedBefore(SCALE_MODE_ATTRIBUTES));
+    for mode in [ScaleMode::OuterVector, ScaleMode::Vector128, ScaleMode::Block128] {
+        assert_eq!(gate(mode), Gate::Since(BLOCK_SCALES));
+    }
+    assert_eq!(<attr::TransA as Attribute>::gate(Transpose::Yes), Gate::Always);
+}
+
+#[test]
+fn the_library_is_shown_with_version_and_file() {
+    let Some(library) = found() else { return };
+    assert!(library.version() >= quirks::MINIMUM);
+    assert!(!library.found_by().is_empty());
+    if cfg!(target_os = "linux") {
+        let path = library.path().expect("Linux tells the file");
+        assert!(path.file_name().is_some_and(|name| name.to_string_lossy().contains("cublasLt")), "{path:?}");
+    }
+    // A second look finds the resident one.
+    assert!(std::ptr::eq(library, super::library().expect("it is loaded")));
+}
+
+#[test]
+fn attributes_come_back_as_they_were_set() -> Result<()> {
+    let Some(library) = found() else { return Ok(()) };
+    let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
+    assert_eq!(desc.get(attr::Epilogue)?, EpilogueKind::Default as u32);
+    desc.set(attr::TransA, Transpose::Yes)?;
+    desc.set(attr::TransB, Transpose::No)?;
+    assert_eq!((desc.get(attr::TransA)?, desc.get(attr::TransB)?), (1, 0));
+    for epilogue in [EpilogueKind::Default, EpilogueKind::ReluBias, EpilogueKind::GeluBias] {
+        desc.set(attr::Epilogue, epilogue)?;
+        assert_eq!(desc.get(attr::Epilogue)?, epilogue as u32);
+    }
+    desc.set(attr::FastAccum, FastAccumulation::On)?;
+    assert_eq!(desc.get(attr::FastAccum)?, 1u8);
+    desc.set(attr::BiasDataType, DataType::Bf16)?;
+    assert_eq!(desc.get(attr::BiasDataType)?, DataType::Bf16 as u32);
+    desc.set(attr::SmCountTarget, 64)?;
+    assert_eq!(desc.get(attr::SmCountTarget)?, 64);
+    desc.set(attr::AScaleMode, ScaleMode::Scalar)?;
+    if library.version() >= BLOCK_SCALES {
+        desc.set(attr::AScaleMode, ScaleMode::Block128)?;
+        desc.set(attr::BScaleMode, ScaleMode::Vector128)?;
+        assert_eq!((desc.get(attr::AScaleMode)?, desc.get(attr::BScaleMode)?), (5, 4));
+    }
+    assert_eq!(desc.facts.transposes, [Transpose::Yes, Transpose::No]);
+    assert_eq!((desc.facts.epilogue, desc.facts.bias), (EpilogueKind::GeluBias, Some(DataType::Bf16)));
+    Ok(())
+}
+
+#[test]
+fn pointers_are_set_and_cleared() -> Result<()> {
+    let Some(_) = found() else { return Ok(()) };
+    let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
+    let held = |desc: &MatmulDesc, pointer| desc.get_raw::<u64>(pointer_id(pointer), "pointer");
+    desc.expect_pointers(&[PointerAttr::AScale, PointerAttr::Bias], 0x1000)?;
+    assert_eq!(held(&desc, PointerAttr::AScale)?, 0x1000);
+    assert_eq!(held(&desc, PointerAttr::BScale)?, 0);
+    desc.set_pointer(PointerAttr::AScale, 0x2000)?;
+    assert_eq!(held(&desc, PointerAttr::AScale)?, 0x2000);
+    assert_eq!(held(&desc, PointerAttr::Bias)?, 0x1000);
+    desc.expect_pointers(&[PointerAttr::AmaxD], 0x3000)?;
+    assert_eq!(held(&desc, PointerAttr::AScale)?, 0);
+    assert_eq!(held(&desc, PointerAttr::AmaxD)?, 0x3000);
+    Ok(())
+}
+
+#[test]
+fn a_wrong_size_is_an_error_with_status_and_name() -> Result<()> {
+    let Some(_) = found() else { return Ok(()) };
+    let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
+    let error = desc.set_raw(Desc::CUBLASLT_MATMUL_DESC_FAST_ACCUM, "FastAccum", 1u32).expect_err("it has one byte");
+    assert!(matches!(error, Error::Cublas { status: 7, .. }), "{error}");
+    assert!(error.to_string().contains("7 (CUBLAS_STATUS_INVALID_VALUE)"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn layouts_know_their_bytes_and_refuse_nonsense() -> Result<()> {
+    let Some(_) = found() else { return Ok(()) };
+    let layout = MatrixLayout::new(DataType::Bf16, 100, 3, 128)?;
+    assert_eq!(layout.bytes(), 2 * (2 * 128 + 100));
+    assert_eq!((layout.data_type(), layout.rows(), layout.cols(), layout.ld()), (DataType::Bf16, 100, 3, 128));
+    for (rows, cols, ld) in [(0, 3, 128), (100, 0, 128), (100, 3, 99), (1, usize::MAX, usize::MAX)] {
+        assert!(
+            matches!(MatrixLayout::new(DataType::F32, rows, cols, ld), Err(Error::Shape { .. })),
+            "{rows} {cols} {ld}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn layouts_must_fit_together() -> Result<()> {
+    let Some(_) = found() else { return Ok(()) };
+    let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
+    desc.set(attr::TransA, Transpose::Yes)?;
+    let layouts = Layouts {
+        a: MatrixLayout::new(DataType::E4m3, 256, 64, 256)?,
+        b: MatrixLayout::new(DataType::E4m3, 256, 32, 256)?,
+        c: MatrixLayout::new(DataType::Bf16, 64, 32, 64)?,
+        d: MatrixLayout::new(DataType::Bf16, 64, 32, 64)?,
+    };
+    assert_eq!(layouts.extents(&desc.facts)?, (64, 32, 256));
+    desc.set(attr::TransB, Transpose::Yes)?;
+    let error = layouts.extents(&desc.facts).expect_err("B is K x N already").to_string();
+    assert!(error.contains("A E4m3 256 x 64 ld 256") && error.contains("M x K"), "{error}");
+    assert_eq!(desc.pointer_bytes(PointerAttr::Bias, &layouts, 256), 2 * 64);
+    Ok(())
+}
+
+#[test]
+fn preferences_take_their_values() -> Result<()> {
+    let Some(_) = found() else { return Ok(()) };
+    let mut preference = Preference::new()?;
+    preference.workspace_bytes(32 << 20)?;
+    for operand in [Operand::A, Operand::B, Operand::C, Operand::D] {
+        preference.alignment(operand, 16)?;
+    }
+    for reduction in [Reduction::OnlyUnsplit, Reduction::ComputeType, Reduction::Any] {
+        preference.reduction(reduction)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_algorithm_survives_as_words() {
+    let mut result = EMPTY;
+    result.algo.data = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
+    result.workspaceSize = 64;
+    let algo = Algo::offered(&result);
+    assert_eq!(algo.workspace_bytes(), 64);
+    let again = Algo::from_words(algo.to_words());
+    assert_eq!(again.to_words(), result.algo.data);
+    assert_eq!(again.opaque().data, result.algo.data);
+    assert_eq!(again.workspace_bytes(), 0);
+}
+
+#[test]
+fn no_driver_is_no_gpu() {
+    let Some(library) = found() else { return };
+    if libraries::driver_available().is_ok() {
+        eprintln!("skipped: this machine has a CUDA driver");
+        return;
+    }
+    let Err(error) = RawHandle::new(library) else { panic!("a handle without a driver") };
+    assert!(matches!(error, Error::NoGpu { .. }) && error.to_string().contains("driver 580"), "{error}");
+}
+
+#[test]
+fn nvrtc_is_found_or_missed_with_a_remedy() {
+    match libraries::nvrtc_available() {
+        Ok(path) => eprintln!("NVRTC: {path:?}"),
+        Err(error) => {
+            assert!(matches!(error, Error::Library { .. }) && error.to_string().contains("SCALED_GEMM_NVRTC"))
+        }
+    }
+}
