@@ -15,8 +15,8 @@ use crate::shapes::{ShapeList, parse_shapes};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Where the short bench runs.
-    #[arg(long, value_enum, default_value_t)]
+    /// Where to run.
+    #[arg(long, value_enum, default_value_t, global = true)]
     pub device: DeviceChoice,
 }
 
@@ -50,8 +50,6 @@ pub enum DeviceChoice {
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -59,8 +57,6 @@ pub struct InfoArgs {
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -83,8 +79,6 @@ pub struct BenchArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON, or write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
@@ -118,8 +112,6 @@ pub struct QuantizeArgs {
     /// Quantize weights that hold NaN or infinities all the same.
     #[arg(long)]
     pub allow_non_finite: bool,
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -143,8 +135,6 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -170,8 +160,6 @@ pub struct GemmArgs {
     /// Safetensors file to write; D is the tensor `d` in it.
     #[arg(short, long)]
     pub output: PathBuf,
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of text.
     #[arg(long)]
     pub json: bool,
@@ -194,8 +182,6 @@ pub struct TuneArgs {
     /// JSON file of records to write.
     #[arg(short, long)]
     pub output: PathBuf,
-    #[arg(long, value_enum, default_value_t)]
-    pub device: DeviceChoice,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,

@@ -41,13 +41,13 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<Outcome, Failure> {
     match cli.command {
         None => commands::bench::quick(cli.device),
-        Some(Command::Info(args)) => commands::info::run(&args),
-        Some(Command::Verify(args)) => commands::verify::run(&args),
-        Some(Command::Bench(args)) => commands::bench::run(&args),
-        Some(Command::Quantize(args)) => commands::quantize::run(&args),
-        Some(Command::Dequantize(args)) => commands::dequantize::run(&args),
-        Some(Command::Gemm(args)) => commands::gemm::run(&args),
-        Some(Command::Tune(args)) => commands::tune::run(&args),
+        Some(Command::Info(args)) => commands::info::run(&args, cli.device),
+        Some(Command::Verify(args)) => commands::verify::run(&args, cli.device),
+        Some(Command::Bench(args)) => commands::bench::run(&args, cli.device),
+        Some(Command::Quantize(args)) => commands::quantize::run(&args, cli.device),
+        Some(Command::Dequantize(args)) => commands::dequantize::run(&args, cli.device),
+        Some(Command::Gemm(args)) => commands::gemm::run(&args, cli.device),
+        Some(Command::Tune(args)) => commands::tune::run(&args, cli.device),
     }
 }
 

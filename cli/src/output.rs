@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn messages_of_clap_become_one_line() {
-        let message = "error: invalid value\n  [possible values: a, b]\n\nUsage: x\n\nFor more information, try '--help'.\n";
+        let message =
+            "error: invalid value\n  [possible values: a, b]\n\nUsage: x\n\nFor more information, try '--help'.\n";
         assert_eq!(one_line(message), "invalid value [possible values: a, b]; see scaled-gemm --help");
     }
 }

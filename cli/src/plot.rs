@@ -28,7 +28,8 @@ pub fn svg(charts: &[Chart]) -> Result<String, Box<dyn Error>> {
     let rows = charts.len().div_ceil(COLUMNS).max(1);
     let mut text = String::new();
     {
-        let root = SVGBackend::with_string(&mut text, (SIZE.0 * COLUMNS as u32, SIZE.1 * rows as u32)).into_drawing_area();
+        let root =
+            SVGBackend::with_string(&mut text, (SIZE.0 * COLUMNS as u32, SIZE.1 * rows as u32)).into_drawing_area();
         root.fill(&WHITE)?;
         for (area, chart) in root.split_evenly((rows, COLUMNS)).iter().zip(charts) {
             draw(area, chart)?;

@@ -63,10 +63,9 @@ impl FileLayout {
             reason,
             remedy: remedy.into(),
         };
-        if let Ok(target) = path.canonicalize() {
-            if sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target)) {
-                return Err(refuse(None, "it is the input".into(), "give another name for the output"));
-            }
+        let is_input = |target| sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target));
+        if path.canonicalize().is_ok_and(is_input) {
+            return Err(refuse(None, "it is the input".into(), "give another name for the output"));
         }
         self.tensors.sort_by_key(|t| std::cmp::Reverse(t.dtype.bitsize()));
         let mut at = 0u64;

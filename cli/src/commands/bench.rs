@@ -39,8 +39,8 @@ struct Request<'a> {
     out: DType,
 }
 
-pub fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
-    let mut device = device::open(args.device)?;
+pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let mut device = device::open(choice)?;
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
@@ -78,9 +78,13 @@ pub fn quick(choice: DeviceChoice) -> Result<Outcome, Failure> {
 /// A result out of its bound makes the run fail, whatever its speed.
 fn finished(lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
     let mut outcome = Outcome::new(form, text, value);
-    outcome.failed = lines.iter().find(|l| !(l.time.error <= 1.0)).map(|l| {
+    outcome.failed = lines.iter().find(|l| l.time.error.is_nan() || l.time.error > 1.0).map(|l| {
         let [m, n, k] = l.mnk;
-        format!("{} at m {m}, n {n}, k {k} is wrong: error {} of its bound; please report it", l.pair.name(), l.time.error)
+        format!(
+            "{} at m {m}, n {n}, k {k} is wrong: error {} of its bound; please report it",
+            l.pair.name(),
+            l.time.error
+        )
     });
     outcome
 }
@@ -133,7 +137,18 @@ fn describe(
     }
     text += &format!("data          standard normal, BF16; output {}; times are medians\n\n", request.out);
     let header = [
-        "m", "n", "k", "A x B", "by", "baseline us", "TFLOP/s", "gemm us", "TFLOP/s", "x", "quantize us", "x with it",
+        "m",
+        "n",
+        "k",
+        "A x B",
+        "by",
+        "baseline us",
+        "TFLOP/s",
+        "gemm us",
+        "TFLOP/s",
+        "x",
+        "quantize us",
+        "x with it",
         "error",
     ];
     let rows: Vec<Vec<String>> = lines
@@ -159,7 +174,8 @@ fn describe(
         })
         .collect();
     text += &table(&header, 0, &rows);
-    text += "\nx: times faster than the baseline. error: largest error of checked elements, as a fraction of its bound.\n";
+    text +=
+        "\nx: times faster than the baseline. error: largest error of checked elements, as a fraction of its bound.\n";
     for line in skipped {
         text += &format!("not run: {line}\n");
     }
@@ -197,19 +213,20 @@ fn record(
     })
 }
 
+/// m, microseconds, TFLOP/s.
+type Point = [f64; 3];
+
 /// One chart of time and one of TFLOP/s for each weight shape, over m.
 fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
     let baseline = if device == "cpu" { "f32" } else { "bf16" };
-    let mut shapes: Vec<[usize; 2]> = lines.iter().map(|l| [l.mnk[1], l.mnk[2]]).collect();
+    let mut shapes: Vec<&[usize]> = lines.iter().map(|l| &l.mnk[1..]).collect();
     shapes.dedup();
     let mut charts = Vec::new();
-    for [n, k] in shapes {
-        let here: Vec<&Line> = lines.iter().filter(|l| l.mnk[1..] == [n, k]).collect();
-        let mut series: Vec<(String, Vec<(f64, f64, f64)>)> = vec![(baseline.into(), Vec::new())];
-        for line in &here {
-            let m = line.mnk[0] as f64;
+    for shape in shapes {
+        let mut series: Vec<(String, Vec<Point>)> = Vec::new();
+        for line in lines.iter().filter(|l| &l.mnk[1..] == shape) {
             let mut add = |name: String, us: f64| {
-                let point = (m, us, line.tflops(us));
+                let point = [line.mnk[0] as f64, us, line.tflops(us)];
                 match series.iter_mut().find(|(n, _)| *n == name) {
                     Some((_, points)) => points.push(point),
                     None => series.push((name, vec![point])),
@@ -219,14 +236,14 @@ fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
             add(line.pair.name(), line.time.gemm_us);
         }
         for (_, points) in &mut series {
-            points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            points.dedup_by(|a, b| a.0 == b.0);
+            points.sort_by(|a, b| a[0].total_cmp(&b[0]));
+            points.dedup_by(|a, b| a[0] == b[0]);
         }
-        let pick = |value: fn(&(f64, f64, f64)) -> f64| {
-            series.iter().map(|(n, p)| (n.clone(), p.iter().map(|x| (x.0, value(x))).collect())).collect()
-        };
-        charts.push(Chart { title: format!("n = {n}, k = {k}: microseconds"), series: pick(|p| p.1) });
-        charts.push(Chart { title: format!("n = {n}, k = {k}: TFLOP/s"), series: pick(|p| p.2) });
+        for (at, unit) in [(1, "microseconds"), (2, "TFLOP/s")] {
+            let series = series.iter().map(|(name, p)| (name.clone(), p.iter().map(|x| (x[0], x[at])).collect()));
+            let title = format!("n = {}, k = {}: {unit}", shape[0], shape[1]);
+            charts.push(Chart { title, series: series.collect() });
+        }
     }
     charts
 }

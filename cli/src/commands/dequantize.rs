@@ -4,12 +4,12 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout};
 use scaled_gemm::{DType, Result};
 use serde_json::{Value, json};
 
-use crate::args::DequantizeArgs;
+use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::data::to_bytes;
 use crate::device;
 use crate::output::{Failure, Form, Outcome, byte_bar, table};
 
-pub fn run(args: &DequantizeArgs) -> std::result::Result<Outcome, Failure> {
+pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> std::result::Result<Outcome, Failure> {
     let input = Checkpoint::open(&args.input)?;
     let names = input.quantized();
     if names.is_empty() {
@@ -34,7 +34,7 @@ pub fn run(args: &DequantizeArgs) -> std::result::Result<Outcome, Failure> {
             layout.tensor(&tensor.name, tensor.dtype, &tensor.shape);
         }
     }
-    let mut device = device::open(args.device)?;
+    let mut device = device::open(choice)?;
     let mut writer = layout.create(&args.output, &[&input])?;
     let bar = byte_bar(input.tensors().iter().map(|t| t.bytes()).sum());
     let mut rows = Vec::new();

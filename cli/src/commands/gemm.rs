@@ -6,7 +6,7 @@ use scaled_gemm::{DType, HostQuantMatrix};
 use serde_json::json;
 
 use super::dequantize::file_dtype;
-use crate::args::{FileTensor, GemmArgs};
+use crate::args::{DeviceChoice, FileTensor, GemmArgs};
 use crate::data::to_bytes;
 use crate::device;
 use crate::output::{Failure, Form, Outcome};
@@ -14,7 +14,7 @@ use crate::output::{Failure, Form, Outcome};
 /// Name of the result in the file.
 const RESULT: &str = "d";
 
-pub fn run(args: &GemmArgs) -> Result<Outcome, Failure> {
+pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let (file_a, a) = quantized(&args.a)?;
     let (file_b, b) = quantized(&args.b)?;
     let bias = match &args.bias {
@@ -24,7 +24,7 @@ pub fn run(args: &GemmArgs) -> Result<Outcome, Failure> {
     let mut inputs = GemmInputs::new(&a, &b, args.out_dtype);
     inputs.activation = args.activation;
     inputs.bias = bias.as_ref().map(|(_, values, dtype)| (values.as_slice(), *dtype));
-    let mut device = device::open(args.device)?;
+    let mut device = device::open(choice)?;
     let d = device.gemm(&inputs)?;
     let (m, n) = d.dim();
 

@@ -3,15 +3,15 @@
 use scaled_gemm::{DType, Scheme};
 use serde_json::{Value, json};
 
-use crate::args::InfoArgs;
+use crate::args::{DeviceChoice, InfoArgs};
 use crate::device;
 use crate::output::{Failure, Form, Outcome, table};
 
 /// Shape asked about: any legal one.
 const SHAPE: [usize; 3] = [4096, 4096, 4096];
 
-pub fn run(args: &InfoArgs) -> Result<Outcome, Failure> {
-    let mut device = device::open(args.device)?;
+pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let mut device = device::open(choice)?;
     let facts = device.facts();
     let mut rows = Vec::new();
     let mut pairs = Vec::new();

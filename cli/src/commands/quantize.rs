@@ -5,7 +5,7 @@ use scaled_gemm::format::pair::check_quantize_cols;
 use scaled_gemm::{DType, Error};
 use serde_json::{Value, json};
 
-use crate::args::QuantizeArgs;
+use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::output::{Failure, Form, Outcome, byte_bar, bytes, table};
 
@@ -18,7 +18,7 @@ enum Plan {
     Copy,
 }
 
-pub fn run(args: &QuantizeArgs) -> Result<Outcome, Failure> {
+pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let input = Checkpoint::open(&args.input)?;
     let recipe = args.recipe();
     let plans: Vec<Plan> = input.tensors().iter().map(|t| plan(args, &input, t)).collect();
@@ -37,7 +37,7 @@ pub fn run(args: &QuantizeArgs) -> Result<Outcome, Failure> {
             _ => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
-    let mut device = device::open(args.device)?;
+    let mut device = device::open(choice)?;
     let mut writer = layout.create(&args.output, &[&input])?;
     let bar = byte_bar(input.tensors().iter().map(TensorInfo::bytes).sum());
     let (mut rows, mut done, mut copied) = (Vec::new(), Vec::new(), Vec::new());
@@ -90,8 +90,7 @@ pub fn run(args: &QuantizeArgs) -> Result<Outcome, Failure> {
     for (name, reason) in &copied {
         text += &format!("copied as it is: {name} ({reason})\n");
     }
-    let copied: Vec<Value> =
-        copied.iter().map(|(name, reason)| json!({"tensor": name, "reason": reason})).collect();
+    let copied: Vec<Value> = copied.iter().map(|(name, reason)| json!({"tensor": name, "reason": reason})).collect();
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(),
         "scheme": recipe.scheme.spec().name, "format": recipe.format().name(), "preset": recipe.preset.name(),

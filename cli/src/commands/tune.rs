@@ -3,15 +3,15 @@
 use scaled_gemm::{Error, Result};
 use serde_json::json;
 
-use crate::args::{TuneArgs, scheme_names};
+use crate::args::{DeviceChoice, TuneArgs, scheme_names};
 use crate::device::{self, Pair};
 use crate::output::{Failure, Form, Outcome, step_bar};
 
 /// Rows of A where none are given: decode to prefill.
 const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
-pub fn run(args: &TuneArgs) -> std::result::Result<Outcome, Failure> {
-    let mut device = device::open(args.device)?;
+pub fn run(args: &TuneArgs, choice: DeviceChoice) -> std::result::Result<Outcome, Failure> {
+    let mut device = device::open(choice)?;
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let problems: Vec<_> = args

@@ -9,7 +9,7 @@ use scaled_gemm::reference::{self, GemmInputs, sqnr_db};
 use scaled_gemm::{Activation, DType, Fp8Format, HostQuantMatrix, Preset, Recipe, Scheme};
 use serde_json::{Value, json};
 
-use crate::args::VerifyArgs;
+use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{Random, normal, round_to};
 use crate::device::{self, Device};
 use crate::output::{Failure, Form, Outcome, number, step_bar, table};
@@ -28,15 +28,16 @@ struct Findings {
     failed: Vec<String>,
 }
 
-pub fn run(args: &VerifyArgs) -> Result<Outcome, Failure> {
-    let mut device = device::open(args.device)?;
+pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let mut device = device::open(choice)?;
     let schemes = Scheme::ALL.len();
     let bar = step_bar(schemes + schemes * schemes);
     let (mut recipes, mut pairs) = (Findings::default(), Findings::default());
     for scheme in Scheme::ALL {
         bar.set_message(scheme.to_string());
         for preset in Preset::ALL {
-            for recipe in [Recipe::new(scheme).with_preset(preset), Recipe::new(scheme).with_preset(preset).power_of_two()]
+            for recipe in
+                [Recipe::new(scheme).with_preset(preset), Recipe::new(scheme).with_preset(preset).power_of_two()]
             {
                 check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
             }

@@ -125,7 +125,9 @@ impl Device for Cpu {
         _out: DType,
         _step: &mut dyn FnMut(String),
     ) -> std::result::Result<Vec<Value>, Failure> {
-        Err(Failure::Use("tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU".into()))
+        Err(Failure::Use(
+            "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU".into(),
+        ))
     }
 }
 

@@ -69,8 +69,12 @@ pub trait Device {
     fn facts(&self) -> Vec<(&'static str, String)>;
 
     /// Quantizes a matrix of values that `source` holds exactly.
-    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: scaled_gemm::DType, recipe: Recipe)
-    -> Result<HostQuantMatrix>;
+    fn quantize(
+        &mut self,
+        x: ArrayView2<'_, f32>,
+        source: scaled_gemm::DType,
+        recipe: Recipe,
+    ) -> Result<HostQuantMatrix>;
 
     /// The values of a quantized matrix, rounded to `out`.
     fn dequantize(&mut self, q: &HostQuantMatrix, out: scaled_gemm::DType) -> Result<Array2<f32>>;

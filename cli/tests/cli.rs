@@ -1,0 +1,345 @@
+//! The program as its users run it, on the CPU: results, messages, exit codes.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::Value;
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("scaled-gemm-cli-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_scaled-gemm")).args(args).args(["--device", "cpu"]).output().unwrap()
+}
+
+/// Standard output of a run that must succeed.
+fn good(args: &[&str]) -> String {
+    let output = run(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&good(args)).unwrap()
+}
+
+/// The last line on standard error of a run that must end with this code; nothing may be on standard output.
+fn bad(code: i32, args: &[&str]) -> String {
+    let output = run(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{args:?}");
+    let lines: Vec<_> = error.lines().filter(|l| !l.starts_with("scaled-gemm: device")).collect();
+    assert_eq!(lines.len(), 1, "{args:?}: the message is not one line: {error}");
+    lines[0].to_string()
+}
+
+fn assert_words(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{text:?} lacks {word:?}");
+    }
+}
+
+fn values(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let step = |state: &mut u32| {
+        *state ^= *state << 13;
+        *state ^= *state >> 17;
+        *state ^= *state << 5;
+        *state as f32 / u32::MAX as f32 - 0.5
+    };
+    (0..n).map(|_| step(&mut state) + step(&mut state) + step(&mut state)).collect()
+}
+
+fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+type Tensor<'a> = (&'a str, Dtype, Vec<usize>, Vec<u8>);
+
+fn write(path: &str, tensors: &[Tensor]) {
+    let views: Vec<_> = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (name.to_string(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()))
+        .collect();
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    fs::write(path, safetensors::serialize(views, Some(metadata)).unwrap()).unwrap();
+}
+
+fn f32_tensor<'a>(name: &'a str, shape: [usize; 2], seed: u32) -> Tensor<'a> {
+    (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape[0] * shape[1], seed)))
+}
+
+/// A small model: two weights, one with odd columns, a bias, and indices.
+fn model(path: &str) {
+    let bias: Vec<u8> = values(40, 3).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+    write(
+        path,
+        &[
+            f32_tensor("layer.weight", [40, 272], 1),
+            f32_tensor("other.weight", [8, 32], 2),
+            f32_tensor("odd.weight", [4, 30], 4),
+            ("layer.bias", Dtype::BF16, vec![40], bias),
+            ("ids", Dtype::I64, vec![2], vec![9; 16]),
+        ],
+    );
+}
+
+fn read_f32(path: &str, name: &str) -> (Vec<usize>, Vec<f32>) {
+    let bytes = fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = file.tensor(name).unwrap();
+    assert_eq!(tensor.dtype(), Dtype::F32);
+    let values = tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    (tensor.shape().to_vec(), values)
+}
+
+fn sqnr_db(want: &[f32], got: &[f32]) -> f64 {
+    assert_eq!(want.len(), got.len());
+    let power = |x: f64| x * x;
+    let signal: f64 = want.iter().map(|&w| power(w.into())).sum();
+    let noise: f64 = want.iter().zip(got).map(|(&w, &g)| power(f64::from(w) - f64::from(g))).sum();
+    10.0 * (signal / noise).log10()
+}
+
+#[test]
+fn help_version_and_wrong_use() {
+    assert_words(
+        &good(&["--help"]),
+        &["info", "verify", "bench", "quantize", "dequantize", "gemm", "tune", "--device"],
+    );
+    assert_words(&good(&["--version"]), &["scaled-gemm", env!("CARGO_PKG_VERSION")]);
+    for command in ["info", "verify", "bench", "quantize", "dequantize", "gemm", "tune"] {
+        good(&[command, "--help"]);
+    }
+    assert_words(&bad(2, &["frobnicate"]), &["frobnicate", "--help"]);
+    assert_words(&bad(2, &["quantize"]), &["--output", "--recipe"]);
+    let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128";
+    for later in ["mxfp8", "nvfp4", "fp8", ""] {
+        assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
+        assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown recipe", known]);
+    }
+    let preset = bad(2, &["quantize", "a", "-o", "b", "--recipe", "fp8-row", "--preset", "x"]);
+    assert_words(&preset, &["unknown preset", "torchao, transformer-engine, deepseek, deepgemm"]);
+    assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", "fp8-row", "--only", "("]), &["regex"]);
+    assert_words(&bad(2, &["bench", "--shapes", "llama9"]), &["llama9", "deepseek-v3", "MxNxK"]);
+    assert_words(&bad(2, &["bench", "--m", "0"]), &["0"]);
+    assert_words(&bad(2, &["gemm", "--a", "x", "--b", "y:z", "-o", "o"]), &["FILE:TENSOR"]);
+    assert_words(&bad(2, &["dequantize", "a", "-o", "b", "--dtype", "e4m3"]), &["unknown type", "bf16, f16, f32"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_scaled-gemm")).args(["info", "--device", "tpu"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn info_lists_the_pairs_and_why_not() {
+    let text = good(&["info"]);
+    assert_words(&text, &["cpu", "fp8-1x128:e4m3", "fp8-128x128:e4m3", "reference"]);
+    let value = json(&["info", "--json"]);
+    assert_eq!(value["device"], "cpu");
+    let pairs = value["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 64);
+    let tiles = pairs.iter().find(|p| p["a"] == "fp8-128x128:e4m3" && p["b"] == "fp8-128x128:e4m3").unwrap();
+    assert_words(tiles["refused"][0]["reason"].as_str().unwrap(), &["1x128"]);
+}
+
+#[test]
+fn the_device_can_be_named_before_the_command() {
+    let program = env!("CARGO_BIN_EXE_scaled-gemm");
+    let output = Command::new(program).args(["--device", "cpu", "info", "--json"]).output().unwrap();
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["device"], "cpu");
+    assert_words(&String::from_utf8(output.stderr).unwrap(), &["device cpu"]);
+}
+
+#[test]
+fn verify_passes() {
+    let value = json(&["verify", "--json"]);
+    assert_eq!(value["passed"], true);
+    assert_eq!(value["recipes"].as_array().unwrap().len(), 64);
+    assert_eq!(value["pairs"].as_array().unwrap().len(), 15);
+}
+
+#[test]
+fn bench_prints_writes_and_draws() {
+    let folder = Folder::new();
+    let (record, plot) = (folder.file("r.json"), folder.file("p.svg"));
+    let shapes = ["bench", "--shapes", "32x64,5x16x48", "--m", "1,3", "--schemes", "fp8-row,fp8-128x128"];
+    let text = good(&[&shapes[..], &["--json", &record, "--plot", &plot]].concat());
+    assert_words(&text, &["fp8-row x fp8-row", "fp8-1x128 x fp8-128x128", "copy", "baseline"]);
+    let value: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        assert!(row["gemm_us"].as_f64().unwrap() > 0.0 && row["ratio_with_quantize"].as_f64().unwrap() > 0.0);
+        assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0);
+    }
+    assert!(value["copy_bytes_per_second"].as_f64().unwrap() > 0.0);
+    assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "n = 32, k = 64: TFLOP/s", "fp8-row x fp8-row", "f32"]);
+    assert_eq!(json(&[&shapes[..], &["--json"]].concat())["rows"].as_array().unwrap().len(), 6);
+    // A shape that cannot run is said, and the others still run.
+    let text = good(&["bench", "--shapes", "4x16x40,4x16x48", "--schemes", "fp8-row"]);
+    assert_words(&text, &["not run: 4 x 16 x 40", "k = 40", "multiple of 16"]);
+}
+
+#[test]
+fn quantize_and_dequantize_round_trip() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    model(&input);
+    for recipe in ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128"] {
+        for (format, floor) in [("e4m3", 29.0), ("e5m2", 23.0)] {
+            let options = ["--recipe", recipe, "--format", format, "--preset", "deepseek", "--power-of-two", "--json"];
+            let value = json(&[&["quantize", &input, "-o", &packed][..], &options].concat());
+            assert_eq!((value["scheme"].as_str(), value["format"].as_str()), (Some(recipe), Some(format)));
+            assert_eq!(value["quantized"].as_array().unwrap().len(), 2);
+            let copied: Vec<_> =
+                value["copied"].as_array().unwrap().iter().map(|c| c["tensor"].as_str().unwrap()).collect();
+            assert_eq!(copied.len(), 2);
+            assert!(copied.contains(&"odd.weight") && copied.contains(&"layer.bias"));
+            let bytes = fs::read(&packed).unwrap();
+            let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+            let metadata = header.metadata().as_ref().unwrap();
+            assert_eq!(metadata["format"], "pt");
+            let written: Value = serde_json::from_str(&metadata["scaled_gemm.layer.weight"]).unwrap();
+            assert_eq!(written["scheme"], recipe);
+            assert_eq!(written["preset"], "deepseek");
+            assert_eq!(written["rounding"], "power-of-two");
+            assert_eq!(written["source"], "f32");
+
+            good(&["dequantize", &packed, "-o", &back, "--dtype", "f32"]);
+            for (name, n, seed) in [("layer.weight", 40 * 272, 1), ("other.weight", 8 * 32, 2)] {
+                let db = sqnr_db(&values(n, seed), &read_f32(&back, name).1);
+                assert!(db > floor, "{recipe} {format} {name}: {db} dB");
+            }
+            assert_eq!(read_f32(&back, "odd.weight").1, values(120, 4));
+            let bytes = fs::read(&back).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            assert_eq!(file.len(), 5);
+            assert_eq!(file.tensor("ids").unwrap().data(), [9; 16]);
+            let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+            assert_eq!(header.metadata().as_ref().unwrap().len(), 1);
+        }
+    }
+}
+
+#[test]
+fn only_chooses_and_the_rest_is_copied() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    model(&input);
+    let text = good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-1x128", "--only", r"^other\."]);
+    assert_words(&text, &["other.weight", "1 matrices"]);
+    assert_eq!(read_f32(&packed, "layer.weight").1, values(40 * 272, 1));
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "fp8-row", "--only", "nothing"]);
+    assert_words(&error, &["--only nothing", "5 tensors"]);
+    // Quantizing again what is left keeps what is there.
+    let again = folder.file("q2");
+    good(&["quantize", &packed, "-o", &again, "--recipe", "fp8-row"]);
+    let bytes = fs::read(&again).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert!(file.tensor("other.weight_scale_inv").is_ok() && file.tensor("layer.weight_scale").is_ok());
+}
+
+#[test]
+fn broken_input_is_refused_and_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let base = ["quantize", &input, "-o", &packed, "--recipe", "fp8-row"];
+    let quantize = |more: &[&'static str]| [&base[..], more].concat();
+    assert_words(&bad(2, &quantize(&[])), &["in", "No such file"]);
+    fs::write(&input, "not a safetensors file").unwrap();
+    assert_words(&bad(2, &quantize(&[])), &["in: ", "header"]);
+
+    let mut weights = values(64, 1);
+    weights[33] = f32::NAN;
+    weights[40] = f32::INFINITY;
+    write(&input, &[("w", Dtype::F32, vec![4, 16], f32_bytes(&weights))]);
+    assert_words(&bad(2, &quantize(&[])), &["w: 2 non-finite", "row 2, column 1", "--allow-non-finite"]);
+    assert!(!Path::new(&packed).exists());
+    assert_words(&bad(2, &quantize(&["--allow-non-finite"])), &["tensor w", "inf", "transformer-engine"]);
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
+    good(&quantize(&["--allow-non-finite", "--preset", "transformer-engine"]));
+
+    let error = bad(2, &["quantize", &input, "-o", &input, "--recipe", "fp8-row", "--allow-non-finite"]);
+    assert_words(&error, &["it is the input"]);
+    let codes = ("w", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]);
+    write(&input, &[codes.clone()]);
+    assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["tensor w", "no scale"]);
+    write(&input, &[codes, ("w_scale", Dtype::F32, vec![3], vec![0; 12])]);
+    assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["tensor w", "[3]"]);
+    write(&input, &[f32_tensor("w", [4, 16], 1)]);
+    assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["no quantized matrix"]);
+    write(&input, &[f32_tensor("w", [4, 16], 1), f32_tensor("w_scale", [4, 1], 2)]);
+    assert_words(&bad(2, &quantize(&[])), &["tensor w_scale", "twice"]);
+}
+
+#[test]
+fn gemm_multiplies_files() {
+    let folder = Folder::new();
+    let (x, w, qx, qw, d) =
+        (folder.file("x"), folder.file("w"), folder.file("qx"), folder.file("qw"), folder.file("d"));
+    let (m, n, k) = (5, 40, 272);
+    model(&w);
+    write(&x, &[f32_tensor("x", [m, k], 7)]);
+    good(&["quantize", &x, "-o", &qx, "--recipe", "fp8-1x128"]);
+    good(&["quantize", &w, "-o", &qw, "--recipe", "fp8-128x128", "--only", "layer"]);
+    let (a, b, bias) = (format!("{qx}:x"), format!("{qw}:layer.weight"), format!("{qw}:layer.bias"));
+    let options = ["--bias", &bias, "--out-dtype", "f32", "-o", &d, "--json"];
+    let value = json(&[&["gemm", "--a", &a, "--b", &b][..], &options].concat());
+    assert_eq!((value["m"].as_u64(), value["n"].as_u64(), value["k"].as_u64()), (Some(5), Some(40), Some(272)));
+    let (shape, got) = read_f32(&d, "d");
+    assert_eq!(shape, [m, n]);
+    let (x, w, bias) = (values(m * k, 7), values(n * k, 1), values(n, 3));
+    let want: Vec<f32> = (0..m * n)
+        .map(|at| {
+            let (i, j) = (at / n, at % n);
+            (0..k).map(|l| x[i * k + l] * w[j * k + l]).sum::<f32>() + half::bf16::from_f32(bias[j]).to_f32()
+        })
+        .collect();
+    let db = sqnr_db(&want, &got);
+    assert!(db > 25.0, "{db} dB");
+
+    let other = format!("{qw}:other.weight");
+    assert_words(&bad(2, &["gemm", "--a", &a, "--b", &other, "-o", &d]), &["dtype F32", "quantize"]);
+    assert_words(&bad(2, &["gemm", "--a", &b, "--b", &b, "-o", &d]), &["fp8-128x128", "not supported on cpu"]);
+    let missing = format!("{qw}:nowhere");
+    assert_words(&bad(2, &["gemm", "--a", &a, "--b", &missing, "-o", &d]), &["tensor nowhere: is not in the file"]);
+    assert_words(&bad(2, &["gemm", "--a", &a, "--b", &b, "-o", &qw]), &["it is the input"]);
+    let ids = format!("{qw}:ids");
+    assert_words(&bad(2, &["gemm", "--a", &a, "--b", &b, "--bias", &ids, "-o", &d]), &["tensor ids", "I64"]);
+    let weight = format!("{qw}:other.weight");
+    assert_words(&bad(2, &["gemm", "--a", &a, "--b", &b, "--bias", &weight, "-o", &d]), &["bias", "40"]);
+}
+
+#[test]
+fn tune_needs_a_gpu() {
+    let folder = Folder::new();
+    let error = bad(2, &["tune", "--shapes", "16x16x16", "-o", &folder.file("t.json")]);
+    assert_words(&error, &["GPU"]);
+    assert!(!Path::new(&folder.file("t.json")).exists());
+}
