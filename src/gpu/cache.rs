@@ -93,7 +93,8 @@ mod tests {
         assert_eq!(cache.get_mut(&0), Some(&mut 0));
         *cache.insert(3, 30, 0) += 1;
         assert_eq!(cache.get_mut(&1), None);
-        assert_eq!((cache.get_mut(&0), cache.len()), (Some(&mut 0), 3));
+        assert_eq!(cache.len(), 3);
+        assert_eq!(cache.get_mut(&0), Some(&mut 0));
         assert_eq!(cache.get_mut(&3), Some(&mut 31));
     }
 

@@ -431,12 +431,15 @@ impl GemmPlan {
         let Environment { gpu, compute_capability: (major, minor), cublaslt, .. } = &self.environment;
         let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {cublaslt}\n", self.desc);
         // Writing to a String cannot fail.
-        let mut line = |words: std::fmt::Arguments<'_>| drop(writeln!(text, "  {words}"));
+        let mut line = |words: std::fmt::Arguments<'_>| {
+            let _ = writeln!(text, "  {words}");
+        };
         line(format_args!("{}: {}", self.headline(), self.reason));
         if let Some(candidate) = &self.candidate {
             let (place, offered) = candidate.place();
             let config = self.algorithm_words(candidate);
-            line(format_args!("algorithm: {config} (number {} of {offered} offered)", place + 1));
+            let waves = candidate.algo().waves();
+            line(format_args!("algorithm: {config}, {waves:.2} waves (number {} of {offered} offered)", place + 1));
             line(format_args!(
                 "memory: {} bytes of scratch in the plan, {} of the handle's {WORKSPACE_BYTES} bytes of workspace, {} bytes of \
                  repeated scales in each B",

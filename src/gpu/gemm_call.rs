@@ -14,7 +14,7 @@ use super::lt::{
     self, Algo, Compute, DataType, EpilogueKind, FastAccumulation, Heuristic, Layouts, MatmulCall, MatmulDesc,
     MatrixLayout, Operand, PointerAttr, Pointers, Preference, Reduction, ScaleMode, Transpose, attr,
 };
-use super::memory::{DeviceBytes, DeviceBytesMut, driver};
+use super::memory::{DeviceBytes, DeviceBytesMut, Span, driver};
 use super::quirks::{self, Problem, Scaling};
 
 /// Alignment that plans assume of every operand, and `execute` asks for.
@@ -276,6 +276,9 @@ impl Candidate {
             (_, Some(scratch)) => scratch,
             (_, None) => return Err(missing_scratch(desc)),
         };
+        for (operand, span) in [("codes of A", &a_codes), ("codes of B", &b_codes), ("D", target)] {
+            check_alignment(operand, span)?;
+        }
         let unit = handle.unit_scale();
         let (scale_of_a, scale_of_b) = if core.unit_scales() { (&unit, &unit) } else { (&a_scales, &b_scales) };
         let fused = core.finish != Finish::EpilogueKernel;
@@ -341,6 +344,19 @@ impl Candidate {
             }
         }
     }
+}
+
+/// Refuses, in the caller's words, an address that cuBLASLt's kernels cannot load from.
+fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
+    if span.address.is_multiple_of(u64::from(ALIGNMENT)) {
+        return Ok(());
+    }
+    Err(Error::Alignment {
+        operand: operand.to_string(),
+        address: span.address,
+        required: u64::from(ALIGNMENT),
+        remedy: "begin at an allocation or at a multiple of 16 bytes in it, or copy".to_string(),
+    })
 }
 
 fn not_prepared() -> Error {

@@ -14,6 +14,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
 use crate::error::{Error, Result};
 
 use super::cache::PlanCache;
+use super::compile::KernelSource;
 use super::formulation::Facts;
 use super::gemm::GemmPlan;
 use super::gemm_desc::GemmDesc;
@@ -234,6 +235,11 @@ impl Handle {
             path: library.path().map(PathBuf::from),
             found_by: library.found_by().to_string(),
         })
+    }
+
+    /// Where this crate's own kernels came from: compiled with the crate, or at run time.
+    pub fn kernel_source(&self) -> KernelSource {
+        self.kernels.source()
     }
 
     /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`]. Forgets all cached plans.

@@ -19,6 +19,7 @@ mod memory;
 mod quantize;
 mod quirks;
 mod record;
+mod rescale;
 mod tune;
 
 pub use cache::PlanCache;
@@ -28,8 +29,9 @@ pub use gemm::{GemmPlan, PlanOptions};
 pub use gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
 pub use matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-pub use measure::*;
+pub use measure::{Bf16Gemm, capture, copy, time_calls};
 pub use memory::{DeviceBytes, DeviceBytesMut};
 pub use quantize::{GivenScale, QuantizeTo, quantize_bytes};
+pub use rescale::RescaleArgs;
 pub use record::{Environment, TuneRecord, TuneTable};
 pub use tune::{CacheState, TuneOptions, TuneReport, Trial, Verdict};
