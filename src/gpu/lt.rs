@@ -58,9 +58,9 @@ impl Library {
             // SAFETY: these names and places are NVIDIA's library, or the file that the user named for it.
             Candidate::Resident(name) => unsafe { CublasLt::already_loaded(name) }.ok_or("not loaded".to_string()),
             // SAFETY: as above.
-            Candidate::Name(name) => unsafe { CublasLt::open(name) }.map_err(|e| e.to_string()),
+            Candidate::Name(name) => unsafe { CublasLt::open(name) }.map_err(in_full),
             // SAFETY: as above.
-            Candidate::File(path) => unsafe { CublasLt::open(path) }.map_err(|e| e.to_string()),
+            Candidate::File(path) => unsafe { CublasLt::open(path) }.map_err(in_full),
         })?;
         let path = api.cublasLtGetVersion.as_ref().ok().and_then(|f| libraries::file_of_address(*f as usize));
         let shown = path.as_ref().map_or_else(|| found_by.clone(), |path| path.display().to_string());
@@ -102,7 +102,12 @@ pub(super) fn keep_loaded(candidate: &Candidate) -> std::result::Result<(), Stri
         // SAFETY: as above.
         Candidate::File(path) => unsafe { libloading::Library::new(path) },
     };
-    opened.map(std::mem::forget).map_err(|error| error.to_string())
+    opened.map(std::mem::forget).map_err(in_full)
+}
+
+/// With the loader's own words, which libloading keeps as the source of its error.
+fn in_full(error: libloading::Error) -> String {
+    std::error::Error::source(&error).map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
 fn missing(error: &libloading::Error) -> Error {
