@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 
 use super::formulation::{self, Finish, Formulation};
-use super::gemm_call::{Candidate, Search};
+use super::gemm_call::{Candidate, CandidateOffer, Search};
 use super::gemm_desc::{GemmArgs, GemmDesc};
 use super::handle::{Handle, WORKSPACE_BYTES};
 use super::matrix::QuantMatrix;
@@ -75,6 +75,16 @@ pub struct GemmPlan {
     pub(super) measured_us: Option<f64>,
 }
 
+/// One formulation of a problem, and whether this GPU and library offer it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Offer {
+    /// The formulation.
+    pub formulation: Formulation,
+    /// Why it is not offered; `None` if it is.
+    pub refusal: Option<String>,
+}
+
 impl Handle {
     /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, allocates scratch memory.
     ///
@@ -129,22 +139,32 @@ impl Handle {
     /// Those of [`GemmDesc::check`]; [`Error::Pair`] with the reason for each formulation if there is none;
     /// [`Error::Unsupported`] inside graph capture.
     pub fn supports(&self, desc: &GemmDesc) -> Result<Vec<Formulation>> {
+        let offers = self.offers(desc)?;
+        let offered: Vec<Formulation> = offers.iter().filter(|o| o.refusal.is_none()).map(|o| o.formulation).collect();
+        if offered.is_empty() {
+            let reason = |o: &Offer| format!("{}: {}", o.formulation, o.refusal.as_deref().unwrap_or_default());
+            return Err(self.no_way(desc, &offers.iter().map(reason).collect::<Vec<_>>()));
+        }
+        Ok(offered)
+    }
+
+    /// Every formulation, in the order of preference, with the reason where it is not offered. Runs nothing.
+    ///
+    /// # Errors
+    /// Those of [`GemmDesc::check`]; [`Error::Unsupported`] inside graph capture.
+    pub fn offers(&self, desc: &GemmDesc) -> Result<Vec<Offer>> {
         self.refuse_capture("asking what is supported")?;
         desc.check(&self.device().to_string())?;
         let (order, _) = formulation::preference(desc, self.facts());
-        let (mut offered, mut rejected) = (Vec::new(), Vec::new());
-        for formulation in order {
+        let ask = |formulation| {
             // An empty D needs no library; what the table says is the answer.
-            let offer = match desc.is_empty() {
-                true => formulation::available(desc, self.facts(), formulation).map(|()| None),
-                false => self.offer(desc, formulation, PlanOptions::default().search())?.map(Some),
+            let refusal = match desc.is_empty() {
+                true => formulation::available(desc, self.facts(), formulation).err(),
+                false => self.offer(desc, formulation, PlanOptions::default().search())?.err(),
             };
-            match offer {
-                Ok(_) => offered.push(formulation),
-                Err(reason) => rejected.push(format!("{formulation}: {reason}")),
-            }
-        }
-        if offered.is_empty() { Err(self.no_way(desc, &rejected)) } else { Ok(offered) }
+            Ok(Offer { formulation, refusal })
+        };
+        order.into_iter().map(ask).collect()
     }
 
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached.
@@ -173,12 +193,7 @@ impl Handle {
     }
 
     /// The best finish of one formulation, or why there is none.
-    pub(super) fn offer(
-        &self,
-        desc: &GemmDesc,
-        formulation: Formulation,
-        search: Search,
-    ) -> Result<std::result::Result<Candidate, String>> {
+    pub(super) fn offer(&self, desc: &GemmDesc, formulation: Formulation, search: Search) -> Result<CandidateOffer> {
         if let Err(reason) = formulation::available(desc, self.facts(), formulation) {
             return Ok(Err(reason));
         }

@@ -135,7 +135,7 @@ fn problem(handle: &Handle, desc: &GemmDesc, core: &Core) -> Problem {
 }
 
 /// A [`Candidate`], or the words for why there is none.
-pub(super) type Offer = std::result::Result<Candidate, String>;
+pub(super) type CandidateOffer = std::result::Result<Candidate, String>;
 
 impl Candidate {
     /// Asks the library for algorithms. Scratch memory is not allocated yet.
@@ -145,7 +145,7 @@ impl Candidate {
         formulation: Formulation,
         finish: Finish,
         search: Search,
-    ) -> Result<Offer> {
+    ) -> Result<CandidateOffer> {
         let core = match core(desc, formulation, finish) {
             Ok(core) => core,
             Err(reason) => return Ok(Err(reason)),
@@ -193,7 +193,7 @@ impl Candidate {
         desc: &GemmDesc,
         (formulation, finish, words): (Formulation, Finish, [u64; 8]),
         search: Search,
-    ) -> Result<Offer> {
+    ) -> Result<CandidateOffer> {
         let core = match core(desc, formulation, finish) {
             Ok(core) => core,
             Err(reason) => return Ok(Err(reason)),

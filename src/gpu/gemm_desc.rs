@@ -226,8 +226,13 @@ impl fmt::Display for GemmDesc {
 
 /// The operands of one call of `D = epilogue(alpha * A Bᵀ + beta * D)`.
 ///
-/// ```ignore
-/// handle.scaled_gemm(GemmArgs::new(&a, &b, d).bias(bias).activation(Activation::Gelu))?;
+/// ```no_run
+/// use scaled_gemm::gpu::{GemmArgs, Handle, MatMut, QuantMatrix, VecRef};
+/// use scaled_gemm::{Activation, Result};
+///
+/// fn layer(handle: &Handle, x: &QuantMatrix, weight: &QuantMatrix, bias: VecRef<'_>, y: MatMut<'_>) -> Result<()> {
+///     handle.scaled_gemm(GemmArgs::new(x, weight, y).bias(bias).activation(Activation::Gelu))
+/// }
 /// ```
 pub struct GemmArgs<'a> {
     pub(super) a: &'a QuantMatrix,

@@ -25,7 +25,7 @@ mod tune;
 pub use cache::PlanCache;
 pub use compile::KernelSource;
 pub use formulation::{Finish, Formulation};
-pub use gemm::{GemmPlan, PlanOptions};
+pub use gemm::{GemmPlan, Offer, PlanOptions};
 pub use gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
 pub use matrix::{MatMut, MatRef, QuantMatrix, VecRef};
