@@ -25,7 +25,7 @@ use ndarray::{Array2, ArrayView2};
 use super::gemm::{BLOCK, GemmInputs, has_blocks};
 use super::parallel;
 use crate::epilogue::Activation;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{DType, HostQuantMatrix, codec};
 
 /// Unit roundoff of FP32.
@@ -70,22 +70,64 @@ pub struct Bound {
 /// # Errors
 /// As [`scaled_gemm`](super::scaled_gemm).
 pub fn gemm_bound(inputs: &GemmInputs<'_>, accumulator: Accumulator, gelu: Gelu) -> Result<Bound> {
-    let [m, n, k] = inputs.check()?;
-    let (a, b) = (Operand::new(inputs.a), Operand::new(inputs.b));
-    let model = Model { inputs, accumulator, gelu, k };
-    let mut cells = vec![(0.0f64, 0.0f64); m * n];
-    const PIECE: usize = 64;
-    parallel::for_each_piece(&mut cells, PIECE, k, |piece, cells| {
-        for (at, cell) in cells.iter_mut().enumerate() {
-            let (i, j) = ((piece * PIECE + at) / n, (piece * PIECE + at) % n);
-            let (value, error) = model.sum(&a, i, &b, j);
-            *cell = model.finish(i, j, value, error);
+    inputs.check()?;
+    SumBound::new(inputs.a, inputs.b, accumulator).with(inputs, gelu)
+}
+
+/// The bound for the sum alone: the slow half of [`gemm_bound`], made once for many epilogues and outputs.
+#[derive(Debug, Clone)]
+pub struct SumBound {
+    /// Exact sum and error for each element of D, without alpha.
+    cells: Vec<(f64, f64)>,
+    shape: [usize; 3],
+}
+
+impl SumBound {
+    /// The exact sums of `A Bᵀ` and the errors of computed ones. Runs on all cores; allocates.
+    ///
+    /// # Panics
+    /// If A and B do not have the same number of columns.
+    pub fn new(a: &HostQuantMatrix, b: &HostQuantMatrix, accumulator: Accumulator) -> Self {
+        assert_eq!(a.cols(), b.cols(), "A and B share k");
+        let shape = [a.rows(), b.rows(), a.cols()];
+        let [m, n, k] = shape;
+        let whole = accumulator == Accumulator::TensorCoreFast && !has_blocks(a);
+        let (a, b) = (Operand::new(a), Operand::new(b));
+        let mut cells = vec![(0.0f64, 0.0f64); m * n];
+        const PIECE: usize = 64;
+        parallel::for_each_piece(&mut cells, PIECE, k, |piece, cells| {
+            for (at, cell) in cells.iter_mut().enumerate() {
+                let (i, j) = ((piece * PIECE + at) / n, (piece * PIECE + at) % n);
+                *cell = sum(&a, i, &b, j, accumulator, whole);
+            }
+        });
+        Self { cells, shape }
+    }
+
+    /// The bound for these inputs, whose A and B must be those of [`SumBound::new`].
+    ///
+    /// # Errors
+    /// As [`scaled_gemm`](super::scaled_gemm); [`Error::Shape`] if A and B have other shapes than those of the sum.
+    pub fn with(&self, inputs: &GemmInputs<'_>, gelu: Gelu) -> Result<Bound> {
+        let shape = inputs.check()?;
+        if shape != self.shape {
+            return Err(Error::shape(
+                "A and B",
+                format!("m, n, k = {shape:?}"),
+                format!("must be {:?}, as in the sum", self.shape),
+                "make a SumBound of these operands",
+            ));
         }
-    });
-    let part = |pick: fn(&(f64, f64)) -> f64| {
-        Array2::from_shape_vec((m, n), cells.iter().map(pick).collect()).expect("m * n cells were made")
-    };
-    Ok(Bound { exact: part(|c| c.0), tolerance: part(|c| c.1), out: inputs.out })
+        let [m, n, _] = shape;
+        let mut exact = Array2::zeros((m, n));
+        let mut tolerance = Array2::zeros((m, n));
+        for (at, (sum, error)) in self.cells.iter().enumerate() {
+            let (i, j) = (at / n, at % n);
+            let alpha = f64::from(inputs.alpha);
+            (exact[[i, j]], tolerance[[i, j]]) = finish(inputs, gelu, i, j, sum * alpha, error * alpha.abs());
+        }
+        Ok(Bound { exact, tolerance, out: inputs.out })
+    }
 }
 
 impl Bound {
@@ -107,7 +149,8 @@ impl Bound {
             let right = if exact.is_nan() {
                 got.is_nan()
             } else if got.is_infinite() {
-                got.signum() == exact.signum() && exact.abs() + tolerance >= range(self.out).max
+                let reachable = exact.is_infinite() || exact.abs() + tolerance >= range(self.out).max;
+                reachable && got.signum() == exact.signum()
             } else if exact.is_infinite() {
                 false
             } else {
@@ -157,85 +200,75 @@ impl Operand {
     }
 }
 
-struct Model<'i, 'a> {
-    inputs: &'i GemmInputs<'a>,
-    accumulator: Accumulator,
-    gelu: Gelu,
-    k: usize,
+/// The exact scaled sum and the error of a computed one (1. and 2. of the module's doc), without alpha.
+fn sum(a: &Operand, i: usize, b: &Operand, j: usize, accumulator: Accumulator, whole: bool) -> (f64, f64) {
+    let (row_a, row_b) = (a.row(i), b.row(j));
+    let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
+    let mut core = TensorCore::default();
+    for (block, (xa, xb)) in row_a.chunks(BLOCK).zip(row_b.chunks(BLOCK)).enumerate() {
+        if !whole {
+            core = TensorCore::default();
+        }
+        let (sum_before, error_before) = (core.sum, core.error);
+        let mut absolute = 0.0;
+        for (xa, xb) in xa.chunks(STEP).zip(xb.chunks(STEP)) {
+            absolute += core.step(xa, xb);
+        }
+        let scale = a.scale(i, block) * b.scale(j, block);
+        value += (core.sum - sum_before) * scale;
+        magnitude += absolute * scale.abs();
+        error += (core.error - error_before) * scale.abs();
+    }
+    if accumulator == Accumulator::Fp32 {
+        error = 0.0;
+    }
+    let roundings = (a.cols.min(BLOCK) + a.cols.div_ceil(BLOCK) + 8) as f64;
+    (value, error + roundings * U * 1.001 * magnitude)
 }
 
-impl Model<'_, '_> {
-    /// The exact scaled sum and the error of a computed one (1. and 2. of the module's doc).
-    fn sum(&self, a: &Operand, i: usize, b: &Operand, j: usize) -> (f64, f64) {
-        let (row_a, row_b) = (a.row(i), b.row(j));
-        let whole = self.accumulator == Accumulator::TensorCoreFast && !has_blocks(self.inputs.a);
-        let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
-        let mut core = TensorCore::default();
-        for (block, (xa, xb)) in row_a.chunks(BLOCK).zip(row_b.chunks(BLOCK)).enumerate() {
-            if !whole {
-                core = TensorCore::default();
-            }
-            let (sum_before, error_before) = (core.sum, core.error);
-            let mut absolute = 0.0;
-            for (xa, xb) in xa.chunks(STEP).zip(xb.chunks(STEP)) {
-                absolute += core.step(xa, xb);
-            }
-            let scale = a.scale(i, block) * b.scale(j, block);
-            value += (core.sum - sum_before) * scale;
-            magnitude += absolute * scale.abs();
-            error += (core.error - error_before) * scale.abs();
-        }
-        let alpha = f64::from(self.inputs.alpha);
-        if self.accumulator == Accumulator::Fp32 {
-            error = 0.0;
-        }
-        let roundings = (self.k.min(BLOCK) + self.k.div_ceil(BLOCK) + 8) as f64;
-        (value * alpha, (error + roundings * U * 1.001 * magnitude) * alpha.abs())
+/// The exact result and the tolerance after the epilogue and the cast (3. and 4. of the module's doc).
+fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
+    // The last term: products of scales and sums may pass through FP32 subnormals.
+    let (mut v, mut tol) = (sum, error + power(-140));
+    let mut add = |v: &mut f64, x: f64| {
+        *v += x;
+        tol += 2.0 * U * (v.abs() + x.abs() + tol);
+    };
+    if let Some((beta, c)) = &inputs.accumulate {
+        add(&mut v, f64::from(*beta) * f64::from(c[[i, j]]));
     }
-
-    /// The exact result and the tolerance after the epilogue and the cast (3. and 4. of the module's doc).
-    fn finish(&self, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
-        let (mut v, mut tol) = (sum, error);
-        let mut add = |v: &mut f64, x: f64| {
-            *v += x;
-            tol += 2.0 * U * (v.abs() + x.abs() + tol);
-        };
-        if let Some((beta, c)) = &self.inputs.accumulate {
-            add(&mut v, f64::from(*beta) * f64::from(c[[i, j]]));
-        }
-        if let Some((bias, _)) = self.inputs.bias {
-            add(&mut v, f64::from(bias[j]));
-        }
-        let (activated, lipschitz) = match self.inputs.activation {
-            Activation::None => (v, 1.0),
-            Activation::Relu => (if v < 0.0 { 0.0 } else { v }, 1.0),
-            Activation::Gelu => {
-                let inner = (2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v * v * v);
-                (v / (1.0 + (-2.0 * inner).exp()), 1.13)
-            }
-            Activation::Silu => (v / (1.0 + (-v).exp()), 1.10),
-        };
-        tol *= lipschitz;
-        tol += match (self.inputs.activation, self.gelu) {
-            (Activation::None | Activation::Relu, _) => 0.0,
-            (Activation::Gelu, Gelu::Approximate) => (32.0 * U + power(-10)) * v.abs(),
-            (Activation::Gelu | Activation::Silu, _) => 32.0 * U * v.abs(),
-        };
-        v = activated;
-        if let Some((residual, _)) = &self.inputs.residual {
-            let x = f64::from(residual[[i, j]]);
-            v += x;
-            tol += 2.0 * U * (v.abs() + x.abs() + tol);
-        }
-        let range = range(self.inputs.out);
-        if self.inputs.out == DType::E4m3 {
-            let encode = f64::from(self.inputs.out_encode);
-            v = (v * encode).clamp(-range.max, range.max);
-            tol = tol * encode.abs() + 2.0 * U * v.abs();
-        }
-        let largest = (v.abs() + tol).min(range.max);
-        (v, tol + power(exponent(largest).max(range.min_exponent) - range.fraction_bits - 1))
+    if let Some((bias, _)) = inputs.bias {
+        add(&mut v, f64::from(bias[j]));
     }
+    let (activated, lipschitz) = match inputs.activation {
+        Activation::None => (v, 1.0),
+        Activation::Relu => (if v < 0.0 { 0.0 } else { v }, 1.0),
+        Activation::Gelu => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v * v * v);
+            (v / (1.0 + (-2.0 * inner).exp()), 1.13)
+        }
+        Activation::Silu => (v / (1.0 + (-v).exp()), 1.10),
+    };
+    tol *= lipschitz;
+    tol += match (inputs.activation, gelu) {
+        (Activation::None | Activation::Relu, _) => 0.0,
+        (Activation::Gelu, Gelu::Approximate) => (32.0 * U + power(-10)) * v.abs(),
+        (Activation::Gelu | Activation::Silu, _) => 32.0 * U * v.abs(),
+    };
+    v = activated;
+    if let Some((residual, _)) = &inputs.residual {
+        let x = f64::from(residual[[i, j]]);
+        v += x;
+        tol += 2.0 * U * (v.abs() + x.abs() + tol);
+    }
+    let range = range(inputs.out);
+    if inputs.out == DType::E4m3 {
+        let encode = f64::from(inputs.out_encode);
+        v = (v * encode).clamp(-range.max, range.max);
+        tol = tol * encode.abs() + 2.0 * U * v.abs();
+    }
+    let largest = (v.abs() + tol).min(range.max);
+    (v, tol + power(exponent(largest).max(range.min_exponent) - range.fraction_bits - 1))
 }
 
 /// The model of one accumulator: exact partial sums, their range, and the error so far.
@@ -250,29 +283,40 @@ struct TensorCore {
 impl TensorCore {
     /// Adds up to 32 products; gives the sum of their magnitudes.
     fn step(&mut self, a: &[f32], b: &[f32]) -> f64 {
+        // Eight independent lanes throughout, so that the loops vectorise; missing products are zero.
+        const LANES: usize = 8;
         let mut products = [0.0f32; STEP];
-        let mut largest = 0.0f32;
-        for ((p, a), b) in products.iter_mut().zip(a).zip(b) {
-            *p = a * b;
-            largest = if p.abs() > largest { p.abs() } else { largest };
+        products.iter_mut().zip(a).zip(b).for_each(|((p, a), b)| *p = a * b);
+        let mut largest = [0.0f32; LANES];
+        let mut sum = [0.0f64; LANES];
+        for chunk in products.chunks_exact(LANES) {
+            for lane in 0..LANES {
+                let magnitude = chunk[lane].abs();
+                largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+                sum[lane] += f64::from(chunk[lane]);
+            }
         }
+        let largest = largest.into_iter().fold(0.0, f32::max);
         let size = self.high - self.low + self.error;
         let unit = power(exponent(f64::from(largest).max(size)) - KEPT);
         let (exact_from, unit32) = ((unit * 128.0) as f32, unit as f32);
-        let (mut sum, mut absolute, mut lost) = (0.0f64, 0.0f64, 0.0f32);
-        for p in products {
-            let magnitude = p.abs();
-            sum += f64::from(p);
-            absolute += f64::from(magnitude);
-            lost += if magnitude >= exact_from { 0.0 } else { magnitude.min(unit32) };
+        let (mut absolute, mut lost) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for chunk in products.chunks_exact(LANES) {
+            for lane in 0..LANES {
+                let magnitude = chunk[lane].abs();
+                absolute[lane] += magnitude;
+                let loss = if magnitude < unit32 { magnitude } else { unit32 };
+                lost[lane] += if magnitude < exact_from { loss } else { 0.0 };
+            }
         }
-        self.sum += sum;
+        let total = |lanes: [f32; LANES]| lanes.into_iter().map(f64::from).sum::<f64>() * 1.001;
+        self.sum += sum.into_iter().sum::<f64>();
         self.low = self.low.min(self.sum);
         self.high = self.high.max(self.sum);
         let accumulator = if size > 0.0 { unit } else { 0.0 };
-        self.error += f64::from(lost) * 1.001 + accumulator;
+        self.error += total(lost) + accumulator;
         self.error += (self.high - self.low + self.error) * power(-KEPT);
-        absolute
+        total(absolute)
     }
 }
 

@@ -16,7 +16,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
 use super::parallel;
-use crate::epilogue::Activation;
+use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
 use crate::format::{DType, Extent, HostQuantMatrix, codec, pair};
 
@@ -89,6 +89,12 @@ impl<'a> GemmInputs<'a> {
         }
     }
 
+    /// The epilogue as a plan names it.
+    pub fn epilogue(&self) -> Epilogue {
+        let (bias, residual) = (self.bias.map(|b| b.1), self.residual.as_ref().map(|r| r.1));
+        Epilogue { bias, activation: self.activation, residual }
+    }
+
     /// Checks pair, types and shapes; gives m, n, k.
     pub(super) fn check(&self) -> Result<[usize; 3]> {
         let (a, b) = (self.a.scheme(), self.b.scheme());
@@ -155,7 +161,7 @@ pub fn scaled_gemm_amax(inputs: &GemmInputs<'_>) -> Result<(Array2<f32>, f32)> {
     let [m, n, k] = inputs.check()?;
     let grid = [m.div_ceil(TILE[0]), n.div_ceil(TILE[1])];
     let result = Mutex::new((Array2::zeros((m, n)), 0.0f32));
-    parallel::for_each_task(grid[0] * grid[1], m * n * k.div_ceil(16), |task| {
+    parallel::for_each_task(grid[0] * grid[1], m.saturating_mul(n).saturating_mul(k.div_ceil(16)), |task| {
         let (i0, j0) = (task / grid[1] * TILE[0], task % grid[1] * TILE[1]);
         let (rows, cols) = (TILE[0].min(m - i0), TILE[1].min(n - j0));
         let mut tile = sum_tile(inputs, i0, rows, j0, cols, k);

@@ -9,7 +9,7 @@ mod metrics;
 mod parallel;
 mod quantize;
 
-pub use bound::{Accumulator, Bound, Gelu, gemm_bound};
+pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use delayed::{AmaxHistory, delayed_update};
 pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use metrics::{calc_diff, sqnr_db};
