@@ -10,7 +10,6 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -28,7 +27,7 @@ pub(crate) use call::*;
 pub(crate) use types::*;
 
 use super::libraries::{self, Candidate};
-use super::memory::{LaunchStream, Span, driver};
+use super::memory::{Span, driver};
 use super::quirks::{self, Version};
 use crate::error::{Error, Result};
 
@@ -265,10 +264,12 @@ impl MatmulDesc {
     }
 
     /// What the library holds.
-    pub(crate) fn get<A: Attribute>(&self, _: A) -> Result<A::Raw> {
+    #[cfg(test)]
+    fn get<A: Attribute>(&self, _: A) -> Result<A::Raw> {
         self.get_raw(A::ID, A::NAME)
     }
 
+    #[cfg(test)]
     fn get_raw<T: Plain>(&self, id: Desc, name: &str) -> Result<T> {
         let (mut value, mut written) = (T::default(), 0);
         let (target, size) = ((&raw mut value).cast(), size_of::<T>());
@@ -314,6 +315,7 @@ pub(crate) struct MatrixLayout {
     rows: usize,
     cols: usize,
     ld: usize,
+    /// From the first to the last element: `((cols - 1) * ld + rows) * size`.
     bytes: usize,
 }
 
@@ -339,27 +341,6 @@ impl MatrixLayout {
         let answer = unsafe { api.cublasLtMatrixLayoutCreate(&mut raw, cuda_type, rows as u64, cols as u64, pitch) };
         check("cublasLtMatrixLayoutCreate", answer, found)?;
         Ok(Self { raw, library, data_type, rows, cols, ld, bytes })
-    }
-
-    pub(crate) fn data_type(&self) -> DataType {
-        self.data_type
-    }
-
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(crate) fn cols(&self) -> usize {
-        self.cols
-    }
-
-    pub(crate) fn ld(&self) -> usize {
-        self.ld
-    }
-
-    /// From the first to the last element: `((cols - 1) * ld + rows) * size`.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 

@@ -4,8 +4,6 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
-
 /// A cuBLASLt version as `cublasLtGetVersion` tells it: `major * 10000 + minor * 100 + patch`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Version(u32);
@@ -52,30 +50,16 @@ pub(crate) const BLOCK_SCALES: Version = Version::new(12, 9, 0);
 pub(crate) const BLOCK_SCALES_ADVISED: Version = Version::new(12, 9, 1);
 
 /// `Err` with the reason below [`MINIMUM`].
-pub(crate) fn check_minimum(version: Version) -> std::result::Result<(), String> {
+pub(crate) fn check_minimum(version: Version) -> Result<(), String> {
     match version >= MINIMUM {
         true => Ok(()),
         false => Err(format!("version {version} is older than {MINIMUM}, the first whose FP8 products are right")),
     }
 }
 
-/// `Error::Unsupported` below [`BLOCK_SCALES`].
-pub(crate) fn require_block_scales(version: Version) -> Result<()> {
-    match version >= BLOCK_SCALES {
-        true => Ok(()),
-        false => Err(Error::unsupported(
-            "a scale per row, 1x128 or 128x128 block",
-            format!("cuBLASLt {version} is older than {BLOCK_SCALES}"),
-            "install cuBLAS 12.9.1 or newer, or scale per tensor",
-        )),
-    }
-}
-
 /// How A and B are scaled, as far as bugs care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scaling {
-    /// BF16 or F16 operands.
-    None,
     /// FP8, one scale per tensor.
     Tensor,
     /// FP8, one scale per row.
@@ -148,6 +132,18 @@ impl Quirk {
     /// True if this version has the quirk.
     pub(crate) fn covers(&self, version: Version) -> bool {
         self.ranges.iter().any(|&(from, until)| (from..until).contains(&version))
+    }
+}
+
+/// `name: effect (source)`, and how it is avoided where that is not decided here.
+impl fmt::Display for Quirk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, effect, source, .. } = self;
+        write!(f, "{name}: {effect} ({source})")?;
+        match self.action {
+            Action::Avoided(how) => write!(f, "; {how}"),
+            Action::DropAlgo(_) | Action::Unfuse | Action::Refuse | Action::AlignScales(_) => Ok(()),
+        }
     }
 }
 
@@ -344,9 +340,9 @@ mod tests {
         assert_eq!(version, Version::new(13, 1, 0));
         assert_eq!(version.to_string(), "13.1.0");
         assert!(Version::new(12, 9, 13) < Version::new(13, 0, 0));
-        assert!(check_minimum(Version::new(12, 3, 4)).is_err() && check_minimum(MINIMUM).is_ok());
-        let refusal = require_block_scales(Version::new(12, 8, 5)).unwrap_err().to_string();
-        assert!(refusal.contains("12.8.5") && refusal.contains("12.9.0"), "{refusal}");
+        assert!(check_minimum(MINIMUM).is_ok());
+        let refusal = check_minimum(Version::new(12, 3, 4)).unwrap_err();
+        assert!(refusal.contains("12.3.4") && refusal.contains("12.4.0"), "{refusal}");
     }
 
     #[test]
@@ -357,6 +353,18 @@ mod tests {
             assert!(flat.windows(2).all(|pair| pair[0] < pair[1]), "{}", quirk.name);
             assert!(LEDGER[..i].iter().all(|other| other.name != quirk.name), "{}", quirk.name);
         }
+    }
+
+    #[test]
+    fn quirks_are_shown_in_words() {
+        let shown = |name| LEDGER.iter().find(|quirk| quirk.name == name).map(ToString::to_string).unwrap_or_default();
+        let expected =
+            "algo-66-uneven-split-k: algorithm 66 gives wrong results where its splits do not divide K (notes 13.8)";
+        assert_eq!(shown("algo-66-uneven-split-k"), expected);
+        assert!(
+            shown("heuristic-in-capture")
+                .ends_with("; plans are made before capture; execute never asks the heuristic")
+        );
     }
 
     #[test]

@@ -84,7 +84,6 @@ attributes! {
     AScaleMode: ScaleMode => u32, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, gate scale_mode_gate, remember |facts, value| facts.scale_modes[0] = value;
     BScaleMode: ScaleMode => u32, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, gate scale_mode_gate, remember |facts, value| facts.scale_modes[1] = value;
     BiasDataType: DataType => u32, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, remember |facts, value| facts.bias = Some(value);
-    SmCountTarget: i32 => i32, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
 }
 
 pub(super) const fn pointer_id(pointer: PointerAttr) -> Desc {

@@ -126,6 +126,10 @@ impl MatmulCall<'_> {
             }
             require("cuBLASLt's C", self.c.unwrap_or(self.d), layouts.c.bytes, 16)?;
         }
+        if self.desc.facts.epilogue.has_bias() && self.desc.pointers[PointerAttr::Bias as usize].is_none() {
+            let found = format!("{:?}", self.desc.facts.epilogue);
+            return Err(Error::shape("epilogue", found, "adds a bias, and none was declared", "declare the bias"));
+        }
         let given = [pointers.a_scale, pointers.b_scale, pointers.d_scale, pointers.amax_d, pointers.bias];
         for (pointer, span) in PointerAttr::ALL.into_iter().zip(given) {
             match (span, self.desc.pointers[pointer as usize]) {

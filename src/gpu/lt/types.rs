@@ -23,10 +23,6 @@ impl DataType {
             Self::E4m3 | Self::E5m2 => 1,
         }
     }
-
-    pub(crate) const fn is_fp8(self) -> bool {
-        matches!(self, Self::E4m3 | Self::E5m2)
-    }
 }
 
 impl From<DType> for DataType {
@@ -118,16 +114,12 @@ pub(crate) enum Operand {
     D,
 }
 
-/// In what the partial results of a split K may be added.
+/// In what the partial results of a split K may be added. (The library also offers D's type, which loses precision.)
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub(crate) enum Reduction {
-    /// No split K.
-    OnlyUnsplit = 0,
-    /// Split K with FP32 partial results, or none.
+    /// FP32, or no split at all.
     ComputeType = 2,
-    /// Also partial results in D's type.
-    Any = 7,
 }
 
 /// Which device pointer of a descriptor.
