@@ -89,7 +89,7 @@ pub struct GroupScale {
     pub scale: f32,
 }
 
-/// A scale that the caller brings for a whole tensor: from calibration, or from [delayed scaling](crate::reference::delayed_update).
+/// A scale that the caller brings for a whole tensor: from calibration, or from delayed scaling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TensorScale {
     /// The factor for the data; `scale = fl(1 / encode)`.
@@ -205,7 +205,9 @@ mod tests {
     #[test]
     fn infinite_amax_never_faults_and_is_as_documented() {
         for preset in Preset::ALL {
-            for recipe in [Recipe::new(BLOCK).with_preset(preset), Recipe::new(BLOCK).with_preset(preset).power_of_two()] {
+            for recipe in
+                [Recipe::new(BLOCK).with_preset(preset), Recipe::new(BLOCK).with_preset(preset).power_of_two()]
+            {
                 let got = recipe.group_scale(f32::INFINITY, DType::F32);
                 match preset {
                     Preset::TransformerEngine => assert_eq!((got.encode, got.scale), (1.0, 1.0)),
