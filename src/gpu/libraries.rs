@@ -169,7 +169,23 @@ pub(crate) fn nvrtc_available() -> Result<Option<PathBuf>> {
             (Err(reason), _) => Err(reason),
         })?;
     }
-    Ok(file_of_name("libnvrtc.so"))
+    let file = file_of_name("libnvrtc.so");
+    if let Some(folder) = file.as_deref().and_then(Path::parent) {
+        load_builtins(folder);
+    }
+    Ok(file)
+}
+
+/// NVRTC opens its builtins by bare name while it compiles, and Python's packages do not tell the loader their folder
+/// (observed with 13.0). A failure here shows itself there, in NVRTC's own words.
+fn load_builtins(folder: &Path) {
+    let Ok(entries) = folder.read_dir() else { return };
+    let is_builtins = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with("libnvrtc-builtins.so."));
+    for entry in entries.filter_map(|entry| entry.ok()).filter(|entry| is_builtins(&entry.file_name())) {
+        if let Err(reason) = lt::keep_loaded(&Candidate::File(entry.path())) {
+            tracing::warn!(file = %entry.path().display(), reason, "a part of NVRTC does not load");
+        }
+    }
 }
 
 /// Whether one of the names that cudarc will try loads. (Its own list of them is not public in a program that links CUDA.)
