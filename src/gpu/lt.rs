@@ -5,6 +5,7 @@
 mod algo;
 mod attributes;
 mod call;
+mod search;
 mod types;
 
 #[cfg(test)]
@@ -24,9 +25,9 @@ use cudarc::driver::CudaContext;
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
+pub(crate) use search::*;
 pub(crate) use types::*;
 
-use super::libraries::{self, Candidate};
 use super::memory::{Span, driver};
 use super::quirks::{self, Version};
 use crate::error::{Error, Result};
@@ -41,7 +42,7 @@ pub(crate) struct Library {
     scalar_alignment: u64,
 }
 
-/// The library, found and loaded by the first call that succeeds; see `libraries.rs` for where it is looked for.
+/// The library, found and loaded by the first call that succeeds; see `lt/search.rs` for where it is looked for.
 pub(crate) fn library() -> Result<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
@@ -53,7 +54,7 @@ pub(crate) fn library() -> Result<&'static Library> {
 
 impl Library {
     fn load() -> Result<Self> {
-        let (api, found_by) = libraries::CUBLASLT.find(|candidate| match candidate {
+        let (api, found_by) = CUBLASLT.find(|candidate| match candidate {
             // SAFETY: these names and places are NVIDIA's library, or the file that the user named for it.
             Candidate::Resident(name) => unsafe { CublasLt::already_loaded(name) }.ok_or("not loaded".to_string()),
             // SAFETY: as above.
@@ -61,7 +62,7 @@ impl Library {
             // SAFETY: as above.
             Candidate::File(path) => unsafe { CublasLt::open(path) }.map_err(in_full),
         })?;
-        let path = api.cublasLtGetVersion.as_ref().ok().and_then(|f| libraries::file_of_address(*f as usize));
+        let path = api.cublasLtGetVersion.as_ref().ok().and_then(|f| file_of_address(*f as usize));
         let shown = path.as_ref().map_or_else(|| found_by.clone(), |path| path.display().to_string());
         // SAFETY: takes nothing and returns a number; needs neither a GPU nor a driver.
         let raw = unsafe { api.cublasLtGetVersion() }.map_err(missing)?;
@@ -69,7 +70,7 @@ impl Library {
         quirks::check_minimum(version).map_err(|reason| Error::Library {
             library: format!("cuBLASLt at {shown}"),
             reason,
-            remedy: format!("install a newer cuBLAS, or name its file in {}", libraries::CUBLASLT.variable),
+            remedy: format!("install a newer cuBLAS, or name its file in {}", CUBLASLT.variable),
         })?;
         tracing::debug!(%version, path = shown, found_by, "cuBLASLt loaded");
         let scalar_alignment = quirks::scalar_scale_alignment(version);
