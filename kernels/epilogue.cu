@@ -8,7 +8,8 @@ __device__ __forceinline__ float exp_ieee(float x) {
     const float n = __fsub_rn(__fmaf_rn(x, 1.44269504f, 12582912.0f), 12582912.0f);
     float r = __fmaf_rn(n, -0.69314575f, x);
     r = __fmaf_rn(n, -1.4286068e-6f, r);
-    float p = 1.3888889e-3f;
+    float p = 1.984127e-4f;
+    p = __fmaf_rn(p, r, 1.3888889e-3f);
     p = __fmaf_rn(p, r, 8.333334e-3f);
     p = __fmaf_rn(p, r, 4.1666668e-2f);
     p = __fmaf_rn(p, r, 0.16666667f);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
 }
 
 #define QUANTIZE_ROW(name, T, VECTORS)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(VECTORS == 4 ? 256 : VECTORS == 8 ? 2048 / sizeof(T) : 1024)                  \
+    extern "C" __global__ void __launch_bounds__(VECTORS == 4 ? 256 : VECTORS == 8 ? 512 : 1024)                               \
     quantize_fp8_row_##name##_##VECTORS(                                                                                  \
         const T* __restrict__ x,     /* [rows][cols], row stride x_stride elements */                                     \
         u64 x_stride,                                                                                                     \

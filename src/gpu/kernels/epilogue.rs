@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{GRID_Y, Kernels, THREADS, address, check_aligned, check_bytes, extent, is_aligned, launch};
+use super::{GRID_Y, Kernels, THREADS, address, check_aligned, check_bytes, enqueue, extent, is_aligned, launch};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -165,6 +165,6 @@ impl Kernels {
         // Small outputs need many small blocks to reach every multiprocessor.
         let threads = if call.m * call.n < 1 << 20 { 64 } else { THREADS };
         let grid = ((call.n / 8).div_ceil(threads as usize), call.m.div_ceil(4).clamp(1, GRID_Y));
-        launch!(stream, kernel, grid, threads, parameters)
+        enqueue!(stream, kernel, grid, threads, parameters)
     }
 }

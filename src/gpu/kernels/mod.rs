@@ -191,9 +191,9 @@ fn address(span: Option<&Span<'_>>) -> u64 {
     span.map_or(0, |s| s.address)
 }
 
-/// Enqueues one kernel: `launch!(stream, kernel, (grid x, grid y), threads, parameters...)`. Each parameter must have
+/// Enqueues one kernel: `enqueue!(stream, kernel, (grid x, grid y), threads, parameters...)`. Each parameter must have
 /// the size and meaning that the kernel's declaration gives it.
-macro_rules! launch {
+macro_rules! enqueue {
     ($stream:expr, $kernel:expr, $grid:expr, $threads:expr, $($parameter:expr),+ $(,)?) => {
         launch($stream, $kernel, $grid, $threads, &mut [$(&$parameter as *const _ as *mut c_void),+])
     };
@@ -239,7 +239,7 @@ fn launch(
     .map_err(|e| driver("launching a kernel", e))
 }
 
-use launch;
+use enqueue;
 
 impl Kernels {
     /// Copies `rows` rows of `row_bytes` bytes between device buffers; strides in bytes.

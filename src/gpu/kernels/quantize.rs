@@ -3,7 +3,8 @@
 use std::ffi::c_void;
 
 use super::{
-    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, extent, format_code, is_aligned, launch,
+    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, enqueue, extent, format_code, is_aligned,
+    launch,
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
@@ -156,7 +157,7 @@ impl Kernels {
         let (rows, cols) = x.flattened();
         let y = rows.clamp(1, GRID_Y);
         let blocks = (cols / 8).div_ceil(THREADS as usize * 4).clamp(1, (self.sm_count * 8).div_ceil(y));
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.amax_tensor, x.dtype)?,
             (blocks, y),
@@ -189,7 +190,7 @@ impl Kernels {
         amax.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
         let (rows, cols) = x.flattened();
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.quantize_tensor, x.dtype)?,
             grid,
@@ -221,18 +222,17 @@ impl Kernels {
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
-        let widest = if x.dtype == DType::F32 { 512 } else { 1024 };
         // Few rows: spread each over more threads; many: more vectors in flight in each thread.
         let (choice, threads) = if x.rows < 2 * self.sm_count && threads(2) <= 1024 {
             (1, threads(2))
         } else if threads(4) <= 256 {
             (2, threads(4))
-        } else if threads(8) <= widest {
+        } else if threads(8) <= 512 {
             (3, threads(8))
         } else {
             (0, 1024)
         };
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.quantize_row[choice], x.dtype)?,
             (x.rows, 1),
@@ -262,7 +262,7 @@ impl Kernels {
         // Two groups a warp once that still leaves every multiprocessor several blocks.
         let choice = (quads * blocks.div_ceil(16) >= self.sm_count * 16) as usize;
         let grid = quads * blocks.div_ceil(8 * (choice + 1));
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.quantize_1x128[choice], x.dtype)?,
             (grid, 1),
@@ -328,7 +328,7 @@ impl Kernels {
             codes_t: address(transposed.map(|o| o.codes)),
             scales_t: address(transposed.map(|o| o.scales)),
         };
-        launch!(
+        enqueue!(
             stream,
             by_input(kernels, x.dtype)?,
             (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
@@ -355,7 +355,7 @@ impl Kernels {
         x.check()?;
         rows.map_or(Ok(()), |s| check_floats("row amax", s, x.rows))?;
         cols.map_or(Ok(()), |s| check_floats("column amax", s, x.cols))?;
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.amax_row_column, x.dtype)?,
             (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
@@ -393,7 +393,7 @@ impl Kernels {
             ScaleLayout::Blk128 => 3,
         };
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
-        launch!(
+        enqueue!(
             stream,
             by_input(&self.dequantize[choice], dtype)?,
             grid,
@@ -422,6 +422,6 @@ impl Kernels {
         check_bytes("128x128 scales", tiles, ScaleLayout::Blk128.len(n.div_ceil(128), blocks) * 4)?;
         check_bytes("repeated scales", out, ScaleLayout::Vec128.len(n, blocks) * 4)?;
         let grid = (n.next_multiple_of(4).div_ceil(THREADS as usize), blocks.clamp(1, GRID_Y));
-        launch!(stream, &self.repeat_scales, grid, THREADS, tiles.address, n as u32, k as u32, out.address)
+        enqueue!(stream, &self.repeat_scales, grid, THREADS, tiles.address, n as u32, k as u32, out.address)
     }
 }

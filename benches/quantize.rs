@@ -1,0 +1,147 @@
+//! Quantizers and the rescale epilogue: device time and bandwidth against the copy of the same run.
+//!
+//! `cargo bench --bench quantize`; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
+
+mod common;
+
+use common::*;
+use scaled_gemm::{
+    DType, DeviceBytes, Fp8Format, GivenScale, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
+    Scheme, VecRef, quantize_bytes, time_calls,
+};
+
+/// Rows and columns: the three, and the others of performance.md.
+const SHAPES: [(usize, usize); 6] = [(16384, 6144), (4096, 7168), (128, 7168), (1, 7168), (4001, 2048), (8001, 4096)];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Plain,
+    Both,
+    Transposed,
+}
+
+fn main() {
+    main_with_gpu(|handle| {
+        head(handle, "Quantizers, BF16 in, E4M3 and FP32 scales out");
+        for (rows, cols) in SHAPES {
+            let copied = copy_time(handle, rows * cols * 2);
+            let roof = (4 * rows * cols) as f64 / copied;
+            println!("\n## {rows} x {cols}");
+            println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
+            println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+            quantizers(handle, rows, cols, roof);
+        }
+        epilogues(handle);
+        dequantizers(handle);
+    });
+}
+
+fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
+    let schemes = Scheme::ALL.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3);
+    let sets = rotation(handle, rows * cols * 3);
+    let inputs: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * cols, DType::Bf16)).collect();
+    let inputs: Vec<_> = inputs.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols).unwrap()).collect();
+    let factor = handle.stream().clone_htod(&[64.0f32]).unwrap();
+    for scheme in schemes {
+        let recipe = Recipe::new(scheme);
+        let mut plain: Vec<_> = (0..sets).map(|_| QuantMatrix::zeros(handle, scheme, rows, cols).unwrap()).collect();
+        let mut turned: Vec<_> = match rows % 16 {
+            0 => (0..sets).map(|_| QuantMatrix::zeros(handle, scheme, cols, rows).unwrap()).collect(),
+            _ => Vec::new(),
+        };
+        let tensor = matches!(scheme, Scheme::Fp8Tensor(_));
+        if tensor {
+            let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1.4e6), 9, |i| {
+                let scale = GivenScale::Encode(DeviceBytes::from(&factor));
+                let out = &mut plain[i % sets];
+                handle.quantize_tensor_into(&inputs[i % sets], Fp8Format::E4M3, &scale, out, None)
+            });
+            report(
+                "fp8-tensor, given scale",
+                time.unwrap(),
+                quantize_bytes(recipe, DType::Bf16, rows, cols, false),
+                roof,
+            );
+        }
+        for direction in [Direction::Plain, Direction::Both, Direction::Transposed] {
+            if direction != Direction::Plain && turned.is_empty() {
+                continue;
+            }
+            let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1.2e6), 9, |i| {
+                let i = i % sets;
+                let to = match direction {
+                    Direction::Plain => QuantizeTo::Plain(&mut plain[i]),
+                    Direction::Both => QuantizeTo::Both(&mut plain[i], &mut turned[i]),
+                    Direction::Transposed => QuantizeTo::Transposed(&mut turned[i]),
+                };
+                handle.quantize_into(&inputs[i], recipe, to)
+            });
+            // A tensor's amax is a pass of its own over the input.
+            let amax = if tensor { rows * cols * 2 } else { 0 };
+            let (label, bytes) = match direction {
+                Direction::Plain => ("", quantize_bytes(recipe, DType::Bf16, rows, cols, false)),
+                Direction::Both => (", both directions", quantize_bytes(recipe, DType::Bf16, rows, cols, true)),
+                Direction::Transposed => {
+                    let out = scheme.code_bytes(rows, cols) + scheme.scale_len(rows, cols) * 4;
+                    (", transposed only", quantize_bytes(recipe, DType::Bf16, rows, cols, true) - out)
+                }
+            };
+            let amax_label = if tensor { ", amax and cast" } else { "" };
+            report(&format!("{}{amax_label}{label}", scheme.spec().name), time.unwrap(), bytes + amax, roof);
+        }
+    }
+}
+
+fn epilogues(handle: &Handle) {
+    println!("\n## Rescale epilogue, F32 in, BF16 out, row and column scales and F32 bias");
+    println!("| m x n | us | TB/s | of the copy rate |\n|---|---|---|---|");
+    for (m, n) in [(8192, 8192), (4096, 7168), (16, 4096), (128, 4096)] {
+        let roof = 8.0 * (m * n) as f64 / copy_time(handle, m * n * 4);
+        let sets = rotation(handle, m * n * 6);
+        let acc: Vec<_> = (0..sets).map(|i| random(handle, i as u64, m * n, DType::F32)).collect();
+        let mut d: Vec<_> = (0..sets).map(|_| handle.stream().alloc_zeros::<u8>(m * n * 2).unwrap()).collect();
+        let rows = random(handle, 7, m, DType::F32);
+        let cols = random(handle, 8, n, DType::F32);
+        for scaled in [true, false] {
+            let time = time_calls(handle, calls(sets, 2.0 + (m * n) as f64 / 7e5), 9, |i| {
+                let acc = MatRef::new(&acc[i % sets], DType::F32, m, n)?;
+                let args = RescaleArgs::new(acc, MatMut::new(&mut d[i % sets], DType::Bf16, m, n)?);
+                let args = args.bias(VecRef::new(&cols, DType::F32, n)?);
+                let vector = |v, len| VecRef::new(v, DType::F32, len);
+                handle.rescale_into(match scaled {
+                    true => args.row_scale(vector(&rows, m)?).col_scale(vector(&cols, n)?),
+                    false => args,
+                })
+            });
+            let label = if scaled { "rescale and bias" } else { "bias" };
+            report(&format!("{m} x {n} {label}"), time.unwrap(), m * n * 6, roof);
+        }
+    }
+}
+
+fn dequantizers(handle: &Handle) {
+    println!("\n## Dequantizers, E4M3 in, BF16 out, 16384 x 6144");
+    println!("| scheme | us | TB/s | of the copy rate |\n|---|---|---|---|");
+    let (rows, cols) = (16384, 6144);
+    let roof = (4 * rows * cols) as f64 / copy_time(handle, rows * cols * 2);
+    let x = random(handle, 1, rows * cols, DType::Bf16);
+    let x = MatRef::new(&x, DType::Bf16, rows, cols).unwrap();
+    for scheme in Scheme::ALL.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
+        let q: Vec<_> = (0..2).map(|_| handle.quantize(&x, Recipe::new(scheme)).unwrap()).collect();
+        let mut y: Vec<_> = (0..2).map(|_| handle.stream().alloc_zeros::<u8>(rows * cols * 2).unwrap()).collect();
+        let time = time_calls(handle, 16, 9, |i| {
+            handle.dequantize_into(&q[i % 2], &mut MatMut::new(&mut y[i % 2], DType::Bf16, rows, cols)?)
+        });
+        report(
+            scheme.spec().name,
+            time.unwrap(),
+            quantize_bytes(Recipe::new(scheme), DType::Bf16, rows, cols, false),
+            roof,
+        );
+    }
+}
+
+fn report(label: &str, time: f64, bytes: usize, roof: f64) {
+    let rate = bytes as f64 / time;
+    println!("| {label} | {time:.2} | {:.3} | {:.3} |", rate / 1e6, rate / roof);
+}

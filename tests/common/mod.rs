@@ -1,0 +1,151 @@
+//! What the GPU suites share: the handle (or the reason to skip), random data, device buffers, shapes, comparisons.
+#![allow(dead_code)]
+
+use half::{bf16, f16};
+use ndarray::Array2;
+use scaled_gemm::cudarc::driver::CudaSlice;
+use scaled_gemm::{DType, Error, Handle, HostQuantMatrix, QuantMatrix, Scheme};
+
+/// A handle on GPU 0. Without one: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
+pub fn handle() -> Option<Handle> {
+    match Handle::new(0) {
+        Ok(handle) => Some(handle),
+        Err(error @ (Error::NoGpu { .. } | Error::Library { .. })) => {
+            let required = std::env::var("SCALED_GEMM_REQUIRE_GPU").is_ok_and(|v| v == "1");
+            assert!(!required, "SCALED_GEMM_REQUIRE_GPU=1 and {error}");
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// m (or rows), n, k of the issue: odd, tiny, ragged.
+pub const ROWS: [usize; 4] = [1, 3, 17, 130];
+pub const N: [usize; 3] = [8, 520, 2112];
+pub const K: [usize; 3] = [16, 144, 576];
+
+/// SplitMix64: the same numbers on every machine.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (0, 1).
+    pub fn uniform(&mut self) -> f32 {
+        ((self.next() >> 40) as f32 + 0.5) / (1u64 << 24) as f32
+    }
+
+    /// Normal with variance 1, by Box and Muller.
+    pub fn normal(&mut self) -> f32 {
+        let (u, v) = (self.uniform(), self.uniform());
+        (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
+    }
+}
+
+/// `x` rounded to `dtype`.
+pub fn round_to(dtype: DType, x: f32) -> f32 {
+    match dtype {
+        DType::Bf16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        _ => x,
+    }
+}
+
+/// Normal data whose 128-wide groups and rows differ by orders of magnitude, so that no wrong scale can pass.
+pub fn spread(rng: &mut Rng, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    let magnitude = |rng: &mut Rng| 10f32.powf(rng.uniform() * 3.0 - 1.5);
+    let by_row: Vec<f32> = (0..rows).map(|_| magnitude(rng)).collect();
+    let by_group: Vec<f32> = (0..cols.div_ceil(128)).map(|_| magnitude(rng)).collect();
+    Array2::from_shape_fn((rows, cols), |(i, j)| round_to(dtype, rng.normal() * by_row[i] * by_group[j / 128]))
+}
+
+/// Normal data of one magnitude.
+pub fn normal(rng: &mut Rng, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    Array2::from_shape_fn((rows, cols), |_| round_to(dtype, rng.normal()))
+}
+
+/// The bytes of `values` as `dtype`, which they must already be rounded to.
+pub fn bytes_of<'a>(dtype: DType, values: impl IntoIterator<Item = &'a f32>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for v in values {
+        match dtype {
+            DType::Bf16 => bytes.extend(bf16::from_f32(*v).to_bits().to_le_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(*v).to_bits().to_le_bytes()),
+            DType::F32 => bytes.extend(v.to_bits().to_le_bytes()),
+            other => panic!("{other}"),
+        }
+    }
+    bytes
+}
+
+/// The values of bytes of type `dtype`.
+pub fn values_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::Bf16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        DType::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        DType::F32 => bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        DType::E4m3 => bytes.iter().map(|b| scaled_gemm::codec::decode(scaled_gemm::Fp8Format::E4M3, *b)).collect(),
+        other => panic!("{other}"),
+    }
+}
+
+/// A device buffer of these bytes.
+pub fn upload(handle: &Handle, bytes: &[u8]) -> CudaSlice<u8> {
+    let bytes = if bytes.is_empty() { &[0] } else { bytes };
+    handle.stream().clone_htod(bytes).unwrap()
+}
+
+/// A device matrix of `x` as `dtype`, with rows `stride` elements apart and NaN between them.
+pub fn upload_strided(handle: &Handle, x: &Array2<f32>, dtype: DType, stride: usize, offset: usize) -> CudaSlice<u8> {
+    let mut values = vec![f32::NAN; offset];
+    for row in x.rows() {
+        values.extend(row.iter());
+        values.resize(values.len() + stride - x.ncols(), f32::NAN);
+    }
+    upload(handle, &bytes_of(dtype, &values))
+}
+
+/// A device buffer of `len` bytes that no correct output looks like: NaN in every type.
+pub fn poisoned(handle: &Handle, len: usize) -> CudaSlice<u8> {
+    upload(handle, &vec![0xFF; len])
+}
+
+/// A quantized matrix whose codes and scales, padding included, are poisoned.
+pub fn poisoned_matrix(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> QuantMatrix {
+    let codes = handle.stream().clone_htod(&vec![0xAAu8; scheme.code_bytes(rows, cols)]).unwrap();
+    let scales = handle.stream().clone_htod(&vec![f32::NAN; scheme.scale_len(rows, cols)]).unwrap();
+    QuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap()
+}
+
+/// Panics with the first difference, if codes or scales differ in any bit, padding included.
+pub fn assert_same_bits(got: &HostQuantMatrix, want: &HostQuantMatrix, context: &str) {
+    assert_eq!((got.scheme(), got.rows(), got.cols()), (want.scheme(), want.rows(), want.cols()), "{context}");
+    if let Some(at) = (0..want.codes().len()).find(|i| got.codes()[*i] != want.codes()[*i]) {
+        panic!(
+            "{context}: code ({}, {}) is {:#04x}, must be {:#04x}",
+            at / want.cols(),
+            at % want.cols(),
+            got.codes()[at],
+            want.codes()[at]
+        );
+    }
+    if let Some(at) = (0..want.scales().len()).find(|i| got.scales()[*i].to_bits() != want.scales()[*i].to_bits()) {
+        panic!("{context}: scale {at} is {:e}, must be {:e}", got.scales()[at], want.scales()[at]);
+    }
+}
+
+/// Panics with the first difference in bits; any NaN equals any NaN.
+pub fn assert_same_values(got: &[f32], want: &[f32], cols: usize, context: &str) {
+    assert_eq!(got.len(), want.len(), "{context}");
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    if let Some(at) = (0..want.len()).find(|i| !same(got[*i], want[*i])) {
+        panic!("{context}: ({}, {}) is {:e}, must be {:e}", at / cols, at % cols, got[at], want[at]);
+    }
+}

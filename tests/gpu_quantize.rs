@@ -1,0 +1,296 @@
+//! Device bytes equal reference bytes: every recipe, input type and shape, special values, strides, poisoned outputs.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::*;
+use ndarray::Array2;
+use scaled_gemm::reference;
+use scaled_gemm::{
+    DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatMut, MatRef, Preset, QuantizeTo, Recipe,
+    Scheme, TensorScale,
+};
+
+const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+fn recipes() -> impl Iterator<Item = Recipe> {
+    Scheme::ALL.into_iter().flat_map(|scheme| {
+        Preset::ALL.into_iter().flat_map(move |preset| {
+            let recipe = Recipe::new(scheme).with_preset(preset);
+            [recipe, recipe.power_of_two()]
+        })
+    })
+}
+
+/// Quantizes `x` on the device in every direction that its shape allows, and compares with the reference.
+fn check(handle: &Handle, x: &Array2<f32>, dtype: DType, recipe: Recipe, stride: usize, offset: usize) {
+    let (rows, cols) = x.dim();
+    let context = format!("{rows} x {cols} {dtype} stride {stride} offset {offset} {recipe:?}");
+    let buffer = upload_strided(handle, x, dtype, stride, offset);
+    let view = buffer.slice(offset * dtype.bytes()..);
+    let input = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+    let want = reference::quantize(x.view(), dtype, recipe).unwrap();
+
+    let mut plain = poisoned_matrix(handle, recipe.scheme, rows, cols);
+    handle.quantize_into(&input, recipe, QuantizeTo::Plain(&mut plain)).unwrap();
+    assert_same_bits(&plain.to_host(handle).unwrap(), &want, &context);
+
+    if rows % 16 != 0 {
+        let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
+        let refused = handle.quantize_into(&input, recipe, QuantizeTo::Transposed(&mut transposed)).unwrap_err();
+        assert!(refused.to_string().contains("multiple of 16"), "{context}: {refused}");
+        return;
+    }
+    let want_transposed = reference::quantize_transposed(x.view(), dtype, recipe).unwrap();
+    let mut plain = poisoned_matrix(handle, recipe.scheme, rows, cols);
+    let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
+    handle.quantize_into(&input, recipe, QuantizeTo::Both(&mut plain, &mut transposed)).unwrap();
+    assert_same_bits(&plain.to_host(handle).unwrap(), &want, &format!("both, plain: {context}"));
+    assert_same_bits(&transposed.to_host(handle).unwrap(), &want_transposed, &format!("both, transposed: {context}"));
+    let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
+    handle.quantize_into(&input, recipe, QuantizeTo::Transposed(&mut transposed)).unwrap();
+    assert_same_bits(&transposed.to_host(handle).unwrap(), &want_transposed, &format!("transposed: {context}"));
+}
+
+#[test]
+fn every_recipe_type_and_shape() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(1);
+    for rows in [1, 3, 16, 17, 130, 144, 272] {
+        for cols in [16, 144, 576, 1040] {
+            for dtype in INPUTS {
+                let x = spread(&mut rng, rows, cols, dtype);
+                for recipe in recipes() {
+                    check(&handle, &x, dtype, recipe, cols, 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_and_unaligned_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(2);
+    for (rows, cols) in [(5, 144), (32, 272), (160, 576)] {
+        for dtype in INPUTS {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for scheme in Scheme::ALL {
+                for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
+                    check(&handle, &x, dtype, Recipe::new(scheme), stride, offset);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn model_widths_and_long_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(3);
+    // Rows beyond 32768 elements do not fit in registers and are read twice.
+    for (rows, cols) in [(4001, 576), (128, 7168), (300, 6144), (264, 16384), (20, 28672), (2, 57344), (3, 131072)] {
+        for dtype in INPUTS {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for scheme in Scheme::ALL.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
+                check(&handle, &x, dtype, Recipe::new(scheme), cols, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn special_values() {
+    let Some(handle) = handle() else { return };
+    let specials =
+        [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3e38, -65504.0, 1e-12, 1e-4];
+    let mut rng = Rng(4);
+    for dtype in INPUTS {
+        let mut x = normal(&mut rng, 160, 400, dtype);
+        for (i, v) in specials.into_iter().enumerate() {
+            // One special a row, and one in each of several groups of one row.
+            x[[3 * i, 37 * i]] = round_to(dtype, v);
+            x[[150, 40 * i]] = round_to(dtype, v);
+        }
+        x.row_mut(40).fill(0.0);
+        x.row_mut(41).fill(-0.0);
+        x.row_mut(42).fill(round_to(dtype, 1e-30));
+        x.column_mut(7).fill(0.0);
+        for recipe in recipes() {
+            check(&handle, &x, dtype, recipe, 400, 0);
+            check(&handle, &Array2::zeros((16, 256)), dtype, recipe, 256, 0);
+        }
+        // A whole matrix without anything but one NaN has amax 0.
+        let mut lone = Array2::zeros((16, 256));
+        lone[[5, 77]] = f32::NAN;
+        for recipe in recipes() {
+            check(&handle, &lone, dtype, recipe, 256, 0);
+        }
+    }
+}
+
+/// The failure of packed BF16 maxima: 448 everywhere and one 450, at every position of a row in turn.
+#[test]
+fn the_amax_is_found_in_every_lane() {
+    let Some(handle) = handle() else { return };
+    for (rows, cols) in [(512, 512), (7168, 7168)] {
+        let mut x = Array2::from_elem((rows, cols), 448.0f32);
+        for i in 0..rows {
+            x[[i, i % cols]] = 450.0;
+        }
+        for scheme in [Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Block1x128(Fp8Format::E4M3)] {
+            let recipe = Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two();
+            check(&handle, &x, DType::Bf16, recipe, cols, 0);
+        }
+    }
+    // A tile, a tensor: the one large value in each row and column of a tile in turn.
+    for at in 0..128 {
+        let mut x = Array2::from_elem((128, 128), 448.0f32);
+        x[[at, (at * 37) % 128]] = 450.0;
+        for scheme in [Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3)] {
+            let recipe = Recipe::new(scheme).with_preset(Preset::TransformerEngine).power_of_two();
+            check(&handle, &x, DType::Bf16, recipe, 128, 0);
+        }
+    }
+}
+
+/// Each FP32 value as near as possible to where rounding turns, by one given scale: the device's conversion.
+#[test]
+fn rounding_boundaries_of_both_formats() {
+    let Some(handle) = handle() else { return };
+    for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
+        let mut values =
+            vec![0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::from_bits(1)];
+        let codes: Vec<f32> =
+            (0..0x7Fu8).map(|c| scaled_gemm::codec::decode(format, c)).filter(|v| v.is_finite()).collect();
+        for pair in codes.windows(2) {
+            let middle = (pair[0] + pair[1]) / 2.0;
+            for edge in [pair[0], middle, pair[1]] {
+                let bits = edge.to_bits();
+                for near in [bits.saturating_sub(1), bits, bits + 1] {
+                    values.extend([f32::from_bits(near), -f32::from_bits(near)]);
+                }
+            }
+        }
+        values.resize(values.len().next_multiple_of(16), 1.0);
+        let x = Array2::from_shape_vec((1, values.len()), values).unwrap();
+        given(&handle, &x, DType::F32, format, TensorScale::Encode(1.0));
+    }
+}
+
+/// Casts with a given scale, both ways of giving it, and compares bytes, scale and amax.
+fn given(handle: &Handle, x: &Array2<f32>, dtype: DType, format: Fp8Format, scale: TensorScale) {
+    let (rows, cols) = x.dim();
+    let (want, want_amax) = reference::quantize_tensor(x.view(), format, scale).unwrap();
+    let buffer = upload_strided(handle, x, dtype, cols, 0);
+    let input = MatRef::new(&buffer, dtype, rows, cols).unwrap();
+    let (value, encode) = match scale {
+        TensorScale::Encode(v) => (v, true),
+        TensorScale::Decode(v) => (v, false),
+    };
+    let factor = handle.stream().clone_htod(&[value]).unwrap();
+    let factor = DeviceBytes::from(&factor);
+    let factor = if encode { GivenScale::Encode(factor) } else { GivenScale::Decode(factor) };
+    let mut amax = handle.stream().clone_htod(&[0.0f32]).unwrap();
+    let mut out = poisoned_matrix(handle, Scheme::Fp8Tensor(format), rows, cols);
+    let mut amax_bytes = DeviceBytesMut::from(&mut amax);
+    handle.quantize_tensor_into(&input, format, &factor, &mut out, Some(&mut amax_bytes)).unwrap();
+    drop(amax_bytes);
+    let context = format!("{rows} x {cols} {dtype} {format:?} {scale:?}");
+    assert_same_bits(&out.to_host(handle).unwrap(), &want, &context);
+    assert_eq!(handle.stream().clone_dtoh(&amax).unwrap()[0].to_bits(), want_amax.to_bits(), "{context}");
+}
+
+#[test]
+fn given_scales() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(5);
+    for dtype in INPUTS {
+        for (rows, cols) in [(1, 16), (17, 144), (300, 1040)] {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
+                for value in [2.0, 0.0371, 1e30, 1e-39] {
+                    given(&handle, &x, dtype, format, TensorScale::Encode(value));
+                    given(&handle, &x, dtype, format, TensorScale::Decode(value));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn amax_of_matrices_and_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(6);
+    for dtype in INPUTS {
+        for (rows, cols, stride) in [(1, 16, 16), (17, 144, 160), (1000, 7168, 7168)] {
+            let mut x = spread(&mut rng, rows, cols, dtype);
+            x[[rows / 2, 3]] = f32::NAN;
+            let buffer = upload_strided(&handle, &x, dtype, stride, 0);
+            let input = MatRef::new(&buffer, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+            let mut one = handle.stream().clone_htod(&[f32::NAN]).unwrap();
+            handle.amax_into(&input, &mut DeviceBytesMut::from(&mut one)).unwrap();
+            let want: Vec<f32> = x.rows().into_iter().map(|r| reference::amax(r.as_slice().unwrap())).collect();
+            assert_eq!(handle.stream().clone_dtoh(&one).unwrap()[0], reference::amax(&want));
+            let mut each = handle.stream().clone_htod(&vec![f32::NAN; rows]).unwrap();
+            handle.row_amax_into(&input, &mut DeviceBytesMut::from(&mut each)).unwrap();
+            assert_eq!(handle.stream().clone_dtoh(&each).unwrap(), want);
+        }
+    }
+}
+
+#[test]
+fn dequantize_every_scheme_and_type() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(7);
+    for (rows, cols) in [(1, 16), (3, 144), (130, 576), (257, 1040)] {
+        for scheme in Scheme::ALL {
+            let x = spread(&mut rng, rows, cols, DType::F32);
+            let q = reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap();
+            // Every code at least once, NaN and the infinities of E5M2 included.
+            let (mut codes, scales) = q.clone().into_parts();
+            for (i, code) in codes.iter_mut().take(rows * cols).enumerate().filter(|(i, _)| i % 3 == 0) {
+                *code = (i / 3) as u8;
+            }
+            let q = scaled_gemm::HostQuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap();
+            let device = scaled_gemm::QuantMatrix::from_host(&handle, &q).unwrap();
+            for dtype in INPUTS {
+                for stride in [cols, cols + 8, cols + 3] {
+                    let want = reference::dequantize(&q, dtype);
+                    let mut y = poisoned(&handle, rows * stride * dtype.bytes());
+                    let mut target =
+                        MatMut::new(&mut y, dtype, rows, cols + 0).unwrap().with_row_stride(stride).unwrap();
+                    handle.dequantize_into(&device, &mut target).unwrap();
+                    drop(target);
+                    let got = values_of(dtype, &handle.stream().clone_dtoh(&y).unwrap());
+                    let packed: Vec<f32> =
+                        (0..rows).flat_map(|i| got[i * stride..i * stride + cols].to_vec()).collect();
+                    let context = format!("{rows} x {cols} {scheme} to {dtype} stride {stride}");
+                    assert_same_values(&packed, want.as_slice().unwrap(), cols, &context);
+                    // What lies between the rows is left alone: NaN bytes still.
+                    for i in 0..rows - 1 {
+                        assert!(got[i * stride + cols..(i + 1) * stride].iter().all(|v| v.is_nan()), "{context}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn refusals_name_operand_numbers_and_rule() {
+    let Some(handle) = handle() else { return };
+    let recipe = Recipe::new(Scheme::Fp8Row(Fp8Format::E4M3));
+    let buffer = poisoned(&handle, 4096);
+    let x = MatRef::new(&buffer, DType::Bf16, 4, 24).unwrap();
+    let error = handle.quantize(&x, recipe).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("24") && error.contains("multiple of 16"), "{error}");
+    let x = MatRef::new(&buffer, DType::E4m3, 4, 32).unwrap();
+    let error = handle.quantize(&x, recipe).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("e4m3"), "{error}");
+    let x = MatRef::new(&buffer, DType::Bf16, 4, 32).unwrap();
+    let mut wrong = poisoned_matrix(&handle, Scheme::Fp8Row(Fp8Format::E5M2), 4, 32);
+    let error = handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut wrong)).unwrap_err().to_string();
+    assert!(error.contains("fp8-row:e5m2") && error.contains("fp8-row:e4m3"), "{error}");
+    assert!(handle.quantize(&MatRef::new(&buffer, DType::Bf16, 0, 32).unwrap(), recipe).is_ok());
+}
