@@ -122,19 +122,11 @@ impl GemmDesc {
         pair::check_output(self.a, self.b, self.out)?;
         pair::check_shape(self.m, self.n, self.k, self.out)?;
         self.check_sizes()?;
-        let wide = [("bias", self.epilogue.bias), ("residual", self.epilogue.residual)];
-        for (operand, dtype) in wide {
-            if let Some(dtype) = dtype.filter(|t| !t.is_wide()) {
-                return Err(Error::dtype(operand, dtype, "must be bf16, f16 or f32", "convert it first"));
-            }
+        for (operand, dtype) in [("bias", self.epilogue.bias), ("residual", self.epilogue.residual)] {
+            dtype.map_or(Ok(()), |dtype| pair::check_epilogue_operand(operand, dtype))?;
         }
-        if self.accumulate == Accumulate::Add && self.out != DType::F32 {
-            return Err(Error::dtype(
-                "D",
-                self.out,
-                "cannot be accumulated into: each addition would be rounded",
-                "accumulate into f32, or replace D",
-            ));
+        if self.accumulate == Accumulate::Add {
+            pair::check_accumulate(self.out)?;
         }
         if self.out_amax == OutAmax::Store && self.out != DType::E4m3 {
             return Err(Error::dtype("D", self.out, "has no amax: it belongs to e4m3 output", "do not ask for amax"));
@@ -419,7 +411,7 @@ mod tests {
         let cases: [(GemmDesc, &[&str]); 7] = [
             (plain(DType::Bf16).with_out_stride(63), &["D", "row stride 63", "n = 64", "multiple of 8"]),
             (plain(DType::Bf16).with_out_stride(68), &["row stride 68", "16 bytes"]),
-            (plain(DType::Bf16).with_accumulate(Accumulate::Add), &["D", "bf16", "accumulated", "f32"]),
+            (plain(DType::Bf16).with_accumulate(Accumulate::Add), &["D", "bf16", "accumulate", "f32"]),
             (plain(DType::F32).with_out_amax(OutAmax::Store), &["f32", "amax"]),
             (plain(DType::F32).with_epilogue(bias(DType::E4m3)), &["bias", "e4m3", "bf16, f16 or f32"]),
             (GemmDesc::new(5, 64, 32, ROW, TENSOR, DType::Bf16), &["fp8-row", "fp8-tensor"]),
