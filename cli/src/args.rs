@@ -48,6 +48,16 @@ pub enum DeviceChoice {
     Cuda,
 }
 
+/// How precisely the GPU keeps sums of products without 128-blocks. The CPU always keeps FP32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum AccumulationChoice {
+    /// Promoted to FP32 as the GPU offers it.
+    #[default]
+    Precise,
+    /// At tensor-core precision: faster, errors near 1e-3.
+    Fast,
+}
+
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     /// Print JSON instead of tables.
@@ -79,6 +89,12 @@ pub struct BenchArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
+    /// How precisely the GPU keeps sums of products without 128-blocks.
+    #[arg(long, value_enum, default_value_t)]
+    pub accumulation: AccumulationChoice,
+    /// Measured choices to use: a file that `tune` wrote.
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
     /// Print JSON, or write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
@@ -157,6 +173,12 @@ pub struct GemmArgs {
     /// Element type of D: bf16, f16 or f32.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
+    /// How precisely the GPU keeps sums of products without 128-blocks.
+    #[arg(long, value_enum, default_value_t)]
+    pub accumulation: AccumulationChoice,
+    /// Measured choices to use: a file that `tune` wrote.
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
     /// Safetensors file to write; D is the tensor `d` in it.
     #[arg(short, long)]
     pub output: PathBuf,
@@ -179,6 +201,9 @@ pub struct TuneArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
+    /// How precisely the GPU keeps sums of products without 128-blocks.
+    #[arg(long, value_enum, default_value_t)]
+    pub accumulation: AccumulationChoice,
     /// JSON file of records to write.
     #[arg(short, long)]
     pub output: PathBuf,

@@ -61,6 +61,17 @@ pub fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>, dtype: DType) -> 
     }
 }
 
+/// Values of little-endian bytes of a wide type.
+#[cfg(feature = "cuda")]
+pub fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let pairs = || bytes.as_chunks::<2>().0.iter();
+    match dtype {
+        DType::Bf16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        DType::F16 => pairs().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+    }
+}
+
 /// Up to `len` rows from `start` on, which is a multiple of 128 so that no tile is cut.
 pub fn rows_of(q: &HostQuantMatrix, start: usize, len: usize) -> Result<HostQuantMatrix> {
     if !start.is_multiple_of(128) || start >= q.rows().max(1) {

@@ -123,9 +123,9 @@ pub fn one_line(message: &str) -> String {
     format!("{}; see scaled-gemm --help", text.trim_start_matches("error: "))
 }
 
-/// Three significant digits, plain.
+/// Three significant digits, plain; whole numbers below a million whole.
 pub fn number(value: f64) -> String {
-    if !value.is_finite() || value == 0.0 {
+    if !value.is_finite() || (value.fract() == 0.0 && value.abs() < 1e6) {
         return format!("{value}");
     }
     let digits = 2 - value.abs().log10().floor() as i32;

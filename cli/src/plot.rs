@@ -5,6 +5,8 @@ use std::error::Error;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::output::number;
+
 /// One chart: y over m, a line for each name.
 pub struct Chart {
     pub title: String,
@@ -40,14 +42,22 @@ pub fn svg(charts: &[Chart]) -> Result<String, Box<dyn Error>> {
 }
 
 fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, chart: &Chart) -> Result<(), Box<dyn Error>> {
-    let (x, y) = (range(chart, |p| p.0), range(chart, |p| p.1));
+    let (x, mut y) = (range(chart, |p| p.0), range(chart, |p| p.1));
+    // Room for the names above the lines.
+    y.1 *= (y.1 / y.0).powf(0.3);
     let mut axes = ChartBuilder::on(area)
         .caption(&chart.title, ("sans-serif", 17))
         .margin(14)
         .x_label_area_size(36)
         .y_label_area_size(56)
         .build_cartesian_2d((x.0..x.1).log_scale(), (y.0..y.1).log_scale())?;
-    axes.configure_mesh().x_desc("m").light_line_style(WHITE.mix(0.0)).label_style(("sans-serif", 12)).draw()?;
+    axes.configure_mesh()
+        .x_desc("m")
+        .x_label_formatter(&|m| number(*m))
+        .y_label_formatter(&|value| number(*value))
+        .light_line_style(WHITE.mix(0.0))
+        .label_style(("sans-serif", 12))
+        .draw()?;
     for (i, (name, points)) in chart.series.iter().enumerate() {
         let color = COLORS[i % COLORS.len()];
         axes.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)).point_size(3))?
@@ -67,7 +77,12 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, chart: &Chart) -> Result<(), 
 fn range(chart: &Chart, pick: impl Fn(&(f64, f64)) -> f64) -> (f64, f64) {
     let values = || chart.series.iter().flat_map(|(_, points)| points).map(&pick).filter(|v| v.is_finite() && *v > 0.0);
     let (low, high) = values().fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
-    if low > high { (1.0, 10.0) } else { (low / 1.3, high * 1.3) }
+    match low <= high {
+        // At least a decade, so that the axis has marks.
+        true if high / low < 10.0 => (low / (10.0 * low / high).sqrt() / 1.1, high * (10.0 * low / high).sqrt() * 1.1),
+        true => (low / 1.3, high * 1.3),
+        false => (1.0, 10.0),
+    }
 }
 
 #[cfg(test)]

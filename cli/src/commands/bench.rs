@@ -26,8 +26,7 @@ impl Line {
 
     /// Times faster than the baseline: without and with the quantization of A.
     fn ratios(&self) -> [f64; 2] {
-        let total = self.time.gemm_us + self.time.quantize_us;
-        [self.baseline_us / self.time.gemm_us, self.baseline_us / total]
+        [self.baseline_us / self.time.gemm_us, self.baseline_us / self.time.both_us]
     }
 }
 
@@ -41,6 +40,10 @@ struct Request<'a> {
 
 pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
+    device.set_accumulation(args.accumulation);
+    if let Some(path) = &args.tuning {
+        device.use_tuning(path)?;
+    }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
@@ -98,7 +101,7 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
     for mnk in problems {
         let [m, n, k] = mnk;
         bar.set_message(format!("{m} x {n} x {k}"));
-        let baseline_us = device.time_baseline(mnk, request.out)?;
+        let baseline_us = device.time_baseline(mnk)?;
         bar.inc(1);
         for name in &request.schemes {
             let pair = Pair::of_weights(name);
@@ -135,7 +138,8 @@ fn describe(
     if !clocks[0].is_empty() {
         text += &format!("clocks        {} before, {} after\n", clocks[0], clocks[1]);
     }
-    text += &format!("data          standard normal, BF16; output {}; times are medians\n\n", request.out);
+    text +=
+        &format!("data          standard normal, BF16; output {}\ntimes         {}\n\n", request.out, device.method());
     let header = [
         "m",
         "n",
@@ -168,14 +172,14 @@ fn describe(
                 number(l.tflops(l.time.gemm_us)),
                 number(alone),
                 number(l.time.quantize_us),
+                number(l.time.both_us),
                 number(with),
                 number(l.time.error),
             ]
         })
         .collect();
     text += &table(&header, 0, &rows);
-    text +=
-        "\nx: times faster than the baseline. error: largest error of checked elements, as a fraction of its bound.\n";
+    text += "\nx: times faster than the baseline, without and with the quantization of A. error: largest error of checked elements, as a fraction of its bound.\n";
     for line in skipped {
         text += &format!("not run: {line}\n");
     }
@@ -199,7 +203,7 @@ fn record(
                 "a": l.pair.a.scheme.to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
                 "baseline_us": l.baseline_us, "baseline_tflops": l.tflops(l.baseline_us),
                 "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,
-                "quantize_us": l.time.quantize_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,
+                "quantize_us": l.time.quantize_us, "both_us": l.time.both_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,
             })
         })
         .collect();
@@ -207,6 +211,7 @@ fn record(
         device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
     json!({
         "device": device.name(), "title": device.title(), "facts": facts, "baseline": device.baseline(),
+        "method": device.method(),
         "copy_bytes_per_second": copy, "clocks": clocks, "out_dtype": request.out.name(),
         "data": "standard normal, bf16", "rows": rows, "not_run": skipped,
         "command": std::env::args().collect::<Vec<_>>().join(" "),

@@ -25,6 +25,10 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     inputs.activation = args.activation;
     inputs.bias = bias.as_ref().map(|(_, values, dtype)| (values.as_slice(), *dtype));
     let mut device = device::open(choice)?;
+    device.set_accumulation(args.accumulation);
+    if let Some(path) = &args.tuning {
+        device.use_tuning(path)?;
+    }
     let d = device.gemm(&inputs)?;
     let (m, n) = d.dim();
 

@@ -12,6 +12,7 @@ const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096
 
 pub fn run(args: &TuneArgs, choice: DeviceChoice) -> std::result::Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
+    device.set_accumulation(args.accumulation);
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let problems: Vec<_> = args
@@ -22,14 +23,15 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> std::result::Result<Outcome
         .collect();
     let bar = step_bar(problems.len());
     let records = device.tune(&problems, args.out_dtype, &mut |message| {
-        bar.set_message(message);
+        bar.println(&message);
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    let count = records.len();
-    let value = json!({"device": device.title(), "records": records});
-    write(args, &format!("{value:#}\n"))?;
-    let text = format!("{count} records written to {}\n", args.output.display());
+    write(args, &records)?;
+    let text = format!("{} problems tuned; records in {}\n", problems.len(), args.output.display());
+    let value = json!({
+        "device": device.title(), "output": args.output.display().to_string(), "problems": problems.len(),
+    });
     Ok(Outcome::new(Form::from_flag(args.json), text, value))
 }
 

@@ -1,15 +1,17 @@
 //! The CPU: the library's reference, on all cores.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs};
-use scaled_gemm::{DType, HostQuantMatrix, Recipe, Result, Scheme};
-use serde_json::Value;
+use scaled_gemm::{DType, Error, HostQuantMatrix, Recipe, Result, Scheme};
 
+use super::check::sampled_error;
 use super::{Device, Pair, PairTime, Support};
-use crate::data::{normal, rows_of};
+use crate::args::AccumulationChoice;
+use crate::data::normal;
 use crate::output::Failure;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
@@ -54,6 +56,18 @@ impl Device for Cpu {
         ]
     }
 
+    fn set_accumulation(&mut self, _accumulation: AccumulationChoice) {
+        // Sums are FP32 here, whatever is allowed.
+    }
+
+    fn use_tuning(&mut self, _path: &Path) -> Result<()> {
+        Err(Error::unsupported(
+            "a tuning file on the CPU",
+            "it holds GPU algorithms",
+            "leave it out, or use --device cuda",
+        ))
+    }
+
     fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
         reference::quantize(x, source, recipe)
     }
@@ -82,7 +96,11 @@ impl Device for Cpu {
         "F32 product of ndarray (matrixmultiply), one thread".into()
     }
 
-    fn time_baseline(&mut self, [m, n, k]: [usize; 3], _out: DType) -> Result<f64> {
+    fn method(&self) -> String {
+        "median of at least 3 runs, operands as the last run left them in the caches".into()
+    }
+
+    fn time_baseline(&mut self, [m, n, k]: [usize; 3]) -> Result<f64> {
         let (a, b) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
         median_us(|| Ok(a.dot(&b.t())))
     }
@@ -92,10 +110,14 @@ impl Device for Cpu {
         let b = reference::quantize(w.view(), DType::Bf16, pair.b)?;
         let a = reference::quantize(x.view(), DType::Bf16, pair.a)?;
         let d = reference::scaled_gemm(&GemmInputs::new(&a, &b, out))?;
-        let error = sampled_error(&a, &b, out, d.view(), self.arithmetic())?;
+        let rows = |rows| Ok(d.slice(s![rows, ..]).to_owned());
+        let error = sampled_error(&a, &b, out, self.arithmetic(), rows)?;
+        let gemm = |a: &HostQuantMatrix| reference::scaled_gemm(&GemmInputs::new(a, &b, out));
+        let quantize = || reference::quantize(x.view(), DType::Bf16, pair.a);
         Ok(PairTime {
-            gemm_us: median_us(|| reference::scaled_gemm(&GemmInputs::new(&a, &b, out)))?,
-            quantize_us: median_us(|| reference::quantize(x.view(), DType::Bf16, pair.a))?,
+            gemm_us: median_us(|| gemm(&a))?,
+            quantize_us: median_us(quantize)?,
+            both_us: median_us(|| gemm(&quantize()?))?,
             formulation: "reference".into(),
             error,
         })
@@ -124,30 +146,9 @@ impl Device for Cpu {
         _problems: &[([usize; 3], Pair)],
         _out: DType,
         _step: &mut dyn FnMut(String),
-    ) -> std::result::Result<Vec<Value>, Failure> {
+    ) -> std::result::Result<String, Failure> {
         Err(Failure::Use(
             "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU".into(),
         ))
     }
-}
-
-/// Checks a product where it is cheap to: 8 rows of A against 128 rows of B. The error as a fraction of the bound.
-///
-/// A result outside the bound gives infinity.
-pub fn sampled_error(
-    a: &HostQuantMatrix,
-    b: &HostQuantMatrix,
-    out: DType,
-    d: ArrayView2<'_, f32>,
-    (accumulator, gelu): (Accumulator, Gelu),
-) -> Result<f64> {
-    let last = |rows: usize| (rows.saturating_sub(1) / 128) * 128;
-    let mut worst = 0.0f64;
-    for (row, col) in [(0, last(b.rows())), (last(a.rows()), 0)] {
-        let (a, b) = (rows_of(a, row, 8)?, rows_of(b, col, 128)?);
-        let bound = reference::gemm_bound(&GemmInputs::new(&a, &b, out), accumulator, gelu)?;
-        let part = d.slice(ndarray::s![row..row + a.rows(), col..col + b.rows()]);
-        worst = worst.max(bound.check(part).unwrap_or(f64::INFINITY));
-    }
-    Ok(worst)
 }

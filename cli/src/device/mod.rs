@@ -1,16 +1,18 @@
 //! Where commands run: the CPU reference or a GPU, behind one trait, so that each command is written once.
 
+mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 
+use std::path::Path;
+
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::format::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs};
-use scaled_gemm::{Fp8Format, HostQuantMatrix, Recipe, Result, Scheme};
-use serde_json::Value;
+use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Recipe, Result, Scheme};
 
-use crate::args::{DeviceChoice, scheme};
+use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::{Failure, note};
 
 /// The recipes of both operands.
@@ -42,6 +44,8 @@ pub struct PairTime {
     pub gemm_us: f64,
     /// Microseconds of the quantization of A.
     pub quantize_us: f64,
+    /// Microseconds of the one after the other.
+    pub both_us: f64,
     /// How it was computed.
     pub formulation: String,
     /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.
@@ -68,16 +72,17 @@ pub trait Device {
     /// Names and values for `info` and records: GPU, driver, libraries.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
+    /// How precisely sums are kept where the device has a choice. Precise until this is called.
+    fn set_accumulation(&mut self, accumulation: AccumulationChoice);
+
+    /// Takes measured choices from a file that `tune` wrote.
+    fn use_tuning(&mut self, path: &Path) -> Result<()>;
+
     /// Quantizes a matrix of values that `source` holds exactly.
-    fn quantize(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        source: scaled_gemm::DType,
-        recipe: Recipe,
-    ) -> Result<HostQuantMatrix>;
+    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix>;
 
     /// The values of a quantized matrix, rounded to `out`.
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: scaled_gemm::DType) -> Result<Array2<f32>>;
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>>;
 
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
@@ -86,16 +91,19 @@ pub trait Device {
     fn arithmetic(&self) -> (Accumulator, Gelu);
 
     /// How this pair runs at this shape.
-    fn support(&mut self, mnk: [usize; 3], a: Scheme, b: Scheme, out: scaled_gemm::DType) -> Support;
+    fn support(&mut self, mnk: [usize; 3], a: Scheme, b: Scheme, out: DType) -> Support;
 
     /// What [`Device::time_baseline`] measures, in words.
     fn baseline(&self) -> String;
 
+    /// How times are taken, in words.
+    fn method(&self) -> String;
+
     /// Microseconds of the unquantized product.
-    fn time_baseline(&mut self, mnk: [usize; 3], out: scaled_gemm::DType) -> Result<f64>;
+    fn time_baseline(&mut self, mnk: [usize; 3]) -> Result<f64>;
 
     /// Quantization and product, timed apart, and checked.
-    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: scaled_gemm::DType) -> Result<PairTime>;
+    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<PairTime>;
 
     /// Bytes read and written in a second by a large copy, now.
     fn copy_rate(&mut self) -> Result<f64>;
@@ -106,13 +114,13 @@ pub trait Device {
     /// Rows of A to measure where none are asked for.
     fn default_ms(&self) -> Vec<usize>;
 
-    /// Finds the best formulation and algorithm for each shape and gives the records to keep.
+    /// Finds the best formulation and algorithm for each shape and gives the file of records as JSON.
     fn tune(
         &mut self,
         problems: &[([usize; 3], Pair)],
-        out: scaled_gemm::DType,
+        out: DType,
         step: &mut dyn FnMut(String),
-    ) -> std::result::Result<Vec<Value>, Failure>;
+    ) -> std::result::Result<String, Failure>;
 }
 
 /// Opens the device that was asked for and says on standard error which it is.
