@@ -37,9 +37,25 @@ const POOL: usize = 1_048_573;
 
 /// Standard normal numbers rounded to `dtype`. Beyond about a million they repeat, shifted from row to row.
 pub fn normal(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32> {
-    let mut random = Random::new(seed);
-    let pool: Vec<f32> = (0..POOL.min(rows * cols)).map(|_| round_to(random.normal(), dtype)).collect();
+    let pool = pool(rows * cols, dtype, seed);
     Array2::from_shape_fn((rows, cols), |(i, j)| pool[(i * cols + j) % pool.len()])
+}
+
+/// The bytes of [`normal`], at the speed of a copy.
+#[cfg(feature = "cuda")]
+pub fn normal_bytes(rows: usize, cols: usize, dtype: DType, seed: u64) -> Vec<u8> {
+    let pool = to_bytes(&pool(rows * cols, dtype, seed), dtype);
+    let len = rows * cols * dtype.bytes();
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&pool[..pool.len().min(len - bytes.len())]);
+    }
+    bytes
+}
+
+fn pool(len: usize, dtype: DType, seed: u64) -> Vec<f32> {
+    let mut random = Random::new(seed);
+    (0..POOL.min(len)).map(|_| round_to(random.normal(), dtype)).collect()
 }
 
 /// The nearest value of a wide type.

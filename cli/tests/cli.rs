@@ -1,39 +1,17 @@
 //! The program as its users run it, on the CPU: results, messages, exit codes.
 
-use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
+mod common;
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use common::{Folder, assert_words, f32_bytes, f32_tensor, model, read_f32, run_bare, run_on, sqnr_db, values, write};
+use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
 
-/// A folder that goes away with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("scaled-gemm-cli-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_string()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_scaled-gemm")).args(args).args(["--device", "cpu"]).output().unwrap()
+    run_on("cpu", args)
 }
 
 /// Standard output of a run that must succeed.
@@ -57,74 +35,6 @@ fn bad(code: i32, args: &[&str]) -> String {
     let lines: Vec<_> = error.lines().filter(|l| !l.starts_with("scaled-gemm: device")).collect();
     assert_eq!(lines.len(), 1, "{args:?}: the message is not one line: {error}");
     lines[0].to_string()
-}
-
-fn assert_words(text: &str, words: &[&str]) {
-    for word in words {
-        assert!(text.contains(word), "{text:?} lacks {word:?}");
-    }
-}
-
-fn values(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
-    let step = |state: &mut u32| {
-        *state ^= *state << 13;
-        *state ^= *state >> 17;
-        *state ^= *state << 5;
-        *state as f32 / u32::MAX as f32 - 0.5
-    };
-    (0..n).map(|_| step(&mut state) + step(&mut state) + step(&mut state)).collect()
-}
-
-fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
-}
-
-type Tensor<'a> = (&'a str, Dtype, Vec<usize>, Vec<u8>);
-
-fn write(path: &str, tensors: &[Tensor]) {
-    let views: Vec<_> = tensors
-        .iter()
-        .map(|(name, dtype, shape, bytes)| (name.to_string(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()))
-        .collect();
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    fs::write(path, safetensors::serialize(views, Some(metadata)).unwrap()).unwrap();
-}
-
-fn f32_tensor<'a>(name: &'a str, shape: [usize; 2], seed: u32) -> Tensor<'a> {
-    (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape[0] * shape[1], seed)))
-}
-
-/// A small model: two weights, one with odd columns, a bias, and indices.
-fn model(path: &str) {
-    let bias: Vec<u8> = values(40, 3).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
-    write(
-        path,
-        &[
-            f32_tensor("layer.weight", [40, 272], 1),
-            f32_tensor("other.weight", [8, 32], 2),
-            f32_tensor("odd.weight", [4, 30], 4),
-            ("layer.bias", Dtype::BF16, vec![40], bias),
-            ("ids", Dtype::I64, vec![2], vec![9; 16]),
-        ],
-    );
-}
-
-fn read_f32(path: &str, name: &str) -> (Vec<usize>, Vec<f32>) {
-    let bytes = fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let tensor = file.tensor(name).unwrap();
-    assert_eq!(tensor.dtype(), Dtype::F32);
-    let values = tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    (tensor.shape().to_vec(), values)
-}
-
-fn sqnr_db(want: &[f32], got: &[f32]) -> f64 {
-    assert_eq!(want.len(), got.len());
-    let power = |x: f64| x * x;
-    let signal: f64 = want.iter().map(|&w| power(w.into())).sum();
-    let noise: f64 = want.iter().zip(got).map(|(&w, &g)| power(f64::from(w) - f64::from(g))).sum();
-    10.0 * (signal / noise).log10()
 }
 
 #[test]
@@ -151,7 +61,7 @@ fn help_version_and_wrong_use() {
     assert_words(&bad(2, &["bench", "--m", "0"]), &["0"]);
     assert_words(&bad(2, &["gemm", "--a", "x", "--b", "y:z", "-o", "o"]), &["FILE:TENSOR"]);
     assert_words(&bad(2, &["dequantize", "a", "-o", "b", "--dtype", "e4m3"]), &["unknown type", "bf16, f16, f32"]);
-    let output = Command::new(env!("CARGO_BIN_EXE_scaled-gemm")).args(["info", "--device", "tpu"]).output().unwrap();
+    let output = run_bare(&["info", "--device", "tpu"]);
     assert_eq!(output.status.code(), Some(2));
 }
 
@@ -169,8 +79,7 @@ fn info_lists_the_pairs_and_why_not() {
 
 #[test]
 fn the_device_can_be_named_before_the_command() {
-    let program = env!("CARGO_BIN_EXE_scaled-gemm");
-    let output = Command::new(program).args(["--device", "cpu", "info", "--json"]).output().unwrap();
+    let output = run_bare(&["--device", "cpu", "info", "--json"]);
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(value["device"], "cpu");
     assert_words(&String::from_utf8(output.stderr).unwrap(), &["device cpu"]);

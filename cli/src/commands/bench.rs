@@ -101,8 +101,15 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
     for mnk in problems {
         let [m, n, k] = mnk;
         bar.set_message(format!("{m} x {n} x {k}"));
-        let baseline_us = device.time_baseline(mnk)?;
         bar.inc(1);
+        let baseline_us = match device.time_baseline(mnk) {
+            Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
+                skipped.push(format!("{m} x {n} x {k}: no baseline: {error}"));
+                bar.inc(request.schemes.len() as u64);
+                continue;
+            }
+            result => result?,
+        };
         for name in &request.schemes {
             let pair = Pair::of_weights(name);
             let support = device.support(mnk, pair.a.scheme, pair.b.scheme, request.out);

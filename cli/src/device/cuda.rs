@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-use cudarc::driver::CudaSlice;
 use ndarray::{Array2, ArrayView2};
+use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::gpu::{
     Accumulation, Bf16Gemm, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource, MatMut, MatRef,
     PlanOptions, QuantMatrix, QuantizeTo, TuneOptions, TuneTable, VecRef, copy, time_calls,
@@ -16,7 +16,7 @@ use scaled_gemm::{DType, Error, HostQuantMatrix, Recipe, Result, Scheme};
 use super::check::sampled_error;
 use super::{Device, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::{from_bytes, normal, to_bytes};
+use crate::data::{from_bytes, normal_bytes, to_bytes};
 use crate::output::Failure;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
@@ -80,8 +80,8 @@ impl Cuda {
     }
 
     fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
-        let host_x = to_bytes(&normal(m, k, DType::Bf16, 1), DType::Bf16);
-        let host_w = to_bytes(&normal(n, k, DType::Bf16, 2), DType::Bf16);
+        let host_x = normal_bytes(m, k, DType::Bf16, 1);
+        let host_w = normal_bytes(n, k, DType::Bf16, 2);
         let count = self.sets(m * k + n * k + m * n * out.bytes());
         let w = self.upload(&host_w)?;
         let w = MatRef::new(&w, DType::Bf16, n, k)?;
@@ -233,7 +233,7 @@ impl Device for Cuda {
 
     fn time_baseline(&mut self, [m, n, k]: [usize; 3]) -> Result<f64> {
         let count = self.sets(2 * (m * k + n * k + m * n));
-        let upload = |rows, seed| self.upload(&to_bytes(&normal(rows, k, DType::Bf16, seed), DType::Bf16));
+        let upload = |rows, seed| self.upload(&normal_bytes(rows, k, DType::Bf16, seed));
         let x = self.duplicates(upload(m, 1)?, count)?;
         let w = self.duplicates(upload(n, 2)?, count)?;
         let mut d = self.duplicates(self.zeros(2 * m * n)?, count)?;

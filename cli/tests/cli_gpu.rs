@@ -1,0 +1,126 @@
+//! The program on a GPU: the same files as on the CPU, byte for byte, and every command that times something.
+//!
+//! Without a GPU it skips, saying why; `SCALED_GEMM_REQUIRE_GPU=1` makes that a failure.
+
+mod common;
+
+use std::fs;
+
+use common::{Folder, assert_words, f32_tensor, model, read_f32, run_on, sqnr_db, write};
+use serde_json::Value;
+
+/// Whether there is a GPU to test on.
+fn gpu() -> bool {
+    let output = run_on("cuda", &["info"]);
+    if output.status.success() {
+        return true;
+    }
+    let reason = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{reason}");
+    assert_words(&reason, &["; "]);
+    let required = std::env::var("SCALED_GEMM_REQUIRE_GPU").is_ok_and(|v| v == "1");
+    assert!(!required, "SCALED_GEMM_REQUIRE_GPU=1 and {reason}");
+    println!("skipped: {reason}");
+    false
+}
+
+fn good(device: &str, args: &[&str]) -> String {
+    let output = run_on(device, args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?} on {device}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&good("cuda", args)).unwrap()
+}
+
+#[test]
+fn info_and_verify() {
+    if !gpu() {
+        return;
+    }
+    let value = json(&["info", "--json"]);
+    assert_eq!(value["device"], "cuda");
+    for fact in ["gpu", "cublaslt", "from", "driver"] {
+        assert!(!value["facts"][fact].as_str().unwrap().is_empty(), "{fact}");
+    }
+    let value = json(&["verify", "--json"]);
+    assert_eq!(value["passed"], true, "{:#}", value["failed"]);
+}
+
+#[test]
+fn files_equal_those_of_the_cpu() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let input = folder.file("in");
+    model(&input);
+    for recipe in ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128"] {
+        for format in ["e4m3", "e5m2"] {
+            let mut files = Vec::new();
+            for device in ["cpu", "cuda"] {
+                let (packed, back) = (folder.file(&format!("q-{device}")), folder.file(&format!("b-{device}")));
+                good(device, &["quantize", &input, "-o", &packed, "--recipe", recipe, "--format", format]);
+                good(device, &["dequantize", &packed, "-o", &back]);
+                files.push((fs::read(&packed).unwrap(), fs::read(&back).unwrap()));
+            }
+            assert!(files[0].0 == files[1].0, "{recipe} {format}: quantized files differ");
+            assert!(files[0].1 == files[1].1, "{recipe} {format}: dequantized files differ");
+        }
+    }
+}
+
+#[test]
+fn products_agree_with_the_cpu() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let (x, w, qx, qw) = (folder.file("x"), folder.file("w"), folder.file("qx"), folder.file("qw"));
+    model(&w);
+    write(&x, &[f32_tensor("x", [5, 272], 7)]);
+    for (activations, weights) in
+        [("fp8-tensor", "fp8-tensor"), ("fp8-row", "fp8-row"), ("fp8-1x128", "fp8-1x128"), ("fp8-1x128", "fp8-128x128")]
+    {
+        good("cpu", &["quantize", &x, "-o", &qx, "--recipe", activations]);
+        good("cpu", &["quantize", &w, "-o", &qw, "--recipe", weights]);
+        let (a, b, bias) = (format!("{qx}:x"), format!("{qw}:layer.weight"), format!("{qw}:layer.bias"));
+        let d: Vec<Vec<f32>> = ["cpu", "cuda"]
+            .into_iter()
+            .map(|device| {
+                let d = folder.file(&format!("d-{device}"));
+                let epilogue = ["--bias", &bias, "--activation", "gelu", "--out-dtype", "f32", "-o", &d];
+                good(device, &[&["gemm", "--a", &a, "--b", &b][..], &epilogue].concat());
+                read_f32(&d, "d").1
+            })
+            .collect();
+        // A few units of 2^-13, the precision of tensor cores; `verify` holds the rigorous bound.
+        let db = sqnr_db(&d[0], &d[1]);
+        assert!(db > 60.0, "{activations} x {weights}: {db} dB");
+    }
+}
+
+#[test]
+fn tune_then_bench_with_the_records() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let (records, plot) = (folder.file("tune.json"), folder.file("p.svg"));
+    let shape = ["--shapes", "512x512", "--m", "4,64"];
+    good("cuda", &[&["tune", "-o", &records][..], &shape].concat());
+    let tuned: Value = serde_json::from_slice(&fs::read(&records).unwrap()).unwrap();
+    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(8), "{tuned:#}");
+    let bench = ["bench", "--tuning", &records, "--plot", &plot, "--json"];
+    let value = json(&[&bench[..], &shape].concat());
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8, "{value:#}");
+    for row in rows {
+        assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row:#}");
+        assert!(row["both_us"].as_f64().unwrap() >= row["gemm_us"].as_f64().unwrap(), "{row:#}");
+    }
+    assert_words(value["baseline"].as_str().unwrap(), &["BF16", "cuBLASLt"]);
+    assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);
+}
