@@ -1,4 +1,8 @@
 //! [`GemmPlan`]: a [`GemmDesc`] made ready once, and executed many times.
+//!
+//! Host time of a native `execute` (observed, one H200, cuBLASLt 13.1.0, 2026-11): 6.7 us, of which `cublasLtMatmul` takes
+//! about 5.0, cudarc's event tracking of the five buffers 1.5 (11 driver calls; none with tracking off, where it is 5.1),
+//! and all checks together 0.1.
 
 use std::fmt::Write as _;
 
@@ -10,6 +14,7 @@ use super::gemm_call::{Candidate, CandidateOffer, Search};
 use super::gemm_desc::{GemmArgs, GemmDesc};
 use super::handle::{Handle, WORKSPACE_BYTES};
 use super::matrix::QuantMatrix;
+use super::quirks::Version;
 use super::record::{Choice, Environment, TuneRecord};
 
 /// How to plan. `Default` leaves every choice to the crate.
@@ -444,7 +449,8 @@ impl GemmPlan {
     /// What was chosen, from what, and why; what it costs in memory; and why the others were not taken.
     pub fn explain(&self) -> String {
         let Environment { gpu, compute_capability: (major, minor), cublaslt, .. } = &self.environment;
-        let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {cublaslt}\n", self.desc);
+        let version = Version::from_raw(*cublaslt);
+        let mut text = format!("{} on {gpu} (sm_{major}{minor}), cuBLASLt {version}\n", self.desc);
         // Writing to a String cannot fail.
         let mut line = |words: std::fmt::Arguments<'_>| {
             let _ = writeln!(text, "  {words}");
