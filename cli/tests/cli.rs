@@ -197,7 +197,7 @@ fn broken_input_is_refused_and_leaves_nothing_behind() {
     let error = bad(2, &["quantize", &input, "-o", &input, "--recipe", "fp8-row", "--allow-non-finite"]);
     assert_words(&error, &["it is the input"]);
     let codes = ("w", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]);
-    write(&input, &[codes.clone()]);
+    write(&input, std::slice::from_ref(&codes));
     assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["tensor w", "no scale"]);
     write(&input, &[codes, ("w_scale", Dtype::F32, vec![3], vec![0; 12])]);
     assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["tensor w", "[3]"]);

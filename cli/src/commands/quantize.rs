@@ -13,7 +13,7 @@ use crate::output::{Failure, Form, Outcome, byte_bar, bytes, table};
 enum Plan {
     Quantize(DType),
     /// Copied; the reason is worth saying.
-    CopyBecause(String),
+    CopyBecause(&'static str),
     /// Copied, as nobody would expect otherwise.
     Copy,
 }
@@ -68,7 +68,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         } else {
             writer.write(&tensor.name, &input.bytes(&tensor.name)?)?;
             if let Plan::CopyBecause(reason) = plan {
-                copied.push((tensor.name.clone(), reason.clone()));
+                copied.push((tensor, *reason));
             }
         }
         bar.inc(tensor.bytes());
@@ -87,10 +87,11 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         bytes(after),
         args.output.display()
     );
-    for (name, reason) in &copied {
-        text += &format!("copied as it is: {name} ({reason})\n");
-    }
-    let copied: Vec<Value> = copied.iter().map(|(name, reason)| json!({"tensor": name, "reason": reason})).collect();
+    text += &copied_lines(&copied);
+    let copied: Vec<Value> = copied
+        .iter()
+        .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}))
+        .collect();
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(),
         "scheme": recipe.scheme.spec().name, "format": recipe.format().name(), "preset": recipe.preset.name(),
@@ -104,7 +105,7 @@ fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo) -> Plan {
         Dtype::BF16 => DType::Bf16,
         Dtype::F16 => DType::F16,
         Dtype::F32 => DType::F32,
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause(format!("{} already", tensor.dtype)),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause("FP8 already"),
         _ => return Plan::Copy,
     };
     if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
@@ -113,15 +114,15 @@ fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo) -> Plan {
     match *tensor.shape.as_slice() {
         [n, k] if n > 0 && k > 0 => match check_quantize_cols(&tensor.name, k) {
             Ok(()) => Plan::Quantize(source),
-            Err(_) => Plan::CopyBecause(format!("{n} x {k}: {k} columns are not a multiple of 16")),
+            Err(_) => Plan::CopyBecause("columns not a multiple of 16"),
         },
-        _ => Plan::CopyBecause(format!("shape {:?} is not that of a matrix", tensor.shape)),
+        _ => Plan::CopyBecause("not a matrix"),
     }
 }
 
 fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
     let because = tensors.iter().zip(plans).find_map(|(t, p)| match p {
-        Plan::CopyBecause(reason) => Some(format!("; e.g. {}: {reason}", t.name.escape_debug())),
+        Plan::CopyBecause(reason) => Some(format!("; e.g. {} {:?}: {reason}", t.name.escape_debug(), t.shape)),
         _ => None,
     });
     let filter = args.only.as_ref().map(|r| format!(" that matches --only {r}")).unwrap_or_default();
@@ -131,6 +132,22 @@ fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) ->
         tensors.len(),
         because.unwrap_or_default()
     )
+}
+
+/// One line for each reason, with the first few tensors: models have hundreds of biases.
+fn copied_lines(copied: &[(&TensorInfo, &'static str)]) -> String {
+    let mut reasons: Vec<&str> = copied.iter().map(|(_, reason)| *reason).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let line = |reason: &str| {
+        let tensors: Vec<_> = copied.iter().filter(|(_, r)| *r == reason).map(|(t, _)| t).collect();
+        let mut names: Vec<_> = tensors.iter().take(3).map(|t| format!("{} {:?}", t.name, t.shape)).collect();
+        if tensors.len() > names.len() {
+            names.push("...".into());
+        }
+        format!("copied as they are, {reason}: {} ({})\n", tensors.len(), names.join(", "))
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 fn refuse_non_finite(name: &str, x: &ndarray::Array2<f32>) -> Result<(), Error> {
