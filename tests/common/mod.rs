@@ -1,6 +1,8 @@
 //! What the GPU suites share: the handle (or the reason to skip), random data, device buffers, shapes, comparisons.
 #![allow(dead_code)]
 
+pub mod gemm;
+
 use half::{bf16, f16};
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
