@@ -47,31 +47,6 @@ fn every_shape(family: (&str, &str)) {
     println!("{family:?}: {checked} problems, largest error {worst:.3} of its tolerance");
 }
 
-#[test]
-fn every_shape_tensor() {
-    every_shape(FAMILIES[0]);
-}
-
-#[test]
-fn every_shape_row() {
-    every_shape(FAMILIES[1]);
-}
-
-#[test]
-fn every_shape_1x128_by_128x128() {
-    every_shape(FAMILIES[2]);
-}
-
-#[test]
-fn every_shape_128x128_by_1x128() {
-    every_shape(FAMILIES[3]);
-}
-
-#[test]
-fn every_shape_1x128_by_1x128() {
-    every_shape(FAMILIES[4]);
-}
-
 /// Bias, activation, residual and accumulation of every type and all together, for one family, at an m that needs padding
 /// and one that does not.
 fn every_epilogue(family: (&str, &str)) {
@@ -107,29 +82,26 @@ fn every_epilogue(family: (&str, &str)) {
     println!("{family:?}: {checked} epilogues, largest error {worst:.3} of its tolerance");
 }
 
-#[test]
-fn every_epilogue_tensor() {
-    every_epilogue(FAMILIES[0]);
-}
+/// One test for each family, so that they run side by side and can be chosen by name.
+macro_rules! families {
+    ($($place:literal: $shapes:ident, $epilogues:ident;)+) => {$(
+        #[test]
+        fn $shapes() {
+            every_shape(FAMILIES[$place]);
+        }
 
-#[test]
-fn every_epilogue_row() {
-    every_epilogue(FAMILIES[1]);
+        #[test]
+        fn $epilogues() {
+            every_epilogue(FAMILIES[$place]);
+        }
+    )+};
 }
-
-#[test]
-fn every_epilogue_1x128_by_128x128() {
-    every_epilogue(FAMILIES[2]);
-}
-
-#[test]
-fn every_epilogue_128x128_by_1x128() {
-    every_epilogue(FAMILIES[3]);
-}
-
-#[test]
-fn every_epilogue_1x128_by_1x128() {
-    every_epilogue(FAMILIES[4]);
+families! {
+    0: every_shape_tensor, every_epilogue_tensor;
+    1: every_shape_row, every_epilogue_row;
+    2: every_shape_1x128_by_128x128, every_epilogue_1x128_by_128x128;
+    3: every_shape_128x128_by_1x128, every_epilogue_128x128_by_1x128;
+    4: every_shape_1x128_by_1x128, every_epilogue_1x128_by_1x128;
 }
 
 /// E4M3 out of tensor x tensor: saturating encode factors, amax, epilogues fused and not.
