@@ -214,6 +214,7 @@ pub struct Output {
     pub rows: usize,
     pub cols: usize,
     pub stride: usize,
+    initial: Vec<u8>,
     encode: CudaSlice<f32>,
     amax: CudaSlice<f32>,
 }
@@ -242,9 +243,21 @@ impl Output {
             rows,
             cols,
             stride,
+            initial: bytes,
             encode: handle.stream().clone_htod(&[case.encode]).unwrap(),
             amax: handle.stream().clone_htod(&[f32::NAN]).unwrap(),
         }
+    }
+
+    /// As it was at first, at the same address.
+    pub fn reset(&mut self, handle: &Handle) {
+        handle.stream().memcpy_htod(&self.initial, &mut self.buffer).unwrap();
+        handle.stream().memcpy_htod(&[f32::NAN], &mut self.amax).unwrap();
+    }
+
+    /// Another encode factor, at the same address.
+    pub fn set_encode(&mut self, handle: &Handle, encode: f32) {
+        handle.stream().memcpy_htod(&[encode], &mut self.encode).unwrap();
     }
 
     /// The arguments of a call into this output.
