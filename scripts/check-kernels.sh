@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
+# looks into the images: one for each kernels/*.cu, machine code for every GPU of build.rs, and PTX for later ones.
+# Needs nvcc, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if [ $# -gt 0 ]; then
+    echo "usage: scripts/check-kernels.sh" >&2
+    exit 2
+fi
+
+messages=$(cargo build --quiet --package scaled-gemm --lib --message-format=json-render-diagnostics)
+python3 - <(printf '%s\n' "$messages") <<'PY'
+import json
+import pathlib
+import re
+import struct
+import sys
+
+out = None
+for line in open(sys.argv[1]):
+    message = json.loads(line)
+    if message["reason"] == "build-script-executed" and list(pathlib.Path(message["out_dir"]).glob("*.fatbin")):
+        out = pathlib.Path(message["out_dir"])
+if out is None:
+    sys.exit("check-kernels.sh: cargo ran no build script that makes images")
+
+wanted = {int(n) for n in re.findall(r'"sm_(\d+)a?"', pathlib.Path("build.rs").read_text())}
+PTX, MACHINE_CODE = 1, 2
+
+
+def contents(image):
+    """Kind and GPU of every entry of a fatbin: a 16-byte header, then entries with headers of their own."""
+    magic, _, header, size = struct.unpack_from("<IHHQ", image, 0)
+    if magic != 0xBA55ED50 or header + size > len(image):
+        raise ValueError("not a fatbin")
+    at = header
+    while at < header + size:
+        kind, _, head, payload = struct.unpack_from("<HHIQ", image, at)
+        yield kind, struct.unpack_from("<I", image, at + 28)[0]
+        at += head + payload
+
+
+failed = False
+for source in sorted(pathlib.Path("kernels").glob("*.cu")):
+    image = out / f"{source.stem}.fatbin"
+    if not image.exists() or image.stat().st_size == 0:
+        print(f"{source}: no image")
+        failed = True
+        continue
+    entries = list(contents(image.read_bytes()))
+    code = {gpu for kind, gpu in entries if kind == MACHINE_CODE}
+    ptx = [gpu for kind, gpu in entries if kind == PTX]
+    good = code == wanted and ptx
+    names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
+    print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)} and PTX"))
+    failed = failed or not good
+if failed:
+    # What nvcc said, which the build only warns of: NVRTC would take over at run time.
+    for line in (out.parent / "output").read_text().splitlines():
+        if not line.startswith("cargo:rerun"):
+            print(line.removeprefix("cargo:warning="))
+    sys.exit("check-kernels.sh: not every kernel compiles for every GPU")
+PY
