@@ -1,4 +1,63 @@
-//! Scaled FP8 matrix products: `D = epilogue(alpha * A Bᵀ + beta * C)` with `a = code_a * scale_a`, `b = code_b * scale_b`.
+//! Block-scaled FP8 matrix products on NVIDIA GPUs, and on the CPU with the same bytes.
+//!
+//! ```text
+//! D = epilogue( alpha * sum_k a[i,k] * b[j,k]  +  beta * C )        a = code_a * scale_a,  b = code_b * scale_b
+//! ```
+//!
+//! A is `m x k`, B is `n x k` (the weight of a linear layer), D is `m x n`, all row-major. A scale multiplies a code.
+//!
+//! On a GPU: [`Handle`] is a stream with all that work on it needs, [`Handle::quantize`] makes a [`QuantMatrix`] by a
+//! [`Recipe`], and [`Handle::scaled_gemm`] or a [`GemmPlan`] multiplies.
+//!
+#![cfg_attr(feature = "cuda", doc = "```no_run")]
+#![cfg_attr(not(feature = "cuda"), doc = "```text")]
+//! use half::bf16;
+//! use scaled_gemm::{Activation, DType, Fp8Format, GemmArgs, Handle, MatMut, MatRef, Recipe, Scheme};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (m, n, k) = (256, 4096, 7168);
+//! let handle = Handle::new(0)?;
+//! let x = handle.stream().clone_htod(&vec![bf16::ONE; m * k])?;
+//! let w = handle.stream().clone_htod(&vec![bf16::ONE; n * k])?;
+//! let mut y = handle.stream().alloc_zeros::<bf16>(m * n)?;
+//!
+//! // Activations: a scale for each 128 features of a token. Weights: a scale for each tile of 128 x 128.
+//! let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k)?, Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3)))?;
+//! let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3)))?;
+//! let call = GemmArgs::new(&x, &w, MatMut::new(&mut y, DType::Bf16, m, n)?).activation(Activation::Silu);
+//! handle.scaled_gemm(call)?;
+//! let y: Vec<bf16> = handle.stream().clone_dtoh(&y)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! On the CPU, with [`mod@reference`]:
+//!
+//! ```
+//! use ndarray::Array2;
+//! use scaled_gemm::reference::{GemmInputs, quantize, scaled_gemm};
+//! use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
+//!
+//! let x = Array2::from_shape_fn((3, 256), |(i, j)| (i + j) as f32 / 256.0);
+//! let w = Array2::from_elem((8, 256), 0.5f32);
+//! let x = quantize(x.view(), DType::F32, Recipe::new(Scheme::Fp8Row(Fp8Format::E4M3)))?;
+//! let w = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Row(Fp8Format::E4M3)))?;
+//! let y = scaled_gemm(&GemmInputs::new(&x, &w, DType::F32))?;
+//! assert_eq!(y.dim(), (3, 8));
+//! assert!((y[[0, 0]] - 63.75).abs() < 0.3);
+//! # Ok::<(), scaled_gemm::Error>(())
+//! ```
+//!
+//! | A x B | GPU: formulations |
+//! |---|---|
+//! | `fp8-tensor` x `fp8-tensor` | sm_89 and newer: native |
+//! | `fp8-row` x `fp8-row` | sm_90: native, rescaled; other GPUs from sm_89 on: rescaled |
+//! | `fp8-1x128` x `fp8-128x128` | sm_90: native, repeated scales |
+//! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native |
+//!
+//! E4M3 x E4M3, or E4M3 with E5M2 on either side; into BF16, F16 or F32, and E4M3 for tensor x tensor. The CPU has every
+//! pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is the GPU half:
+//! it needs nothing of CUDA to build and loads the libraries at run time.
 
 pub mod checkpoint;
 pub mod epilogue;
@@ -11,3 +70,13 @@ pub mod reference;
 pub use epilogue::{Activation, Epilogue};
 pub use error::{Error, Result};
 pub use format::*;
+
+#[cfg(feature = "cuda")]
+pub use cudarc;
+#[cfg(feature = "cuda")]
+pub use gpu::*;
+
+/// The examples of README.md, compiled with the documentation tests.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../README.md")]
+pub struct ReadmeExamples;

@@ -14,22 +14,22 @@ use super::scheme::{Fp8Format, Scheme};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Preset {
-    /// torchao's current blockwise kernels (`numerics.md` 2.1); the default.
+    /// torchao's current blockwise kernels; the default.
     ///
     /// `a = max(amax, 1e-12)`; `encode = fl(MAX / a)`; `scale = fl(1 / encode)`.
     /// An infinite amax gives `encode = 0` and `scale = inf`.
     #[default]
     TorchAo,
-    /// TransformerEngine current and blockwise scaling (`numerics.md` 4.1), `amax_epsilon = 0`.
+    /// TransformerEngine's current and blockwise scaling, `amax_epsilon = 0`.
     ///
     /// amax 0 or infinite: `encode = 1`. Otherwise `encode = fl(MAX / amax)`; where that overflows, FLT_MAX for a
     /// whole tensor and the largest finite value of the input type for rows and blocks. `scale = fl(1 / encode)`.
     TransformerEngine,
-    /// DeepSeek's TileKernels casts (`numerics.md` 1.1).
+    /// DeepSeek's TileKernels casts.
     ///
     /// `a = max(amax, 1e-4)`; `scale = fl(a / MAX)`; `encode = fl(MAX / a)`, a second true division.
     DeepSeek,
-    /// DeepGEMM's host casts (`numerics.md` 3.1).
+    /// DeepGEMM's host casts.
     ///
     /// `a = max(amax, 1e-4)`; `scale = fl(a / MAX)`; `encode = fl(1 / scale)`.
     DeepGemm,
@@ -65,7 +65,7 @@ pub enum ScaleRounding {
     ///
     /// DeepSeek, DeepGEMM: `scale` becomes the next power of two not below it, `encode` its exact inverse.
     /// TransformerEngine, torchao: the mantissa of `encode` is cleared before `scale = fl(1 / encode)`.
-    /// For finite amax above the floor all four give the same power of two (`numerics.md` 7.4).
+    /// For finite amax above the floor all four give the same power of two.
     PowerOfTwo,
 }
 
