@@ -41,13 +41,13 @@ constexpr u32 TYPE_BF16 = 0;
 constexpr u32 TYPE_F16 = 1;
 
 // Eight neighbouring elements of a bias or residual of run-time type.
-__device__ __forceinline__ void load_any(const void* p, u64 at, u32 type, u32 aligned, float (&v)[8]) {
+template <bool ALIGNED> __device__ __forceinline__ void load_any(const void* p, u64 at, u32 type, float (&v)[8]) {
     if (type == TYPE_BF16) {
-        unpack(aligned ? load8((const Bf16*)p + at) : load8_unaligned((const Bf16*)p + at), v);
+        unpack(load<ALIGNED>((const Bf16*)p + at), v);
     } else if (type == TYPE_F16) {
-        unpack(aligned ? load8((const F16*)p + at) : load8_unaligned((const F16*)p + at), v);
+        unpack(load<ALIGNED>((const F16*)p + at), v);
     } else {
-        unpack(aligned ? load8((const float*)p + at) : load8_unaligned((const float*)p + at), v);
+        unpack(load<ALIGNED>((const float*)p + at), v);
     }
 }
 
@@ -65,29 +65,27 @@ struct Epilogue {
     u32 m, n;                // n: multiple of 8
     float beta;
     u32 activation, bias_type, residual_type;
-    u32 aligned;             // bit 0: acc, 1: c, 2: bias and col_scale, 3: residual, 4: d; every row start 16-byte aligned
 };
 
 struct E4m3 { u8 bits; };
 
 // Each thread takes eight columns and ROWS rows, the rows a block apart in grid.y, so scales and bias are read once.
-template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
-    constexpr int ROWS = 4;
+template <class D, bool ALIGNED> __device__ __forceinline__ void epilogue(const Epilogue& e) {
+    constexpr int ROWS = sizeof(D) == 1 ? 2 : 4;
     __shared__ float scratch[32];
     const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     const bool inside = col < e.n;
     float amax = 0.0f;
     if (inside) {
         float col_scale[8], bias[8];
-        if (e.col_scale) load_any(e.col_scale, col, 2, e.aligned & 4, col_scale);
-        if (e.bias) load_any(e.bias, col, e.bias_type, e.aligned & 4, bias);
+        if (e.col_scale) load_any<ALIGNED>(e.col_scale, col, 2, col_scale);
+        if (e.bias) load_any<ALIGNED>(e.bias, col, e.bias_type, bias);
         for (u64 first = (u64)blockIdx.y * ROWS; first < e.m; first += (u64)gridDim.y * ROWS) {
             Vec8<float> acc[ROWS];
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (first + r >= e.m) continue;
-                const float* p = e.acc + (first + r) * e.acc_stride + col;
-                acc[r] = e.aligned & 1 ? load8(p) : load8_unaligned(p);
+                acc[r] = load<ALIGNED>(e.acc + (first + r) * e.acc_stride + col);
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -106,7 +104,7 @@ template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
                 }
                 if (e.c) {
                     float c[8];
-                    load_any(e.c, row * e.c_stride + col, 2, e.aligned & 2, c);
+                    load_any<ALIGNED>(e.c, row * e.c_stride + col, 2, c);
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] = __fadd_rn(__fmul_rn(e.beta, c[i]), v[i]);
                 }
@@ -120,7 +118,7 @@ template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
                 }
                 if (e.residual) {
                     float x[8];
-                    load_any(e.residual, row * e.residual_stride + col, e.residual_type, e.aligned & 8, x);
+                    load_any<ALIGNED>(e.residual, row * e.residual_stride + col, e.residual_type, x);
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] = __fadd_rn(v[i], x[i]);
                 }
@@ -131,9 +129,9 @@ template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
                         amax = fmaxf(amax, fabsf(v[i]));
                         v[i] = __fmul_rn(v[i], encode);
                     }
-                    const uint2 codes = encode8(E4M3, v);
+                    const uint2 codes = encode8<E4M3>(v);
                     u8* out = (u8*)e.d + row * e.d_stride + col;
-                    if (e.aligned & 16) {
+                    if constexpr (ALIGNED) {
                         *(uint2*)out = codes;
                     } else {
 #pragma unroll
@@ -141,7 +139,7 @@ template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
                     }
                 } else {
                     D* out = (D*)e.d + row * e.d_stride + col;
-                    if (e.aligned & 16) store8(out, v); else store8_unaligned(out, v);
+                    store<ALIGNED>(out, v);
                 }
             }
         }
@@ -154,10 +152,15 @@ template <class D> __device__ __forceinline__ void epilogue(const Epilogue& e) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) epilogue_bf16(Epilogue e) { epilogue<Bf16>(e); }
-extern "C" __global__ void __launch_bounds__(256) epilogue_f16(Epilogue e) { epilogue<F16>(e); }
-extern "C" __global__ void __launch_bounds__(256) epilogue_f32(Epilogue e) { epilogue<float>(e); }
-extern "C" __global__ void __launch_bounds__(256) epilogue_e4m3(Epilogue e) { epilogue<E4m3>(e); }
+
+#define EPILOGUE(name, D, ALIGNED, ...)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256) epilogue_##name(Epilogue e) {                                         \
+        begin();                                                                                   \
+        epilogue<D, ALIGNED>(e);                                                                                          \
+    }
+FOR_EACH_TYPE(EPILOGUE)
+EPILOGUE(e4m3, E4m3, true)
+EPILOGUE(e4m3_unaligned, E4m3, false)
 
 // The scales of 128x128 tiles repeated for each row: what lets a 1x128 GEMM read a 128x128 matrix.
 extern "C" __global__ void __launch_bounds__(256) repeat_scales_128x128(
@@ -165,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) repeat_scales_128x128(
     u32 rows, u32 cols,
     float* __restrict__ out)          // VEC128 of the same matrix, padding written as 0
 {
+    begin();
     const u32 blocks = (cols + 127) / 128;
     const u64 row = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= round_up4(rows)) return;

@@ -10,8 +10,8 @@ struct AmaxState {
 };
 
 // amax = max |x|; the last block to finish turns it into the two factors and resets the state for the next call.
-template <class T>
-__device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, u32 aligned, ScaleRule rule, AmaxState* state, float* factor, float* amax_out) {
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, const ScaleRule& rule, AmaxState* state, float* factor, float* amax_out) {
     __shared__ float scratch[32];
     constexpr int UNROLL = 4;
     const u64 vectors = cols / 8;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, 
 #pragma unroll
             for (int i = 0; i < UNROLL; i++) {
                 const u64 at = v + i * stride;
-                data[i] = at >= vectors ? zero8<T>() : aligned ? load8(in + 8 * at) : load8_unaligned(in + 8 * at);
+                data[i] = at < vectors ? load<ALIGNED>(in + 8 * at) : zero8<T>();
             }
 #pragma unroll
             for (int i = 0; i < UNROLL; i++) amax = amax8(data[i], amax);
@@ -46,26 +46,22 @@ __device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, 
     }
 }
 
-#define AMAX_TENSOR(name, T)                                                                                              \
+#define AMAX_TENSOR(name, T, ALIGNED, ...)                                                                                \
     extern "C" __global__ void __launch_bounds__(256) amax_tensor_##name(                                                 \
-        const T* __restrict__ x,       /* [rows][cols], row stride x_stride elements */                                   \
+        const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride, u32 rows, u64 cols,                                                                                 \
-        u32 aligned,                   /* 1: every row of x starts 16-byte aligned */                                     \
         ScaleRule rule,                                                                                                   \
-        AmaxState* state,              /* zero before the call and after it */                                            \
-        float* factor,                 /* encode factor and scale; null: only the amax is wanted */                       \
-        float* amax_out)               /* one amax; null: not wanted */                                                   \
-    { amax_tensor<T>(x, x_stride, rows, cols, aligned, rule, state, factor, amax_out); }
-AMAX_TENSOR(bf16, Bf16)
-AMAX_TENSOR(f16, F16)
-AMAX_TENSOR(f32, float)
+        AmaxState* state,         /* zero before the call and after it */                                                 \
+        float* factor,            /* encode factor and scale; null: only the amax is wanted */                            \
+        float* amax_out)          /* one amax; null: not wanted */                                                        \
+    { begin(); amax_tensor<T, ALIGNED>(x, x_stride, rows, cols, rule, state, factor, amax_out); }
+FOR_EACH_TYPE(AMAX_TENSOR)
 
 // code = sat(fl(x * encode)). Each thread takes two vectors of eight elements, one block apart.
-template <class T>
-__device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, u32 aligned, u32 format, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
+template <class T, bool ALIGNED, u32 FORMAT>
+__device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
     __shared__ float scratch[32];
-    const GroupScale s = given_scale(factor, factor_kind);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale = s.scale;
+    begin();
     float amax = 0.0f;
     for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
         const T* in = x + row * x_stride;
@@ -74,12 +70,14 @@ __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 ro
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             at[i] = (((u64)blockIdx.x * 2 + i) * blockDim.x + threadIdx.x) * 8;
-            data[i] = at[i] >= cols ? zero8<T>() : aligned ? load8(in + at[i]) : load8_unaligned(in + at[i]);
+            data[i] = at[i] < cols ? load<ALIGNED>(in + at[i]) : zero8<T>();
         }
+        const GroupScale s = given_scale(factor, factor_kind);
+        if (blockIdx.x == 0 && row == 0 && threadIdx.x == 0) *scale = s.scale;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (amax_out) amax = amax8(data[i], amax);
-            if (at[i] < cols) *(uint2*)(codes + row * cols + at[i]) = encode_scaled(format, data[i], s.encode);
+            if (at[i] < cols) *(uint2*)(codes + row * cols + at[i]) = encode_scaled<FORMAT>(data[i], s.encode);
         }
     }
     if (amax_out) {
@@ -88,24 +86,22 @@ __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 ro
     }
 }
 
-#define QUANTIZE_TENSOR(name, T)                                                                                          \
+#define QUANTIZE_TENSOR(name, T, ALIGNED, ...)                                                                            \
     extern "C" __global__ void __launch_bounds__(256) quantize_fp8_tensor_##name(                                         \
         const T* __restrict__ x,           /* [rows][cols], row stride x_stride elements */                               \
         u64 x_stride, u32 rows, u64 cols,                                                                                 \
-        u32 aligned,                       /* 1: every row of x starts 16-byte aligned */                                 \
         u32 format,                        /* E4M3 or E5M2 */                                                             \
-        const float* __restrict__ factor,  /* one factor */                                                               \
-        u32 factor_kind,                   /* 0: encode factor, 1: decode factor */                                          \
+        const float* __restrict__ factor,  /* one or two floats */                                                        \
+        u32 factor_kind,                   /* FACTOR_ENCODE, FACTOR_DECODE or FACTOR_COMPUTED (tile.cuh) */               \
         u8* __restrict__ codes,            /* [rows][cols], 16-byte aligned */                                            \
         float* __restrict__ scale,         /* receives the stored scale */                                                \
         float* __restrict__ amax_out)      /* raised to max |x|; null: not wanted */                                      \
-    { quantize_tensor<T>(x, x_stride, rows, cols, aligned, format, factor, factor_kind, codes, scale, amax_out); }
-QUANTIZE_TENSOR(bf16, Bf16)
-QUANTIZE_TENSOR(f16, F16)
-QUANTIZE_TENSOR(f32, float)
+    {                                                                                                                     \
+        if (format == E4M3) quantize_tensor<T, ALIGNED, E4M3>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out); \
+        else quantize_tensor<T, ALIGNED, E5M2>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out);     \
+    }
+FOR_EACH_TYPE(QUANTIZE_TENSOR)
 
-TILE_KERNEL(quantize_fp8_tensor_transposed_bf16, Bf16, PER_TENSOR)
-TILE_KERNEL(quantize_fp8_tensor_transposed_f16, F16, PER_TENSOR)
-TILE_KERNEL(quantize_fp8_tensor_transposed_f32, float, PER_TENSOR)
+FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_tensor_transposed, PER_TENSOR, true)
 
-DEQUANTIZE(dequantize_fp8_tensor, SCALAR)
+FOR_EACH_TYPE(DEQUANTIZE, dequantize_fp8_tensor, SCALAR)

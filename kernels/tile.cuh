@@ -26,17 +26,12 @@ __device__ __forceinline__ Place place() {
 }
 
 // The thread's 8 x 8 elements; zeros outside the matrix.
-template <class T>
-__device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_stride, u64 row, u64 col, u32 rows, u32 cols, u32 aligned) {
+template <bool ALIGNED, class T>
+__device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_stride, u64 row, u64 col, u32 rows, u32 cols) {
     const T* in = x + row * x_stride + col;
     const bool inside = col < cols;  // cols is a multiple of 16
-    if (aligned) {
 #pragma unroll
-        for (int r = 0; r < 8; r++) data[r] = inside && row + r < rows ? load8(in + r * x_stride) : zero8<T>();
-    } else {
-#pragma unroll
-        for (int r = 0; r < 8; r++) data[r] = inside && row + r < rows ? load8_unaligned(in + r * x_stride) : zero8<T>();
-    }
+    for (int r = 0; r < 8; r++) data[r] = inside && row + r < rows ? load<ALIGNED>(in + r * x_stride) : zero8<T>();
 }
 
 // max |x| of each of the thread's 8 columns over the warp's 32 rows.
@@ -58,26 +53,47 @@ template <class T> __device__ __forceinline__ void row_max(const Vec8<T> (&data)
     for (int r = 0; r < 8; r++) m[r] = lanes_max<8>(amax8(data[r], 0.0f));
 }
 
-template <class T>
-__device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 rows, u32 cols, u32 aligned, float* row_amax, float* col_amax) {
-    const u32 tiles = (cols + 127) / 128;
+// Raises row and column maxima; a block walks STRIP tiles along a row, so that its 128 rows meet memory once.
+constexpr u32 STRIP = 4;
+
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 rows, u32 cols, float* row_amax, float* col_amax) {
+    __shared__ float by_row[256];     // [2 column halves][128]
+    __shared__ float by_col[2][512];  // [4 row bands][128], for two tiles in turn
+    const u32 strips = ((cols + 127) / 128 + STRIP - 1) / STRIP;
     const Place p = place();
-    const u64 row = (u64)(blockIdx.x / tiles) * 128 + p.row, col = (u64)(blockIdx.x % tiles) * 128 + p.col;
-    Vec8<T> data[8];
-    load_tile(data, x, x_stride, row, col, rows, cols, aligned);
-    float m[8];
-    if (row_amax) {
-        row_max(data, m);
+    const u64 row = (u64)(blockIdx.x / strips) * 128 + p.row;
+    const u32 lane = threadIdx.x % 32, i = threadIdx.x % 128;
+    float row_so_far[8] = {};
+    for (u32 tile = 0; tile < STRIP; tile++) {
+        const u64 first = ((u64)(blockIdx.x % strips) * STRIP + tile) * 128;
+        if (first >= cols) break;
+        Vec8<T> data[8];
+        load_tile<ALIGNED>(data, x, x_stride, row, first + p.col, rows, cols);
+        if (row_amax) {
 #pragma unroll
-        for (int r = 0; r < 8; r++)
-            if (threadIdx.x % 8 == r && row + r < rows) atomic_max(row_amax + row + r, m[r]);
-    }
-    if (col_amax) {
+            for (int r = 0; r < 8; r++) row_so_far[r] = amax8(data[r], row_so_far[r]);
+        }
+        if (!col_amax) continue;
+        float m[8];
         column_max(data, m);
 #pragma unroll
         for (int c = 0; c < 8; c++)
-            if (threadIdx.x % 32 / 8 == c % 4 && col + c < cols) atomic_max(col_amax + col + c, m[c]);
+            if (lane / 8 == c % 4) by_col[tile % 2][p.row / 32 * 128 + p.col + c] = m[c];
+        __syncthreads();
+        const float* band = by_col[tile % 2];
+        if (threadIdx.x < 128 && first + i < cols)
+            atomic_max(col_amax + first + i, fmaxf(fmaxf(band[i], band[128 + i]), fmaxf(band[256 + i], band[384 + i])));
     }
+    if (!row_amax) return;
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const float m = lanes_max<8>(row_so_far[r]);
+        if (lane % 8 == r) by_row[p.col / 64 * 128 + p.row + r] = m;
+    }
+    __syncthreads();
+    const u64 mine = (u64)(blockIdx.x / strips) * 128 + i;
+    if (threadIdx.x < 128 && mine < rows) atomic_max(row_amax + mine, fmaxf(by_row[i], by_row[128 + i]));
 }
 
 struct TileOut {
@@ -106,17 +122,20 @@ struct TileIn {
     u32 factor_kind;        // PER_TENSOR: FACTOR_ENCODE, FACTOR_DECODE or FACTOR_COMPUTED
 };
 
-template <class T, u32 GROUP>
-__device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows, u32 cols, u32 aligned, const ScaleRule& rule, const TileIn& in, const TileOut& out) {
-    __shared__ float row_encode[GROUP == PER_1X128 ? 256 : 1];  // PER_1X128: [2 column halves][128], then encode factors
-    __shared__ float col_encode[GROUP == PER_1X128 ? 512 : 1];  // PER_1X128: [4 row bands][128], then encode factors
+// TURNED = false leaves the transposed output out at compile time.
+template <class T, u32 GROUP, bool TURNED, bool ALIGNED, u32 FORMAT>
+__device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, const TileIn& in, const TileOut& out) {
+    constexpr bool LINES = GROUP == PER_1X128 || GROUP == PER_ROW;  // factors of their own for each row and column
+    __shared__ float row_encode[LINES ? 256 : 1];  // PER_1X128: maxima [2 column halves][128]; then encode factors
+    __shared__ float col_encode[LINES ? 512 : 1];  // PER_1X128: maxima [4 row bands][128]; then encode factors
     __shared__ float scratch[32];
     const u32 tiles = (cols + 127) / 128;
     const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
     const Place p = place();
     const u64 row = (u64)tile_row * 128 + p.row, col = (u64)tile_col * 128 + p.col;
+    begin();
     Vec8<T> data[8];
-    load_tile(data, x, x_stride, row, col, rows, cols, aligned);
+    load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
 
     float encode = 0.0f;
     if constexpr (GROUP == PER_TENSOR) {
@@ -124,7 +143,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         encode = s.encode;
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             if (out.codes) *out.scales = s.scale;
-            if (out.codes_t) *out.scales_t = s.scale;
+            if (TURNED && out.codes_t) *out.scales_t = s.scale;
         }
     }
     if constexpr (GROUP == PER_128X128) {
@@ -139,7 +158,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             const u32 end = tile_col + 1 == tiles ? (u32)round_up4(tiles) : tile_col + 1;
             if (tile_col + threadIdx.x < end) out.scales[blk128_index(tiles, tile_row, tile_col + threadIdx.x)] = threadIdx.x == 0 ? s.scale : 0.0f;
         }
-        if (out.codes_t && threadIdx.x < 4) {
+        if (TURNED && out.codes_t && threadIdx.x < 4) {
             const u32 end = tile_row + 1 == row_tiles ? (u32)round_up4(row_tiles) : tile_row + 1;
             if (tile_row + threadIdx.x < end) out.scales_t[blk128_index(row_tiles, tile_col, tile_row + threadIdx.x)] = threadIdx.x == 0 ? s.scale : 0.0f;
         }
@@ -152,28 +171,43 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             for (int r = 0; r < 8; r++)
                 if (threadIdx.x % 8 == r) row_encode[p.col / 64 * 128 + p.row + r] = m[r];
         }
-        if (out.codes_t) {
+        if (TURNED && out.codes_t) {
             column_max(data, m);
 #pragma unroll
             for (int c = 0; c < 8; c++)
                 if (threadIdx.x % 32 / 8 == c % 4) col_encode[p.row / 32 * 128 + p.col + c] = m[c];
         }
         __syncthreads();
+    }
+    if constexpr (LINES) {
         // Half of the block turns row maxima into factors, the other half column maxima.
         const u32 i = threadIdx.x % 128;
         if (threadIdx.x < 128) {
+            const u64 r = (u64)tile_row * 128 + i;
             if (out.codes) {
-                const GroupScale s = group_scale(rule, fmaxf(row_encode[i], row_encode[128 + i]));
+                float amax;
+                if constexpr (GROUP == PER_1X128) amax = fmaxf(row_encode[i], row_encode[128 + i]);
+                else amax = r < rows ? in.row_amax[r] : 0.0f;
+                const GroupScale s = group_scale(rule, amax);
                 row_encode[i] = s.encode;
-                const u64 r = (u64)tile_row * 128 + i;
-                if (r < round_up4(rows)) out.scales[vec128_index(rows, r, tile_col)] = r < rows ? s.scale : 0.0f;
+                if constexpr (GROUP == PER_1X128) {
+                    if (r < round_up4(rows)) out.scales[vec128_index(rows, r, tile_col)] = r < rows ? s.scale : 0.0f;
+                } else if (tile_col == 0 && r < rows) {
+                    out.scales[r] = s.scale;
+                }
             }
-        } else if (out.codes_t) {
-            const float amax = fmaxf(fmaxf(col_encode[i], col_encode[128 + i]), fmaxf(col_encode[256 + i], col_encode[384 + i]));
+        } else if (TURNED && out.codes_t) {
+            const u64 c = (u64)tile_col * 128 + i;
+            float amax;
+            if constexpr (GROUP == PER_1X128) amax = fmaxf(fmaxf(col_encode[i], col_encode[128 + i]), fmaxf(col_encode[256 + i], col_encode[384 + i]));
+            else amax = c < cols ? in.col_amax[c] : 0.0f;
             const GroupScale s = group_scale(rule, amax);
             col_encode[i] = s.encode;
-            const u64 c = (u64)tile_col * 128 + i;
-            if (c < cols) out.scales_t[vec128_index(cols, c, tile_row)] = s.scale;
+            if constexpr (GROUP == PER_1X128) {
+                if (c < cols) out.scales_t[vec128_index(cols, c, tile_row)] = s.scale;
+            } else if (tile_row == 0 && c < cols) {
+                out.scales_t[c] = s.scale;
+            }
         }
         __syncthreads();
     }
@@ -186,39 +220,40 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         for (int r = 0; r < 8; r++) {
             if (row + r >= row_end) continue;
             float e = encode;
-            if constexpr (GROUP == PER_1X128) e = row_encode[p.row + r];
-            if constexpr (GROUP == PER_ROW) {
-                const GroupScale s = group_scale(rule, in.row_amax[row + r]);
-                e = s.encode;
-                if (col == 0) out.scales[row + r] = s.scale;
-            }
-            *(uint2*)(out.codes + (row + r) * cols + col) = encode_scaled(rule.format, data[r], e);
+            if constexpr (LINES) e = row_encode[p.row + r];
+            *(uint2*)(out.codes + (row + r) * cols + col) = encode_scaled<FORMAT>(data[r], e);
         }
     }
-    if (out.codes_t && row < rows) {  // rows is a multiple of 16 here
+    if (TURNED && out.codes_t && row < rows) {  // rows is a multiple of 16 here
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             float e = encode;
-            if constexpr (GROUP == PER_1X128) e = col_encode[p.col + c];
-            if constexpr (GROUP == PER_ROW) {
-                const GroupScale s = group_scale(rule, in.col_amax[col + c]);
-                e = s.encode;
-                if (row == 0) out.scales_t[col + c] = s.scale;
-            }
+            if constexpr (LINES) e = col_encode[p.col + c];
             float v[8];
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
-            *(uint2*)(out.codes_t + (col + c) * rows + row) = encode8(rule.format, v);
+            *(uint2*)(out.codes_t + (col + c) * rows + row) = encode8<FORMAT>(v);
         }
     }
 }
 
-#define TILE_KERNEL(NAME, T, GROUP)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) NAME(                                                               \
+// Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.
+#if __CUDA_ARCH__ == 900
+constexpr u32 TILE_BLOCKS = 4;
+#else
+constexpr u32 TILE_BLOCKS = 3;
+#endif
+template <class T, u32 GROUP, bool ALIGNED>
+constexpr u32 tile_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : GROUP == PER_128X128 ? 3 : TILE_BLOCKS;
+
+#define TILE_KERNEL(name, T, ALIGNED, NAME, GROUP, TURNED)                                                                \
+    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, GROUP, ALIGNED>)) NAME##_##name(              \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
         u32 rows,                 /* any; a multiple of 16 where the transposed output is wanted */                       \
         u32 cols,                 /* multiple of 16 */                                                                    \
-        u32 aligned,              /* 1: every row of x starts 16-byte aligned */                                          \
         ScaleRule rule, TileIn in, TileOut out)                                                                           \
-    { quantize_tile<T, GROUP>(x, x_stride, rows, cols, aligned, rule, in, out); }
+    {                                                                                                                     \
+        if (rule.format == E4M3) quantize_tile<T, GROUP, TURNED, ALIGNED, E4M3>(x, x_stride, rows, cols, rule, in, out);  \
+        else quantize_tile<T, GROUP, TURNED, ALIGNED, E5M2>(x, x_stride, rows, cols, rule, in, out);                      \
+    }

@@ -5,8 +5,7 @@
 //! together exceed the L2 cache ([`DeviceInfo::l2_bytes`](super::DeviceInfo)).
 
 use cudarc::driver::sys::{
-    CUevent_flags_enum::CU_EVENT_DEFAULT,
-    CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
+    CUevent_flags_enum::CU_EVENT_DEFAULT, CUgraphInstantiate_flags,
     CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
 use cudarc::driver::{CudaGraph, CudaSlice};
@@ -32,7 +31,7 @@ pub fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<
     let stream = handle.stream();
     stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(|e| driver("beginning a capture", e))?;
     let enqueued = enqueue();
-    let graph = stream.end_capture(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     enqueued?;
     graph
         .map_err(|e| driver("ending a capture", e))?

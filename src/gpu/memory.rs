@@ -50,6 +50,8 @@ pub(crate) struct Span<'a> {
 pub(crate) struct LaunchStream {
     pub(crate) stream: Arc<CudaStream>,
     idle: Arc<CudaStream>,
+    /// Programmatic serialization exists (sm_90 and up).
+    pub(super) overlaps_launches: bool,
 }
 
 impl Span<'_> {
@@ -67,7 +69,9 @@ impl Span<'_> {
 impl LaunchStream {
     pub(crate) fn new(stream: Arc<CudaStream>) -> Result<Self> {
         let idle = stream.context().new_stream().map_err(|e| driver("creating a stream", e))?;
-        Ok(Self { stream, idle })
+        let (major, _) =
+            stream.context().compute_capability().map_err(|e| driver("reading the compute capability", e))?;
+        Ok(Self { stream, idle, overlaps_launches: major >= 9 })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

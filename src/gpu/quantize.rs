@@ -7,7 +7,8 @@ use super::kernels::{Factor, Input, Output};
 use super::matrix::{MatMut, MatRef, QuantMatrix};
 use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, Recipe, Scheme, check_quantize_cols};
+use crate::format::pair::check_quantize_cols;
+use crate::format::{DType, Fp8Format, Recipe, Scheme};
 
 /// Which operands a quantizer writes.
 ///

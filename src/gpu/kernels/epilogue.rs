@@ -2,7 +2,9 @@
 
 use std::ffi::c_void;
 
-use super::{GRID_Y, Kernels, THREADS, address, check_aligned, check_bytes, enqueue, extent, is_aligned, launch};
+use super::{
+    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, enqueue, extent, is_aligned, launch,
+};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -60,7 +62,6 @@ struct EpilogueParameters {
     activation: u32,
     bias_type: u32,
     residual_type: u32,
-    aligned: u32,
 }
 
 impl EpilogueCall<'_> {
@@ -94,16 +95,15 @@ impl EpilogueCall<'_> {
         vector("amax", self.amax, 1, DType::F32)
     }
 
-    /// One bit for each group of operands whose rows start 16-byte aligned: acc, C, bias with column scales, residual, D.
-    fn aligned_bits(&self) -> u32 {
+    /// True if every row of every operand starts 16-byte aligned.
+    fn aligned(&self) -> bool {
         let row = |span: &Span<'_>, stride, dtype| is_aligned(span.address, self.m, stride, dtype);
-        let col_scale = self.col_scale.map_or(1, |s| row(s, 0, DType::F32));
-        let bias = self.bias.map_or(1, |(s, dtype)| row(s, 0, dtype));
         row(self.acc, self.acc_stride, DType::F32)
-            | self.c.map_or(0, |(s, stride)| row(s, stride, DType::F32)) << 1
-            | (col_scale & bias) << 2
-            | self.residual.map_or(0, |(s, stride, dtype)| row(s, stride, dtype)) << 3
-            | row(self.d, self.d_stride, self.d_type) << 4
+            && self.c.map_or(true, |(s, stride)| row(s, stride, DType::F32))
+            && self.col_scale.map_or(true, |s| row(s, 0, DType::F32))
+            && self.bias.map_or(true, |(s, dtype)| row(s, 0, dtype))
+            && self.residual.map_or(true, |(s, stride, dtype)| row(s, stride, dtype))
+            && row(self.d, self.d_stride, self.d_type)
     }
 }
 
@@ -122,11 +122,8 @@ impl Kernels {
     pub(crate) fn epilogue(&self, stream: &LaunchStream, call: &EpilogueCall<'_>) -> Result<()> {
         call.check()?;
         let kernel = match (call.d_type, call.out_encode) {
-            (DType::Bf16, _) => &self.epilogue[0],
-            (DType::F16, _) => &self.epilogue[1],
-            (DType::F32, _) => &self.epilogue[2],
-            (DType::E4m3, Some(_)) => &self.epilogue[3],
-            (found, _) => {
+            (DType::E4m3, Some(_)) => &self.epilogue_e4m3[usize::from(!call.aligned())],
+            (found @ (DType::E4m3 | DType::E5m2), _) => {
                 return Err(Error::dtype(
                     "D",
                     found,
@@ -134,6 +131,7 @@ impl Kernels {
                     "choose another output type or give the scale",
                 ));
             }
+            (wide, _) => by_input(&self.epilogue, wide, call.aligned())?,
         };
         let parameters = EpilogueParameters {
             acc: call.acc.address,
@@ -160,7 +158,6 @@ impl Kernels {
             },
             bias_type: call.bias.map_or(Ok(0), |b| wide_code(b.1))?,
             residual_type: call.residual.map_or(Ok(0), |r| wide_code(r.2))?,
-            aligned: call.aligned_bits(),
         };
         // Small outputs need many small blocks to reach every multiprocessor.
         let threads = if call.m * call.n < 1 << 20 { 64 } else { THREADS };

@@ -38,14 +38,16 @@ pub(crate) struct Kernels {
     quantize_1x128: [ByInput; 2],
     quantize_1x128_transposed: ByInput,
     quantize_128x128: ByInput,
-    /// BF16, F16, F32, E4M3 output.
-    epilogue: [CudaFunction; 4],
+    quantize_128x128_transposed: ByInput,
+    /// By output type.
+    epilogue: ByInput,
+    epilogue_e4m3: [CudaFunction; 2],
     repeat_scales: CudaFunction,
     sm_count: usize,
 }
 
-/// One kernel for BF16, F16 and F32 elements.
-type ByInput = [CudaFunction; 3];
+/// One kernel for BF16, F16 and F32 elements, first for rows that start 16-byte aligned, then for any.
+type ByInput = [[CudaFunction; 3]; 2];
 
 static LOADED: Mutex<Vec<(usize, KernelSource, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
@@ -90,40 +92,37 @@ impl Kernels {
             })
         };
         let by_input = |module: &Arc<_>, pattern: &str| -> Result<ByInput> {
-            let name = |dtype: &str| pattern.replace("{}", dtype);
-            Ok([one(module, &name("bf16"))?, one(module, &name("f16"))?, one(module, &name("f32"))?])
+            let name = |dtype: &str| one(module, &format!("{pattern}_{dtype}"));
+            Ok([
+                [name("bf16")?, name("f16")?, name("f32")?],
+                [name("bf16_unaligned")?, name("f16_unaligned")?, name("f32_unaligned")?],
+            ])
         };
         Ok(Self {
             source,
-            amax_tensor: by_input(&tensor, "amax_tensor_{}")?,
-            quantize_tensor: by_input(&tensor, "quantize_fp8_tensor_{}")?,
-            quantize_tensor_transposed: by_input(&tensor, "quantize_fp8_tensor_transposed_{}")?,
+            amax_tensor: by_input(&tensor, "amax_tensor")?,
+            quantize_tensor: by_input(&tensor, "quantize_fp8_tensor")?,
+            quantize_tensor_transposed: by_input(&tensor, "quantize_fp8_tensor_transposed")?,
             dequantize: [
-                by_input(&tensor, "dequantize_fp8_tensor_{}")?,
-                by_input(&row, "dequantize_fp8_row_{}")?,
-                by_input(&block, "dequantize_fp8_1x128_{}")?,
-                by_input(&block, "dequantize_fp8_128x128_{}")?,
+                by_input(&tensor, "dequantize_fp8_tensor")?,
+                by_input(&row, "dequantize_fp8_row")?,
+                by_input(&block, "dequantize_fp8_1x128")?,
+                by_input(&block, "dequantize_fp8_128x128")?,
             ],
             quantize_row: [
-                by_input(&row, "quantize_fp8_row_{}_0")?,
-                by_input(&row, "quantize_fp8_row_{}_2")?,
-                by_input(&row, "quantize_fp8_row_{}_4")?,
-                by_input(&row, "quantize_fp8_row_{}_8")?,
+                by_input(&row, "quantize_fp8_row_0")?,
+                by_input(&row, "quantize_fp8_row_2")?,
+                by_input(&row, "quantize_fp8_row_4")?,
+                by_input(&row, "quantize_fp8_row_8")?,
             ],
-            amax_row_column: by_input(&row, "amax_row_column_{}")?,
-            quantize_row_transposed: by_input(&row, "quantize_fp8_row_transposed_{}")?,
-            quantize_1x128: [
-                by_input(&block, "quantize_fp8_1x128_{}_1")?,
-                by_input(&block, "quantize_fp8_1x128_{}_2")?,
-            ],
-            quantize_1x128_transposed: by_input(&block, "quantize_fp8_1x128_transposed_{}")?,
-            quantize_128x128: by_input(&block, "quantize_fp8_128x128_{}")?,
-            epilogue: [
-                one(&finish, "epilogue_bf16")?,
-                one(&finish, "epilogue_f16")?,
-                one(&finish, "epilogue_f32")?,
-                one(&finish, "epilogue_e4m3")?,
-            ],
+            amax_row_column: by_input(&row, "amax_row_column")?,
+            quantize_row_transposed: by_input(&row, "quantize_fp8_row_transposed")?,
+            quantize_1x128: [by_input(&block, "quantize_fp8_1x128_1")?, by_input(&block, "quantize_fp8_1x128_2")?],
+            quantize_1x128_transposed: by_input(&block, "quantize_fp8_1x128_transposed")?,
+            quantize_128x128: by_input(&block, "quantize_fp8_128x128")?,
+            quantize_128x128_transposed: by_input(&block, "quantize_fp8_128x128_transposed")?,
+            epilogue: by_input(&finish, "epilogue")?,
+            epilogue_e4m3: [one(&finish, "epilogue_e4m3")?, one(&finish, "epilogue_e4m3_unaligned")?],
             repeat_scales: one(&finish, "repeat_scales_128x128")?,
             sm_count: context
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -144,7 +143,8 @@ fn format_code(format: Fp8Format) -> u32 {
     }
 }
 
-fn by_input(kernels: &ByInput, dtype: DType) -> Result<&CudaFunction> {
+fn by_input(kernels: &ByInput, dtype: DType, aligned: bool) -> Result<&CudaFunction> {
+    let kernels = &kernels[usize::from(!aligned)];
     match dtype {
         DType::Bf16 => Ok(&kernels[0]),
         DType::F16 => Ok(&kernels[1]),
@@ -158,9 +158,9 @@ fn extent(rows: usize, cols: usize, stride: usize) -> usize {
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * stride + cols }
 }
 
-/// 1 if every row starts 16-byte aligned.
-fn is_aligned(address: u64, rows: usize, stride: usize, dtype: DType) -> u32 {
-    (address % 16 == 0 && (rows <= 1 || stride * dtype.bytes() % 16 == 0)) as u32
+/// True if every row starts 16-byte aligned.
+fn is_aligned(address: u64, rows: usize, stride: usize, dtype: DType) -> bool {
+    address.is_multiple_of(16) && (rows <= 1 || (stride * dtype.bytes()).is_multiple_of(16))
 }
 
 fn check_bytes(operand: &str, span: &Span<'_>, needed: usize) -> Result<()> {
@@ -215,28 +215,32 @@ fn launch(
         ));
     };
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-    let stream = stream.stream.cu_stream();
-    // SAFETY: `parameters` point to values that outlive this call, which copies them. The typed functions below pass
-    // the parameters in the order and of the size that each kernel declares, and have checked every span against what
-    // the kernel touches; the spans' owners are borrowed by the caller until after this enqueue, and cudarc's guards in
-    // them make later users on other streams wait.
-    unsafe {
-        sys::cuLaunchKernel(
-            kernel.cu_function(),
-            x as u32,
-            u32::from(y),
-            1,
-            threads,
-            1,
-            1,
-            0,
-            stream,
-            parameters.as_mut_ptr(),
-            std::ptr::null_mut(),
-        )
-    }
-    .result()
-    .map_err(|e| driver("launching a kernel", e))
+    // Every kernel begins with `begin()` of kernels/common.cuh, which waits for the kernel before it: that makes
+    // programmatic serialization safe, and launches overlap the tails of their predecessors.
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x as u32,
+        gridDimY: u32::from(y),
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream.stream.cu_stream(),
+        attrs: &mut attribute,
+        numAttrs: u32::from(stream.overlaps_launches),
+    };
+    // SAFETY: `parameters` point to values that outlive this call, which copies them. The typed functions of this
+    // module pass them in the order and of the size that each kernel declares, and have checked every span against
+    // what the kernel touches; the spans' owners are borrowed by the caller until after this enqueue, and cudarc's
+    // guards in them make later users on other streams wait.
+    unsafe { sys::cuLaunchKernelEx(&config, kernel.cu_function(), parameters.as_mut_ptr(), std::ptr::null_mut()) }
+        .result()
+        .map_err(|e| driver("launching a kernel", e))
 }
 
 use enqueue;

@@ -11,6 +11,9 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
 use crate::gpu::memory::{LaunchStream, Span};
 
+/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
+const STRIP: usize = 4;
+
 /// A plain input of a quantizer, resolved on the stream.
 pub(crate) struct Input<'a> {
     pub(crate) x: &'a Span<'a>,
@@ -21,7 +24,7 @@ pub(crate) struct Input<'a> {
 }
 
 impl Input<'_> {
-    fn aligned(&self) -> u32 {
+    fn aligned(&self) -> bool {
         is_aligned(self.x.address, self.rows, self.row_stride, self.dtype)
     }
 
@@ -159,14 +162,13 @@ impl Kernels {
         let blocks = (cols / 8).div_ceil(THREADS as usize * 4).clamp(1, (self.sm_count * 8).div_ceil(y));
         enqueue!(
             stream,
-            by_input(&self.amax_tensor, x.dtype)?,
+            by_input(&self.amax_tensor, x.dtype, x.aligned())?,
             (blocks, y),
             THREADS,
             x.x.address,
             x.row_stride as u64,
             rows as u32,
             cols as u64,
-            x.aligned(),
             ScaleRule::new(recipe, x.dtype),
             state.address,
             address(factor),
@@ -192,14 +194,13 @@ impl Kernels {
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
             stream,
-            by_input(&self.quantize_tensor, x.dtype)?,
+            by_input(&self.quantize_tensor, x.dtype, x.aligned())?,
             grid,
             THREADS,
             x.x.address,
             x.row_stride as u64,
             rows as u32,
             cols as u64,
-            x.aligned(),
             format_code(format),
             factor,
             kind,
@@ -222,10 +223,7 @@ impl Kernels {
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
-        // Few rows: spread each over more threads; many: more vectors in flight in each thread.
-        let (choice, threads) = if x.rows < 2 * self.sm_count && threads(2) <= 1024 {
-            (1, threads(2))
-        } else if threads(4) <= 256 {
+        let (choice, threads) = if threads(4) <= 256 {
             (2, threads(4))
         } else if threads(8) <= 512 {
             (3, threads(8))
@@ -234,13 +232,12 @@ impl Kernels {
         };
         enqueue!(
             stream,
-            by_input(&self.quantize_row[choice], x.dtype)?,
+            by_input(&self.quantize_row[choice], x.dtype, x.aligned())?,
             (x.rows, 1),
             threads as u32,
             x.x.address,
             x.row_stride as u64,
             x.cols as u32,
-            x.aligned(),
             ScaleRule::new(recipe, x.dtype),
             out.codes.address,
             out.scales.address,
@@ -264,14 +261,13 @@ impl Kernels {
         let grid = quads * blocks.div_ceil(8 * (choice + 1));
         enqueue!(
             stream,
-            by_input(&self.quantize_1x128[choice], x.dtype)?,
+            by_input(&self.quantize_1x128[choice], x.dtype, x.aligned())?,
             (grid, 1),
             THREADS,
             x.x.address,
             x.row_stride as u64,
             x.rows as u32,
             x.cols as u32,
-            x.aligned(),
             ScaleRule::new(recipe, x.dtype),
             out.codes.address,
             out.scales.address,
@@ -307,7 +303,8 @@ impl Kernels {
             Scheme::Fp8Tensor(_) => &self.quantize_tensor_transposed,
             Scheme::Fp8Row(_) => &self.quantize_row_transposed,
             Scheme::Fp8Block1x128(_) => &self.quantize_1x128_transposed,
-            Scheme::Fp8Block128x128(_) => &self.quantize_128x128,
+            Scheme::Fp8Block128x128(_) if transposed.is_none() => &self.quantize_128x128,
+            Scheme::Fp8Block128x128(_) => &self.quantize_128x128_transposed,
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
             Some(span) => check_floats(name, span, count),
@@ -330,14 +327,13 @@ impl Kernels {
         };
         enqueue!(
             stream,
-            by_input(kernels, x.dtype)?,
+            by_input(kernels, x.dtype, x.aligned())?,
             (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
             THREADS,
             x.x.address,
             x.row_stride as u64,
             x.rows as u32,
             x.cols as u32,
-            x.aligned(),
             ScaleRule::new(recipe, x.dtype),
             tile_in,
             tile_out,
@@ -357,14 +353,13 @@ impl Kernels {
         cols.map_or(Ok(()), |s| check_floats("column amax", s, x.cols))?;
         enqueue!(
             stream,
-            by_input(&self.amax_row_column, x.dtype)?,
-            (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
+            by_input(&self.amax_row_column, x.dtype, x.aligned())?,
+            (x.rows.div_ceil(128) * x.cols.div_ceil(128).div_ceil(STRIP), 1),
             THREADS,
             x.x.address,
             x.row_stride as u64,
             x.rows as u32,
             x.cols as u32,
-            x.aligned(),
             address(rows),
             address(cols),
         )
@@ -395,7 +390,7 @@ impl Kernels {
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
             stream,
-            by_input(&self.dequantize[choice], dtype)?,
+            by_input(&self.dequantize[choice], dtype, is_aligned(y.address, rows, y_stride, dtype))?,
             grid,
             THREADS,
             input.codes.address,
@@ -405,7 +400,6 @@ impl Kernels {
             format_code(scheme.spec().format),
             y.address,
             y_stride as u64,
-            is_aligned(y.address, rows, y_stride, dtype),
         )
     }
 
