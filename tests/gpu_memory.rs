@@ -1,0 +1,135 @@
+//! `execute` and the `*_into` calls allocate nothing. Alone in its process: other tests allocate while they run.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::gemm::*;
+use common::*;
+use scaled_gemm::cudarc::driver::sys;
+use scaled_gemm::{
+    Activation, DType, Handle, MatMut, MatRef, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, Scheme,
+};
+
+/// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
+struct Pool(sys::CUmemoryPool);
+
+impl Pool {
+    fn of(handle: &Handle) -> Option<Self> {
+        let context = handle.stream().context();
+        if !context.has_async_alloc() {
+            return None;
+        }
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the device exists (a handle is on it) and the driver writes one pointer.
+        unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device()) }.result().unwrap();
+        Some(Self(pool))
+    }
+
+    fn read(&self, attribute: sys::CUmemPool_attribute) -> u64 {
+        let mut bytes = 0u64;
+        // SAFETY: the default pool lives as long as the device, and these attributes are one u64, which the driver writes.
+        unsafe { sys::cuMemPoolGetAttribute(self.0, attribute, (&raw mut bytes).cast()) }.result().unwrap();
+        bytes
+    }
+
+    /// Bytes in use, and the largest number of them since the last reset.
+    fn used(&self) -> (u64, u64) {
+        use sys::CUmemPool_attribute::{CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH};
+        (self.read(CU_MEMPOOL_ATTR_USED_MEM_CURRENT), self.read(CU_MEMPOOL_ATTR_USED_MEM_HIGH))
+    }
+
+    fn reset(&self) {
+        let mut zero = 0u64;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        // SAFETY: as above; the driver reads one u64, and zero is the value it accepts here.
+        unsafe { sys::cuMemPoolSetAttribute(self.0, attribute, (&raw mut zero).cast()) }.result().unwrap();
+    }
+}
+
+/// Runs `call` a hundred times and panics if the pool or the device has less memory afterwards, or had in between.
+fn allocates_nothing(handle: &Handle, pool: Option<&Pool>, words: &str, mut call: impl FnMut()) {
+    // The first calls load kernels, which takes device memory once.
+    (0..3).for_each(|_| call());
+    handle.synchronize().unwrap();
+    let context = handle.stream().context();
+    let mut free = Vec::new();
+    for _ in 0..3 {
+        if let Some(pool) = pool {
+            pool.reset();
+        }
+        let (free_before, before) = (context.mem_get_info().unwrap().0, pool.map(Pool::used));
+        (0..100).for_each(|_| call());
+        handle.synchronize().unwrap();
+        assert_eq!(pool.map(Pool::used), before, "bytes of the pool in use, and the most of them\n{words}");
+        free.push((free_before, context.mem_get_info().unwrap().0));
+        // The driver, or another process, may take memory once for itself; calls that take some do so every time.
+        if free.last().is_some_and(|(before, after)| before == after) {
+            return;
+        }
+    }
+    panic!("free bytes of the device before and after a hundred calls, three times: {free:?}\n{words}");
+}
+
+/// One test, so that nothing else runs beside it.
+#[test]
+fn execute_and_the_into_calls_allocate_nothing() {
+    let Some(handle) = handle() else { return };
+    let pool = Pool::of(&handle);
+    let pool = pool.as_ref();
+    let mut rng = Rng(71);
+    let (n, k) = (528, 576);
+    for pair in pairs() {
+        for m in [17, 64] {
+            let mut ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
+            let mut cases = vec![Case::new(DType::Bf16)];
+            let silu = Case { activation: Activation::Silu, ..Case::new(DType::F32) };
+            cases.push(Case { bias: Some(DType::F32), residual: Some(DType::Bf16), beta: Some(0.5), ..silu });
+            if is_tensor(pair.0) {
+                cases.push(Case { amax: OutAmax::Store, encode: 0.1, ..Case::new(DType::E4m3) });
+            }
+            for case in cases {
+                for formulation in offered(&handle, &case.desc(&ops)) {
+                    let options = PlanOptions::default().with_formulation(formulation);
+                    let mut plan = handle.plan_with(&case.desc(&ops), &options).unwrap();
+                    plan.prepare(&handle, &ops.b).unwrap();
+                    let words = plan.explain();
+                    let mut output = Output::new(&handle, &ops, &extras, &case);
+                    allocates_nothing(&handle, pool, &words, || {
+                        plan.execute(&handle, output.args(&ops, &extras, &case)).unwrap();
+                    });
+                    // A plan that is cached costs no more than one that the caller keeps.
+                    allocates_nothing(&handle, pool, &format!("scaled_gemm: {words}"), || {
+                        handle.scaled_gemm(output.args(&ops, &extras, &case)).unwrap();
+                    });
+                }
+            }
+            let x = upload(&handle, &bytes_of(DType::F32, tiled(&mut rng, m, k).iter()));
+            let words = format!("quantize_into {m} x {k} {}", pair.0);
+            allocates_nothing(&handle, pool, &words, || {
+                let x = MatRef::new(&x, DType::F32, m, k).unwrap();
+                handle.quantize_into(&x, Recipe::new(pair.0), QuantizeTo::Plain(&mut ops.a)).unwrap();
+            });
+            let mut y = poisoned(&handle, m * k * 4);
+            allocates_nothing(&handle, pool, &format!("dequantize_into {}", pair.0), || {
+                handle.dequantize_into(&ops.a, &mut MatMut::new(&mut y, DType::F32, m, k).unwrap()).unwrap();
+            });
+        }
+    }
+    for scheme in Scheme::ALL {
+        let (rows, cols) = (144, 272);
+        let x = upload(&handle, &bytes_of(DType::F32, tiled(&mut rng, rows, cols).iter()));
+        let mut plain = poisoned_matrix(&handle, scheme, rows, cols);
+        let mut transposed = poisoned_matrix(&handle, scheme, cols, rows);
+        allocates_nothing(&handle, pool, &format!("quantize_into, both, {scheme}"), || {
+            let x = MatRef::new(&x, DType::F32, rows, cols).unwrap();
+            let to = QuantizeTo::Both(&mut plain, &mut transposed);
+            handle.quantize_into(&x, Recipe::new(scheme), to).unwrap();
+        });
+    }
+    let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
+    allocates_nothing(&handle, pool, "rescale_into", || {
+        let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();
+        handle.rescale_into(RescaleArgs::new(acc, MatMut::new(&mut d, DType::Bf16, 64, 520).unwrap())).unwrap();
+    });
+}

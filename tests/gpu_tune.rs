@@ -1,0 +1,258 @@
+//! Autotune: right candidates only, records that survive JSON and other handles, and are refused elsewhere by name.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::gemm::*;
+use common::*;
+use scaled_gemm::{
+    CacheState, DType, Error, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, PlanOptions, QuantMatrix, Scheme,
+    TuneOptions, TuneRecord, TuneTable, Verdict,
+};
+
+const E4M3: Fp8Format = Fp8Format::E4M3;
+const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3));
+const ROWS_BY_ROWS: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
+const TENSORS: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
+
+fn options(cache: CacheState) -> TuneOptions {
+    TuneOptions::default().with_candidates(4).with_repetitions(3).with_cache(cache)
+}
+
+/// Operands as tuning should see them: data of one magnitude.
+fn typical(handle: &Handle, rng: &mut Rng, [m, n, k]: [usize; 3], (a, b): (Scheme, Scheme)) -> Operands {
+    let a = quantized(&normal(rng, m, k, DType::Bf16), a);
+    Operands::of(handle, a, quantized(&normal(rng, n, k, DType::Bf16), b))
+}
+
+fn same_choice(record: &TuneRecord, other: &TuneRecord) -> bool {
+    let choice =
+        |r: &TuneRecord| (r.environment().clone(), r.formulation(), r.finish(), r.algorithm_config().to_string());
+    choice(record) == choice(other)
+}
+
+/// Tunes one problem, and follows its record through JSON, a file, other plans and another handle.
+fn tune(handle: &Handle, shape: [usize; 3], pair: (Scheme, Scheme), case: Case, cache: CacheState) {
+    let mut rng = Rng(61);
+    let ops = typical(handle, &mut rng, shape, pair);
+    let extras = Extras::new(handle, &mut rng, shape[0], shape[1], &[case.gap]);
+    let desc = case.desc(&ops);
+    let offered = offered(handle, &desc);
+    if offered.is_empty() {
+        println!("skipped: {} has no {desc}", handle.device());
+        return;
+    }
+    let mut plan = handle.plan(&desc).unwrap();
+    let mut output = Output::new(handle, &ops, &extras, &case);
+    let report = plan.autotune(handle, output.args(&ops, &extras, &case), &options(cache)).unwrap();
+    output.reset(handle);
+
+    println!("{desc}");
+    for (i, trial) in report.trials.iter().enumerate() {
+        println!("  {trial}{}", if i == report.winner { "  <- kept" } else { "" });
+        assert!(!matches!(trial.verdict, Verdict::Wrong(_)), "{desc}: {trial}");
+    }
+    let missing: Vec<_> = offered.iter().filter(|f| report.trials.iter().all(|t| t.formulation != **f)).collect();
+    assert!(missing.is_empty(), "{desc}: {missing:?} was not tried");
+    let winner = &report.trials[report.winner];
+    let Verdict::Timed(us) = winner.verdict else { panic!("{desc}: kept, and never timed: {winner}") };
+    assert!(us > 0.0 && us < 1e6, "{us}");
+    // The kept one is the fastest but for a near-tie.
+    for trial in &report.trials {
+        assert!(!matches!(trial.verdict, Verdict::Timed(other) if other < us * 0.9), "{winner} kept over {trial}");
+    }
+    assert_eq!((plan.formulation(), plan.finish()), (winner.formulation, winner.finish));
+    let words = plan.explain();
+    assert!(
+        words.contains("measured: ") && words.contains("the fastest of") && words.contains(&winner.algorithm),
+        "{words}"
+    );
+
+    let want = execute(handle, &mut plan, &ops, &extras, &case);
+    let bound = ops.sums(case.accumulation).with(&extras.inputs(&ops, &case), gelu(plan.finish())).unwrap();
+    bound.check(want.values(&ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{words}"));
+
+    let record = plan.record().unwrap();
+    assert_eq!(record, report.record);
+    assert_eq!(record.environment().gpu, handle.device().name);
+    assert_eq!(record.measured_us(), Some(us));
+    record.check(record.environment(), &desc).unwrap();
+    let read_back = TuneRecord::from_json(&record.to_json().unwrap()).unwrap();
+    assert_eq!(read_back, record, "through JSON");
+
+    let by_record = |handle: &Handle| {
+        let planned = handle.plan_with(&desc, &PlanOptions::default().with_record(read_back.clone())).unwrap();
+        assert!(planned.explain().contains("a record says so"), "{}", planned.explain());
+        assert!(same_choice(&planned.record().unwrap(), &record), "{}", planned.explain());
+        planned
+    };
+    assert!(execute(handle, &mut by_record(handle), &ops, &extras, &case) == want, "planned from the record\n{words}");
+    let second = Handle::from_stream(handle.stream().context().new_stream().unwrap()).unwrap();
+    assert!(execute(&second, &mut by_record(&second), &ops, &extras, &case) == want, "on another handle\n{words}");
+
+    // A table in a file decides what plan and scaled_gemm take, until it is taken away.
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let number = FILES.fetch_add(1, Ordering::Relaxed);
+    let file = std::env::temp_dir().join(format!("scaled-gemm-gpu-tune-{}-{number}.json", std::process::id()));
+    let mut table = TuneTable::default();
+    table.insert(record.clone());
+    table.save(&file).unwrap();
+    second.set_tuning(TuneTable::load(&file).unwrap());
+    std::fs::remove_file(&file).unwrap();
+    let mut tuned = second.plan(&desc).unwrap();
+    assert!(tuned.explain().contains("a record says so"), "{}", tuned.explain());
+    assert!(execute(&second, &mut tuned, &ops, &extras, &case) == want, "from the table\n{words}");
+    let mut output = Output::new(&second, &ops, &extras, &case);
+    second.scaled_gemm(output.args(&ops, &extras, &case)).unwrap();
+    assert!(output.read(&second, &words) == want, "scaled_gemm with the table\n{words}");
+    assert_eq!(second.cached_plans().0, 1);
+    second.set_tuning(TuneTable::default());
+    assert_eq!(second.cached_plans(), (0, 0));
+    assert!(!second.plan(&desc).unwrap().explain().contains("a record says so"));
+}
+
+#[test]
+fn blocks_at_an_odd_m() {
+    let Some(handle) = handle() else { return };
+    tune(&handle, [17, 2112, 1024], BLOCKS, Case::new(DType::Bf16), CacheState::Cold);
+}
+
+#[test]
+fn rows_with_a_bias() {
+    let Some(handle) = handle() else { return };
+    let case = Case { bias: Some(DType::Bf16), gap: 8, ..Case::new(DType::Bf16) };
+    tune(&handle, [64, 2112, 1024], ROWS_BY_ROWS, case, CacheState::Warm);
+}
+
+#[test]
+fn tensors_added_to_d() {
+    let Some(handle) = handle() else { return };
+    let case = Case { beta: Some(0.5), residual: Some(DType::F16), ..Case::new(DType::F32) };
+    tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
+    let case = Case { beta: Some(1.0), alpha: 0.5, ..Case::new(DType::F32) };
+    tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
+}
+
+/// Needs no GPU: measured times that a careless JSON reader returns one unit off.
+#[test]
+fn times_come_back_to_the_last_bit() {
+    for us in [1251.1874437332153, 1258.1599950790405, 922.3319292068481, 918.0576801300049, 416.51639342308044] {
+        let text = format!(
+            r#"{{"version": 1,
+            "environment": {{"gpu": "x", "compute_capability": [9, 0], "sm_count": 132, "cublaslt": 130100}},
+            "problem": {{"m": 1, "n": 8, "k": 16, "a": "fp8-tensor:e4m3", "b": "fp8-tensor:e4m3", "out": "bf16",
+                "out_stride": 8, "bias": null, "activation": "none", "residual": null, "accumulate": "replace",
+                "accumulation": "precise", "out_amax": "ignore"}},
+            "formulation": "native", "finish": "fused", "algorithm": "{}", "algorithm_config": "id 66",
+            "workspace_bytes": 0, "measured_us": {us:?}}}"#,
+            "0".repeat(128)
+        );
+        let record = TuneRecord::from_json(&text).unwrap();
+        assert_eq!(record.measured_us(), Some(us));
+        assert_eq!(TuneRecord::from_json(&record.to_json().unwrap()).unwrap(), record);
+    }
+}
+
+fn refused(handle: &Handle, desc: &GemmDesc, record: TuneRecord, words: &[&str]) {
+    let error = handle.plan_with(desc, &PlanOptions::default().with_record(record)).map(drop).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Record { .. }), "{text}");
+    for word in [&["tuning record refused", "measure again here"], words].concat() {
+        assert!(text.contains(word), "{word:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn records_of_elsewhere_are_refused_by_the_field_that_differs() {
+    let Some(handle) = handle() else { return };
+    let shape = |m| GemmDesc::new(m, 520, 1024, TENSORS.0, TENSORS.1, DType::Bf16);
+    let desc = shape(17);
+    if offered(&handle, &desc).is_empty() {
+        println!("skipped: {} multiplies no FP8", handle.device());
+        return;
+    }
+    let record = handle.plan(&desc).unwrap().record().unwrap();
+    assert_eq!(record.measured_us(), None, "planned, not measured");
+    let text = record.to_json().unwrap();
+    let edited = |from: &str, to: &str| {
+        assert!(text.contains(from), "{from:?} is not in {text}");
+        TuneRecord::from_json(&text.replacen(from, to, 1)).unwrap()
+    };
+    let here = record.environment().clone();
+    let gpu = edited(&format!("\"{}\"", here.gpu), "\"NVIDIA Nothing\"");
+    let words = format!("gpu is NVIDIA Nothing in the record and {} here", here.gpu);
+    refused(&handle, &desc, gpu.clone(), &[&words]);
+    let library = edited(&format!("\"cublaslt\": {}", here.cublaslt), "\"cublaslt\": 120801");
+    refused(&handle, &desc, library, &[&format!("cublaslt is 120801 in the record and {} here", here.cublaslt)]);
+    let smaller = edited(&format!("\"sm_count\": {}", here.sm_count), "\"sm_count\": 7");
+    refused(&handle, &desc, smaller, &["sm_count is 7 in the record"]);
+    refused(&handle, &desc, edited("\"version\": 1", "\"version\": 9"), &["version is 9 in the record and 1 here"]);
+    refused(&handle, &shape(20), record.clone(), &["m is 17 in the record and 20 here"]);
+    let other = GemmDesc::new(17, 520, 1024, TENSORS.0, TENSORS.1, DType::F32);
+    refused(&handle, &other, record.clone(), &["out is bf16 in the record and f32 here"]);
+    let other = GemmDesc::new(17, 520, 1024, ROWS_BY_ROWS.0, ROWS_BY_ROWS.1, DType::Bf16);
+    refused(&handle, &other, record.clone(), &["a is fp8-tensor:e4m3 in the record and fp8-row:e4m3 here"]);
+    let strided = desc.with_out_stride(528);
+    refused(&handle, &strided, record.clone(), &["out_stride is 520 in the record and 528 here"]);
+
+    let both = PlanOptions::default().with_record(record.clone()).with_formulation(Formulation::Rescaled);
+    let error = handle.plan_with(&desc, &both).map(drop).unwrap_err().to_string();
+    assert!(error.contains("formulation is native") && error.contains("rescaled was asked for"), "{error}");
+
+    // In a table, a record of another GPU is kept and passed over.
+    let mut table = TuneTable::default();
+    table.insert(gpu);
+    handle.set_tuning(table);
+    assert!(!handle.plan(&desc).unwrap().explain().contains("a record says so"));
+}
+
+#[test]
+fn what_cannot_be_tuned_is_refused_and_the_plan_keeps_its_choice() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(62);
+    let ops = typical(&handle, &mut rng, [20, 520, 576], TENSORS);
+    let extras = Extras::new(&handle, &mut rng, 20, 520, &[]);
+    let case = Case::new(DType::Bf16);
+    let desc = case.desc(&ops);
+    if offered(&handle, &desc).is_empty() {
+        println!("skipped: {} multiplies no FP8", handle.device());
+        return;
+    }
+    let refusal = |plan: &mut GemmPlan, ops: &Operands, case: &Case, words: &[&str]| {
+        let mut output = Output::new(&handle, ops, &extras, case);
+        let error = plan.autotune(&handle, output.args(ops, &extras, case), &options(CacheState::Warm)).unwrap_err();
+        let text = error.to_string();
+        words.iter().for_each(|w| assert!(text.contains(w), "{w:?} is not in {text:?}"));
+    };
+    let mut plan = handle.plan(&desc).unwrap();
+    let want = execute(&handle, &mut plan, &ops, &extras, &case);
+    let words = plan.explain();
+    refusal(&mut plan, &ops, &Case::new(DType::F32), &["type of D = f32 where bf16 was planned"]);
+    assert!(execute(&handle, &mut plan, &ops, &extras, &case) == want && plan.explain() == words);
+    let empty = Operands::of(&handle, quantized(&normal(&mut rng, 0, 576, DType::F32), TENSORS.0), ops.host_b.clone());
+    let mut plan = handle.plan(&case.desc(&empty)).unwrap();
+    assert_eq!(plan.record(), None);
+    refusal(&mut plan, &empty, &case, &["no elements", "m and n above 0"]);
+}
+
+/// A tuned plan wants only its own formulation; a plan with a formulation asked for tunes within it.
+#[test]
+fn tuning_stays_within_the_formulation_that_was_asked_for() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(63);
+    let ops = typical(&handle, &mut rng, [16, 520, 576], BLOCKS);
+    let extras = Extras::new(&handle, &mut rng, 16, 520, &[]);
+    let case = Case::new(DType::Bf16);
+    for formulation in offered(&handle, &case.desc(&ops)) {
+        let mut plan = plan(&handle, &case.desc(&ops), formulation);
+        // Tuning makes the repeated scales itself where B has none.
+        let fresh = QuantMatrix::from_host(&handle, &ops.host_b).unwrap();
+        let mut output = Output::new(&handle, &ops, &extras, &case);
+        let args = output.args_of(&ops.a, &fresh, &extras, &case);
+        let report = plan.autotune(&handle, args, &options(CacheState::Warm)).unwrap();
+        assert!(report.trials.iter().all(|t| t.formulation == formulation), "{:?}", report.trials);
+        assert_eq!(plan.formulation(), formulation);
+    }
+}
