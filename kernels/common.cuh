@@ -34,13 +34,12 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 // Eight consecutive elements as they lie in memory: 16 bytes of BF16 or F16, 32 of F32.
 template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
 
-// Every kernel calls this once, before its first access to memory. The next kernel of the stream may be made resident
-// from now on, and this one waits for the end of the one before: launched with programmatic serialization
-// (src/gpu/kernels/mod.rs), launches overlap the tails of their predecessors while memory stays ordered as in a plain
-// stream. In other launches both instructions do nothing.
+// Every kernel calls this once, before its first access to memory: it waits for the end of the kernel before. Launched
+// with programmatic serialization (src/gpu/kernels/mod.rs), a kernel is made resident while its predecessor's last
+// blocks still run, and memory stays ordered as in a plain stream. In other launches it does nothing.
+// (Releasing the successor earlier, by griddepcontrol.launch_dependents, made small grids up to two times slower.)
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -144,6 +143,13 @@ template <bool ALIGNED, class T> __device__ __forceinline__ void store(T* p, con
     if constexpr (ALIGNED) store8(p, v); else store8_unaligned(p, v);
 }
 
+// Makes the compiler forget what it derived from these registers. Between amax and cast it would keep all elements as
+// FP32, twice the registers, instead of unpacking them again.
+template <class T> __device__ __forceinline__ void forget(Vec8<T>& v) {
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++) asm volatile("" : "+r"(v.q[i].x), "+r"(v.q[i].y), "+r"(v.q[i].z), "+r"(v.q[i].w));
+}
+
 // max |v| in FP32 from the first step, NaN dropped (fmaxf ignores it), so a packed 16-bit maximum is never formed.
 template <class T> __device__ __forceinline__ float amax8(const Vec8<T>& v, float amax) {
 #pragma unroll
@@ -158,15 +164,15 @@ template <int WIDTH> __device__ __forceinline__ float lanes_max(float v) {
     return v;
 }
 
-// Maximum over the block, given to every thread; `scratch` has one float for each warp. Non-negative input.
+// Maximum over the block of numbers that are not negative, given to every thread; `scratch` has one float for each of
+// 32 warps. Such numbers order like their bit patterns, for which a warp has one instruction.
 __device__ __forceinline__ float block_max(float v, float* scratch) {
-    const u32 warps = (blockDim.x + 31) / 32;
-    v = lanes_max<32>(v);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+    const u32 lane = threadIdx.x % 32;
+    u32 bits = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(v));
+    if (lane == 0) scratch[threadIdx.x / 32] = __uint_as_float(bits);
     __syncthreads();
-    v = scratch[0];
-    for (u32 w = 1; w < warps; w++) v = fmaxf(v, scratch[w]);
-    return v;
+    bits = lane < blockDim.x / 32 ? __float_as_uint(scratch[lane]) : 0;
+    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, bits));
 }
 
 // FP32 numbers that are not negative order like their bit patterns.

@@ -28,6 +28,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             const u32 v = threadIdx.x + i * blockDim.x;
+            forget(data[i]);
             if (v < vectors) out[v] = encode_scaled<FORMAT>(data[i], s.encode);
         }
     } else {
@@ -53,6 +54,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
         else quantize_row<T, VECTORS, ALIGNED, E5M2>(x, x_stride, cols, rule, codes, scales);                             \
     }
 FOR_EACH_TYPE(QUANTIZE_ROW, 0)
+FOR_EACH_TYPE(QUANTIZE_ROW, 1)
 FOR_EACH_TYPE(QUANTIZE_ROW, 2)
 FOR_EACH_TYPE(QUANTIZE_ROW, 4)
 FOR_EACH_TYPE(QUANTIZE_ROW, 8)
@@ -67,6 +69,6 @@ FOR_EACH_TYPE(QUANTIZE_ROW, 8)
     { begin(); amax_row_column<T, ALIGNED>(x, x_stride, rows, cols, row_amax, col_amax); }
 FOR_EACH_TYPE(AMAX_ROW_COLUMN)
 
-FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_row_transposed, PER_ROW, true)
+FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_row_transposed, PER_ROW)
 
 FOR_EACH_TYPE(DEQUANTIZE, dequantize_fp8_row, OUTER)

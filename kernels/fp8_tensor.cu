@@ -57,25 +57,25 @@ __device__ __forceinline__ void amax_tensor(const T* x, u64 x_stride, u32 rows, 
     { begin(); amax_tensor<T, ALIGNED>(x, x_stride, rows, cols, rule, state, factor, amax_out); }
 FOR_EACH_TYPE(AMAX_TENSOR)
 
-// code = sat(fl(x * encode)). Each thread takes two vectors of eight elements, one block apart.
-template <class T, bool ALIGNED, u32 FORMAT>
+// code = sat(fl(x * encode)). Each thread takes UNROLL vectors of eight elements, one block apart.
+template <class T, int UNROLL, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
     __shared__ float scratch[32];
     begin();
     float amax = 0.0f;
     for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
         const T* in = x + row * x_stride;
-        Vec8<T> data[2];
-        u64 at[2];
+        Vec8<T> data[UNROLL];
+        u64 at[UNROLL];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            at[i] = (((u64)blockIdx.x * 2 + i) * blockDim.x + threadIdx.x) * 8;
+        for (int i = 0; i < UNROLL; i++) {
+            at[i] = (((u64)blockIdx.x * UNROLL + i) * blockDim.x + threadIdx.x) * 8;
             data[i] = at[i] < cols ? load<ALIGNED>(in + at[i]) : zero8<T>();
         }
         const GroupScale s = given_scale(factor, factor_kind);
         if (blockIdx.x == 0 && row == 0 && threadIdx.x == 0) *scale = s.scale;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < UNROLL; i++) {
             if (amax_out) amax = amax8(data[i], amax);
             if (at[i] < cols) *(uint2*)(codes + row * cols + at[i]) = encode_scaled<FORMAT>(data[i], s.encode);
         }
@@ -86,8 +86,8 @@ __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 ro
     }
 }
 
-#define QUANTIZE_TENSOR(name, T, ALIGNED, ...)                                                                            \
-    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_tensor_##name(                                         \
+#define QUANTIZE_TENSOR(name, T, ALIGNED, UNROLL)                                                                          \
+    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_tensor_##UNROLL##_##name(                              \
         const T* __restrict__ x,           /* [rows][cols], row stride x_stride elements */                               \
         u64 x_stride, u32 rows, u64 cols,                                                                                 \
         u32 format,                        /* E4M3 or E5M2 */                                                             \
@@ -97,11 +97,12 @@ __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 ro
         float* __restrict__ scale,         /* receives the stored scale */                                                \
         float* __restrict__ amax_out)      /* raised to max |x|; null: not wanted */                                      \
     {                                                                                                                     \
-        if (format == E4M3) quantize_tensor<T, ALIGNED, E4M3>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out); \
-        else quantize_tensor<T, ALIGNED, E5M2>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out);     \
+        if (format == E4M3) quantize_tensor<T, UNROLL, ALIGNED, E4M3>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out); \
+        else quantize_tensor<T, UNROLL, ALIGNED, E5M2>(x, x_stride, rows, cols, factor, factor_kind, codes, scale, amax_out);     \
     }
-FOR_EACH_TYPE(QUANTIZE_TENSOR)
+FOR_EACH_TYPE(QUANTIZE_TENSOR, 1)
+FOR_EACH_TYPE(QUANTIZE_TENSOR, 2)
 
-FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_tensor_transposed, PER_TENSOR, true)
+FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_tensor_transposed, PER_TENSOR)
 
 FOR_EACH_TYPE(DEQUANTIZE, dequantize_fp8_tensor, SCALAR)

@@ -1,4 +1,4 @@
-// 128 x 128 tiles in registers: 128x128 scales, and every scheme that also (or only) writes the transposed codes.
+// 128 x 128 tiles in registers, for every scheme that also (or only) writes the transposed codes.
 //
 // A block of 8 warps holds one tile. A warp holds 32 rows x 64 columns, a thread 8 rows x 8 columns:
 //     row    = 32 * (warp / 2) + 8 * (lane / 8) + 0..7         column = 64 * (warp % 2) + 8 * (lane % 8) + 0..7
@@ -31,7 +31,10 @@ __device__ __forceinline__ void load_tile(Vec8<T> (&data)[8], const T* x, u64 x_
     const T* in = x + row * x_stride + col;
     const bool inside = col < cols;  // cols is a multiple of 16
 #pragma unroll
-    for (int r = 0; r < 8; r++) data[r] = inside && row + r < rows ? load<ALIGNED>(in + r * x_stride) : zero8<T>();
+    for (int r = 0; r < 8; r++) {
+        data[r] = inside && row + r < rows ? load<ALIGNED>(in) : zero8<T>();
+        in += x_stride;
+    }
 }
 
 // max |x| of each of the thread's 8 columns over the warp's 32 rows.
@@ -122,8 +125,7 @@ struct TileIn {
     u32 factor_kind;        // PER_TENSOR: FACTOR_ENCODE, FACTOR_DECODE or FACTOR_COMPUTED
 };
 
-// TURNED = false leaves the transposed output out at compile time.
-template <class T, u32 GROUP, bool TURNED, bool ALIGNED, u32 FORMAT>
+template <class T, u32 GROUP, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, const TileIn& in, const TileOut& out) {
     constexpr bool LINES = GROUP == PER_1X128 || GROUP == PER_ROW;  // factors of their own for each row and column
     __shared__ float row_encode[LINES ? 256 : 1];  // PER_1X128: maxima [2 column halves][128]; then encode factors
@@ -143,7 +145,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         encode = s.encode;
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             if (out.codes) *out.scales = s.scale;
-            if (TURNED && out.codes_t) *out.scales_t = s.scale;
+            if (out.codes_t) *out.scales_t = s.scale;
         }
     }
     if constexpr (GROUP == PER_128X128) {
@@ -158,7 +160,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             const u32 end = tile_col + 1 == tiles ? (u32)round_up4(tiles) : tile_col + 1;
             if (tile_col + threadIdx.x < end) out.scales[blk128_index(tiles, tile_row, tile_col + threadIdx.x)] = threadIdx.x == 0 ? s.scale : 0.0f;
         }
-        if (TURNED && out.codes_t && threadIdx.x < 4) {
+        if (out.codes_t && threadIdx.x < 4) {
             const u32 end = tile_row + 1 == row_tiles ? (u32)round_up4(row_tiles) : tile_row + 1;
             if (tile_row + threadIdx.x < end) out.scales_t[blk128_index(row_tiles, tile_col, tile_row + threadIdx.x)] = threadIdx.x == 0 ? s.scale : 0.0f;
         }
@@ -171,7 +173,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             for (int r = 0; r < 8; r++)
                 if (threadIdx.x % 8 == r) row_encode[p.col / 64 * 128 + p.row + r] = m[r];
         }
-        if (TURNED && out.codes_t) {
+        if (out.codes_t) {
             column_max(data, m);
 #pragma unroll
             for (int c = 0; c < 8; c++)
@@ -196,7 +198,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
                     out.scales[r] = s.scale;
                 }
             }
-        } else if (TURNED && out.codes_t) {
+        } else if (out.codes_t) {
             const u64 c = (u64)tile_col * 128 + i;
             float amax;
             if constexpr (GROUP == PER_1X128) amax = fmaxf(fmaxf(col_encode[i], col_encode[128 + i]), fmaxf(col_encode[256 + i], col_encode[384 + i]));
@@ -212,19 +214,26 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
         __syncthreads();
     }
     if (col >= cols) return;
+#pragma unroll
+    for (int r = 0; r < 8; r++) forget(data[r]);
 
     if (out.codes) {
         // 1x128 codes have their rows padded to a multiple of 4 with zeros: the data there are zeros.
         const u64 row_end = GROUP == PER_1X128 ? round_up4(rows) : rows;
+        u8* to = out.codes + row * cols + col;
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            if (row + r >= row_end) continue;
+            if (row + r >= row_end) break;
             float e = encode;
             if constexpr (LINES) e = row_encode[p.row + r];
-            *(uint2*)(out.codes + (row + r) * cols + col) = encode_scaled<FORMAT>(data[r], e);
+            *(uint2*)to = encode_scaled<FORMAT>(data[r], e);
+            to += cols;
         }
     }
-    if (TURNED && out.codes_t && row < rows) {  // rows is a multiple of 16 here
+    if (out.codes_t && row < rows) {  // rows is a multiple of 16 here
+        u8* to = out.codes_t + col * rows + row;
+#pragma unroll
+        for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             float e = encode;
@@ -232,28 +241,30 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             float v[8];
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
-            *(uint2*)(out.codes_t + (col + c) * rows + row) = encode8<FORMAT>(v);
+            *(uint2*)to = encode8<FORMAT>(v);
+            to += rows;
         }
     }
 }
 
 // Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.
+#ifndef TILE_BLOCKS
 #if __CUDA_ARCH__ == 900
-constexpr u32 TILE_BLOCKS = 4;
+#define TILE_BLOCKS 4
 #else
-constexpr u32 TILE_BLOCKS = 3;
+#define TILE_BLOCKS 3
 #endif
-template <class T, u32 GROUP, bool ALIGNED>
-constexpr u32 tile_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : GROUP == PER_128X128 ? 3 : TILE_BLOCKS;
+#endif
+template <class T, bool ALIGNED> constexpr u32 tile_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : TILE_BLOCKS;
 
-#define TILE_KERNEL(name, T, ALIGNED, NAME, GROUP, TURNED)                                                                \
-    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, GROUP, ALIGNED>)) NAME##_##name(              \
+#define TILE_KERNEL(name, T, ALIGNED, NAME, GROUP)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) NAME##_##name(              \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
         u32 rows,                 /* any; a multiple of 16 where the transposed output is wanted */                       \
         u32 cols,                 /* multiple of 16 */                                                                    \
         ScaleRule rule, TileIn in, TileOut out)                                                                           \
     {                                                                                                                     \
-        if (rule.format == E4M3) quantize_tile<T, GROUP, TURNED, ALIGNED, E4M3>(x, x_stride, rows, cols, rule, in, out);  \
-        else quantize_tile<T, GROUP, TURNED, ALIGNED, E5M2>(x, x_stride, rows, cols, rule, in, out);                      \
+        if (rule.format == E4M3) quantize_tile<T, GROUP, ALIGNED, E4M3>(x, x_stride, rows, cols, rule, in, out);  \
+        else quantize_tile<T, GROUP, ALIGNED, E5M2>(x, x_stride, rows, cols, rule, in, out);                      \
     }

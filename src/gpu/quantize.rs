@@ -133,6 +133,7 @@ impl Handle {
                 kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
             }
             (Scheme::Fp8Block1x128(_), Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
+            (Scheme::Fp8Block128x128(_), Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
             (Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_), plain, transposed) => {
                 kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
             }

@@ -27,17 +27,19 @@ const GRID_Y: usize = 65535;
 pub(crate) struct Kernels {
     source: KernelSource,
     amax_tensor: ByInput,
-    quantize_tensor: ByInput,
+    /// For one and two vectors of eight elements in each thread.
+    quantize_tensor: [ByInput; 2],
     quantize_tensor_transposed: ByInput,
     dequantize: [ByInput; 4],
-    /// For 0 (row read twice), 2, 4 and 8 vectors of eight elements in each thread.
-    quantize_row: [ByInput; 4],
+    /// For 0 (row read twice), 1, 2, 4 and 8 vectors of eight elements in each thread.
+    quantize_row: [ByInput; 5],
     amax_row_column: ByInput,
     quantize_row_transposed: ByInput,
-    /// For one and two groups in each warp.
-    quantize_1x128: [ByInput; 2],
+    /// For small matrices, then for one and two groups of each row in each warp.
+    quantize_1x128: [ByInput; 3],
     quantize_1x128_transposed: ByInput,
-    quantize_128x128: ByInput,
+    /// For 2, 4 and 8 rows in each thread.
+    quantize_128x128: [ByInput; 3],
     quantize_128x128_transposed: ByInput,
     /// By output type.
     epilogue: ByInput,
@@ -101,7 +103,7 @@ impl Kernels {
         Ok(Self {
             source,
             amax_tensor: by_input(&tensor, "amax_tensor")?,
-            quantize_tensor: by_input(&tensor, "quantize_fp8_tensor")?,
+            quantize_tensor: [by_input(&tensor, "quantize_fp8_tensor_1")?, by_input(&tensor, "quantize_fp8_tensor_2")?],
             quantize_tensor_transposed: by_input(&tensor, "quantize_fp8_tensor_transposed")?,
             dequantize: [
                 by_input(&tensor, "dequantize_fp8_tensor")?,
@@ -111,15 +113,24 @@ impl Kernels {
             ],
             quantize_row: [
                 by_input(&row, "quantize_fp8_row_0")?,
+                by_input(&row, "quantize_fp8_row_1")?,
                 by_input(&row, "quantize_fp8_row_2")?,
                 by_input(&row, "quantize_fp8_row_4")?,
                 by_input(&row, "quantize_fp8_row_8")?,
             ],
             amax_row_column: by_input(&row, "amax_row_column")?,
             quantize_row_transposed: by_input(&row, "quantize_fp8_row_transposed")?,
-            quantize_1x128: [by_input(&block, "quantize_fp8_1x128_1")?, by_input(&block, "quantize_fp8_1x128_2")?],
+            quantize_1x128: [
+                by_input(&block, "quantize_fp8_1x128_small")?,
+                by_input(&block, "quantize_fp8_1x128_1")?,
+                by_input(&block, "quantize_fp8_1x128_2")?,
+            ],
             quantize_1x128_transposed: by_input(&block, "quantize_fp8_1x128_transposed")?,
-            quantize_128x128: by_input(&block, "quantize_fp8_128x128")?,
+            quantize_128x128: [
+                by_input(&block, "quantize_fp8_128x128_2")?,
+                by_input(&block, "quantize_fp8_128x128_4")?,
+                by_input(&block, "quantize_fp8_128x128_8")?,
+            ],
             quantize_128x128_transposed: by_input(&block, "quantize_fp8_128x128_transposed")?,
             epilogue: by_input(&finish, "epilogue")?,
             epilogue_e4m3: [one(&finish, "epilogue_e4m3")?, one(&finish, "epilogue_e4m3_unaligned")?],
@@ -216,7 +227,7 @@ fn launch(
     };
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     // Every kernel begins with `begin()` of kernels/common.cuh, which waits for the kernel before it: that makes
-    // programmatic serialization safe, and launches overlap the tails of their predecessors.
+    // programmatic serialization safe, and a launch overlaps the tail of its predecessor.
     let mut attribute = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],

@@ -14,6 +14,9 @@ use crate::gpu::memory::{LaunchStream, Span};
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
 const STRIP: usize = 4;
 
+/// Which 128x128 kernel takes matrices of many tiles: the one with four rows in each thread.
+const LARGE_TILES: usize = 1;
+
 /// A plain input of a quantizer, resolved on the stream.
 pub(crate) struct Input<'a> {
     pub(crate) x: &'a Span<'a>,
@@ -191,10 +194,12 @@ impl Kernels {
         let (factor, kind) = factor.checked()?;
         amax.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
         let (rows, cols) = x.flattened();
-        let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
+        // Two vectors a thread once that still leaves every multiprocessor several blocks.
+        let unroll = if rows * cols >= self.sm_count << 15 { 2 } else { 1 };
+        let grid = (cols.div_ceil(THREADS as usize * 8 * unroll).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
             stream,
-            by_input(&self.quantize_tensor, x.dtype, x.aligned())?,
+            by_input(&self.quantize_tensor[unroll - 1], x.dtype, x.aligned())?,
             grid,
             THREADS,
             x.x.address,
@@ -223,10 +228,13 @@ impl Kernels {
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
-        let (choice, threads) = if threads(4) <= 256 {
-            (2, threads(4))
+        let (choice, threads) = if x.rows < 2 * self.sm_count && threads(2) <= 1024 {
+            // Few rows: spread each over more threads.
+            (2, threads(2))
+        } else if threads(4) <= 256 {
+            (3, threads(4))
         } else if threads(8) <= 512 {
-            (3, threads(8))
+            (4, threads(8))
         } else {
             (0, 1024)
         };
@@ -256,13 +264,18 @@ impl Kernels {
         check_output(out, Scheme::Fp8Block1x128(recipe.format()), x.rows, x.cols)?;
         let quads = x.rows.div_ceil(4);
         let blocks = x.cols.div_ceil(128);
-        // Two groups a warp once that still leaves every multiprocessor several blocks.
-        let choice = (quads * blocks.div_ceil(16) >= self.sm_count * 16) as usize;
-        let grid = quads * blocks.div_ceil(8 * (choice + 1));
+        // Two groups a warp once that still leaves every multiprocessor several blocks; small matrices get more threads.
+        let (choice, grid) = if quads * blocks.div_ceil(16) >= self.sm_count * 16 {
+            (2, (quads * blocks.div_ceil(16), 1))
+        } else if quads * blocks.div_ceil(8) >= self.sm_count * 4 || quads * 4 > GRID_Y {
+            (1, (quads * blocks.div_ceil(8), 1))
+        } else {
+            (0, (blocks.div_ceil(16), quads * 4))
+        };
         enqueue!(
             stream,
             by_input(&self.quantize_1x128[choice], x.dtype, x.aligned())?,
-            (grid, 1),
+            grid,
             THREADS,
             x.x.address,
             x.row_stride as u64,
@@ -274,7 +287,38 @@ impl Kernels {
         )
     }
 
-    /// Tiles of 128x128: the 128x128 scheme, and every scheme whose transposed codes are wanted.
+    /// Amax and cast of each 128x128 tile, in one pass.
+    pub(crate) fn quantize_128x128(
+        &self,
+        stream: &LaunchStream,
+        x: &Input<'_>,
+        recipe: Recipe,
+        out: &Output<'_>,
+    ) -> Result<()> {
+        x.check()?;
+        check_output(out, Scheme::Fp8Block128x128(recipe.format()), x.rows, x.cols)?;
+        let tiles = x.rows.div_ceil(128) * x.cols.div_ceil(128);
+        let (choice, threads) = match tiles {
+            _ if tiles < 2 * self.sm_count => (0, 1024),
+            _ if x.dtype == DType::F32 => (1, 512),
+            _ => (LARGE_TILES, 2048 >> (LARGE_TILES + 1)),
+        };
+        enqueue!(
+            stream,
+            by_input(&self.quantize_128x128[choice], x.dtype, x.aligned())?,
+            (tiles, 1),
+            threads,
+            x.x.address,
+            x.row_stride as u64,
+            x.rows as u32,
+            x.cols as u32,
+            ScaleRule::new(recipe, x.dtype),
+            out.codes.address,
+            out.scales.address,
+        )
+    }
+
+    /// Tiles of 128x128: every scheme whose transposed codes are wanted.
     ///
     /// `factor` is the computed encode factor of the tensor scheme, `amax` the row and column maxima of the row scheme.
     #[allow(clippy::too_many_arguments)]
@@ -303,7 +347,6 @@ impl Kernels {
             Scheme::Fp8Tensor(_) => &self.quantize_tensor_transposed,
             Scheme::Fp8Row(_) => &self.quantize_row_transposed,
             Scheme::Fp8Block1x128(_) => &self.quantize_1x128_transposed,
-            Scheme::Fp8Block128x128(_) if transposed.is_none() => &self.quantize_128x128,
             Scheme::Fp8Block128x128(_) => &self.quantize_128x128_transposed,
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
