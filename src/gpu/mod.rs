@@ -32,6 +32,6 @@ pub use matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};
 pub use memory::{DeviceBytes, DeviceBytesMut};
 pub use quantize::{GivenScale, QuantizeTo, quantize_bytes};
-pub use rescale::RescaleArgs;
 pub use record::{Environment, TuneRecord, TuneTable};
-pub use tune::{CacheState, TuneOptions, TuneReport, Trial, Verdict};
+pub use rescale::RescaleArgs;
+pub use tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
