@@ -35,6 +35,8 @@ pub(super) struct Candidate {
     algos: Vec<Algo>,
     chosen: usize,
     scratch: Option<Fixed<u8>>,
+    /// Why the finishes with less traffic were not taken.
+    pub(super) passed_over: Vec<String>,
 }
 
 /// The cuBLASLt side of a [`Core`], before an algorithm is known.
@@ -179,7 +181,9 @@ impl Candidate {
             }
         }
         match (algos.is_empty(), dropped) {
-            (false, _) => Ok(Ok(Self { core, matmul, layouts, algos, chosen: 0, scratch: None })),
+            (false, _) => {
+                Ok(Ok(Self { core, matmul, layouts, algos, chosen: 0, scratch: None, passed_over: Vec::new() }))
+            }
             (true, quirk) => {
                 let effect = quirk.map_or("none was offered", |q| q.effect);
                 Ok(Err(format!("cuBLASLt {version} offers only algorithms that are known to fail: {effect}")))
@@ -212,7 +216,7 @@ impl Candidate {
         if algo.workspace_bytes() > limit {
             return Ok(Err(format!("it needs {} bytes of workspace and {limit} are allowed", algo.workspace_bytes())));
         }
-        Ok(Ok(Self { core, matmul, layouts, algos: vec![algo], chosen: 0, scratch: None }))
+        Ok(Ok(Self { core, matmul, layouts, algos: vec![algo], chosen: 0, scratch: None, passed_over: Vec::new() }))
     }
 
     /// Allocates the scratch matrix, once.
@@ -262,13 +266,14 @@ impl Candidate {
             Formulation::RepeatedScales => b.repeated_scales().ok_or_else(not_prepared)?,
             Formulation::Native | Formulation::Rescaled => b.scales(),
         };
-        let (a_codes, b_codes) = (a_codes.on(stream), b_codes.on(stream));
-        let (a_scales, b_scales) = (a_scales.on(stream), b_scales.on(stream));
-        let bias = bias.as_ref().map(|bias| (bias.data().on(stream), bias.dtype()));
-        let encode = out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.on(stream));
-        let amax = amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.on(stream));
+        let order = stream.order();
+        let (a_codes, b_codes) = (a_codes.at(order), b_codes.at(order));
+        let (a_scales, b_scales) = (a_scales.at(order), b_scales.at(order));
+        let bias = bias.as_ref().map(|bias| (bias.data().at(order), bias.dtype()));
+        let encode = out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.at(order));
+        let amax = amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.at(order));
         let d_stride = d.row_stride();
-        let d = d.data_mut().on(stream);
+        let d = d.data_mut().at(order);
 
         let scratch = self.scratch.as_ref().map(Fixed::span);
         let target = match (core.finish, &scratch) {
@@ -319,7 +324,7 @@ impl Candidate {
                 if let Some(amax) = &amax {
                     handle.kernels().zero(stream, amax, 4)?;
                 }
-                let residual = residual.as_ref().map(|r| (r.data().on(stream), r.row_stride(), r.dtype()));
+                let residual = residual.as_ref().map(|r| (r.data().at(order), r.row_stride(), r.dtype()));
                 // beta = 0 means that D's old value is not read, so that a NaN in it does not matter.
                 let add = desc.accumulate == Accumulate::Add && beta != 0.0;
                 handle.kernels().epilogue(

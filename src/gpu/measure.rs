@@ -145,7 +145,8 @@ impl Bf16Gemm {
             }
         }
         let stream = handle.launch_stream();
-        let (a, b, d) = (a.data().on(stream), b.data().on(stream), d.data_mut().on(stream));
+        let order = stream.order();
+        let (a, b, d) = (a.data().at(order), b.data().at(order), d.data_mut().at(order));
         lt::matmul(MatmulCall {
             handle: handle.lt(),
             desc: &mut self.desc,
