@@ -205,7 +205,10 @@ impl Handle {
         let mut reasons = Vec::new();
         for finish in Finish::ALL {
             match Candidate::ask(self, desc, formulation, finish, search)? {
-                Ok(candidate) => return Ok(Ok(candidate)),
+                Ok(mut candidate) => {
+                    candidate.passed_over = reasons;
+                    return Ok(Ok(candidate));
+                }
                 Err(reason) => reasons.push(format!("{finish}: {reason}")),
             }
         }
@@ -229,6 +232,7 @@ impl Handle {
             compute_capability: device.compute_capability,
             sm_count: device.sm_count,
             cublaslt: self.lt().version().raw(),
+            driver: device.driver,
         }
     }
 
@@ -470,6 +474,9 @@ impl GemmPlan {
             ));
             if candidate.core.rows != self.desc.m {
                 line(format_args!("m = {} is computed as {} rows", self.desc.m, candidate.core.rows));
+            }
+            for reason in &candidate.passed_over {
+                line(format_args!("finish not taken: {reason}"));
             }
         }
         if let Some(us) = self.measured_us {

@@ -50,6 +50,8 @@ pub struct DeviceInfo {
     pub l2_bytes: usize,
     /// Bytes of device memory.
     pub memory_bytes: usize,
+    /// CUDA version of the driver: 13000 is 13.0.
+    pub driver: u32,
 }
 
 impl DeviceInfo {
@@ -71,6 +73,7 @@ impl DeviceInfo {
             sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessor count")?,
             l2_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache size")? as usize,
             memory_bytes: context.total_mem().map_err(|e| driver("reading the memory size", e))?,
+            driver: lt::driver_version()?,
         })
     }
 }

@@ -258,7 +258,7 @@ impl QuantMatrix {
     /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
     pub fn zeros(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> Result<Self> {
         handle.refuse_capture("allocating a QuantMatrix")?;
-        check_size(scheme, rows, cols)?;
+        Self::check_size(scheme, rows, cols)?;
         // The driver has no allocation of zero bytes, hence the floor of one element.
         let codes = handle.stream().alloc_zeros(scheme.code_bytes(rows, cols).max(1));
         let scales = handle.stream().alloc_zeros(scheme.scale_len(rows, cols).max(1));
@@ -297,7 +297,7 @@ impl QuantMatrix {
         codes: Store<u8>,
         scales: Store<f32>,
     ) -> Result<Self> {
-        check_size(scheme, rows, cols)?;
+        Self::check_size(scheme, rows, cols)?;
         let lengths = [
             ("codes", codes.len(), scheme.code_bytes(rows, cols)),
             ("scales", scales.len(), scheme.scale_len(rows, cols)),
@@ -421,21 +421,21 @@ impl QuantMatrix {
         let _ = self.repeated.set(out);
         Ok(())
     }
-}
 
-/// Refuses sizes whose byte counts do not fit in an `isize`.
-fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    let fits = |len: Option<usize>| len.is_some_and(|len| len <= isize::MAX as usize / 8);
-    let padded = rows.checked_add(128).and_then(|r| r.checked_mul(cols.checked_add(512)?));
-    if fits(padded) {
-        return Ok(());
+    /// Refuses sizes whose byte counts do not fit in an `isize`.
+    pub(super) fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+        let fits = |len: Option<usize>| len.is_some_and(|len| len <= isize::MAX as usize / 8);
+        let padded = rows.checked_add(128).and_then(|r| r.checked_mul(cols.checked_add(512)?));
+        if fits(padded) {
+            return Ok(());
+        }
+        Err(Error::shape(
+            format!("{scheme} matrix"),
+            format!("{rows} x {cols}"),
+            "is larger than the address space",
+            "check the order of rows and columns",
+        ))
     }
-    Err(Error::shape(
-        format!("{scheme} matrix"),
-        format!("{rows} x {cols}"),
-        "is larger than the address space",
-        "check the order of rows and columns",
-    ))
 }
 
 #[cfg(test)]

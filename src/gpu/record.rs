@@ -15,7 +15,7 @@ use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 /// Layout of the JSON; a file of another version is refused.
 const VERSION: u32 = 1;
 
-/// Where something was measured: the part of a record that must equal the running machine.
+/// Where something was measured: the part of a record that, apart from the driver, must equal the running machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// Name of the GPU.
@@ -26,6 +26,16 @@ pub struct Environment {
     pub sm_count: u32,
     /// cuBLASLt version: 130100 is 13.1.0.
     pub cublaslt: u32,
+    /// CUDA version of the driver: 13000 is 13.0. It is recorded, and a record of another driver still holds: an
+    /// algorithm's bytes belong to the library.
+    pub driver: u32,
+}
+
+impl Environment {
+    /// True if a record of one holds in the other: everything but the driver is equal.
+    fn admits(&self, other: &Self) -> bool {
+        Self { driver: other.driver, ..self.clone() } == *other
+    }
 }
 
 /// [`GemmDesc`] in the words of the command line.
@@ -195,7 +205,12 @@ impl TuneRecord {
             ("out_amax", problem.out_amax.clone(), wanted.out_amax.clone()),
         ];
         match fields.into_iter().find(|(_, found, wanted)| found != wanted) {
-            None => Ok(()),
+            None => {
+                if there.driver != here.driver {
+                    tracing::info!(record = there.driver, here = here.driver, "a tuning record of another driver");
+                }
+                Ok(())
+            }
             Some((name, found, wanted)) => Err(refused(format!("{name} is {found} in the record and {wanted} here"))),
         }
     }
@@ -244,7 +259,10 @@ impl TuneTable {
             return None;
         }
         let problem = ProblemRecord::from(desc);
-        self.records.iter().find(|r| r.version == VERSION && r.environment == *here && r.problem == problem)
+        let mut fitting =
+            self.records.iter().filter(|r| r.version == VERSION && r.environment.admits(here) && r.problem == problem);
+        let first = fitting.clone().next();
+        fitting.find(|r| r.environment.driver == here.driver).or(first)
     }
 
     /// The table as JSON.
@@ -299,7 +317,13 @@ mod tests {
     use crate::format::{DType, Fp8Format, Scheme};
 
     fn environment() -> Environment {
-        Environment { gpu: "NVIDIA H200".into(), compute_capability: (9, 0), sm_count: 132, cublaslt: 130100 }
+        Environment {
+            gpu: "NVIDIA H200".into(),
+            compute_capability: (9, 0),
+            sm_count: 132,
+            cublaslt: 130100,
+            driver: 13000,
+        }
     }
 
     fn desc() -> GemmDesc {
@@ -372,6 +396,13 @@ mod tests {
         table.insert(TuneRecord { measured_us: Some(10.0), ..record() });
         table.insert(TuneRecord { environment: Environment { sm_count: 78, ..environment() }, ..record() });
         assert_eq!(table.records().len(), 2);
+        // Another driver's record holds until there is one of this driver.
+        let newer = Environment { driver: 13010, ..environment() };
+        record().check(&newer, &desc()).unwrap();
+        assert_eq!(table.find(&newer, &desc()).unwrap().environment().driver, 13000);
+        let mut both = table.clone();
+        both.insert(TuneRecord { environment: newer.clone(), ..record() });
+        assert_eq!((both.records().len(), both.find(&newer, &desc()).unwrap().environment()), (3, &newer));
         let found = table.find(&environment(), &desc()).unwrap();
         assert_eq!(found.measured_us(), Some(10.0));
         assert!(table.find(&environment(), &GemmDesc { m: 1, ..desc() }).is_none());
