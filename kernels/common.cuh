@@ -37,11 +37,19 @@ template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
 // Every kernel calls this once, before its first access to memory: it waits for the end of the kernel before. Launched
 // with programmatic serialization (src/gpu/kernels/mod.rs), a kernel is made resident while its predecessor's last
 // blocks still run, and memory stays ordered as in a plain stream. In other launches it does nothing.
-// (Releasing the successor earlier, by griddepcontrol.launch_dependents, made small grids up to two times slower.)
+// Its own successor is released by its end, not earlier (griddepcontrol.launch_dependents): that made small grids up to
+// two times slower, and a cuBLASLt product behind it gave wrong results under load (observed: H200, cuBLASLt 13.1.0,
+// 2026-11; its kernels seem not to wait before they read 1x128 scales).
 __device__ __forceinline__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Asks for the 128-byte line of an input before `begin()`: memory is fetched into L2, where all blocks see it, while the
+// kernel before still ends. Only the lane that starts a line asks; `lane_bytes` is what one lane takes.
+__device__ __forceinline__ void prefetch(const void* p, u32 lane_bytes) {
+    if (threadIdx.x * lane_bytes % 128 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 // Sixteen bytes of an input through the read-only path. Not `L1::no_allocate`: with it, mixed with stores, these

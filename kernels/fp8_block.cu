@@ -68,8 +68,11 @@ template <class T, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_1x128_small(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, u8* codes, float* scales) {
     const u64 row = blockIdx.y;
     const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const T* in = x + row * x_stride + col;
+    const bool inside = row < rows && col < cols;
+    if (inside) prefetch(in, 8 * sizeof(T));
     begin();
-    const Vec8<T> data = row < rows && col < cols ? load<ALIGNED>(x + row * x_stride + col) : zero8<T>();
+    const Vec8<T> data = inside ? load<ALIGNED>(in) : zero8<T>();
     const GroupScale s = group_scale(rule, lanes_max<16>(amax8(data, 0.0f)));
     if (col >= cols) return;
     if (col % 128 == 0) scales[vec128_index(rows, row, col / 128)] = row < rows ? s.scale : 0.0f;
@@ -103,6 +106,11 @@ __device__ __forceinline__ void quantize_128x128(const T* x, u64 x_stride, u32 r
     const u32 inside = col < cols && row < rows ? (u32)(rows - row) : 0;  // rows left from the thread's first
     const T* in = x + row * x_stride + col;
     u8* out = codes + row * cols + col;
+    if constexpr (STEPS == 2) {
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            if (i * ROWS < inside) prefetch(in + i * ROWS * x_stride, 8 * sizeof(T));
+    }
     begin();
     Vec8<T> data[STEPS];
 #pragma unroll

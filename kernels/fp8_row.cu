@@ -12,6 +12,13 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
     const u32 vectors = cols / 8;
     const T* in = x + row * x_stride;
     uint2* out = (uint2*)(codes + row * cols);
+    if constexpr (VECTORS == 1 || VECTORS == 2) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const u32 v = threadIdx.x + i * blockDim.x;
+            if (v < vectors) prefetch(in + 8 * v, 8 * sizeof(T));
+        }
+    }
     begin();
     float amax = 0.0f;
     if constexpr (VECTORS > 0) {

@@ -61,6 +61,10 @@ FOR_EACH_TYPE(AMAX_TENSOR)
 template <class T, int UNROLL, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
     __shared__ float scratch[32];
+    if constexpr (UNROLL == 1) {
+        const u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+        if (blockIdx.y < rows && first < cols) prefetch(x + blockIdx.y * x_stride + first, 8 * sizeof(T));
+    }
     begin();
     float amax = 0.0f;
     for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {

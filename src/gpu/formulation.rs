@@ -10,6 +10,7 @@ use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 
 use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use super::measured;
 use super::quirks::{BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -83,11 +84,13 @@ impl fmt::Display for Finish {
     }
 }
 
-/// What decides which formulations exist: compute capability and cuBLASLt version.
+/// What decides which formulations exist, and which is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) cc: (u32, u32),
     pub(crate) version: Version,
+    /// The choices of [`super::measured`] hold for this GPU and library.
+    pub(crate) measured: bool,
 }
 
 const ADA: (u32, u32) = (8, 9);
@@ -101,7 +104,7 @@ fn layouts(desc: &GemmDesc) -> (ScaleLayout, ScaleLayout) {
 /// Whether this formulation serves this pair on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
     use ScaleLayout::{Blk128, Outer, Scalar, Vec128};
-    let Facts { cc: (major, minor), version } = facts;
+    let Facts { cc: (major, minor), version, .. } = facts;
     if facts.cc < ADA {
         return Err(format!("sm_{major}{minor} has no FP8 tensor cores (sm_89 and up have)"));
     }
@@ -126,51 +129,40 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
     }
 }
 
-/// One line of the choice: up to `max_m` rows, this formulation first.
-struct Rule {
-    a: ScaleLayout,
-    b: ScaleLayout,
-    cc: (u32, u32),
-    max_m: usize,
-    first: Formulation,
-    measured: &'static str,
-}
-
-/// The measured choices. Anything not listed takes the order of [`Formulation::ALL`].
-///
-/// Observed on one H200 (sm_90, cuBLASLt 13.1.0.3, 2026-11), cold weights, graph replay, N = 4096, K = 7168, microseconds:
-/// m = 128: native pair 17.8, repeated scales 12.8; m = 256: 19.9, 19.2 (a near-tie that needs twice the scale traffic at
-/// larger n); m = 512: 24.6, 30.6. m = 128: row scales native 20.9, scalar GEMM 11.6 before the rescale (about 4 bytes
-/// read and 2 written an element); m = 256: 20.9, 14.4; m = 512: 22.4, 22.1. Same order at 7168 x 2048 and 24576 x 1536.
-const RULES: &[Rule] = &[
-    Rule {
-        a: ScaleLayout::Vec128,
-        b: ScaleLayout::Blk128,
-        cc: HOPPER,
-        max_m: 128,
-        first: Formulation::RepeatedScales,
-        measured: "repeated scales beat the native pair up to m = 128 (H200, cuBLASLt 13.1)",
-    },
-    Rule {
-        a: ScaleLayout::Outer,
-        b: ScaleLayout::Outer,
-        cc: HOPPER,
-        max_m: 256,
-        first: Formulation::Rescaled,
-        measured: "a scalar GEMM and a rescale beat native row scales up to m = 256 (H200, cuBLASLt 13.1)",
-    },
-];
-
 /// The order in which to try formulations, and the words for why.
+///
+/// The shapes of published models have measured choices ([`super::measured`]); for others two rules, fitted to the same
+/// records (one H200, sm_90, cuBLASLt 13.1.0.3, 2026-11), say when the alternative fills the GPU better:
+/// repeated scales run in smaller tiles than the native pair, and win while m is small or those tiles are few;
+/// a rescale costs about ten bytes an element of D, and wins while native row scales, whose one algorithm never splits k,
+/// leave multiprocessors idle on a long k, or while D is small beside B.
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, &'static str) {
-    let rule = RULES.iter().find(|r| (r.a, r.b) == layouts(desc) && r.cc == facts.cc && desc.m <= r.max_m);
-    match rule {
-        None => (Formulation::ALL.to_vec(), "no measured rule prefers another"),
-        Some(rule) => {
-            let rest = Formulation::ALL.into_iter().filter(|f| *f != rule.first);
-            (std::iter::once(rule.first).chain(rest).collect(), rule.measured)
+    let GemmDesc { m, n, k, .. } = *desc;
+    let tiles = |rows: usize| n.div_ceil(128) * m.div_ceil(rows);
+    let (alternative, measured, rule) = match layouts(desc) {
+        (ScaleLayout::Vec128, ScaleLayout::Blk128) => {
+            let rule = m <= 64 || tiles(64) <= 100;
+            (Formulation::RepeatedScales, measured::repeated_scales_win(m, n, k), rule)
         }
+        (ScaleLayout::Outer, ScaleLayout::Outer) => {
+            let rule = (k >= 4096 && tiles(128) <= 64) || 320 * m <= k;
+            (Formulation::Rescaled, measured::rescaled_wins(m, n, k), rule)
+        }
+        _ => return (Formulation::ALL.to_vec(), "there is one way"),
+    };
+    let (wins, why) = match measured.filter(|_| facts.measured) {
+        Some(true) => (true, "measured faster than native at this shape (H200, cuBLASLt 13.1)"),
+        Some(false) => (false, "measured fastest at this shape (H200, cuBLASLt 13.1)"),
+        None if facts.cc != HOPPER => (false, "no rule for this GPU prefers another"),
+        None if rule => (true, "faster than native at such shapes (rule from an H200, cuBLASLt 13.1)"),
+        None => (false, "fastest at such shapes (rule from an H200, cuBLASLt 13.1)"),
+    };
+    let mut order = Formulation::ALL.to_vec();
+    if wins {
+        order.retain(|f| *f != alternative);
+        order.insert(0, alternative);
     }
+    (order, why)
 }
 
 /// The cuBLASLt call of one formulation and finish, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`.
@@ -303,7 +295,7 @@ mod tests {
     use crate::format::{Fp8Format, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0) };
+    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), measured: true };
 
     fn desc(m: usize, a: Scheme, b: Scheme) -> GemmDesc {
         GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16)
@@ -340,20 +332,31 @@ mod tests {
     }
 
     #[test]
-    fn small_m_prefers_the_measured_formulation() {
+    fn measured_shapes_first_then_rules_then_native() {
+        use Formulation::{Native, RepeatedScales, Rescaled};
         let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
-        let first = |m, a, b, facts| preference(&desc(m, a, b), facts).0[0];
-        assert_eq!(first(1, vec, blk, H200), Formulation::RepeatedScales);
-        assert_eq!(first(128, vec, blk, H200), Formulation::RepeatedScales);
-        assert_eq!(first(129, vec, blk, H200), Formulation::Native);
-        assert_eq!(first(256, row, row, H200), Formulation::Rescaled);
-        assert_eq!(first(257, row, row, H200), Formulation::Native);
-        assert_eq!(first(1, blk, vec, H200), Formulation::Native);
-        for m in [1, 300] {
-            let mut order = preference(&desc(m, row, row), H200).0;
-            order.sort();
-            assert_eq!(order, Formulation::ALL);
+        let first = |m, n, k, a, b, facts| preference(&GemmDesc::new(m, n, k, a, b, DType::Bf16), facts).0[0];
+        // Measured: n = 24576, k = 1536 turns between m = 64 and 128 for blocks, between 2 and 4 for rows.
+        assert_eq!(first(64, 24576, 1536, vec, blk, H200), RepeatedScales);
+        assert_eq!(first(65, 24576, 1536, vec, blk, H200), Native);
+        assert_eq!(first(2, 24576, 1536, row, row, H200), Rescaled);
+        assert_eq!(first(4, 24576, 1536, row, row, H200), Native);
+        // Not measured: the rules, on any sm_90.
+        let other = Facts { measured: false, ..H200 };
+        for facts in [H200, other] {
+            assert_eq!(first(64, 9984, 4096, vec, blk, facts), RepeatedScales);
+            assert_eq!(first(65, 9984, 4096, vec, blk, facts), Native);
+            assert_eq!(first(128, 3072, 4096, vec, blk, facts), RepeatedScales);
+            assert_eq!(first(128, 3072, 4096, row, row, facts), Rescaled);
+            assert_eq!(first(512, 3072, 4096, row, row, facts), Native);
+            assert_eq!(first(6, 9984, 2048, row, row, facts), Rescaled);
+            assert_eq!(first(7, 9984, 2048, row, row, facts), Native);
         }
+        assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
+        assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
+        let mut order = preference(&GemmDesc::new(1, 4096, 7168, row, row, DType::F32), H200).0;
+        order.sort();
+        assert_eq!(order, Formulation::ALL);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use super::gemm_desc::GemmDesc;
 use super::kernels::Kernels;
 use super::libraries;
 use super::lt::{self, LtHandle};
+use super::measured;
 use super::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
 use super::record::TuneTable;
 
@@ -302,7 +303,9 @@ impl Handle {
     }
 
     pub(crate) fn facts(&self) -> Facts {
-        Facts { cc: self.device.compute_capability, version: self.lt.version() }
+        let version = self.lt.version();
+        let measured = measured::applies(&self.device.name, version);
+        Facts { cc: self.device.compute_capability, version, measured }
     }
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.

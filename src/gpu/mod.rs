@@ -15,6 +15,7 @@ mod libraries;
 mod lt;
 mod matrix;
 mod measure;
+mod measured;
 mod memory;
 mod quantize;
 mod quirks;

@@ -99,10 +99,10 @@ impl EpilogueCall<'_> {
     fn aligned(&self) -> bool {
         let row = |span: &Span<'_>, stride, dtype| is_aligned(span.address, self.m, stride, dtype);
         row(self.acc, self.acc_stride, DType::F32)
-            && self.c.map_or(true, |(s, stride)| row(s, stride, DType::F32))
-            && self.col_scale.map_or(true, |s| row(s, 0, DType::F32))
-            && self.bias.map_or(true, |(s, dtype)| row(s, 0, dtype))
-            && self.residual.map_or(true, |(s, stride, dtype)| row(s, stride, dtype))
+            && self.c.is_none_or(|(s, stride)| row(s, stride, DType::F32))
+            && self.col_scale.is_none_or(|s| row(s, 0, DType::F32))
+            && self.bias.is_none_or(|(s, dtype)| row(s, 0, dtype))
+            && self.residual.is_none_or(|(s, stride, dtype)| row(s, stride, dtype))
             && row(self.d, self.d_stride, self.d_type)
     }
 }

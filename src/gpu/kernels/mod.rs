@@ -86,8 +86,10 @@ impl Kernels {
             module(&compile::FP8_BLOCK)?,
             module(&compile::EPILOGUE)?,
         );
+        // Asking for an attribute makes the driver load the code now: inside a capture it could not.
         let one = |module: &Arc<_>, name: &str| {
-            cudarc::driver::CudaModule::load_function(module, name).map_err(|e| Error::Kernel {
+            let function = cudarc::driver::CudaModule::load_function(module, name);
+            function.and_then(|function| function.num_regs().map(|_| function)).map_err(|e| Error::Kernel {
                 kernel: name.to_string(),
                 reason: e.to_string(),
                 remedy: "rebuild: the image and this program are not of one version".into(),
@@ -187,7 +189,7 @@ fn check_bytes(operand: &str, span: &Span<'_>, needed: usize) -> Result<()> {
 }
 
 fn check_aligned(operand: &str, span: &Span<'_>, required: u64) -> Result<()> {
-    if span.address % required != 0 {
+    if !span.address.is_multiple_of(required) {
         return Err(Error::Alignment {
             operand: operand.to_string(),
             address: span.address,

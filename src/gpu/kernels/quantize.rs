@@ -34,7 +34,7 @@ impl Input<'_> {
     fn check(&self) -> Result<()> {
         let needed = extent(self.rows, self.cols, self.row_stride) * self.dtype.bytes();
         check_bytes("input", self.x, needed)?;
-        if self.cols % 16 != 0 || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
+        if !self.cols.is_multiple_of(16) || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
             return Err(Error::shape(
                 "input",
                 format!("{} x {}", self.rows, self.cols),
@@ -228,8 +228,10 @@ impl Kernels {
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
-        let (choice, threads) = if x.rows < 2 * self.sm_count && threads(2) <= 1024 {
+        let (choice, threads) = if x.rows < 2 * self.sm_count && threads(1) <= 1024 {
             // Few rows: spread each over more threads.
+            (1, threads(1))
+        } else if x.rows < 2 * self.sm_count && threads(2) <= 1024 {
             (2, threads(2))
         } else if threads(4) <= 256 {
             (3, threads(4))
@@ -335,7 +337,7 @@ impl Kernels {
         x.check()?;
         out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
         transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
-        if transposed.is_some() && x.rows % 16 != 0 {
+        if transposed.is_some() && !x.rows.is_multiple_of(16) {
             return Err(Error::shape(
                 "input of a transposing cast",
                 format!("{} rows", x.rows),
