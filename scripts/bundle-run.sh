@@ -5,6 +5,8 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 export SCALED_GEMM_REQUIRE_GPU=1 SCALED_GEMM_CACHE=${SCALED_GEMM_CACHE:-/tmp/scaled-gemm-cache}
 export SCALED_GEMM_COMMIT="$(tr '\n' ' ' <"$here/commit" 2>/dev/null)"
 failed=0
@@ -16,13 +18,13 @@ run_tests() { # wrapper..., then names after --
     [ ${#names[@]} -gt 0 ] || names=($(cd "$here/tests" && ls))
     for name in "${names[@]}"; do
         # The tests read files relative to the package.
-        if (cd "$here" && "${wrapper[@]}" "tests/$name" --test-threads="${TEST_THREADS:-4}") >"$out/$name.log" 2>&1; then
-            echo "ok      $name: $(grep -h '^test result' "$out/$name.log" | tail -1)"
+        if (cd "$here" && "${wrapper[@]}" "tests/$name" --test-threads="${TEST_THREADS:-4}") >"$logs/$name.log" 2>&1; then
+            echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1)"
         else
-            echo "FAILED  $name"; grep -E 'panicked|FAILED|ERROR SUMMARY|must be|skipped' -A2 "$out/$name.log" | tail -40; failed=1
+            echo "FAILED  $name"; grep -E 'panicked|FAILED|ERROR SUMMARY|must be|skipped' -A2 "$logs/$name.log" | tail -40; failed=1
         fi
     done
-    cat "$out"/*.log >"$out/tests.txt" 2>/dev/null
+    cat "$logs"/*.log >>"$out/tests.txt" 2>/dev/null
 }
 run_benches() {
     local names=("$@")
@@ -42,7 +44,7 @@ case $what in
             for tool in $tool; do
                 echo "## compute-sanitizer --tool $tool"
                 TEST_THREADS=1 SCALED_GEMM_SANITIZER=1 run_tests compute-sanitizer --tool "$tool" --error-exitcode 9 -- $(cd "$here/tests" && ls | grep '^gpu_')
-                grep -h 'ERROR SUMMARY' "$out"/gpu_*.log
+                grep -h 'ERROR SUMMARY' "$logs"/gpu_*.log
             done
         done ;;
     all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize; run_benches ;;

@@ -141,7 +141,7 @@ fn times_come_back_to_the_last_bit() {
     for us in [1251.1874437332153, 1258.1599950790405, 922.3319292068481, 918.0576801300049, 416.51639342308044] {
         let text = format!(
             r#"{{"version": 1,
-            "environment": {{"gpu": "x", "compute_capability": [9, 0], "sm_count": 132, "cublaslt": 130100}},
+            "environment": {{"gpu": "x", "compute_capability": [9, 0], "sm_count": 132, "cublaslt": 130100, "driver": 13000}},
             "problem": {{"m": 1, "n": 8, "k": 16, "a": "fp8-tensor:e4m3", "b": "fp8-tensor:e4m3", "out": "bf16",
                 "out_stride": 8, "bias": null, "activation": "none", "residual": null, "accumulate": "replace",
                 "accumulation": "precise", "out_amax": "ignore"}},

@@ -131,7 +131,6 @@ impl Handle {
         }
         if let Some(candidate) = &mut plan.candidate {
             candidate.allocate(self)?;
-            candidate.load_kernels(self);
         }
         if self.first_time(desc) {
             tracing::info!(choice = %plan.headline(), reason = %plan.reason, "planned {desc}");

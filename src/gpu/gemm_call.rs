@@ -1,9 +1,6 @@
 //! [`Candidate`]: one formulation and finish of one problem, ready to be enqueued: descriptors, layouts, algorithms and
 //! scratch made beforehand, so that [`Candidate::enqueue`] only checks, fills in addresses and launches.
 
-use cudarc::driver::sys::CUgraphInstantiate_flags;
-use cudarc::driver::sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
@@ -237,48 +234,6 @@ impl Candidate {
         let memory = memory.map_err(|e| driver(&format!("allocating {bytes} bytes of scratch for a plan"), e))?;
         self.scratch = Some(Fixed::new(memory, handle.launch_stream()));
         Ok(())
-    }
-
-    /// Makes the driver load the library's kernels now, by capturing the call into a graph that is thrown away: a kernel
-    /// first loaded inside somebody's capture can break it (observed: H200, driver 580, cuBLASLt 13.1.0, status 13, now and
-    /// then with other captures under way). Touches no memory. A failure costs nothing but that, and is logged.
-    pub(super) fn load_kernels(&mut self, handle: &Handle) {
-        let stream = handle.launch_stream().private();
-        let begun = stream.stream.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED);
-        let begun = begun.map_err(|e| driver("beginning a capture", e));
-        let captured = begun.and_then(|()| {
-            let address = || Span::never_touched(handle.workspace().address);
-            let (a, b, c, d, pointer) = (address(), address(), address(), address(), address());
-            let given = |attribute| self.matmul.expects(attribute).then_some(&pointer);
-            let pointers = Pointers {
-                a_scale: given(PointerAttr::AScale),
-                b_scale: given(PointerAttr::BScale),
-                d_scale: given(PointerAttr::DScale),
-                amax_d: given(PointerAttr::AmaxD),
-                bias: given(PointerAttr::Bias),
-            };
-            let call = lt::matmul(MatmulCall {
-                handle: handle.lt(),
-                desc: &mut self.matmul,
-                layouts: &self.layouts,
-                algo: &self.algos[self.chosen],
-                alpha: 1.0,
-                beta: if self.core.accumulate == Accumulate::Add { 1.0 } else { 0.0 },
-                a: &a,
-                b: &b,
-                c: (self.core.d_type == DType::E4m3).then_some(&c),
-                d: &d,
-                pointers,
-                workspace: &handle.workspace(),
-                stream: &stream,
-            });
-            let graph = stream.stream.end_capture(CUgraphInstantiate_flags(0));
-            call?;
-            graph.map(drop).map_err(|e| driver("ending a capture", e))
-        });
-        if let Err(error) = captured {
-            tracing::warn!(%error, "kernels not loaded ahead of the first execute");
-        }
     }
 
     /// Frees the scratch matrix, in stream order.

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -154,6 +154,8 @@ impl<T> Fixed<T> {
 impl Handle {
     /// A handle on a new stream of GPU `ordinal`. Loads the libraries at the first call; takes milliseconds, and allocates.
     ///
+    /// The first handle of a GPU synchronizes its context: make it before any thread captures a graph there.
+    ///
     /// # Errors
     /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt; [`Error::Kernel`].
     pub fn new(ordinal: usize) -> Result<Self> {
@@ -168,10 +170,7 @@ impl Handle {
                 remedy: "GPUs are counted from 0; check nvidia-smi, and CUDA_VISIBLE_DEVICES".to_string(),
             });
         }
-        let context = CudaContext::new(ordinal).map_err(|e| Error::NoGpu {
-            reason: format!("GPU {ordinal} gives no context: {e}"),
-            remedy: "check nvidia-smi for the GPU's state and free memory".to_string(),
-        })?;
+        let context = shared_context(ordinal)?;
         Self::from_stream(context.new_stream().map_err(|e| driver("creating a stream", e))?)
     }
 
@@ -344,6 +343,25 @@ impl Handle {
         self.synchronize()?;
         Ok(host)
     }
+}
+
+/// The primary context of this GPU, one cudarc object for all handles of the process.
+///
+/// cudarc synchronizes a context when its second stream is made, and the driver refuses that, and breaks the capture,
+/// while any thread captures a stream of it (observed: H200, driver 580). With one object that happens once.
+fn shared_context(ordinal: usize) -> Result<Arc<CudaContext>> {
+    static CONTEXTS: Mutex<Vec<(usize, Weak<CudaContext>)>> = Mutex::new(Vec::new());
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    contexts.retain(|(_, context)| context.strong_count() > 0);
+    if let Some(context) = contexts.iter().find(|(o, _)| *o == ordinal).and_then(|(_, context)| context.upgrade()) {
+        return Ok(context);
+    }
+    let context = CudaContext::new(ordinal).map_err(|e| Error::NoGpu {
+        reason: format!("GPU {ordinal} gives no context: {e}"),
+        remedy: "check nvidia-smi for the GPU's state and free memory".to_string(),
+    })?;
+    contexts.push((ordinal, Arc::downgrade(&context)));
+    Ok(context)
 }
 
 impl fmt::Debug for Handle {

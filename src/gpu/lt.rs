@@ -301,11 +301,6 @@ impl MatmulDesc {
         Ok(())
     }
 
-    /// Whether this pointer was declared.
-    pub(crate) fn expects(&self, pointer: PointerAttr) -> bool {
-        self.pointers[pointer as usize].is_some()
-    }
-
     fn set_pointer(&mut self, pointer: PointerAttr, address: u64) -> Result<()> {
         if self.pointers[pointer as usize] != Some(address) {
             self.set_raw(pointer_id(pointer), pointer.words(), address)?;

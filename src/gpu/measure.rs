@@ -23,6 +23,7 @@ use crate::format::DType;
 /// Captures the work that `enqueue` puts on the handle's stream into a graph. Waits for the stream first.
 ///
 /// The graph reads and writes the same memory at every launch: keep operands, handle and plans alive as long as it.
+/// What synchronizes the whole context in another thread meanwhile (the first handle of a GPU does) breaks the capture.
 ///
 /// # Errors
 /// What `enqueue` returns; [`Error::Driver`] if the capture was broken or is empty.
@@ -86,7 +87,7 @@ pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Re
 
 /// `D = A Bᵀ` in BF16 with FP32 sums through cuBLASLt: A `m x k`, B `n x k`, D `m x n`, all packed row-major BF16.
 ///
-/// The baseline of every comparison. The first of cuBLASLt's candidates, or the fastest after [`Bf16Gemm::autotune`].
+/// The baseline of every comparison. The first of cuBLASLt's candidates, or the fastest after [`Bf16Gemm::choose`].
 pub struct Bf16Gemm {
     desc: MatmulDesc,
     layouts: Layouts,

@@ -32,16 +32,16 @@ const BLOCKS: &[Row] = &[
     Row { n: 1536, k: 2048, alternative: 0b00000111111111 },
     Row { n: 2048, k: 768, alternative: 0b00001111111111 },
     Row { n: 10240, k: 5120, alternative: 0b00000001111111 },
-    Row { n: 5120, k: 8192, alternative: 0b00000011111111 },
+    Row { n: 5120, k: 8192, alternative: 0b00000001111111 },
     Row { n: 51200, k: 5120, alternative: 0b00000000111111 },
-    Row { n: 5120, k: 25600, alternative: 0b00001111111111 },
+    Row { n: 5120, k: 25600, alternative: 0b00000001111111 },
 ];
 
 const ROWS: &[Row] = &[
-    Row { n: 2112, k: 7168, alternative: 0b01111111111111 },
+    Row { n: 2112, k: 7168, alternative: 0b00111111111111 },
     Row { n: 576, k: 7168, alternative: 0b11011111111111 },
     Row { n: 24576, k: 1536, alternative: 0b00000000000011 },
-    Row { n: 32768, k: 512, alternative: 0b00000000000111 },
+    Row { n: 32768, k: 512, alternative: 0b00000000001111 },
     Row { n: 7168, k: 16384, alternative: 0b00000011111111 },
     Row { n: 4096, k: 7168, alternative: 0b00000111111111 },
     Row { n: 7168, k: 2048, alternative: 0b00000000001111 },

@@ -60,11 +60,6 @@ pub(crate) struct LaunchStream {
 pub(crate) struct Order<'s>(&'s CudaStream);
 
 impl Span<'_> {
-    /// An address for work that is captured and thrown away: as long as anything needs, never read or written.
-    pub(crate) fn never_touched(address: u64) -> Self {
-        Span { address, bytes: usize::MAX, _guard: SyncOnDrop::Record(None) }
-    }
-
     /// `bytes` bytes from `offset`; what lies past the end is cut off, for the launch checks to find.
     pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Span<'_> {
         let offset = offset.min(self.bytes);
@@ -82,11 +77,6 @@ impl LaunchStream {
         let (major, _) =
             stream.context().compute_capability().map_err(|e| driver("reading the compute capability", e))?;
         Ok(Self { stream, idle, overlaps_launches: major >= 9 })
-    }
-
-    /// The stream that nothing else uses, as one to launch on: for captures that no other thread may get into.
-    pub(crate) fn private(&self) -> Self {
-        Self { stream: self.idle.clone(), ..self.clone() }
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
