@@ -1,19 +1,20 @@
 //! [`GemmPlan`]: a [`GemmDesc`] made ready once, and executed many times.
 //!
-//! Host time of a native `execute` (observed, one H200, cuBLASLt 13.1.0, 2026-11): 6.7 us, of which `cublasLtMatmul` takes
-//! about 5.0, cudarc's event tracking of the five buffers 1.5 (11 driver calls; none with tracking off, where it is 5.1),
-//! and all checks together 0.1.
+//! Host time (observed, one H200 machine, cuBLASLt 13.1.0, 2026-11, `benches/raw.rs`): `execute` takes 0.2 to 0.5 us more than a
+//! bare `cublasLtMatmul` (5.4 to 8.2 us there), and about 2 us more where cudarc tracks events of the five buffers.
 
 use std::fmt::Write as _;
 
 use crate::error::{Error, Result};
+use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 
 use super::formulation::{self, Finish, Formulation};
 use super::gemm_call::{Candidate, CandidateOffer, Search};
-use super::gemm_desc::{GemmArgs, GemmDesc};
+use super::gemm_desc::{Accumulate, GemmArgs, GemmDesc, OutAmax};
 use super::handle::{Handle, WORKSPACE_BYTES};
-use super::matrix::QuantMatrix;
+use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use super::memory::{DeviceBytes, DeviceBytesMut, driver};
 use super::quirks::Version;
 use super::record::{Choice, Environment, TuneRecord};
 
@@ -78,6 +79,8 @@ pub struct GemmPlan {
     pub(super) reason: String,
     pub(super) rejected: Vec<String>,
     pub(super) measured_us: Option<f64>,
+    /// The product was run once by [`GemmPlan::prepare`].
+    pub(super) kernels_loaded: bool,
 }
 
 /// One formulation of a problem, and whether this GPU and library offer it.
@@ -120,6 +123,7 @@ impl Handle {
             reason: "D has no elements".to_string(),
             rejected: Vec::new(),
             measured_us: None,
+            kernels_loaded: false,
         };
         if desc.is_empty() {
             return Ok(plan);
@@ -185,12 +189,12 @@ impl Handle {
         self.refuse_capture("scaled_gemm, whose cached plan may be freed before the graph,")?;
         let mut state = self.state.borrow_mut();
         if let Some(plan) = state.plans.get_mut(&desc) {
-            plan.prepare(self, args.b)?;
+            plan.prepare_b(self, args.b)?;
             return plan.run(self, &mut args);
         }
         drop(state);
         let mut plan = self.plan(&desc)?;
-        plan.prepare(self, args.b)?;
+        plan.prepare_b(self, args.b)?;
         plan.run(self, &mut args)?;
         let bytes = plan.scratch_bytes();
         self.state.borrow_mut().plans.insert(desc, plan, bytes);
@@ -374,16 +378,28 @@ impl GemmPlan {
         }
     }
 
-    /// Makes in B what the formulation needs there: the repeated scales, once for each B. Allocates if there is work.
+    /// Everything that must come before a graph capture: makes in B what the formulation needs there (the repeated scales,
+    /// once for each B), and at the first call runs the product once on zeros, so that the driver has loaded its kernels.
     ///
-    /// A graph captured with this B uses that buffer: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
+    /// Allocates what it makes in B, and at the first call an A and a D that are freed in stream order; waits for nothing.
+    /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] inside graph capture, if there is work; [`Error::Driver`] if there is no memory.
-    pub fn prepare(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
-        if self.repeated_scale_bytes() == 0 {
+    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] inside graph capture, if there is work;
+    /// [`Error::Driver`] if there is no memory.
+    pub fn prepare(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        self.prepare_b(handle, b)?;
+        if self.kernels_loaded {
             return Ok(());
         }
+        handle.refuse_capture("running a product once before capture")?;
+        self.run_on_zeros(handle, b)?;
+        self.kernels_loaded = true;
+        Ok(())
+    }
+
+    /// The part of [`GemmPlan::prepare`] that concerns B.
+    fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
         if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
             return Err(Error::shape(
                 "B",
@@ -392,7 +408,48 @@ impl GemmPlan {
                 "plan for this B",
             ));
         }
-        b.repeat_scales(handle)
+        if self.repeated_scale_bytes() == 0 { Ok(()) } else { b.repeat_scales(handle) }
+    }
+
+    /// Kernels first loaded inside a capture break it now and then, while other threads capture too (observed: H200, driver
+    /// 580, cuBLASLt 13.1.0, status 13).
+    fn run_on_zeros(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        let desc = self.desc;
+        if desc.is_empty() {
+            return Ok(());
+        }
+        let zeros = |elements: usize, dtype: DType| {
+            handle.stream().alloc_zeros::<u8>(elements * dtype.bytes()).map_err(|e| driver("allocating operands", e))
+        };
+        let a = QuantMatrix::zeros(handle, desc.a, desc.m, desc.k)?;
+        let mut d = zeros((desc.m - 1) * desc.out_stride + desc.n, desc.out)?;
+        let target = MatMut::new(&mut d, desc.out, desc.m, desc.n)?.with_row_stride(desc.out_stride)?;
+        let mut args =
+            GemmArgs::new(&a, b, target).activation(desc.epilogue.activation).accumulation(desc.accumulation);
+        let bias = desc.epilogue.bias.map(|dtype| zeros(desc.n, dtype).map(|v| (v, dtype))).transpose()?;
+        if let Some((bias, dtype)) = &bias {
+            args = args.bias(VecRef::new(bias, *dtype, desc.n)?);
+        }
+        let residual =
+            desc.epilogue.residual.map(|dtype| zeros(desc.m * desc.n, dtype).map(|v| (v, dtype))).transpose()?;
+        if let Some((residual, dtype)) = &residual {
+            args = args.residual(MatRef::new(residual, *dtype, desc.m, desc.n)?);
+        }
+        if desc.accumulate == Accumulate::Add {
+            args = args.accumulate(1.0);
+        }
+        // A place 16-byte aligned for the factor, and one for the amax.
+        let encode = zeros(4, DType::F32)?;
+        let mut amax = zeros(4, DType::F32)?;
+        if desc.out == DType::E4m3 {
+            args = args.out_encode(DeviceBytes::from(encode.slice(..4)));
+        }
+        if desc.out_amax == OutAmax::Store {
+            let mut amax = amax.slice_mut(..4);
+            args = args.amax(DeviceBytesMut::from(&mut amax));
+            return self.run(handle, &mut args);
+        }
+        self.run(handle, &mut args)
     }
 
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
