@@ -10,7 +10,7 @@ use scaled_gemm::{
     Scheme, VecRef, quantize_bytes, time_calls,
 };
 
-/// Rows and columns: the three, and the others of performance.md.
+/// Rows and columns: three that targets are set for, a decode step, two odd ones.
 const SHAPES: [(usize, usize); 6] = [(16384, 6144), (4096, 7168), (128, 7168), (1, 7168), (4001, 2048), (8001, 4096)];
 
 #[derive(Clone, Copy, PartialEq)]

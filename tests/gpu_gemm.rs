@@ -326,7 +326,7 @@ fn nan_survives_every_activation() {
     }
 }
 
-/// What design.md section 3 promises for sm_90; everything listed is planned, everything refused has a reason.
+/// What README promises for sm_90; everything listed is planned, everything refused has a reason.
 #[test]
 fn supports_lists_what_is_promised() {
     let Some(handle) = handle() else { return };

@@ -1,7 +1,7 @@
 //! [`GemmPlan`]: a [`GemmDesc`] made ready once, and executed many times.
 //!
 //! Host time (observed, one H200 machine, cuBLASLt 13.1.0, 2026-11, `benches/raw.rs`): `execute` takes 0.2 to 0.5 us more than a
-//! bare `cublasLtMatmul` (5.4 to 8.2 us there), and about 2 us more where cudarc tracks events of the five buffers.
+//! bare `cublasLtMatmul` (4.4 to 8.3 us there), and about 2 us more where cudarc tracks events of the five buffers.
 
 use std::fmt::Write as _;
 
