@@ -51,7 +51,7 @@ case $what in
                 if [ "$tool" != memcheck ]; then
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
-                        gpu_gemm) tests=(e4m3 every_epilogue_row) ;;
+                        gpu_gemm) tests=(e4m3_output) ;;
                         gpu_graph | gpu_threads | gpu_tune | gpu_memory) continue ;;
                     esac
                 fi
