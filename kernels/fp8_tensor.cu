@@ -61,8 +61,10 @@ FOR_EACH_TYPE(AMAX_TENSOR)
 template <class T, int UNROLL, bool ALIGNED, u32 FORMAT>
 __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 rows, u64 cols, const float* factor, u32 factor_kind, u8* codes, float* scale, float* amax_out) {
     __shared__ float scratch[32];
+    // After an amax pass the end of the matrix is what L2 still holds: begin there.
+    const u32 block = factor_kind == FACTOR_COMPUTED ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     if constexpr (UNROLL == 1) {
-        const u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+        const u64 first = ((u64)block * blockDim.x + threadIdx.x) * 8;
         if (blockIdx.y < rows && first < cols) prefetch(x + blockIdx.y * x_stride + first, 8 * sizeof(T));
     }
     begin();
@@ -73,7 +75,7 @@ __device__ __forceinline__ void quantize_tensor(const T* x, u64 x_stride, u32 ro
         u64 at[UNROLL];
 #pragma unroll
         for (int i = 0; i < UNROLL; i++) {
-            at[i] = (((u64)blockIdx.x * UNROLL + i) * blockDim.x + threadIdx.x) * 8;
+            at[i] = (((u64)block * UNROLL + i) * blockDim.x + threadIdx.x) * 8;
             data[i] = at[i] < cols ? load<ALIGNED>(in + at[i]) : zero8<T>();
         }
         const GroupScale s = given_scale(factor, factor_kind);

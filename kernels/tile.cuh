@@ -132,7 +132,10 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
     __shared__ float col_encode[LINES ? 512 : 1];  // PER_1X128: maxima [4 row bands][128]; then encode factors
     __shared__ float scratch[32];
     const u32 tiles = (cols + 127) / 128;
-    const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
+    // After an amax pass the end of the matrix is what L2 still holds: begin there.
+    const bool backwards = GROUP == PER_ROW || (GROUP == PER_TENSOR && in.factor_kind == FACTOR_COMPUTED);
+    const u32 tile = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const u32 tile_row = tile / tiles, tile_col = tile % tiles;
     const Place p = place();
     const u64 row = (u64)tile_row * 128 + p.row, col = (u64)tile_col * 128 + p.col;
     begin();
