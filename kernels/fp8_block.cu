@@ -148,7 +148,6 @@ __device__ __forceinline__ void quantize_128x128(const T* x, u64 x_stride, u32 r
     }
 FOR_EACH_TYPE(QUANTIZE_128X128, 2)
 FOR_EACH_TYPE(QUANTIZE_128X128, 4)
-FOR_EACH_TYPE(QUANTIZE_128X128, 8)
 
 FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_1x128_transposed, PER_1X128)
 FOR_EACH_TYPE(TILE_KERNEL, quantize_fp8_128x128_transposed, PER_128X128)

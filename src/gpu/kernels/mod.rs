@@ -38,8 +38,8 @@ pub(crate) struct Kernels {
     /// For small matrices, then for one and two groups of each row in each warp.
     quantize_1x128: [ByInput; 3],
     quantize_1x128_transposed: ByInput,
-    /// For 2, 4 and 8 rows in each thread.
-    quantize_128x128: [ByInput; 3],
+    /// For 2 and 4 rows in each thread.
+    quantize_128x128: [ByInput; 2],
     quantize_128x128_transposed: ByInput,
     /// By output type.
     epilogue: ByInput,
@@ -131,7 +131,6 @@ impl Kernels {
             quantize_128x128: [
                 by_input(&block, "quantize_fp8_128x128_2")?,
                 by_input(&block, "quantize_fp8_128x128_4")?,
-                by_input(&block, "quantize_fp8_128x128_8")?,
             ],
             quantize_128x128_transposed: by_input(&block, "quantize_fp8_128x128_transposed")?,
             epilogue: by_input(&finish, "epilogue")?,

@@ -14,9 +14,6 @@ use crate::gpu::memory::{LaunchStream, Span};
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
 const STRIP: usize = 4;
 
-/// Which 128x128 kernel takes matrices of many tiles: the one with four rows in each thread.
-const LARGE_TILES: usize = 1;
-
 /// A plain input of a quantizer, resolved on the stream.
 pub(crate) struct Input<'a> {
     pub(crate) x: &'a Span<'a>,
@@ -300,11 +297,8 @@ impl Kernels {
         x.check()?;
         check_output(out, Scheme::Fp8Block128x128(recipe.format()), x.rows, x.cols)?;
         let tiles = x.rows.div_ceil(128) * x.cols.div_ceil(128);
-        let (choice, threads) = match tiles {
-            _ if tiles < 2 * self.sm_count => (0, 1024),
-            _ if x.dtype == DType::F32 => (1, 512),
-            _ => (LARGE_TILES, 2048 >> (LARGE_TILES + 1)),
-        };
+        // Few tiles: more threads for each.
+        let (choice, threads) = if tiles < 2 * self.sm_count { (0, 1024) } else { (1, 512) };
         enqueue!(
             stream,
             by_input(&self.quantize_128x128[choice], x.dtype, x.aligned())?,
