@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::format::Scheme;
+use crate::format::{Operand, Scheme};
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -53,8 +53,8 @@ pub enum Error {
     /// Two schemes that cannot be multiplied here.
     #[error("{a} x {b} is not supported on {device}: {reason}; {remedy}")]
     Pair {
-        /// Scheme of A.
-        a: Scheme,
+        /// A: its scheme, or its element type.
+        a: Operand,
         /// Scheme of B.
         b: Scheme,
         /// The GPU, or `cpu`.

@@ -43,7 +43,7 @@ impl WrittenRecipe {
             [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].into_iter().find(|r| rounding_name(*r) == name)
         })?;
         let source = word(&value, "source", DType::from_name)?;
-        Ok(Self { recipe: Recipe { scheme, preset, rounding }, source })
+        Ok(Self { recipe: Recipe { preset, rounding, ..Recipe::new(scheme) }, source })
     }
 }
 

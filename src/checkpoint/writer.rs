@@ -45,7 +45,7 @@ impl FileLayout {
     pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
         let scheme = written.recipe.scheme;
         let (suffix, shape) = scale_tensor(scheme, rows, cols);
-        self.tensor(name, code_dtype(scheme.spec().format), &[rows, cols]);
+        self.tensor(name, code_dtype(scheme.spec().format.fp8().unwrap_or_default()), &[rows, cols]);
         self.tensor(format!("{name}{suffix}"), Dtype::F32, &shape);
         self.metadata(format!("scaled_gemm.{name}"), written.to_json());
     }

@@ -1,4 +1,5 @@
-//! E4M3 (FN) and E5M2: encode with round to nearest even and saturation, decode exactly; rounding to BF16 and F16.
+//! E4M3 (FN), E5M2 and E2M1: encode with round to nearest even and saturation, decode exactly; the byte scales E8M0 and
+//! UE4M3; rounding to BF16 and F16.
 //!
 //! Mirrored by `kernels/codec.cuh`. The bytes are those of `float8::F8E4M3` and `float8::F8E5M2` (`to_bits`), with two
 //! rules of our own for encoding, which are also those of the GPU's `cvt.rn.satfinite`: everything beyond the largest
@@ -8,7 +9,7 @@ use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::dtype::DType;
-use super::scheme::Fp8Format;
+use super::scheme::{BlockScaleFormat, Fp8Format};
 
 /// The code of every NaN in both formats.
 pub const NAN: u8 = 0x7F;
@@ -117,6 +118,63 @@ const fn decode_all(e5m2: bool) -> [f32; 256] {
         code += 1;
     }
     values
+}
+
+/// The values of the sixteen E2M1 codes: bit 3 is the sign.
+pub const E2M1_VALUES: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// E2M1 code of `x`, 0 to 15: nearest even, saturating at 6, NaN to +6 (code 7), sign of zero kept.
+#[inline]
+pub fn encode_e2m1(x: f32) -> u8 {
+    if x.is_nan() {
+        return 7;
+    }
+    let a = x.abs();
+    // Ties go to the code with an even mantissa: of the boundaries, .75, 1.75 and 3.5 round up.
+    let code = u8::from(a > 0.25)
+        + u8::from(a >= 0.75)
+        + u8::from(a > 1.25)
+        + u8::from(a >= 1.75)
+        + u8::from(a > 2.5)
+        + u8::from(a >= 3.5)
+        + u8::from(a > 5.0);
+    code | (((x.to_bits() >> 28) as u8) & 8)
+}
+
+/// The value of an E2M1 code; only the low four bits count.
+#[inline]
+pub fn decode_e2m1(code: u8) -> f32 {
+    E2M1_VALUES[usize::from(code & 15)]
+}
+
+/// The value of an E8M0 byte: `2^(byte - 127)`, 255 is NaN. Exact: byte 0 is an FP32 subnormal.
+#[inline]
+pub fn decode_e8m0(byte: u8) -> f32 {
+    match byte {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        b => f32::from_bits(u32::from(b) << 23),
+    }
+}
+
+/// What multiplies data whose E8M0 scale is `byte`: `2^(127 - byte)`, 255 gives NaN. Exact.
+#[inline]
+pub fn e8m0_reciprocal(byte: u8) -> f32 {
+    match byte {
+        255 => f32::from_bits(0x7FFF_FFFF),
+        254 => f32::from_bits(0x0040_0000),
+        b => f32::from_bits((254 - u32::from(b)) << 23),
+    }
+}
+
+/// The value of a block scale. The sign bit of UE4M3 is ignored, as cuBLASLt does.
+#[inline]
+pub fn decode_block_scale(format: BlockScaleFormat, byte: u8) -> f32 {
+    match format {
+        BlockScaleFormat::Ue4m3 => decode(Fp8Format::E4M3, byte & 0x7F),
+        BlockScaleFormat::Ue8m0 => decode_e8m0(byte),
+    }
 }
 
 /// `x` rounded to nearest even in this type, as FP32: overflow to infinity for BF16 and F16, saturation for FP8.

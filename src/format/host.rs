@@ -2,13 +2,18 @@
 
 use std::fmt;
 
-use super::scheme::Scheme;
+use super::codec;
+use super::layout::ScaleLayout;
+use super::nvfp4::Basis;
+use super::scheme::{CodeFormat, Scheme};
 use crate::error::{Error, Result};
 
 /// A quantized matrix in host memory: codes, scales and scheme as one value, byte for byte what the device holds.
 ///
-/// Code (i, j) is byte `i * cols + j`; rows beyond `rows`, up to the scheme's row multiple, are zero. Scales lie in the
-/// device's order with padding ([`SchemeSpec::scale_layout`](super::SchemeSpec::scale_layout)).
+/// Codes are row-major: code (i, j) is byte `i * cols + j`, or for E2M1 half of byte `(i * cols + j) / 2`, the low half
+/// where j is even. Rows beyond `rows`, up to the scheme's row multiple, are zero. Scales lie in the device's order with
+/// padding: FP32 scales in [`SchemeSpec::scale_layout`](super::SchemeSpec::scale_layout), block scales in
+/// [`ScaleLayout::Tiled128x4`].
 #[derive(Clone, PartialEq)]
 pub struct HostQuantMatrix {
     scheme: Scheme,
@@ -16,45 +21,99 @@ pub struct HostQuantMatrix {
     cols: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
+    block_scales: Vec<u8>,
+    basis: Basis,
 }
 
 impl HostQuantMatrix {
-    /// A matrix from the bytes of a device: `codes` with row padding, `scales` in device order with padding.
+    /// A matrix without block scales from the bytes of a device: `codes` with row padding, `scales` in device order with
+    /// padding.
     ///
     /// Padding is set to zero whatever it held.
     ///
     /// # Errors
     /// [`Error::Shape`] if a length is not `scheme.code_bytes(rows, cols)` or `scheme.scale_len(rows, cols)`, or a
-    /// dimension is above 2^31 - 1.
-    pub fn from_parts(scheme: Scheme, rows: usize, cols: usize, mut codes: Vec<u8>, scales: Vec<f32>) -> Result<Self> {
-        check_dims(rows, cols)?;
-        check_len("codes", scheme, rows, cols, codes.len(), scheme.code_bytes(rows, cols))?;
-        check_len("scales", scheme, rows, cols, scales.len(), scheme.scale_len(rows, cols))?;
-        codes[rows * cols..].fill(0);
-        let mut matrix = Self { scheme, rows, cols, codes, scales: Vec::new() };
-        let logical = matrix.gather(&scales);
-        matrix.scales = matrix.scatter(&logical);
-        Ok(matrix)
+    /// dimension is above 2^31 - 1, or the scheme has block scales.
+    pub fn from_parts(scheme: Scheme, rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<f32>) -> Result<Self> {
+        Self::from_block_parts(scheme, rows, cols, codes, scales, Vec::new())
     }
 
-    /// A matrix from codes without padding (`rows * cols`) and scales in logical order (`[row groups][column groups]`).
+    /// A matrix from the bytes of a device: `codes` with row padding, both kinds of scales in device order with padding;
+    /// a kind that the scheme lacks is empty.
+    ///
+    /// Padding is set to zero whatever it held.
+    ///
+    /// # Errors
+    /// As [`HostQuantMatrix::from_parts`], also for `scheme.block_scale_len(rows, cols)`.
+    pub fn from_block_parts(
+        scheme: Scheme,
+        rows: usize,
+        cols: usize,
+        mut codes: Vec<u8>,
+        scales: Vec<f32>,
+        block_scales: Vec<u8>,
+    ) -> Result<Self> {
+        check_dims(scheme, rows, cols)?;
+        check_len("codes", scheme, rows, cols, codes.len(), scheme.code_bytes(rows, cols))?;
+        check_len("scales", scheme, rows, cols, scales.len(), scheme.scale_len(rows, cols))?;
+        check_len("block scales", scheme, rows, cols, block_scales.len(), scheme.block_scale_len(rows, cols))?;
+        codes[rows * row_bytes(scheme, cols)..].fill(0);
+        let [r, c] = scheme.scale_grid(rows, cols);
+        let layout = scheme.spec().scale_layout;
+        let scales = layout.to_device(r, c, &layout.to_logical(r, c, &scales));
+        let [r, c] = scheme.block_grid(rows, cols);
+        let tiled = ScaleLayout::Tiled128x4;
+        let block_scales = tiled.to_device(r, c, &tiled.to_logical(r, c, &block_scales));
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain })
+    }
+
+    /// A matrix without block scales from codes without padding (`rows * cols`) and scales in logical order
+    /// (`[row groups][column groups]`).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a length is wrong, a dimension is above 2^31 - 1, or the scheme has block scales.
+    pub fn from_logical(scheme: Scheme, rows: usize, cols: usize, codes: Vec<u8>, scales: &[f32]) -> Result<Self> {
+        Self::from_block_logical(scheme, rows, cols, codes, scales, &[])
+    }
+
+    /// A matrix from codes without padding and scales in logical order: FP32 scales `[row groups][column groups]`, block
+    /// scales `[rows][blocks]`; a kind that the scheme lacks is empty.
     ///
     /// # Errors
     /// [`Error::Shape`] if a length is wrong, or a dimension is above 2^31 - 1.
-    pub fn from_logical(scheme: Scheme, rows: usize, cols: usize, mut codes: Vec<u8>, scales: &[f32]) -> Result<Self> {
-        check_dims(rows, cols)?;
-        let [row_groups, col_groups] = scheme.scale_grid(rows, cols);
-        check_len("codes", scheme, rows, cols, codes.len(), rows * cols)?;
-        check_len("scales", scheme, rows, cols, scales.len(), row_groups * col_groups)?;
+    pub fn from_block_logical(
+        scheme: Scheme,
+        rows: usize,
+        cols: usize,
+        mut codes: Vec<u8>,
+        scales: &[f32],
+        block_scales: &[u8],
+    ) -> Result<Self> {
+        check_dims(scheme, rows, cols)?;
+        let [r, c] = scheme.scale_grid(rows, cols);
+        let [block_rows, blocks] = scheme.block_grid(rows, cols);
+        check_len("codes", scheme, rows, cols, codes.len(), rows * row_bytes(scheme, cols))?;
+        check_len("scales", scheme, rows, cols, scales.len(), r * c)?;
+        check_len("block scales", scheme, rows, cols, block_scales.len(), block_rows * blocks)?;
         codes.resize(scheme.code_bytes(rows, cols), 0);
-        let mut matrix = Self { scheme, rows, cols, codes, scales: Vec::new() };
-        matrix.scales = matrix.scatter(scales);
-        Ok(matrix)
+        let scales = scheme.spec().scale_layout.to_device(r, c, scales);
+        let block_scales = ScaleLayout::Tiled128x4.to_device(block_rows, blocks, block_scales);
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain })
+    }
+
+    /// The same matrix, said to be in this basis. Nothing is transformed.
+    pub fn with_basis(self, basis: Basis) -> Self {
+        Self { basis, ..self }
     }
 
     /// How the codes are read.
     pub fn scheme(&self) -> Scheme {
         self.scheme
+    }
+
+    /// The basis of the rows: that of the data, or a Hadamard transform of it.
+    pub fn basis(&self) -> Basis {
+        self.basis
     }
 
     /// Logical rows.
@@ -74,20 +133,41 @@ impl HostQuantMatrix {
 
     /// The codes of the logical rows.
     pub fn logical_codes(&self) -> &[u8] {
-        &self.codes[..self.rows * self.cols]
+        &self.codes[..self.rows * row_bytes(self.scheme, self.cols)]
     }
 
-    /// The scales in device order, padding included.
+    /// The code bytes of one row: `cols`, or half as many for E2M1.
+    ///
+    /// # Panics
+    /// If `row` is not below [`HostQuantMatrix::rows`].
+    pub fn row_codes(&self, row: usize) -> &[u8] {
+        let bytes = row_bytes(self.scheme, self.cols);
+        &self.logical_codes()[row * bytes..][..bytes]
+    }
+
+    /// The FP32 scales in device order, padding included.
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
 
-    /// The scales in logical order: `[row groups][column groups]`. Allocates.
+    /// The FP32 scales in logical order: `[row groups][column groups]`. Allocates.
     pub fn logical_scales(&self) -> Vec<f32> {
-        self.gather(&self.scales)
+        let [rows, cols] = self.scheme.scale_grid(self.rows, self.cols);
+        self.scheme.spec().scale_layout.to_logical(rows, cols, &self.scales)
     }
 
-    /// The scale of a group of rows and a group of columns.
+    /// The block scales in device order, padding included; empty if the scheme has none.
+    pub fn block_scales(&self) -> &[u8] {
+        &self.block_scales
+    }
+
+    /// The block scales in logical order: `[rows][blocks]`. Allocates.
+    pub fn logical_block_scales(&self) -> Vec<u8> {
+        let [rows, cols] = self.scheme.block_grid(self.rows, self.cols);
+        ScaleLayout::Tiled128x4.to_logical(rows, cols, &self.block_scales)
+    }
+
+    /// The FP32 scale of a group of rows and a group of columns.
     ///
     /// # Panics
     /// If a group is outside [`Scheme::scale_grid`].
@@ -97,36 +177,68 @@ impl HostQuantMatrix {
         self.scales[self.scheme.spec().scale_layout.index(rows, cols, row_group, col_group)]
     }
 
-    /// The codes with padding, and the scales in device order.
+    /// The block scale of a block of a row.
+    ///
+    /// # Panics
+    /// If the place is outside [`Scheme::block_grid`].
+    pub fn block_scale_at(&self, row: usize, block: usize) -> u8 {
+        let [rows, cols] = self.scheme.block_grid(self.rows, self.cols);
+        assert!(row < rows && block < cols, "block scale ({row}, {block}) of a {rows} x {cols} grid");
+        self.block_scales[ScaleLayout::Tiled128x4.index(rows, cols, row, block)]
+    }
+
+    /// Puts the values of a row's codes, without any scale, into `values`: exact.
+    ///
+    /// # Panics
+    /// If `row` is not below [`HostQuantMatrix::rows`], or `values` has another length than
+    /// [`HostQuantMatrix::cols`].
+    pub fn decode_row(&self, row: usize, values: &mut [f32]) {
+        assert_eq!(values.len(), self.cols, "one value for each column");
+        let codes = self.row_codes(row);
+        match self.scheme.spec().format {
+            CodeFormat::E2M1 => {
+                for (pair, byte) in values.chunks_mut(2).zip(codes) {
+                    pair.iter_mut().zip([*byte, *byte >> 4]).for_each(|(v, code)| *v = codec::decode_e2m1(code));
+                }
+            }
+            format => {
+                let table = codec::values_of(format.fp8().unwrap_or_default());
+                values.iter_mut().zip(codes).for_each(|(v, code)| *v = table[usize::from(*code)]);
+            }
+        }
+    }
+
+    /// The codes with padding, and the FP32 scales in device order.
     pub fn into_parts(self) -> (Vec<u8>, Vec<f32>) {
         (self.codes, self.scales)
     }
-
-    /// Logical order from device order.
-    fn gather(&self, device: &[f32]) -> Vec<f32> {
-        let [rows, cols] = self.scheme.scale_grid(self.rows, self.cols);
-        self.scheme.spec().scale_layout.to_logical(rows, cols, device)
-    }
-
-    /// Device order from logical order.
-    fn scatter(&self, logical: &[f32]) -> Vec<f32> {
-        let [rows, cols] = self.scheme.scale_grid(self.rows, self.cols);
-        self.scheme.spec().scale_layout.to_device(rows, cols, logical)
-    }
 }
 
-/// Keeps every product of two dimensions far from overflow.
-fn check_dims(rows: usize, cols: usize) -> Result<()> {
+/// Bytes of one row of codes.
+fn row_bytes(scheme: Scheme, cols: usize) -> usize {
+    cols * scheme.spec().code_bits / 8
+}
+
+/// Keeps every product of two dimensions far from overflow, and rows of half-byte codes whole.
+fn check_dims(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     const LIMIT: usize = i32::MAX as usize;
-    if rows <= LIMIT && cols <= LIMIT {
-        return Ok(());
+    if rows > LIMIT || cols > LIMIT {
+        return Err(Error::shape(
+            "matrix",
+            format!("{rows} x {cols}"),
+            format!("must have at most {LIMIT} rows and columns"),
+            "split it",
+        ));
     }
-    Err(Error::shape(
-        "matrix",
-        format!("{rows} x {cols}"),
-        format!("must have at most {LIMIT} rows and columns"),
-        "split it",
-    ))
+    if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(2) {
+        return Err(Error::shape(
+            "matrix",
+            format!("{cols} columns in {scheme}"),
+            "must be an even number: two codes share a byte",
+            "pad the columns with zeros",
+        ));
+    }
+    Ok(())
 }
 
 fn check_len(what: &str, scheme: Scheme, rows: usize, cols: usize, found: usize, want: usize) -> Result<()> {
@@ -143,6 +255,7 @@ fn check_len(what: &str, scheme: Scheme, rows: usize, cols: usize, found: usize,
 
 impl fmt::Debug for HostQuantMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostQuantMatrix({} x {} {}, {} scales)", self.rows, self.cols, self.scheme, self.scales.len())
+        let scales = self.scales.len() + self.block_scales.len();
+        write!(f, "HostQuantMatrix({} x {} {}, {scales} scales)", self.rows, self.cols, self.scheme)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Mirrored by `kernels/layout.cuh`.
 
-/// Order of FP32 scales on the device, for a logical grid of `rows x cols` scales.
+/// Order of scales on the device, for a logical grid of `rows x cols` scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ScaleLayout {
@@ -14,16 +14,24 @@ pub enum ScaleLayout {
     Vec128,
     /// 128x128 tiles, K blocks contiguous: scale (i, b) at `i * pitch + b`, pitch = K blocks rounded up to 4 (cuBLASLt's BLK128x128_32F).
     Blk128,
+    /// Byte scales of 1x16 or 1x32 blocks (cuBLASLt's VEC16_UE4M3 and VEC32_UE8M0): tiles of 128 rows by 4 blocks, 512 bytes
+    /// each, along K first; scale (i, b) at `tile * 512 + (i % 32) * 16 + (i % 128 / 32) * 4 + b % 4`. Rows are padded to a
+    /// multiple of 128, blocks to one of 4.
+    Tiled128x4,
+    /// No scales.
+    Absent,
 }
 
 impl ScaleLayout {
-    /// Number of FP32 values to allocate, padding included.
+    /// Number of scales to allocate, padding included.
     pub const fn len(self, rows: usize, cols: usize) -> usize {
         match self {
             Self::Scalar => 1,
             Self::Outer => rows,
             Self::Vec128 => rows.next_multiple_of(4) * cols,
             Self::Blk128 => rows * cols.next_multiple_of(4),
+            Self::Tiled128x4 => rows.next_multiple_of(128) * cols.next_multiple_of(4),
+            Self::Absent => 0,
         }
     }
 
@@ -34,6 +42,10 @@ impl ScaleLayout {
             Self::Outer => row,
             Self::Vec128 => col * rows.next_multiple_of(4) + row,
             Self::Blk128 => row * cols.next_multiple_of(4) + col,
+            Self::Tiled128x4 => {
+                (row / 128 * cols.div_ceil(4) + col / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + col % 4
+            }
+            Self::Absent => 0,
         }
     }
 
@@ -41,8 +53,8 @@ impl ScaleLayout {
     ///
     /// # Panics
     /// If `logical` is shorter than `rows * cols`.
-    pub fn to_device(self, rows: usize, cols: usize, logical: &[f32]) -> Vec<f32> {
-        let mut device = vec![0.0; self.len(rows, cols)];
+    pub fn to_device<T: Copy + Default>(self, rows: usize, cols: usize, logical: &[T]) -> Vec<T> {
+        let mut device = vec![T::default(); self.len(rows, cols)];
         for row in 0..rows {
             for col in 0..cols {
                 device[self.index(rows, cols, row, col)] = logical[row * cols + col];
@@ -55,7 +67,7 @@ impl ScaleLayout {
     ///
     /// # Panics
     /// If `device` is shorter than [`ScaleLayout::len`].
-    pub fn to_logical(self, rows: usize, cols: usize, device: &[f32]) -> Vec<f32> {
+    pub fn to_logical<T: Copy>(self, rows: usize, cols: usize, device: &[T]) -> Vec<T> {
         let mut logical = Vec::with_capacity(rows * cols);
         for row in 0..rows {
             logical.extend((0..cols).map(|col| device[self.index(rows, cols, row, col)]));

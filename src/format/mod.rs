@@ -4,11 +4,19 @@ pub mod codec;
 mod dtype;
 mod host;
 pub mod layout;
+pub mod mx;
+pub mod nvfp4;
+mod operand;
 pub mod pair;
 mod recipe;
 mod scheme;
 
 pub use dtype::DType;
 pub use host::HostQuantMatrix;
+pub use mx::MxRounding;
+pub use nvfp4::{
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options, SecondLevel,
+};
+pub use operand::Operand;
 pub use recipe::{GroupScale, Preset, Recipe, ScaleRounding, TensorScale};
-pub use scheme::{Extent, Fp8Format, Scheme, SchemeSpec};
+pub use scheme::{BlockScaleFormat, BlockSpec, CodeFormat, Extent, Fp8Format, Scheme, SchemeSpec};

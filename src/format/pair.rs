@@ -50,7 +50,7 @@ fn reach(spec: &SchemeSpec) -> Reach {
 pub fn check_pair(a: Scheme, b: Scheme, device: &str) -> Result<()> {
     let (sa, sb) = (a.spec(), b.spec());
     let refuse = |reason: &str, remedy: &str| {
-        Err(Error::Pair { a, b, device: device.into(), reason: reason.into(), remedy: remedy.into() })
+        Err(Error::Pair { a: a.into(), b, device: device.into(), reason: reason.into(), remedy: remedy.into() })
     };
     if sa.format == Fp8Format::E5M2 && sb.format == Fp8Format::E5M2 {
         return refuse(

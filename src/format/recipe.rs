@@ -1,4 +1,5 @@
-//! [`Recipe`]: how codes are chosen. The arithmetic of every rule is written here once, in operation order.
+//! [`Recipe`]: how codes are chosen. The arithmetic of every FP8 rule is written here once, in operation order; that of
+//! MXFP8 is in [`mx`](super::mx), that of NVFP4 in [`nvfp4`](super::nvfp4).
 //!
 //! `fl(.)` is one FP32 operation rounded to nearest even; MAX is the largest value of the code format (448 or 57344).
 //! Every rule takes the group's `amax = max |x|` (FP32, NaN ignored, 0 for an empty group), gives an `encode`
@@ -8,19 +9,22 @@
 //! Mirrored by `kernels/common.cuh` (`group_scale`); `tests/` compares both, byte for byte.
 
 use super::dtype::DType;
-use super::scheme::{Fp8Format, Scheme};
+use super::mx::MxRounding;
+use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, Nvfp4Options};
+use super::scheme::{CodeFormat, Scheme};
+use crate::error::{Error, Result};
 
 /// The published rule that scales follow, named after the project whose bytes it reproduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Preset {
-    /// torchao's current blockwise kernels; the default.
+    /// torchao's current blockwise kernels; the default for FP8. For NVFP4 its two-level rule ([`super::nvfp4`]).
     ///
     /// `a = max(amax, 1e-12)`; `encode = fl(MAX / a)`; `scale = fl(1 / encode)`.
     /// An infinite amax gives `encode = 0` and `scale = inf`.
     #[default]
     TorchAo,
-    /// TransformerEngine's current and blockwise scaling, `amax_epsilon = 0`.
+    /// TransformerEngine's current and blockwise scaling, `amax_epsilon = 0`; the default for NVFP4 ([`super::nvfp4`]).
     ///
     /// amax 0 or infinite: `encode = 1`. Otherwise `encode = fl(MAX / amax)`; where that overflows, FLT_MAX for a
     /// whole tensor and the largest finite value of the input type for rows and blocks. `scale = fl(1 / encode)`.
@@ -69,15 +73,21 @@ pub enum ScaleRounding {
     PowerOfTwo,
 }
 
-/// How to quantize: the scheme of the result and the rule for its scales.
+/// How to quantize: the scheme of the result and the rule for its scales and codes.
+///
+/// Options of another scheme than its own stay at their defaults; [`Recipe::check`] refuses what does not go together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Recipe {
     /// Scheme of the result.
     pub scheme: Scheme,
-    /// Rule for the scales.
+    /// Rule for the scales of FP8 and NVFP4.
     pub preset: Preset,
-    /// Rounding of the scales.
+    /// Rounding of FP8's FP32 scales.
     pub rounding: ScaleRounding,
+    /// Rule for the scales of MXFP8.
+    pub mx: MxRounding,
+    /// The options of NVFP4.
+    pub nvfp4: Nvfp4Options,
 }
 
 /// The two factors of one group.
@@ -109,9 +119,29 @@ impl TensorScale {
 }
 
 impl Recipe {
-    /// The scheme with the default rule: torchao's, scales not rounded.
+    /// The scheme with the default rule: torchao's for FP8, TransformerEngine's for MXFP8 and NVFP4, scales not rounded.
     pub const fn new(scheme: Scheme) -> Self {
-        Self { scheme, preset: Preset::TorchAo, rounding: ScaleRounding::Exact }
+        Self {
+            scheme,
+            preset: Self::default_preset(scheme),
+            rounding: ScaleRounding::Exact,
+            mx: MxRounding::Up,
+            nvfp4: Nvfp4Options {
+                block_scale: BlockScaleRule::Plain,
+                bound: E4m3Bound::Max448,
+                shape: BlockShape::Row1x16,
+                basis: Basis::Plain,
+                rounding: CodeRounding::Nearest,
+            },
+        }
+    }
+
+    /// The preset of [`Recipe::new`].
+    pub const fn default_preset(scheme: Scheme) -> Preset {
+        match scheme.spec().block {
+            None => Preset::TorchAo,
+            Some(_) => Preset::TransformerEngine,
+        }
     }
 
     /// The same with another rule.
@@ -124,9 +154,112 @@ impl Recipe {
         Self { rounding: ScaleRounding::PowerOfTwo, ..self }
     }
 
+    /// The same with this rule for the scales of MXFP8.
+    pub const fn with_mx(self, mx: MxRounding) -> Self {
+        Self { mx, ..self }
+    }
+
+    /// The same with these options of NVFP4.
+    pub const fn with_nvfp4(self, nvfp4: Nvfp4Options) -> Self {
+        Self { nvfp4, ..self }
+    }
+
+    /// The basis in which the quantized rows are.
+    pub const fn basis(self) -> Basis {
+        self.nvfp4.basis
+    }
+
+    /// Checks that the options go together. Every quantizer asks this first.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the two options and why they exclude each other.
+    pub fn check(self) -> Result<()> {
+        let refuse = |what: &str, reason: &str, remedy: &str| {
+            Err(Error::unsupported(format!("{what} with {}", self.scheme), reason, remedy))
+        };
+        if self.scheme.spec().block.is_some() && self.rounding != ScaleRounding::Exact {
+            return refuse("rounding scales to powers of two", "its block scales have a format of their own", "leave it out");
+        }
+        if self.mx != MxRounding::Up && !matches!(self.scheme, Scheme::Mxfp8(_)) {
+            return refuse("a rule for MX scales", "they belong to mxfp8", "leave it out, or quantize as mxfp8");
+        }
+        if !self.scheme.is_nvfp4() {
+            if self.nvfp4 != Nvfp4Options::default() {
+                return refuse(
+                    "an NVFP4 option (4over6, bound, 16x16 tiles, Hadamard, stochastic rounding)",
+                    "they belong to nvfp4 and nvfp4-row",
+                    "leave it out, or quantize as nvfp4",
+                );
+            }
+            if matches!(self.scheme, Scheme::Mxfp8(_)) && self.preset != Preset::TransformerEngine {
+                let reason = "its rules are told apart by the rounding of the scale, not by a project";
+                return refuse("a preset", reason, "choose an MX rounding instead");
+            }
+            return Ok(());
+        }
+        self.check_nvfp4()
+    }
+
+    fn check_nvfp4(self) -> Result<()> {
+        let options = self.nvfp4;
+        let four_over_six = options.block_scale != BlockScaleRule::Plain;
+        let tiles = options.shape == BlockShape::Tile16x16;
+        let hadamard = options.basis != Basis::Plain;
+        let stochastic = options.rounding != CodeRounding::Nearest;
+        let row = self.scheme == Scheme::Nvfp4Row;
+        let refuse = |what: &str, reason: &str, remedy: &str| {
+            Err(Error::unsupported(format!("{what} in a recipe for {}", self.scheme), reason, remedy))
+        };
+        match self.preset {
+            Preset::TransformerEngine => {}
+            Preset::TorchAo if options == Nvfp4Options::default() && !row => {}
+            Preset::TorchAo => {
+                let reason = "torchao's rule knows one scale for the matrix, plain block scales and rounding to nearest";
+                return refuse("the preset torchao with NVFP4 options", reason, "use the preset transformer-engine");
+            }
+            Preset::DeepSeek | Preset::DeepGemm => {
+                let reason = "that project has no NVFP4 rule with two levels of scales";
+                return refuse("this preset", reason, "use the preset transformer-engine or torchao");
+            }
+        }
+        if options.bound == E4m3Bound::Max256 && !four_over_six {
+            let reason = "the bound 256 makes room for the larger scales of 4over6; without it, it only loses range";
+            return refuse("the bound 256 without 4over6", reason, "leave the bound at 448");
+        }
+        if four_over_six && stochastic {
+            let reason = "the error of a candidate would be that of one random draw, and the choice biased";
+            return refuse("4over6 with stochastic rounding", reason, "round to nearest, or use plain block scales");
+        }
+        if four_over_six && hadamard {
+            let reason = "4over6 compares errors of the data, and a transformed block mixes sixteen of them";
+            return refuse("4over6 with the Hadamard transform", reason, "use one of the two");
+        }
+        if tiles && hadamard {
+            let reason = "a transform along rows leaves a tile and its transpose without a common scale";
+            return refuse("16x16 tiles with the Hadamard transform", reason, "use 1x16 blocks");
+        }
+        if tiles && stochastic {
+            let reason = "tiles exist so that a weight and its transpose hold the same numbers, and random rounding breaks that";
+            return refuse("16x16 tiles with stochastic rounding", reason, "round weights to nearest");
+        }
+        if row && tiles {
+            let reason = "the rows of a tile would have different second-level scales";
+            return refuse("16x16 tiles", reason, "use nvfp4, or 1x16 blocks");
+        }
+        if row && hadamard {
+            let reason = "the row scale would have to be that of the transformed row, which no published consumer expects";
+            return refuse("the Hadamard transform", reason, "use nvfp4");
+        }
+        if row && stochastic {
+            let reason = "row scales are for activations of a forward pass, stochastic rounding is for gradients";
+            return refuse("stochastic rounding", reason, "use nvfp4");
+        }
+        Ok(())
+    }
+
     /// `encode` and `scale` of a group with this amax, for data of type `input`.
     ///
-    /// The formula is that of [`Preset`] and [`ScaleRounding`]. `input` matters to TransformerEngine's overflow rule only.
+    /// For the FP8 schemes. The formula is that of [`Preset`] and [`ScaleRounding`]. `input` matters to TransformerEngine's overflow rule only.
     pub fn group_scale(self, amax: f32, input: DType) -> GroupScale {
         let max = self.scheme.spec().format.max();
         let pow2 = self.rounding == ScaleRounding::PowerOfTwo;
@@ -161,8 +294,8 @@ impl Recipe {
         }
     }
 
-    /// Bits of the code format's largest value, for kernels and files.
-    pub fn format(self) -> Fp8Format {
+    /// The code format of the scheme.
+    pub fn format(self) -> CodeFormat {
         self.scheme.spec().format
     }
 }
@@ -184,6 +317,7 @@ fn ceil_power_of_two(scale: f32) -> GroupScale {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{ErrorMath, ErrorMetric, Fp8Format};
 
     const BLOCK: Scheme = Scheme::Fp8Block1x128(Fp8Format::E4M3);
 
@@ -224,5 +358,51 @@ mod tests {
         assert_eq!(te(BLOCK).group_scale(tiny, DType::Bf16).encode.to_bits(), 0x7F7F_0000);
         assert_eq!(te(BLOCK).group_scale(tiny, DType::F16).encode, 65504.0);
         assert_eq!(te(Scheme::Fp8Tensor(Fp8Format::E4M3)).group_scale(tiny, DType::Bf16).encode, f32::MAX);
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_say_why() {
+        let nv = Nvfp4Options::default();
+        let four = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Fast };
+        let sixes = Nvfp4Options { block_scale: four, ..nv };
+        let random = CodeRounding::Stochastic { seed: 1, offset: 0 };
+        let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..nv };
+        let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..nv };
+        let of = |scheme, nvfp4| Recipe::new(scheme).with_nvfp4(nvfp4);
+        let good = [
+            of(Scheme::Nvfp4, nv),
+            of(Scheme::Nvfp4, sixes),
+            of(Scheme::Nvfp4, Nvfp4Options { bound: E4m3Bound::Max256, ..sixes }),
+            of(Scheme::Nvfp4, Nvfp4Options { shape: BlockShape::Tile16x16, ..sixes }),
+            of(Scheme::Nvfp4, tiles),
+            of(Scheme::Nvfp4, Nvfp4Options { rounding: random, ..hadamard }),
+            of(Scheme::Nvfp4Row, sixes),
+            Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo),
+            Recipe::new(Scheme::Mxfp8(Fp8Format::E5M2)).with_mx(MxRounding::Even),
+        ];
+        for recipe in good {
+            recipe.check().unwrap();
+        }
+        let bad = [
+            (of(Scheme::Nvfp4, Nvfp4Options { rounding: random, ..sixes }), "4over6 with stochastic"),
+            (of(Scheme::Nvfp4, Nvfp4Options { basis: Basis::Hadamard16, ..sixes }), "4over6 with the Hadamard"),
+            (of(Scheme::Nvfp4, Nvfp4Options { bound: E4m3Bound::Max256, ..nv }), "256 without 4over6"),
+            (of(Scheme::Nvfp4, Nvfp4Options { basis: Basis::Hadamard16, ..tiles }), "tiles with the Hadamard"),
+            (of(Scheme::Nvfp4, Nvfp4Options { rounding: random, ..tiles }), "tiles with stochastic"),
+            (of(Scheme::Nvfp4Row, tiles), "second-level"),
+            (of(Scheme::Nvfp4Row, hadamard), "Hadamard"),
+            (of(Scheme::Nvfp4Row, Nvfp4Options { rounding: random, ..nv }), "stochastic"),
+            (of(BLOCK, sixes), "belong to nvfp4"),
+            (of(Scheme::Nvfp4, sixes).with_preset(Preset::TorchAo), "torchao"),
+            (Recipe::new(Scheme::Nvfp4Row).with_preset(Preset::TorchAo), "torchao"),
+            (Recipe::new(Scheme::Nvfp4).with_preset(Preset::DeepSeek), "two levels"),
+            (Recipe::new(Scheme::Nvfp4).power_of_two(), "powers of two"),
+            (Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3)).with_preset(Preset::TorchAo), "MX rounding"),
+            (Recipe::new(BLOCK).with_mx(MxRounding::Floor), "mxfp8"),
+        ];
+        for (recipe, word) in bad {
+            let text = recipe.check().unwrap_err().to_string();
+            assert!(text.contains(word), "{recipe:?}: {text}");
+        }
     }
 }

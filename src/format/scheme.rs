@@ -39,8 +39,98 @@ impl Fp8Format {
     }
 }
 
-/// How a quantized matrix is read: `value[i, j] = code[i, j] * scale[group of (i, j)]`.
+/// The format of one code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CodeFormat {
+    /// One byte: [`Fp8Format::E4M3`].
+    E4M3,
+    /// One byte: [`Fp8Format::E5M2`].
+    E5M2,
+    /// Four bits: 2 exponent bits, 1 mantissa bit, largest value 6, neither infinity nor NaN. Two codes a byte, the one of
+    /// the even column in the low half.
+    E2M1,
+}
+
+impl CodeFormat {
+    /// Largest finite value: 448, 57344 or 6.
+    pub const fn max(self) -> f32 {
+        match self {
+            Self::E4M3 => 448.0,
+            Self::E5M2 => 57344.0,
+            Self::E2M1 => 6.0,
+        }
+    }
+
+    /// Bits of one code.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::E4M3 | Self::E5M2 => 8,
+            Self::E2M1 => 4,
+        }
+    }
+
+    /// `e4m3`, `e5m2` or `e2m1`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E4M3 => "e4m3",
+            Self::E5M2 => "e5m2",
+            Self::E2M1 => "e2m1",
+        }
+    }
+
+    /// `Some` for `e4m3`, `e5m2` or `e2m1`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::E4M3, Self::E5M2, Self::E2M1].into_iter().find(|f| f.name() == name)
+    }
+
+    /// The FP8 format; `None` for E2M1.
+    pub const fn fp8(self) -> Option<Fp8Format> {
+        match self {
+            Self::E4M3 => Some(Fp8Format::E4M3),
+            Self::E5M2 => Some(Fp8Format::E5M2),
+            Self::E2M1 => None,
+        }
+    }
+}
+
+impl From<Fp8Format> for CodeFormat {
+    fn from(format: Fp8Format) -> Self {
+        match format {
+            Fp8Format::E4M3 => Self::E4M3,
+            Fp8Format::E5M2 => Self::E5M2,
+        }
+    }
+}
+
+impl PartialEq<Fp8Format> for CodeFormat {
+    fn eq(&self, other: &Fp8Format) -> bool {
+        self.fp8() == Some(*other)
+    }
+}
+
+/// The format of a block scale: one byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BlockScaleFormat {
+    /// E4M3 without sign: up to 448 (NVFP4).
+    Ue4m3,
+    /// Powers of two: byte b is `2^(b - 127)`, 255 is NaN (MXFP8).
+    Ue8m0,
+}
+
+/// Block scales: one byte for each `cols` consecutive elements of a row (the last block may be shorter), always in the
+/// order [`ScaleLayout::Tiled128x4`] on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockSpec {
+    /// Elements of a row that share a block scale: 16 or 32.
+    pub cols: usize,
+    /// Format of the scale.
+    pub format: BlockScaleFormat,
+}
+
+/// How a quantized matrix is read: `value[i, j] = code[i, j] * block_scale[i, block of j] * scale[group of (i, j)]`.
 ///
+/// FP8 schemes have no block scales, MXFP8 has no FP32 scales: what a scheme lacks counts as 1. The FP32 scale of NVFP4 is
+/// its second-level decode factor, `amax / (6 * 448)` for most recipes.
 /// The enum holds what a reader needs; how the codes were chosen is a [`Recipe`](super::Recipe).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -53,6 +143,12 @@ pub enum Scheme {
     Fp8Block1x128(Fp8Format),
     /// One FP32 scale for each tile of 128 rows and 128 columns (edge tiles may be smaller).
     Fp8Block128x128(Fp8Format),
+    /// FP8 codes, one power of two (E8M0) for each 32 consecutive elements of a row. No FP32 scale.
+    Mxfp8(Fp8Format),
+    /// E2M1 codes, one E4M3 scale for each 16 consecutive elements of a row, and one FP32 scale for the whole matrix.
+    Nvfp4,
+    /// E2M1 codes, one E4M3 scale for each 16 consecutive elements of a row, and one FP32 scale for each row.
+    Nvfp4Row,
 }
 
 /// How far one scale reaches along an axis.
@@ -88,22 +184,31 @@ pub struct SchemeSpec {
     /// Name in files and on the command line, without the code format: `fp8-1x128`.
     pub name: &'static str,
     /// Code format.
-    pub format: Fp8Format,
+    pub format: CodeFormat,
     /// Bits of one code.
     pub code_bits: usize,
-    /// Rows that share a scale.
+    /// Rows that share an FP32 scale.
     pub group_rows: Extent,
-    /// Columns that share a scale.
+    /// Columns that share an FP32 scale.
     pub group_cols: Extent,
-    /// Order of the scales on the device, as the GEMM reads them.
+    /// Order of the FP32 scales on the device, as the GEMM reads them; [`ScaleLayout::Absent`] if there are none.
     pub scale_layout: ScaleLayout,
+    /// The block scales below the FP32 scales; `None` for the FP8 schemes.
+    pub block: Option<BlockSpec>,
     /// Code rows are stored up to a multiple of this, the rest zero: the 1x128 GEMMs of cuBLASLt read rows in fours.
     pub row_multiple: usize,
 }
 
 impl Scheme {
     /// Every scheme in every code format.
-    pub const ALL: [Self; 8] = {
+    pub const ALL: [Self; 12] = {
+        use Fp8Format::{E4M3, E5M2};
+        let [t4, r4, v4, b4, t5, r5, v5, b5] = Self::FP8;
+        [t4, r4, v4, b4, t5, r5, v5, b5, Self::Mxfp8(E4M3), Self::Mxfp8(E5M2), Self::Nvfp4, Self::Nvfp4Row]
+    };
+
+    /// The schemes with FP32 scales only.
+    pub const FP8: [Self; 8] = {
         use Fp8Format::{E4M3, E5M2};
         [
             Self::Fp8Tensor(E4M3),
@@ -119,19 +224,41 @@ impl Scheme {
 
     /// The facts about this scheme.
     pub const fn spec(self) -> SchemeSpec {
+        use BlockScaleFormat::{Ue4m3, Ue8m0};
         use Extent::{All, Elements};
-        let (name, format, group_rows, group_cols, scale_layout, row_multiple) = match self {
-            Self::Fp8Tensor(f) => ("fp8-tensor", f, All, All, ScaleLayout::Scalar, 1),
-            Self::Fp8Row(f) => ("fp8-row", f, Elements(1), All, ScaleLayout::Outer, 1),
-            Self::Fp8Block1x128(f) => ("fp8-1x128", f, Elements(1), Elements(128), ScaleLayout::Vec128, 4),
-            Self::Fp8Block128x128(f) => ("fp8-128x128", f, Elements(128), Elements(128), ScaleLayout::Blk128, 1),
+        const fn code(format: Fp8Format) -> CodeFormat {
+            match format {
+                Fp8Format::E4M3 => CodeFormat::E4M3,
+                Fp8Format::E5M2 => CodeFormat::E5M2,
+            }
+        }
+        const NV: Option<BlockSpec> = Some(BlockSpec { cols: 16, format: Ue4m3 });
+        const MX: Option<BlockSpec> = Some(BlockSpec { cols: 32, format: Ue8m0 });
+        let (name, format, group_rows, group_cols, scale_layout, row_multiple, block) = match self {
+            Self::Fp8Tensor(f) => ("fp8-tensor", code(f), All, All, ScaleLayout::Scalar, 1, None),
+            Self::Fp8Row(f) => ("fp8-row", code(f), Elements(1), All, ScaleLayout::Outer, 1, None),
+            Self::Fp8Block1x128(f) => ("fp8-1x128", code(f), Elements(1), Elements(128), ScaleLayout::Vec128, 4, None),
+            Self::Fp8Block128x128(f) => {
+                ("fp8-128x128", code(f), Elements(128), Elements(128), ScaleLayout::Blk128, 1, None)
+            }
+            Self::Mxfp8(f) => ("mxfp8", code(f), All, All, ScaleLayout::Absent, 1, MX),
+            Self::Nvfp4 => ("nvfp4", CodeFormat::E2M1, All, All, ScaleLayout::Scalar, 1, NV),
+            Self::Nvfp4Row => ("nvfp4-row", CodeFormat::E2M1, Elements(1), All, ScaleLayout::Outer, 1, NV),
         };
-        SchemeSpec { name, format, code_bits: 8, group_rows, group_cols, scale_layout, row_multiple }
+        let code_bits = format.bits();
+        SchemeSpec { name, format, code_bits, group_rows, group_cols, scale_layout, block, row_multiple }
     }
 
-    /// The scheme of this name (`fp8-tensor`, `fp8-row`, `fp8-1x128`, `fp8-128x128`) in the given code format.
-    pub fn from_name(name: &str, format: Fp8Format) -> Option<Self> {
+    /// The scheme of this name (`fp8-tensor`, `fp8-row`, `fp8-1x128`, `fp8-128x128`, `mxfp8`, `nvfp4`, `nvfp4-row`) in the
+    /// given code format, which is E2M1 for NVFP4.
+    pub fn from_name(name: &str, format: impl Into<CodeFormat>) -> Option<Self> {
+        let format = format.into();
         Self::ALL.into_iter().find(|s| s.spec().name == name && s.spec().format == format)
+    }
+
+    /// True for NVFP4 with one FP32 scale for the matrix or for each row.
+    pub const fn is_nvfp4(self) -> bool {
+        matches!(self, Self::Nvfp4 | Self::Nvfp4Row)
     }
 
     /// Bytes of the code buffer of a `rows x cols` matrix, row padding included.
@@ -140,10 +267,27 @@ impl Scheme {
         rows.next_multiple_of(spec.row_multiple) * cols * spec.code_bits / 8
     }
 
-    /// Number of scales in logical order: `[row groups, column groups]`.
+    /// Number of FP32 scales in logical order: `[row groups, column groups]`; `[0, 0]` if the scheme has none.
     pub const fn scale_grid(self, rows: usize, cols: usize) -> [usize; 2] {
         let spec = self.spec();
-        [spec.group_rows.groups(rows), spec.group_cols.groups(cols)]
+        match spec.scale_layout {
+            ScaleLayout::Absent => [0, 0],
+            _ => [spec.group_rows.groups(rows), spec.group_cols.groups(cols)],
+        }
+    }
+
+    /// Number of block scales in logical order: `[rows, blocks of a row]`; `[0, 0]` if the scheme has none.
+    pub const fn block_grid(self, rows: usize, cols: usize) -> [usize; 2] {
+        match self.spec().block {
+            Some(block) => [rows, cols.div_ceil(block.cols)],
+            None => [0, 0],
+        }
+    }
+
+    /// Number of block scales, one byte each, in the device buffer, padding included; 0 if the scheme has none.
+    pub const fn block_scale_len(self, rows: usize, cols: usize) -> usize {
+        let [r, c] = self.block_grid(rows, cols);
+        ScaleLayout::Tiled128x4.len(r, c)
     }
 
     /// Number of FP32 scales in the device buffer, padding included.
@@ -156,6 +300,9 @@ impl Scheme {
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
-        write!(f, "{}:{}", spec.name, spec.format.name())
+        match spec.format {
+            CodeFormat::E2M1 => f.write_str(spec.name),
+            format => write!(f, "{}:{}", spec.name, format.name()),
+        }
     }
 }

@@ -249,7 +249,7 @@ impl Handle {
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
         };
         Error::Pair {
-            a: desc.a,
+            a: desc.a.into(),
             b: desc.b,
             device: self.device().to_string(),
             reason: format!("no way to compute {desc}: {}", rejected.join("; ")),

@@ -4,7 +4,7 @@
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{DType, Fp8Format, Scheme};
+use crate::format::{CodeFormat, DType, Scheme};
 
 use super::formulation::{Core, Finish, Formulation, core};
 use super::gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
@@ -47,8 +47,8 @@ struct Setup {
 
 fn data_type(scheme: Scheme) -> DataType {
     match scheme.spec().format {
-        Fp8Format::E4M3 => DataType::E4m3,
-        Fp8Format::E5M2 => DataType::E5m2,
+        CodeFormat::E4M3 => DataType::E4m3,
+        CodeFormat::E5M2 | CodeFormat::E2M1 => DataType::E5m2,
     }
 }
 
@@ -58,6 +58,7 @@ fn scale_mode(layout: ScaleLayout) -> ScaleMode {
         ScaleLayout::Outer => ScaleMode::OuterVector,
         ScaleLayout::Vec128 => ScaleMode::Vector128,
         ScaleLayout::Blk128 => ScaleMode::Block128,
+        ScaleLayout::Tiled128x4 | ScaleLayout::Absent => ScaleMode::Scalar,
     }
 }
 
@@ -126,7 +127,7 @@ fn problem(handle: &Handle, desc: &GemmDesc, core: &Core) -> Problem {
         scaling: match core.a_scales {
             ScaleLayout::Scalar => Scaling::Tensor,
             ScaleLayout::Outer => Scaling::Row,
-            ScaleLayout::Vec128 | ScaleLayout::Blk128 => Scaling::Block128,
+            ScaleLayout::Vec128 | ScaleLayout::Blk128 | ScaleLayout::Tiled128x4 | ScaleLayout::Absent => Scaling::Block128,
         },
         has_bias: core.bias.is_some(),
         has_activation: core.activation != Activation::None,

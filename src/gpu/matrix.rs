@@ -7,7 +7,7 @@ use cudarc::driver::CudaSlice;
 
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{DType, Extent, HostQuantMatrix, Scheme};
+use crate::format::{Basis, CodeFormat, DType, Extent, HostQuantMatrix, Scheme};
 
 use super::handle::Handle;
 use super::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut, driver};
@@ -236,19 +236,32 @@ impl<T> Store<T> {
     }
 }
 
-/// A quantized `rows x cols` matrix on the device: `value[i, j] = code[i, j] * scale[group of (i, j)]`.
+/// A quantized `rows x cols` matrix on the device: `value[i, j] = code[i, j] * block_scale[i, block] * scale[group of (i, j)]`.
 ///
-/// Codes are row-major and packed, rows padded with zeros to the scheme's row multiple
-/// ([`SchemeSpec::row_multiple`](crate::format::SchemeSpec::row_multiple)); scales are FP32 in the order the GEMM reads
-/// ([`ScaleLayout`]). Codes, scales and scheme travel as this one value; the lengths were checked when it was built.
+/// Codes are row-major and packed (two E2M1 codes a byte, the even column in the low half), rows padded with zeros to the
+/// scheme's row multiple ([`SchemeSpec::row_multiple`](crate::format::SchemeSpec::row_multiple)); FP32 scales and byte block
+/// scales lie in the order the GEMM reads ([`ScaleLayout`]). Codes, scales and scheme travel as this one value; the lengths
+/// were checked when it was built.
 pub struct QuantMatrix {
     scheme: Scheme,
     rows: usize,
     cols: usize,
     codes: Store<u8>,
     scales: Store<f32>,
+    block_scales: Store<u8>,
+    basis: Basis,
     /// The 128x128 scales repeated for every row, in 1x128 order; made once by [`QuantMatrix::repeat_scales`].
     repeated: OnceLock<CudaSlice<f32>>,
+}
+
+/// The buffers of a [`QuantMatrix`], in device order; empty where its scheme has none of a kind.
+pub struct Parts<T> {
+    /// `scheme.code_bytes(rows, cols)` bytes.
+    pub codes: T,
+    /// `scheme.scale_len(rows, cols)` FP32 numbers.
+    pub scales: T,
+    /// `scheme.block_scale_len(rows, cols)` bytes.
+    pub block_scales: T,
 }
 
 impl QuantMatrix {
@@ -262,23 +275,29 @@ impl QuantMatrix {
         // The driver has no allocation of zero bytes, hence the floor of one element.
         let codes = handle.stream().alloc_zeros(scheme.code_bytes(rows, cols).max(1));
         let scales = handle.stream().alloc_zeros(scheme.scale_len(rows, cols).max(1));
+        let block_scales = match scheme.block_scale_len(rows, cols) {
+            0 => Store::Raw { address: 0, len: 0 },
+            len => Store::Owned(handle.stream().alloc_zeros(len).map_err(|e| driver("allocating block scales", e))?),
+        };
         Ok(Self {
             scheme,
             rows,
             cols,
             codes: Store::Owned(codes.map_err(|e| driver("allocating codes", e))?),
             scales: Store::Owned(scales.map_err(|e| driver("allocating scales", e))?),
+            block_scales,
+            basis: Basis::Plain,
             repeated: OnceLock::new(),
         })
     }
 
-    /// A matrix from its two buffers, as [`QuantMatrix`] describes them. Nothing is copied or read.
+    /// A matrix without block scales from its two buffers, as [`QuantMatrix`] describes them. Nothing is copied or read.
     ///
     /// Padding rows of the codes must be zero; the contents are not checked.
     ///
     /// # Errors
     /// [`Error::Shape`] if a buffer is not exactly `scheme.code_bytes(rows, cols)` bytes or
-    /// `scheme.scale_len(rows, cols)` scales long.
+    /// `scheme.scale_len(rows, cols)` scales long, or the scheme has block scales.
     pub fn from_parts(
         scheme: Scheme,
         rows: usize,
@@ -286,7 +305,27 @@ impl QuantMatrix {
         codes: CudaSlice<u8>,
         scales: CudaSlice<f32>,
     ) -> Result<Self> {
-        Self::from_store(scheme, rows, cols, Store::Owned(codes), Store::Owned(scales))
+        let none = Store::Raw { address: 0, len: 0 };
+        Self::from_store(scheme, rows, cols, Store::Owned(codes), Store::Owned(scales), none)
+    }
+
+    /// A matrix with block scales from its buffers, as [`QuantMatrix`] describes them; `scales` is `None` for MXFP8. Nothing
+    /// is copied or read.
+    ///
+    /// Padding of the block scales must be zero; the contents are not checked.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a buffer is not exactly as long as the scheme says.
+    pub fn from_block_parts(
+        scheme: Scheme,
+        rows: usize,
+        cols: usize,
+        codes: CudaSlice<u8>,
+        scales: Option<CudaSlice<f32>>,
+        block_scales: CudaSlice<u8>,
+    ) -> Result<Self> {
+        let scales = scales.map_or(Store::Raw { address: 0, len: 0 }, Store::Owned);
+        Self::from_store(scheme, rows, cols, Store::Owned(codes), scales, Store::Owned(block_scales))
     }
 
     /// The checks of [`QuantMatrix::from_parts`], for every kind of memory.
@@ -296,11 +335,13 @@ impl QuantMatrix {
         cols: usize,
         codes: Store<u8>,
         scales: Store<f32>,
+        block_scales: Store<u8>,
     ) -> Result<Self> {
         Self::check_size(scheme, rows, cols)?;
         let lengths = [
             ("codes", codes.len(), scheme.code_bytes(rows, cols)),
             ("scales", scales.len(), scheme.scale_len(rows, cols)),
+            ("block scales", block_scales.len(), scheme.block_scale_len(rows, cols)),
         ];
         for (what, found, needed) in lengths {
             if found != needed {
@@ -308,11 +349,12 @@ impl QuantMatrix {
                     format!("{what} of a {rows} x {cols} {scheme} matrix"),
                     format!("{found} elements"),
                     format!("must be {needed} (device order, padding included)"),
-                    "allocate Scheme::code_bytes and Scheme::scale_len, or convert through HostQuantMatrix",
+                    "allocate the lengths that Scheme says, or convert through HostQuantMatrix",
                 ));
             }
         }
-        Ok(Self { scheme, rows, cols, codes, scales, repeated: OnceLock::new() })
+        let (basis, repeated) = (Basis::Plain, OnceLock::new());
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis, repeated })
     }
 
     /// Copies a host matrix to the device, byte for byte. Allocates.
@@ -320,7 +362,7 @@ impl QuantMatrix {
     /// # Errors
     /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
     pub fn from_host(handle: &Handle, host: &HostQuantMatrix) -> Result<Self> {
-        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?;
+        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.with_basis(host.basis());
         if let Store::Owned(codes) = &mut matrix.codes {
             let copied = handle.stream().memcpy_htod(host.codes(), codes);
             copied.map_err(|e| driver("copying codes to the device", e))?;
@@ -328,6 +370,10 @@ impl QuantMatrix {
         if let Store::Owned(scales) = &mut matrix.scales {
             let copied = handle.stream().memcpy_htod(host.scales(), scales);
             copied.map_err(|e| driver("copying scales to the device", e))?;
+        }
+        if let Store::Owned(scales) = &mut matrix.block_scales {
+            let copied = handle.stream().memcpy_htod(host.block_scales(), scales);
+            copied.map_err(|e| driver("copying block scales to the device", e))?;
         }
         Ok(matrix)
     }
@@ -337,17 +383,38 @@ impl QuantMatrix {
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
     pub fn to_host(&self, handle: &Handle) -> Result<HostQuantMatrix> {
-        let mut codes = handle.read_bytes(&self.codes())?;
-        codes.truncate(self.scheme.code_bytes(self.rows, self.cols));
-        let bytes = handle.read_bytes(&self.scales())?;
-        let scales = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b));
-        let scales = scales.take(self.scheme.scale_len(self.rows, self.cols)).collect();
-        HostQuantMatrix::from_parts(self.scheme, self.rows, self.cols, codes, scales)
+        let (scheme, rows, cols) = (self.scheme, self.rows, self.cols);
+        let read = |bytes: DeviceBytes<'_>, len: usize| {
+            let mut host = if len == 0 { Vec::new() } else { handle.read_bytes(&bytes)? };
+            host.truncate(len);
+            Ok::<_, Error>(host)
+        };
+        let codes = read(self.codes(), scheme.code_bytes(rows, cols))?;
+        let bytes = read(self.scales(), scheme.scale_len(rows, cols) * 4)?;
+        let scales = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
+        let block_scales = read(self.block_scales(), scheme.block_scale_len(rows, cols))?;
+        let host = HostQuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, block_scales)?;
+        Ok(host.with_basis(self.basis))
+    }
+
+    /// The same matrix, said to be in this basis. Nothing is transformed.
+    pub fn with_basis(self, basis: Basis) -> Self {
+        Self { basis, ..self }
     }
 
     /// How codes and scales are read.
     pub fn scheme(&self) -> Scheme {
         self.scheme
+    }
+
+    /// The basis of the rows: that of the data, or a Hadamard transform of it.
+    pub fn basis(&self) -> Basis {
+        self.basis
+    }
+
+    /// The quantizers say in which basis they wrote the rows.
+    pub(super) fn set_basis(&mut self, basis: Basis) {
+        self.basis = basis;
     }
 
     /// Number of logical rows (padding not counted).
@@ -365,9 +432,14 @@ impl QuantMatrix {
         self.codes.bytes()
     }
 
-    /// The scales, FP32, in device order.
+    /// The FP32 scales, in device order.
     pub fn scales(&self) -> DeviceBytes<'_> {
         self.scales.bytes()
+    }
+
+    /// The block scales, one byte each, in device order; empty if the scheme has none.
+    pub fn block_scales(&self) -> DeviceBytes<'_> {
+        self.block_scales.bytes()
     }
 
     /// The codes, for writing; the caller keeps padding rows zero.
@@ -381,15 +453,20 @@ impl QuantMatrix {
         self.scales.bytes_mut()
     }
 
-    /// Codes and scales at once, for writing. Drops the repeated scales made from the old ones.
-    pub fn parts_mut(&mut self) -> (DeviceBytesMut<'_>, DeviceBytesMut<'_>) {
+    /// All buffers at once, for writing. Drops the repeated scales made from the old ones.
+    pub fn parts_mut(&mut self) -> Parts<DeviceBytesMut<'_>> {
         self.repeated.take();
-        (self.codes.bytes_mut(), self.scales.bytes_mut())
+        Parts {
+            codes: self.codes.bytes_mut(),
+            scales: self.scales.bytes_mut(),
+            block_scales: self.block_scales.bytes_mut(),
+        }
     }
 
     /// Device bytes of codes and scales, and of the repeated scales where they were made.
     pub fn device_bytes(&self) -> usize {
-        self.codes().len() + self.scales().len() + self.repeated.get().map_or(0, CudaSlice::num_bytes)
+        let scales = self.scales().len() + self.block_scales().len();
+        self.codes().len() + scales + self.repeated.get().map_or(0, CudaSlice::num_bytes)
     }
 
     /// The scales in 1x128 order, if [`QuantMatrix::repeat_scales`] made them.
@@ -422,8 +499,16 @@ impl QuantMatrix {
         Ok(())
     }
 
-    /// Refuses sizes whose byte counts do not fit in an `isize`.
+    /// Refuses sizes whose byte counts do not fit in an `isize`, and rows of half-byte codes that are not whole.
     pub(super) fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+        if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(16) {
+            return Err(Error::shape(
+                format!("{scheme} matrix"),
+                format!("{rows} x {cols}"),
+                "must have a multiple of 16 columns: blocks of 16 codes are whole",
+                "pad the columns with zeros",
+            ));
+        }
         let fits = |len: Option<usize>| len.is_some_and(|len| len <= isize::MAX as usize / 8);
         let padded = rows.checked_add(128).and_then(|r| r.checked_mul(cols.checked_add(512)?));
         if fits(padded) {
@@ -466,7 +551,7 @@ mod tests {
         let scheme = Scheme::ALL[2];
         let build = |codes, scales| {
             let (codes, scales) = (Store::Raw { address: 4096, len: codes }, Store::Raw { address: 8192, len: scales });
-            QuantMatrix::from_store(scheme, 3, 144, codes, scales)
+            QuantMatrix::from_store(scheme, 3, 144, codes, scales, Store::Raw { address: 0, len: 0 })
         };
         // 3 rows are stored as 4, and 144 columns have two groups.
         assert!(build(4 * 144, 8).is_ok());
@@ -478,6 +563,7 @@ mod tests {
                 scheme,
                 usize::MAX,
                 16,
+                Store::Raw { address: 16, len: 0 },
                 Store::Raw { address: 16, len: 0 },
                 Store::Raw { address: 16, len: 0 }
             )

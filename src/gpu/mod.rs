@@ -29,7 +29,7 @@ pub use formulation::{Finish, Formulation};
 pub use gemm::{GemmPlan, Offer, PlanOptions};
 pub use gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
-pub use matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};
 pub use memory::{DeviceBytes, DeviceBytesMut};
 pub use quantize::{GivenScale, QuantizeTo, quantize_bytes};

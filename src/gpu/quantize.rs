@@ -4,7 +4,7 @@
 
 use super::handle::Handle;
 use super::kernels::{Factor, Input, Output};
-use super::matrix::{MatMut, MatRef, QuantMatrix};
+use super::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
@@ -80,10 +80,10 @@ impl Handle {
         let source = x.data().on(stream);
         let input = input(x, &source);
         let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
-        let plain_spans = plain_parts.as_mut().map(|(codes, scales)| (codes.on(stream), scales.on(stream)));
+        let plain_spans = plain_parts.as_mut().map(|p| (p.codes.on(stream), p.scales.on(stream)));
         let plain = plain_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
         let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
-        let transposed_spans = transposed_parts.as_mut().map(|(codes, scales)| (codes.on(stream), scales.on(stream)));
+        let transposed_spans = transposed_parts.as_mut().map(|p| (p.codes.on(stream), p.scales.on(stream)));
         let transposed = transposed_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
 
         let kernels = self.kernels();
@@ -134,6 +134,11 @@ impl Handle {
             }
             (Scheme::Fp8Block1x128(_), Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
             (Scheme::Fp8Block128x128(_), Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
+            (Scheme::Mxfp8(_) | Scheme::Nvfp4 | Scheme::Nvfp4Row, _, _) => Err(Error::unsupported(
+                format!("quantizing as {}", recipe.scheme),
+                "its kernels are being written",
+                "use the CPU reference",
+            )),
             (Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_), plain, transposed) => {
                 kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
             }
@@ -160,7 +165,7 @@ impl Handle {
         let stream = self.launch_stream();
         let source = x.data().on(stream);
         let input = input(x, &source);
-        let (mut codes, mut scales) = out.parts_mut();
+        let Parts { mut codes, mut scales, .. } = out.parts_mut();
         let (codes, scales) = (codes.on(stream), scales.on(stream));
         let out = Output { codes: &codes, scales: &scales };
         let factor = match scale {

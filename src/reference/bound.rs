@@ -179,7 +179,7 @@ struct Operand {
 impl Operand {
     fn new(q: &HostQuantMatrix) -> Self {
         let spec = q.scheme().spec();
-        let table = codec::values_of(spec.format);
+        let table = codec::values_of(spec.format.fp8().unwrap_or_default());
         let [_, col_groups] = q.scheme().scale_grid(q.rows(), q.cols());
         Self {
             values: q.logical_codes().iter().map(|c| table[usize::from(*c)]).collect(),

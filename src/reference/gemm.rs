@@ -254,7 +254,7 @@ fn decode_panel<'p>(
     depth: usize,
     panel: &'p mut Vec<f32>,
 ) -> ArrayView2<'p, f32> {
-    let values = codec::values_of(q.scheme().spec().format);
+    let values = codec::values_of(q.scheme().spec().format.fp8().unwrap_or_default());
     panel.clear();
     for row in first..first + count {
         let codes = &q.codes()[row * q.cols() + k0..][..depth];

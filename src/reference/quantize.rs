@@ -74,7 +74,7 @@ pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
         let chunks = row.chunks_mut(group_cols).zip(codes.chunks(group_cols));
         for (group, (values, codes)) in chunks.enumerate() {
             let scale = q.scales()[spec.scale_layout.index(row_groups, col_groups, i / group_rows, group)];
-            codec::decode_scaled(spec.format, codes, scale, values);
+            codec::decode_scaled(spec.format.fp8().unwrap_or_default(), codes, scale, values);
         }
         if out != DType::F32 {
             row.iter_mut().for_each(|v| *v = codec::round_to(out, *v));
@@ -122,7 +122,7 @@ fn cast(x: &ArrayView2<f32>, scheme: Scheme, factors: &[GroupScale]) -> Result<H
     parallel::for_each_piece(&mut codes[..rows * cols], cols, 1, |i, out| {
         let row = row(x, i);
         for (group, (codes, values)) in out.chunks_mut(width).zip(row.chunks(width)).enumerate() {
-            codec::encode_scaled(spec.format, values, factors[i / height * col_groups + group].encode, codes);
+            codec::encode_scaled(spec.format.fp8().unwrap_or_default(), values, factors[i / height * col_groups + group].encode, codes);
         }
     });
     codes.truncate(rows * cols);

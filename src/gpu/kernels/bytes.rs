@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
-use crate::gpu::matrix::{QuantMatrix, Store};
+use crate::gpu::matrix::{Parts, QuantMatrix, Store};
 use crate::gpu::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut};
 
 impl<'a> DeviceBytes<'a> {
@@ -74,16 +74,18 @@ macro_rules! bytes_of {
 bytes_of!(u8, u16, u32, f32, bf16, f16, float8::F8E4M3, float8::F8E5M2);
 
 impl QuantMatrix {
-    /// A `rows x cols` matrix in device memory of another runtime, by the addresses of its codes and FP32 scales.
+    /// A `rows x cols` matrix in device memory of another runtime, by the addresses of its buffers; 0 where the scheme has
+    /// none of a kind.
     ///
     /// Codes are row-major with zero rows up to the scheme's row multiple, scales in device order, as [`QuantMatrix`] says:
-    /// `scheme.code_bytes(rows, cols)` bytes and `scheme.scale_len(rows, cols)` numbers. Nothing is copied, read or freed.
+    /// `scheme.code_bytes(rows, cols)` bytes, `scheme.scale_len(rows, cols)` numbers and
+    /// `scheme.block_scale_len(rows, cols)` bytes. Nothing is copied, read or freed.
     ///
     /// # Errors
-    /// [`Error::Alignment`] unless both addresses are multiples of 16; [`Error::Shape`] for an impossible size.
+    /// [`Error::Alignment`] unless all addresses are multiples of 16; [`Error::Shape`] for an impossible size.
     ///
     /// # Safety
-    /// Both addresses must be device memory of that length, in the context of every handle the matrix is used with, and
+    /// The addresses must be device memory of that length, in the context of every handle the matrix is used with, and
     /// alive until the matrix is dropped and all work enqueued with it is done, replays of captured graphs included.
     /// Nothing else may write it meanwhile, nor read what this crate writes; cudarc's events do not cover it, so ordering
     /// against other streams is the caller's business.
@@ -91,10 +93,10 @@ impl QuantMatrix {
         scheme: Scheme,
         rows: usize,
         cols: usize,
-        codes_address: u64,
-        scales_address: u64,
+        addresses: Parts<u64>,
     ) -> Result<Self> {
-        for (operand, address) in [("codes", codes_address), ("scales", scales_address)] {
+        let Parts { codes, scales, block_scales } = addresses;
+        for (operand, address) in [("codes", codes), ("scales", scales), ("block scales", block_scales)] {
             if !address.is_multiple_of(16) {
                 return Err(Error::Alignment {
                     operand: operand.to_string(),
@@ -105,9 +107,10 @@ impl QuantMatrix {
             }
         }
         Self::check_size(scheme, rows, cols)?;
-        let codes = Store::Raw { address: codes_address, len: scheme.code_bytes(rows, cols) };
-        let scales = Store::Raw { address: scales_address, len: scheme.scale_len(rows, cols) };
-        Self::from_store(scheme, rows, cols, codes, scales)
+        let codes = Store::Raw { address: codes, len: scheme.code_bytes(rows, cols) };
+        let scales = Store::Raw { address: scales, len: scheme.scale_len(rows, cols) };
+        let block_scales = Store::Raw { address: block_scales, len: scheme.block_scale_len(rows, cols) };
+        Self::from_store(scheme, rows, cols, codes, scales, block_scales)
     }
 }
 
@@ -120,7 +123,9 @@ mod tests {
     fn raw_matrices_check_alignment_and_size() {
         let scheme = Scheme::Fp8Block1x128(Fp8Format::E4M3);
         // SAFETY: the matrices are only asked for their sizes; no work reads these addresses.
-        let build = |rows, codes, scales| unsafe { QuantMatrix::from_raw_parts(scheme, rows, 144, codes, scales) };
+        let build = |rows, codes, scales| unsafe {
+            QuantMatrix::from_raw_parts(scheme, rows, 144, Parts { codes, scales, block_scales: 0 })
+        };
         let matrix = build(3, 4096, 8192).unwrap();
         assert_eq!((matrix.rows(), matrix.cols(), matrix.scheme()), (3, 144, scheme));
         assert_eq!((matrix.codes().len(), matrix.scales().len()), (4 * 144, 4 * 2 * 4));

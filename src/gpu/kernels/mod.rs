@@ -17,7 +17,7 @@ use super::compile::{self, KernelFile, KernelSource};
 use super::libraries;
 use super::memory::{LaunchStream, Span, driver};
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format};
+use crate::format::{CodeFormat, DType};
 
 const THREADS: u32 = 256;
 /// Blocks along `grid.y` at the most; the kernels walk the rest.
@@ -148,10 +148,11 @@ impl Kernels {
     }
 }
 
-fn format_code(format: Fp8Format) -> u32 {
-    match format {
-        Fp8Format::E4M3 => 0,
-        Fp8Format::E5M2 => 1,
+fn format_code(format: impl Into<CodeFormat>) -> u32 {
+    match format.into() {
+        CodeFormat::E4M3 => 0,
+        CodeFormat::E5M2 => 1,
+        CodeFormat::E2M1 => 2,
     }
 }
 

@@ -140,6 +140,11 @@ fn check_output(out: &Output<'_>, scheme: Scheme, rows: usize, cols: usize) -> R
     check_aligned("scales", out.scales, 4)
 }
 
+/// The kernels of this file know FP32 scales only.
+fn not_fp8(scheme: Scheme) -> Error {
+    Error::unsupported(format!("{scheme} in a kernel for FP32 scales"), "it has block scales", "call the block kernel")
+}
+
 impl Kernels {
     /// `amax = max |x|`, and from it the encode factor and scale of `recipe` (two FP32 at `factor`).
     ///
@@ -221,7 +226,7 @@ impl Kernels {
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, Scheme::Fp8Row(recipe.format()), x.rows, x.cols)?;
+        check_output(out, recipe.scheme, x.rows, x.cols)?;
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
@@ -260,7 +265,7 @@ impl Kernels {
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, Scheme::Fp8Block1x128(recipe.format()), x.rows, x.cols)?;
+        check_output(out, recipe.scheme, x.rows, x.cols)?;
         let quads = x.rows.div_ceil(4);
         let blocks = x.cols.div_ceil(128);
         // Two groups a warp once that still leaves every multiprocessor several blocks; small matrices get more threads.
@@ -295,7 +300,7 @@ impl Kernels {
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, Scheme::Fp8Block128x128(recipe.format()), x.rows, x.cols)?;
+        check_output(out, recipe.scheme, x.rows, x.cols)?;
         let tiles = x.rows.div_ceil(128) * x.cols.div_ceil(128);
         // Few tiles: more threads for each.
         let (choice, threads) = if tiles < 2 * self.sm_count { (0, 1024) } else { (1, 512) };
@@ -344,6 +349,7 @@ impl Kernels {
             Scheme::Fp8Row(_) => &self.quantize_row_transposed,
             Scheme::Fp8Block1x128(_) => &self.quantize_1x128_transposed,
             Scheme::Fp8Block128x128(_) => &self.quantize_128x128_transposed,
+            other => return Err(not_fp8(other)),
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
             Some(span) => check_floats(name, span, count),
@@ -425,6 +431,7 @@ impl Kernels {
             ScaleLayout::Outer => 1,
             ScaleLayout::Vec128 => 2,
             ScaleLayout::Blk128 => 3,
+            ScaleLayout::Tiled128x4 | ScaleLayout::Absent => return Err(not_fp8(scheme)),
         };
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
