@@ -1,12 +1,14 @@
-//! Which schemes multiply, into which output types, at which shapes. Asked by the CPU and the GPU side alike.
+//! Which operands multiply, into which output types, at which shapes. Asked by the CPU and the GPU side alike.
 //!
 //! The rules hold on every device; what one GPU lacks beyond them is that GPU's business.
 
 use super::dtype::DType;
-use super::scheme::{Extent, Fp8Format, Scheme, SchemeSpec};
+use super::nvfp4::Basis;
+use super::operand::Operand;
+use super::scheme::{BlockScaleFormat, Extent, Fp8Format, Scheme, SchemeSpec};
 use crate::error::{Error, Result};
 
-/// The contraction dimension of every FP8 operand is a multiple of this: 16-byte rows of codes.
+/// The contraction dimension of every quantized operand is a multiple of this: 16-byte rows of FP8 codes, whole NVFP4 blocks.
 pub const K_MULTIPLE: usize = 16;
 
 /// D's columns are a multiple of this for BF16, F16 and F32; see [`n_multiple`].
@@ -29,64 +31,134 @@ enum Reach {
     Row,
     Vector,
     Tile,
+    Mxfp8,
+    Nvfp4,
 }
 
 fn reach(spec: &SchemeSpec) -> Reach {
-    match (spec.group_rows, spec.group_cols) {
-        (Extent::All, _) => Reach::Tensor,
-        (Extent::Elements(1), Extent::All) => Reach::Row,
-        (Extent::Elements(1), _) => Reach::Vector,
-        (Extent::Elements(_), _) => Reach::Tile,
+    match (spec.block.map(|b| b.format), spec.group_rows, spec.group_cols) {
+        (Some(BlockScaleFormat::Ue8m0), ..) => Reach::Mxfp8,
+        (Some(BlockScaleFormat::Ue4m3), ..) => Reach::Nvfp4,
+        (None, Extent::All, _) => Reach::Tensor,
+        (None, Extent::Elements(1), Extent::All) => Reach::Row,
+        (None, Extent::Elements(1), _) => Reach::Vector,
+        (None, Extent::Elements(_), _) => Reach::Tile,
     }
 }
 
-/// Checks that `a` and `b` can be multiplied: tensor x tensor, row x row, 1x128 x 128x128 (either side), 1x128 x 1x128;
-/// E4M3 x E4M3 or one of the two E5M2.
+/// Checks that `a` and `b` can be multiplied.
 ///
-/// `device` goes into the message: the GPU's name, or `cpu`.
+/// FP8: tensor x tensor, row x row, 1x128 x 128x128 (either side), 1x128 x 1x128; MXFP8 x MXFP8; each E4M3 x E4M3 or one
+/// of the two E5M2. NVFP4 x NVFP4, with one scale or one for each row on either side. A may be plain where only the
+/// weights are quantized: BF16 or F16 x NVFP4, BF16 x MXFP8. `device` goes into the message: the GPU's name, or `cpu`.
 ///
 /// # Errors
 /// [`Error::Pair`] with the reason.
-pub fn check_pair(a: Scheme, b: Scheme, device: &str) -> Result<()> {
-    let (sa, sb) = (a.spec(), b.spec());
-    let refuse = |reason: &str, remedy: &str| {
-        Err(Error::Pair { a: a.into(), b, device: device.into(), reason: reason.into(), remedy: remedy.into() })
+pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> {
+    let a = a.into();
+    let (reason, remedy) = match a {
+        Operand::Plain(dtype) => match plain_refusal(dtype, reach(&b.spec())) {
+            None => return Ok(()),
+            Some(words) => words,
+        },
+        Operand::Quantized(scheme) => match quantized_refusal(&scheme.spec(), &b.spec()) {
+            None => return Ok(()),
+            Some(words) => words,
+        },
     };
-    if sa.format == Fp8Format::E5M2 && sb.format == Fp8Format::E5M2 {
-        return refuse(
-            "no tensor core instruction of cuBLASLt multiplies E5M2 by E5M2",
-            "quantize one of the two as e4m3",
-        );
-    }
-    match (reach(&sa), reach(&sb)) {
-        (Reach::Tensor, Reach::Tensor)
-        | (Reach::Row, Reach::Row)
-        | (Reach::Vector, Reach::Vector | Reach::Tile)
-        | (Reach::Tile, Reach::Vector) => Ok(()),
-        (Reach::Tile, Reach::Tile) => refuse(
-            "at least one operand must have 1x128 scales (cuBLASLt has no product of two 128x128 operands)",
-            "quantize one of the two, usually A, as fp8-1x128",
-        ),
-        (Reach::Tensor | Reach::Row, _) | (_, Reach::Tensor | Reach::Row) => refuse(
-            "the scales of A and B must be of one family: tensor x tensor, row x row, or blocks x blocks",
-            "quantize both with one recipe, or fp8-1x128 x fp8-128x128",
-        ),
+    Err(Error::Pair { a, b, device: device.into(), reason: reason.into(), remedy: remedy.into() })
+}
+
+/// Reason and remedy if a plain A cannot multiply weights of this kind.
+fn plain_refusal(a: DType, b: Reach) -> Option<(&'static str, &'static str)> {
+    match (a, b) {
+        (DType::E4m3 | DType::E5m2, _) => {
+            Some(("FP8 numbers without scales are no operand", "pass A as bf16, or quantize it with a recipe"))
+        }
+        (DType::F32, _) => Some((
+            "an FP32 A would be rounded to the 8 or 11 bits of a tensor core's operand, and nobody asked for that",
+            "round A to bf16 first, or quantize it",
+        )),
+        (DType::Bf16 | DType::F16, Reach::Nvfp4) | (DType::Bf16, Reach::Mxfp8) => None,
+        (DType::F16, Reach::Mxfp8) => Some((
+            "the E8M0 scales of MXFP8 reach from 2^-127 to 2^127 and leave the range of F16, in which B would be multiplied",
+            "pass A as bf16, or quantize it as mxfp8",
+        )),
+        (DType::Bf16 | DType::F16, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => Some((
+            "weight-only products exist for nvfp4, nvfp4-row and mxfp8 weights; FP8 weights multiply FP8 activations",
+            "quantize A with a recipe of the same family",
+        )),
     }
 }
 
-/// Checks that the product of `a` and `b` can be stored as `out`: BF16, F16, F32 always, E4M3 for tensor x tensor.
+/// Reason and remedy if two quantized operands cannot be multiplied.
+fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'static str)> {
+    if a.format == Fp8Format::E5M2 && b.format == Fp8Format::E5M2 {
+        return Some((
+            "no tensor core instruction of cuBLASLt multiplies E5M2 by E5M2",
+            "quantize one of the two as e4m3",
+        ));
+    }
+    match (reach(a), reach(b)) {
+        (Reach::Tensor, Reach::Tensor)
+        | (Reach::Row, Reach::Row)
+        | (Reach::Vector, Reach::Vector | Reach::Tile)
+        | (Reach::Tile, Reach::Vector)
+        | (Reach::Mxfp8, Reach::Mxfp8)
+        | (Reach::Nvfp4, Reach::Nvfp4) => None,
+        (Reach::Tile, Reach::Tile) => Some((
+            "at least one operand must have 1x128 scales (cuBLASLt has no product of two 128x128 operands)",
+            "quantize one of the two, usually A, as fp8-1x128",
+        )),
+        (Reach::Nvfp4, _) | (_, Reach::Nvfp4) => Some((
+            "NVFP4 multiplies NVFP4, or plain BF16 and F16 activations; no instruction mixes its scales with those of FP8",
+            "quantize both as nvfp4 or nvfp4-row, or leave A plain",
+        )),
+        (Reach::Mxfp8, _) | (_, Reach::Mxfp8) => Some((
+            "MXFP8 multiplies MXFP8, or plain BF16 activations; no instruction mixes its scales with those of FP8",
+            "quantize both as mxfp8, or leave A plain",
+        )),
+        (Reach::Tensor | Reach::Row, _) | (_, Reach::Tensor | Reach::Row) => Some((
+            "the scales of A and B must be of one family: tensor x tensor, row x row, or blocks x blocks",
+            "quantize both with one recipe, or fp8-1x128 x fp8-128x128",
+        )),
+    }
+}
+
+/// Checks that the rows of A and B are in one basis; a plain A is in [`Basis::Plain`].
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub fn check_basis(a: Basis, b: Basis) -> Result<()> {
+    if a == b {
+        return Ok(());
+    }
+    let name = |basis| match basis {
+        Basis::Plain => "that of the data",
+        Basis::Hadamard16 => "transformed by Hadamard16",
+    };
+    Err(Error::unsupported(
+        format!("A in one basis ({}) times B in another ({})", name(a), name(b)),
+        "the product is that of the data only if both are transformed alike",
+        "quantize both with the Hadamard option, or neither",
+    ))
+}
+
+/// Checks that the product of `a` and `b` can be stored as `out`: BF16, F16, F32 always, E4M3 for FP8 tensor x tensor.
 ///
 /// # Errors
 /// [`Error::DType`].
-pub fn check_output(a: Scheme, b: Scheme, out: DType) -> Result<()> {
+pub fn check_output(a: impl Into<Operand>, b: Scheme, out: DType) -> Result<()> {
     if out.is_wide() {
         return Ok(());
     }
+    let a = a.into();
     let remedy = "store bf16, f16 or f32";
     if out == DType::E5m2 {
         return Err(Error::dtype("D", out, "cannot be an output", remedy));
     }
-    if reach(&a.spec()) == Reach::Tensor && reach(&b.spec()) == Reach::Tensor {
+    let is_tensor = |scheme: Scheme| reach(&scheme.spec()) == Reach::Tensor;
+    if a.scheme().is_some_and(is_tensor) && is_tensor(b) {
         return Ok(());
     }
     let rule = format!("needs operands with one scale each (fp8-tensor), not {a} x {b}");
@@ -102,7 +174,7 @@ pub fn check_shape(m: usize, n: usize, k: usize, out: DType) -> Result<()> {
         return Err(Error::shape(
             "A and B",
             format!("k = {k} (m = {m}, n = {n})"),
-            format!("must be a positive multiple of {K_MULTIPLE} (FP8 operands, cuBLASLt)"),
+            format!("must be a positive multiple of {K_MULTIPLE} (quantized operands, cuBLASLt)"),
             "pad the columns of A and B with zeros before quantizing",
         ));
     }
@@ -151,7 +223,7 @@ pub fn check_quantize_cols(operand: &str, cols: usize) -> Result<()> {
     Err(Error::shape(
         operand,
         format!("{cols} columns along the quantized axis"),
-        format!("must be a multiple of {K_MULTIPLE} (FP8 operands, cuBLASLt)"),
+        format!("must be a multiple of {K_MULTIPLE} (quantized operands, cuBLASLt)"),
         "pad them with zeros",
     ))
 }
@@ -184,9 +256,57 @@ mod tests {
                 [("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3")].map(|(f, g)| format!("{a}:{f} {b}:{g}"))
             })
             .collect();
+        want.extend(
+            ["mxfp8:e4m3 mxfp8:e4m3", "mxfp8:e4m3 mxfp8:e5m2", "mxfp8:e5m2 mxfp8:e4m3"]
+                .iter()
+                .chain(&["nvfp4 nvfp4", "nvfp4 nvfp4-row", "nvfp4-row nvfp4", "nvfp4-row nvfp4-row"])
+                .map(ToString::to_string),
+        );
         legal.sort();
         want.sort();
         assert_eq!(legal, want);
+    }
+
+    #[test]
+    fn plain_activations_multiply_the_weights_of_the_table_and_no_others() {
+        let mut legal = Vec::new();
+        for a in [DType::Bf16, DType::F16, DType::F32, DType::E4m3, DType::E5m2] {
+            for b in Scheme::ALL {
+                match check_pair(Operand::Plain(a), b, "cpu") {
+                    Ok(()) => legal.push(format!("{a} {b}")),
+                    Err(e) => assert!(e.to_string().contains(&format!("{a} x {b} is not supported on cpu")), "{e}"),
+                }
+            }
+        }
+        let want = ["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 nvfp4", "bf16 nvfp4-row", "f16 nvfp4", "f16 nvfp4-row"];
+        assert_eq!(legal, want);
+    }
+
+    #[test]
+    fn refusals_give_the_reason() {
+        use Fp8Format::{E4M3, E5M2};
+        let plain = Operand::Plain;
+        let cases: [(Operand, Scheme, &[&str]); 9] = [
+            (Scheme::Mxfp8(E5M2).into(), Scheme::Mxfp8(E5M2), &["E5M2 by E5M2", "as e4m3"]),
+            (Scheme::Nvfp4.into(), Scheme::Fp8Tensor(E4M3), &["NVFP4 multiplies NVFP4", "leave A plain"]),
+            (Scheme::Fp8Row(E4M3).into(), Scheme::Nvfp4Row, &["NVFP4 multiplies NVFP4"]),
+            (Scheme::Nvfp4.into(), Scheme::Mxfp8(E4M3), &["NVFP4 multiplies NVFP4"]),
+            (Scheme::Fp8Block1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
+            (plain(DType::F16), Scheme::Mxfp8(E4M3), &["E8M0", "range of F16", "bf16"]),
+            (plain(DType::F32), Scheme::Nvfp4, &["FP32", "round A to bf16"]),
+            (plain(DType::E4m3), Scheme::Nvfp4, &["without scales"]),
+            (plain(DType::Bf16), Scheme::Fp8Tensor(E4M3), &["weight-only", "nvfp4-row"]),
+        ];
+        for (a, b, words) in cases {
+            let text = check_pair(a, b, "cpu").unwrap_err().to_string();
+            words.iter().for_each(|w| assert!(text.contains(w), "{w:?} is not in {text:?}"));
+        }
+        let (data, turned) = (Basis::Plain, Basis::Hadamard16);
+        assert!(check_basis(data, data).is_ok() && check_basis(turned, turned).is_ok());
+        for (a, b) in [(data, turned), (turned, data)] {
+            let text = check_basis(a, b).unwrap_err().to_string();
+            assert!(text.contains("basis") && text.contains("Hadamard"), "{text}");
+        }
     }
 
     #[test]
@@ -209,6 +329,13 @@ mod tests {
         assert!(check_output(row, row, DType::E4m3).is_err());
         assert!(check_output(tensor, tensor, DType::E5m2).is_err());
         assert!(check_output(row, row, DType::F16).is_ok());
+        for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3)] {
+            assert!(check_output(scheme, scheme, DType::E4m3).is_err(), "{scheme}");
+            assert!(check_output(Operand::Plain(DType::Bf16), scheme, DType::E4m3).is_err(), "{scheme}");
+            for out in [DType::Bf16, DType::F16, DType::F32] {
+                assert!(check_output(Operand::Plain(DType::Bf16), scheme, out).is_ok(), "{scheme}");
+            }
+        }
         assert!(check_quantize_cols("x", 0).is_ok() && check_quantize_cols("x", 24).is_err());
     }
 }
