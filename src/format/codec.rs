@@ -142,6 +142,29 @@ pub fn encode_e2m1(x: f32) -> u8 {
     code | (((x.to_bits() >> 28) as u8) & 8)
 }
 
+/// E2M1 code of `v`, rounded up or down by the random byte `u`: unbiased to 1/256 of a step, values of codes unchanged.
+///
+/// `step = 2` if `|v| >= 4`, 1 if `|v| >= 2`, else 1/2; `t = fma(u / 256, step, |v|)`; the code is that of `t` rounded down to a
+/// multiple of its own step, at most 6, with the sign of `v`. NaN gives +6 (code 7).
+#[inline]
+pub fn encode_e2m1_stochastic(v: f32, u: u8) -> u8 {
+    if v.is_nan() {
+        return 7;
+    }
+    let a = v.abs();
+    let step = if a >= 4.0 {
+        2.0
+    } else if a >= 2.0 {
+        1.0
+    } else {
+        0.5
+    };
+    let t = (f32::from(u) / 256.0).mul_add(step, a);
+    // Rounding down to a multiple of t's step finds the largest value not above t.
+    let code = E2M1_VALUES[1..8].iter().map(|value| u8::from(t >= *value)).sum::<u8>();
+    code | (((v.to_bits() >> 28) as u8) & 8)
+}
+
 /// The value of an E2M1 code; only the low four bits count.
 #[inline]
 pub fn decode_e2m1(code: u8) -> f32 {

@@ -5,12 +5,21 @@
 pub mod bound;
 mod delayed;
 mod gemm;
+mod hadamard;
 mod metrics;
+mod mxfp8;
+pub mod nvfp4;
 mod parallel;
+mod philox;
 mod quantize;
+pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use delayed::{AmaxHistory, delayed_update};
 pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
+pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use metrics::{calc_diff, sqnr_db};
-pub use quantize::{amax, dequantize, quantize, quantize_tensor, quantize_transposed};
+pub use philox::philox4x32_10;
+pub use quantize::{
+    amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale, quantize_with_scale,
+};

@@ -1,14 +1,17 @@
 //! Quantize and dequantize: the bytes that the GPU must produce.
 //!
-//! amax of every group in FP32 with NaN ignored, [`Recipe::group_scale`], then `code = sat(fl(x * encode))`.
+//! FP8 is here: amax of every group in FP32 with NaN ignored, [`Recipe::group_scale`], then `code = sat(fl(x * encode))`.
 
 use std::borrow::Cow;
 
 use ndarray::{Array2, ArrayView2};
 
-use super::parallel;
+use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, GroupScale, HostQuantMatrix, Recipe, Scheme, TensorScale, codec, pair};
+use crate::format::layout::ScaleLayout;
+use crate::format::{
+    DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme, TensorScale, codec, pair,
+};
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
 pub fn amax(x: &[f32]) -> f32 {
@@ -20,21 +23,24 @@ pub fn amax(x: &[f32]) -> f32 {
     f32::from_bits(largest)
 }
 
-/// `code = sat(fl(x * encode))`, `scale` as the recipe's rule gives it for each group's amax.
+/// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Preset`](crate::format::Preset),
+/// MXFP8 in [`mx`](crate::format::mx), NVFP4 in [`nvfp4`](super::nvfp4).
 ///
 /// `x` may have any strides and any number of rows, also none; its columns are the contraction axis. `source` is the
-/// type the values were widened from (TransformerEngine's overflow rule asks for it). NaN becomes code 0x7F; infinity
-/// gives what [`Preset`](crate::format::Preset) says. Runs on all cores; allocates the result and one scale table.
+/// type the values were widened from (TransformerEngine's overflow rule for FP8 asks for it). NaN becomes code 0x7F, or 7 in
+/// E2M1; infinity gives what the formulas give. Runs on all cores; allocates the result and one table of its size at most.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns are not a multiple of 16; [`Error::DType`] if `source` is an 8-bit type.
+/// [`Error::Shape`] if the columns are not a multiple of 16, or the rows with 4over6 in 16x16 tiles; [`Error::DType`] if
+/// `source` is an 8-bit type; [`Error::Unsupported`] from [`Recipe::check`].
 pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
-    if !source.is_wide() {
-        return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
+    check(&x, source, recipe)?;
+    let spec = recipe.scheme.spec();
+    match (spec.block.map(|block| block.format), spec.format.fp8()) {
+        (None, Some(format)) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
+        (Some(_), Some(format)) => mxfp8::quantize(&x, recipe, format),
+        (_, None) => nvfp4::quantize(&x, recipe, None),
     }
-    pair::check_quantize_cols("x", x.ncols())?;
-    let factors = factors(&x, source, recipe);
-    cast(&x, recipe.scheme, &factors)
 }
 
 /// [`quantize`] of the transpose of `x`: codes `k x m` for an `m x k` matrix, groups along the rows of `x`.
@@ -48,6 +54,51 @@ pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: Recipe) ->
     quantize(x.t().as_standard_layout().view(), source, recipe)
 }
 
+/// [`quantize`] to NVFP4 with a second level that the caller brings instead of the amax of `x`.
+///
+/// With a Hadamard recipe it is that of the transformed data. A scale too small for the data saturates codes and block scales.
+///
+/// # Errors
+/// As [`quantize`]; [`Error::Unsupported`] if the recipe is for another scheme than [`Scheme::Nvfp4`].
+pub fn quantize_with_scale(
+    x: ArrayView2<f32>,
+    source: DType,
+    recipe: Recipe,
+    scale: GlobalScale,
+) -> Result<HostQuantMatrix> {
+    check(&x, source, recipe)?;
+    if recipe.scheme != Scheme::Nvfp4 {
+        return Err(Error::unsupported(
+            format!("a given second-level scale with {}", recipe.scheme),
+            "only nvfp4 has one such scale for the whole matrix",
+            "quantize as nvfp4, or leave the scale out",
+        ));
+    }
+    nvfp4::quantize(&x, recipe, Some(scale))
+}
+
+/// [`quantize_with_scale`] of the transpose of `x`.
+///
+/// # Errors
+/// As [`quantize_with_scale`], for the transpose.
+pub fn quantize_transposed_with_scale(
+    x: ArrayView2<f32>,
+    source: DType,
+    recipe: Recipe,
+    scale: GlobalScale,
+) -> Result<HostQuantMatrix> {
+    quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
+}
+
+/// What every quantizer asks of its arguments.
+fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+    recipe.check()?;
+    if !source.is_wide() {
+        return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
+    }
+    pair::check_quantize_cols("x", x.ncols())
+}
+
 /// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored).
 ///
 /// # Errors
@@ -56,25 +107,39 @@ pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: TensorScale
     pair::check_quantize_cols("x", x.ncols())?;
     let mut row_amax = vec![0.0; x.nrows()];
     parallel::for_each_piece(&mut row_amax, 1, x.ncols(), |i, out| out[0] = amax(&row(&x, i)));
-    let matrix = cast(&x, Scheme::Fp8Tensor(format), &[scale.factors()])?;
+    let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()])?;
     Ok((matrix, amax(&row_amax)))
 }
 
-/// `fl(code * scale)`, rounded to nearest even in `out`, as FP32 values; `rows x cols`.
+/// `fl(code * f)` with `f = fl(block_scale * scale)`, rounded to nearest even in `out`, as FP32 values; `rows x cols`.
 ///
-/// Runs on all cores; allocates the result.
+/// What a scheme lacks counts as 1: `f` is the scale of FP8 and the block scale of MXFP8. Rows in a Hadamard basis stay in
+/// it. Runs on all cores; allocates the result.
 pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
     let (rows, cols) = (q.rows(), q.cols());
     let spec = q.scheme().spec();
     let [row_groups, col_groups] = q.scheme().scale_grid(rows, cols);
-    let (group_rows, group_cols) = (spec.group_rows.size(rows), spec.group_cols.size(cols));
+    let group_rows = spec.group_rows.size(rows);
+    // A block lies within one column group.
+    let width = spec.block.map_or(spec.group_cols.size(cols), |block| block.cols);
+    let factor = |row: usize, at: usize| {
+        let block = spec.block.map(|block| codec::decode_block_scale(block.format, q.block_scale_at(row, at)));
+        let col_group = if spec.block.is_some() { 0 } else { at };
+        let scale = match spec.scale_layout {
+            ScaleLayout::Absent => None,
+            layout => Some(q.scales()[layout.index(row_groups, col_groups, row / group_rows, col_group)]),
+        };
+        match (block, scale) {
+            (Some(block), Some(scale)) => block * scale,
+            (one, other) => one.or(other).unwrap_or(1.0),
+        }
+    };
     let mut values = vec![0.0f32; rows * cols];
     parallel::for_each_piece(&mut values, cols, 1, |i, row| {
-        let codes = &q.codes()[i * cols..][..cols];
-        let chunks = row.chunks_mut(group_cols).zip(codes.chunks(group_cols));
-        for (group, (values, codes)) in chunks.enumerate() {
-            let scale = q.scales()[spec.scale_layout.index(row_groups, col_groups, i / group_rows, group)];
-            codec::decode_scaled(spec.format.fp8().unwrap_or_default(), codes, scale, values);
+        q.decode_row(i, row);
+        for (at, values) in row.chunks_mut(width).enumerate() {
+            let factor = factor(i, at);
+            values.iter_mut().for_each(|v| *v *= factor);
         }
         if out != DType::F32 {
             row.iter_mut().for_each(|v| *v = codec::round_to(out, *v));
@@ -83,8 +148,28 @@ pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
     Array2::from_shape_vec((rows, cols), values).expect("rows * cols values were made")
 }
 
+/// A block-scaled matrix from rows that hold their code bytes and then their block scales.
+pub(super) fn from_records(
+    recipe: Recipe,
+    rows: usize,
+    cols: usize,
+    records: &[u8],
+    scales: &[f32],
+) -> Result<HostQuantMatrix> {
+    let [_, blocks] = recipe.scheme.block_grid(rows, cols);
+    let code_bytes = cols * recipe.scheme.spec().code_bits / 8;
+    let mut codes = Vec::with_capacity(rows * code_bytes);
+    let mut block_scales = Vec::with_capacity(rows * blocks);
+    for record in records.chunks((code_bytes + blocks).max(1)) {
+        let (row, bytes) = record.split_at(code_bytes);
+        codes.extend_from_slice(row);
+        block_scales.extend_from_slice(bytes);
+    }
+    HostQuantMatrix::from_block_logical(recipe.scheme, rows, cols, codes, scales, &block_scales)
+}
+
 /// Row `i`, copied only if its elements are not adjacent.
-fn row<'a>(x: &'a ArrayView2<f32>, i: usize) -> Cow<'a, [f32]> {
+pub(super) fn row<'a>(x: &'a ArrayView2<f32>, i: usize) -> Cow<'a, [f32]> {
     let row = x.row(i);
     row.to_slice().map_or_else(|| Cow::Owned(row.to_vec()), Cow::Borrowed)
 }
@@ -113,7 +198,7 @@ fn factors(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Vec<GroupScale
     factors
 }
 
-fn cast(x: &ArrayView2<f32>, scheme: Scheme, factors: &[GroupScale]) -> Result<HostQuantMatrix> {
+fn cast(x: &ArrayView2<f32>, scheme: Scheme, format: Fp8Format, factors: &[GroupScale]) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let spec = scheme.spec();
     let [_, col_groups] = scheme.scale_grid(rows, cols);
@@ -122,7 +207,8 @@ fn cast(x: &ArrayView2<f32>, scheme: Scheme, factors: &[GroupScale]) -> Result<H
     parallel::for_each_piece(&mut codes[..rows * cols], cols, 1, |i, out| {
         let row = row(x, i);
         for (group, (codes, values)) in out.chunks_mut(width).zip(row.chunks(width)).enumerate() {
-            codec::encode_scaled(spec.format.fp8().unwrap_or_default(), values, factors[i / height * col_groups + group].encode, codes);
+            let factor = factors[i / height * col_groups + group];
+            codec::encode_scaled(format, values, factor.encode, codes);
         }
     });
     codes.truncate(rows * cols);

@@ -1,0 +1,52 @@
+//! The 16-point Hadamard transform with signs of [`Basis::Hadamard16`](crate::format::Basis::Hadamard16).
+//!
+//! ```text
+//! v_i = x_i, negated where bit i of 0xD7E8 is set
+//! for stride in 1, 2, 4, 8, for each i with bit `stride` clear:
+//!     (v_i, v_{i + stride}) = (fl(v_i + v_{i + stride}), fl(v_i - v_{i + stride}))
+//! y_j = BF16(fl(v_j * 1/4))
+//! ```
+//!
+//! Each `fl(.)` is one FP32 operation rounded to nearest even; the last product is exact but for subnormals. Mirrored by
+//! `hadamard16` in `kernels/nvfp4.cuh`, byte for byte. TransformerEngine sums in the tensor core in an unknown order: its
+//! results may differ from these by one unit of BF16.
+
+use crate::format::nvfp4::HADAMARD_SIGNS;
+use crate::format::{DType, codec};
+
+/// `y_j = BF16(1/4 sum_i sign_i (-1)^popcount(i & j) x_i)`, the sums as a butterfly in the order this module gives.
+///
+/// NaN and infinity spread over all sixteen. Allocates nothing.
+pub fn hadamard16(x: &[f32; 16]) -> [f32; 16] {
+    let mut v = *x;
+    flip_signs(&mut v);
+    butterfly(&mut v);
+    v.map(|v| codec::round_to(DType::Bf16, v * 0.25))
+}
+
+/// `x_i = sign_i 1/4 sum_j (-1)^popcount(i & j) y_j` in FP32, the sums in the same order: the inverse of [`hadamard16`] but for
+/// rounding. Allocates nothing.
+pub fn hadamard16_inverse(y: &[f32; 16]) -> [f32; 16] {
+    let mut v = *y;
+    butterfly(&mut v);
+    let mut x = v.map(|v| v * 0.25);
+    flip_signs(&mut x);
+    x
+}
+
+fn flip_signs(v: &mut [f32; 16]) {
+    for (i, v) in v.iter_mut().enumerate() {
+        if HADAMARD_SIGNS >> i & 1 == 1 {
+            *v = -*v;
+        }
+    }
+}
+
+fn butterfly(v: &mut [f32; 16]) {
+    for stride in [1, 2, 4, 8] {
+        for i in (0..16).filter(|i| i & stride == 0) {
+            let (a, b) = (v[i], v[i + stride]);
+            (v[i], v[i + stride]) = (a + b, a - b);
+        }
+    }
+}
