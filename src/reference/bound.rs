@@ -1,49 +1,58 @@
 //! How far a correct result may be from the exact one: f64 values and a rigorous tolerance for each element. For tests.
 //!
-//! `exact` is the product of the dequantized operands with the epilogue, in f64 (products of codes are exact in FP32,
+//! `exact` is the product of the dequantized operands with the epilogue, in f64 (products of operands are exact in FP32,
 //! their f64 sums are off by less than 2^-40 of `S`, below). `tolerance` adds, with `u = 2^-24`:
 //!
 //! 1. **FP32 sum.** Any order of at most `t` roundings errs by at most `t u S`, `S = |alpha| sum |a_k b_k| |scales|`.
-//!    Here `t = min(k, 128) + blocks + 8`: inside a block, one for each block, and the scales and alpha.
-//! 2. **Hopper's FP8 tensor cores** (`Accumulator::TensorCore*`). One instruction adds 32 products to its accumulator.
-//!    All 33 terms are aligned to the largest exponent e among them and truncated to 13 fraction bits, the result again
-//!    (observed by several authors on H100; not documented by NVIDIA). So a term loses at most `2^(e-13)`, and at most
-//!    itself; a product has 8 significant bits, so it loses nothing if its exponent is at least `e - 6`; the result
-//!    loses at most `2^-13` of itself. The accumulator's size is bounded by the range (largest minus smallest) of the
-//!    exact partial sums so far plus the error so far, which also covers sums that are split along k. With block
-//!    scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the rest;
-//!    with fast accumulation it runs over the whole of k.
-//! 3. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
+//!    Here `t = min(k, 128) + blocks + 8`: inside a block, one for each block, and the scales and alpha (at most three).
+//! 2. **Hopper's FP8 tensor cores** (`TensorCorePromoted`, `TensorCoreFast`). One instruction adds 32 products to its
+//!    accumulator. All 33 terms are aligned to the largest exponent e among them and truncated to 13 fraction bits, the
+//!    result again (observed by several authors on H100; not documented by NVIDIA). So a term loses at most `2^(e-13)`,
+//!    and at most itself; a product of w significant bits loses nothing if its exponent is at least `e - 13 + w - 1` (w is
+//!    8 for FP8 codes); the result loses at most `2^-13` of itself. The accumulator's size is bounded by the range (largest
+//!    minus smallest) of the exact partial sums so far plus the error so far, which also covers sums that are split along
+//!    k. With block scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
+//!    rest; with fast accumulation it runs over the whole of k.
+//! 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP8 and plain operands. Assumed: products
+//!    are exact, and no intermediate result is worse than FP32 rounded in any direction; how many terms one step adds is
+//!    left open. So cut k into sixteens. Whatever the steps inside one are, each intermediate is at most
+//!    `M = range + error + sum of the sixteen |products|`, range as in 2. With `q = 2^(exponent(M) - 23)`, at least FP32's
+//!    unit at M, a product loses at most q where it is aligned to a larger term (or itself; nothing if its exponent allows,
+//!    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
+//!    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
+//!    forms them; 1. covers the sum of the stretches. Operands or products below 2^-126 may count as zero; with MXFP8 so do
+//!    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte.
+//! 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
 //!    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
 //!    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
-//! 4. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
+//! 5. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
 //!
-//! Scales are taken to be such that `scale_a * scale_b` neither overflows nor is subnormal.
+//! Scales are taken to be such that products of alpha and scales neither overflow nor are subnormal, and sums to stay
+//! in FP32's range.
 
 use ndarray::{Array2, ArrayView2};
 
 use super::gemm::{BLOCK, GemmInputs, has_blocks};
+use super::operand::HostOperand;
 use super::parallel;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{DType, HostQuantMatrix, codec};
+use crate::format::{BlockScaleFormat, DType, HostQuantMatrix, Operand};
 
 /// Unit roundoff of FP32.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
-/// Products added by one tensor core instruction.
-const STEP: usize = 32;
-/// Fraction bits that a tensor core keeps below the largest exponent.
-const KEPT: i32 = 13;
-
 /// What adds the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Accumulator {
     /// FP32 throughout: the CPU.
     Fp32,
-    /// Tensor cores, added to an FP32 sum every 128 columns: block scales, and precise accumulation.
+    /// FP8 tensor cores, added to an FP32 sum every 128 columns: block scales, and precise accumulation.
     TensorCorePromoted,
-    /// Tensor cores over the whole of k: fast accumulation (block scales are promoted all the same).
+    /// FP8 tensor cores over the whole of k: fast accumulation (block scales are promoted all the same).
     TensorCoreFast,
+    /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP8 and weight-only products of a GPU that
+    /// dequantizes before it multiplies.
+    TensorCoreWide,
 }
 
 /// Who computes a GELU.
@@ -87,12 +96,15 @@ impl SumBound {
     ///
     /// # Panics
     /// If A and B do not have the same number of columns.
-    pub fn new(a: &HostQuantMatrix, b: &HostQuantMatrix, accumulator: Accumulator) -> Self {
+    pub fn new<'a>(a: impl Into<HostOperand<'a>>, b: &'a HostQuantMatrix, accumulator: Accumulator) -> Self {
+        let a = a.into();
         assert_eq!(a.cols(), b.cols(), "A and B share k");
         let shape = [a.rows(), b.rows(), a.cols()];
         let [m, n, k] = shape;
-        let whole = accumulator == Accumulator::TensorCoreFast && !has_blocks(a);
-        let (a, b) = (Operand::new(a), Operand::new(b));
+        let long = matches!(accumulator, Accumulator::TensorCoreFast | Accumulator::TensorCoreWide);
+        let whole = long && !has_blocks(&b.scheme().spec());
+        let wide = accumulator == Accumulator::TensorCoreWide;
+        let (a, b) = (Decoded::new(a, wide), Decoded::new(b.into(), wide));
         let mut cells = vec![(0.0f64, 0.0f64); m * n];
         const PIECE: usize = 64;
         parallel::for_each_piece(&mut cells, PIECE, k, |piece, cells| {
@@ -167,31 +179,51 @@ impl Bound {
     }
 }
 
-/// A decoded operand with the scale of every row and block.
-struct Operand {
+/// A decoded operand, block scales included, with the FP32 scale of every row and block.
+struct Decoded {
     values: Vec<f32>,
+    /// What each value may be off by on a BF16 or F16 tensor core; empty if nothing.
+    slack: Vec<f32>,
+    /// Significant bits of a value.
+    significant: i32,
     cols: usize,
     scales: Vec<f32>,
     group_rows: usize,
     col_groups: usize,
 }
 
-impl Operand {
-    fn new(q: &HostQuantMatrix) -> Self {
-        let spec = q.scheme().spec();
-        let table = codec::values_of(spec.format.fp8().unwrap_or_default());
-        let [_, col_groups] = q.scheme().scale_grid(q.rows(), q.cols());
-        Self {
-            values: q.logical_codes().iter().map(|c| table[usize::from(*c)]).collect(),
-            cols: q.cols(),
-            scales: q.logical_scales(),
-            group_rows: spec.group_rows.size(q.rows()).max(1),
-            col_groups,
-        }
+impl Decoded {
+    fn new(operand: HostOperand<'_>, wide: bool) -> Self {
+        let (rows, cols) = (operand.rows(), operand.cols());
+        let mut values = Vec::with_capacity(rows * cols);
+        (0..rows).for_each(|i| operand.decode(i, 0, cols, &mut values));
+        let slack = if wide { slack(&values) } else { Vec::new() };
+        let significant = match operand.operand() {
+            Operand::Plain(DType::F16) => 11,
+            Operand::Plain(_) => 8,
+            Operand::Quantized(scheme) => match scheme.spec().block.map(|b| b.format) {
+                // A code of two bits and a scale of four.
+                Some(BlockScaleFormat::Ue4m3) => 6,
+                Some(BlockScaleFormat::Ue8m0) | None => 4,
+            },
+        };
+        let one = || (vec![1.0], rows.max(1), 1);
+        let (scales, group_rows, col_groups) = operand.quantized().map_or_else(one, |q| {
+            let [row_groups, col_groups] = q.scheme().scale_grid(rows, cols);
+            match [row_groups, col_groups] {
+                [0, 0] => one(),
+                _ => (q.logical_scales(), q.scheme().spec().group_rows.size(rows).max(1), col_groups),
+            }
+        });
+        Self { values, slack, significant, cols, scales, group_rows, col_groups }
     }
 
     fn row(&self, i: usize) -> &[f32] {
         &self.values[i * self.cols..][..self.cols]
+    }
+
+    fn slack(&self, i: usize) -> &[f32] {
+        if self.slack.is_empty() { &[] } else { &self.slack[i * self.cols..][..self.cols] }
     }
 
     /// The scale of row `i` in block `block`; one for all blocks if the scheme has no blocks.
@@ -200,10 +232,30 @@ impl Operand {
     }
 }
 
-/// The exact scaled sum and the error of a computed one (1. and 2. of the module's doc), without alpha.
-fn sum(a: &Operand, i: usize, b: &Operand, j: usize, accumulator: Accumulator, whole: bool) -> (f64, f64) {
+/// What a tensor core may lose of each value: all of one below 2^-126 (BF16's subnormals, and what lies between them).
+/// Empty if there is none.
+fn slack(values: &[f32]) -> Vec<f32> {
+    let lost = |v: &f32| if v.abs() < f32::MIN_POSITIVE { v.abs() } else { 0.0 };
+    if values.iter().any(|v| lost(v) > 0.0) { values.iter().map(lost).collect() } else { Vec::new() }
+}
+
+/// The most that slack changes a sum of products: `sum |a| da_b + |b| da_a`, the latter with what b may have lost.
+fn slack_error(a: &Decoded, i: usize, b: &Decoded, j: usize) -> f64 {
+    let at = |slack: &[f32], k: usize| slack.get(k).map_or(0.0, |s| f64::from(*s));
+    if a.slack.is_empty() && b.slack.is_empty() {
+        return 0.0;
+    }
+    let (slack_a, slack_b) = (a.slack(i), b.slack(j));
+    let pairs = a.row(i).iter().zip(b.row(j)).enumerate();
+    pairs.map(|(k, (x, y))| f64::from(x.abs()) * at(slack_b, k) + f64::from(y.abs()) * at(slack_a, k)).sum()
+}
+
+/// The exact scaled sum and the error of a computed one (1. to 3. of the module's doc), without alpha.
+fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, whole: bool) -> (f64, f64) {
     let (row_a, row_b) = (a.row(i), b.row(j));
     let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
+    let significant = a.significant + b.significant;
+    let wide = accumulator == Accumulator::TensorCoreWide;
     let mut core = TensorCore::default();
     for (block, (xa, xb)) in row_a.chunks(BLOCK).zip(row_b.chunks(BLOCK)).enumerate() {
         if !whole {
@@ -211,22 +263,31 @@ fn sum(a: &Operand, i: usize, b: &Operand, j: usize, accumulator: Accumulator, w
         }
         let (sum_before, error_before) = (core.sum, core.error);
         let mut absolute = 0.0;
-        for (xa, xb) in xa.chunks(STEP).zip(xb.chunks(STEP)) {
-            absolute += core.step(xa, xb);
+        if wide {
+            for (xa, xb) in xa.chunks(WIDE.step).zip(xb.chunks(WIDE.step)) {
+                absolute += core.step::<{ WIDE.step }>(WIDE, significant, xa, xb);
+            }
+        } else {
+            for (xa, xb) in xa.chunks(FP8.step).zip(xb.chunks(FP8.step)) {
+                absolute += core.step::<{ FP8.step }>(FP8, significant, xa, xb);
+            }
         }
         let scale = a.scale(i, block) * b.scale(j, block);
         value += (core.sum - sum_before) * scale;
         magnitude += absolute * scale.abs();
         error += (core.error - error_before) * scale.abs();
     }
-    if accumulator == Accumulator::Fp32 {
-        error = 0.0;
+    let scale = (a.scale(i, 0) * b.scale(j, 0)).abs();
+    match accumulator {
+        Accumulator::Fp32 => error = 0.0,
+        Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(-126)) * scale,
+        Accumulator::TensorCorePromoted | Accumulator::TensorCoreFast => {}
     }
     let roundings = (a.cols.min(BLOCK) + a.cols.div_ceil(BLOCK) + 8) as f64;
     (value, error + roundings * U * 1.001 * magnitude)
 }
 
-/// The exact result and the tolerance after the epilogue and the cast (3. and 4. of the module's doc).
+/// The exact result and the tolerance after the epilogue and the cast (4. and 5. of the module's doc).
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
     // The last term: products of scales and sums may pass through FP32 subnormals.
     let (mut v, mut tol) = (sum, error + power(-140));
@@ -271,6 +332,22 @@ fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, err
     (v, tol + power(exponent(largest).max(range.min_exponent) - range.fraction_bits - 1))
 }
 
+/// How a kind of tensor core adds, as far as the bound is concerned.
+#[derive(Clone, Copy)]
+struct Adder {
+    /// Products of one step of the model.
+    step: usize,
+    /// Fraction bits that are kept below the largest exponent.
+    kept: i32,
+    /// How often the accumulator is aligned and truncated in one step, at most.
+    additions: u32,
+}
+
+/// Hopper's FP8 instruction: 2. of the module's doc.
+const FP8: Adder = Adder { step: 32, kept: 13, additions: 1 };
+/// BF16 and F16 with FP32 sums: 3. of the module's doc.
+const WIDE: Adder = Adder { step: 16, kept: 23, additions: 16 };
+
 /// The model of one accumulator: exact partial sums, their range, and the error so far.
 #[derive(Default)]
 struct TensorCore {
@@ -281,42 +358,50 @@ struct TensorCore {
 }
 
 impl TensorCore {
-    /// Adds up to 32 products; gives the sum of their magnitudes.
-    fn step(&mut self, a: &[f32], b: &[f32]) -> f64 {
+    /// Adds up to `STEP` products of this many significant bits; gives the sum of their magnitudes.
+    fn step<const STEP: usize>(&mut self, adder: Adder, significant: i32, a: &[f32], b: &[f32]) -> f64 {
         // Eight independent lanes throughout, so that the loops vectorise; missing products are zero.
         const LANES: usize = 8;
         let mut products = [0.0f32; STEP];
         products.iter_mut().zip(a).zip(b).for_each(|((p, a), b)| *p = a * b);
         let mut largest = [0.0f32; LANES];
+        let mut absolute = [0.0f32; LANES];
         let mut sum = [0.0f64; LANES];
         for chunk in products.chunks_exact(LANES) {
             for lane in 0..LANES {
                 let magnitude = chunk[lane].abs();
                 largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+                absolute[lane] += magnitude;
                 sum[lane] += f64::from(chunk[lane]);
             }
         }
-        let largest = largest.into_iter().fold(0.0, f32::max);
+        let total = |lanes: [f32; LANES]| lanes.into_iter().map(f64::from).sum::<f64>() * 1.001;
+        let largest = f64::from(largest.into_iter().fold(0.0, f32::max));
+        let absolute = total(absolute);
         let size = self.high - self.low + self.error;
-        let unit = power(exponent(f64::from(largest).max(size)) - KEPT);
-        let (exact_from, unit32) = ((unit * 128.0) as f32, unit as f32);
-        let (mut absolute, mut lost) = ([0.0f32; LANES], [0.0f32; LANES]);
+        // With one addition a step, only the terms are aligned; with more, also what lies between, off by the step's errors.
+        let reach = if adder.additions > 1 { (size + absolute) * 1.001 } else { largest.max(size) };
+        let unit = power(exponent(reach) - adder.kept);
+        let (exact_from, unit32) = ((unit * power(significant - 1)) as f32, unit as f32);
+        let mut lost = [0.0f32; LANES];
         for chunk in products.chunks_exact(LANES) {
             for lane in 0..LANES {
                 let magnitude = chunk[lane].abs();
-                absolute[lane] += magnitude;
                 let loss = if magnitude < unit32 { magnitude } else { unit32 };
                 lost[lane] += if magnitude < exact_from { loss } else { 0.0 };
             }
         }
-        let total = |lanes: [f32; LANES]| lanes.into_iter().map(f64::from).sum::<f64>() * 1.001;
         self.sum += sum.into_iter().sum::<f64>();
         self.low = self.low.min(self.sum);
         self.high = self.high.max(self.sum);
-        let accumulator = if size > 0.0 { unit } else { 0.0 };
-        self.error += total(lost) + accumulator;
-        self.error += (self.high - self.low + self.error) * power(-KEPT);
-        total(absolute)
+        self.error += total(lost);
+        if adder.additions > 1 {
+            self.error += 2.0 * f64::from(adder.additions) * if absolute > 0.0 { unit } else { 0.0 };
+        } else {
+            self.error += if size > 0.0 { unit } else { 0.0 };
+            self.error += (self.high - self.low + self.error) * power(-adder.kept);
+        }
+        absolute
     }
 }
 
@@ -358,31 +443,79 @@ mod tests {
         assert_eq!((power(-13), power(3)), (1.0 / 8192.0, 8.0));
     }
 
-    #[test]
-    fn a_simulated_tensor_core_stays_within_its_model() {
-        // Adversarial for the alignment: magnitudes over 20 binades, and an accumulator much larger than later products.
-        let mut state = 1u64;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) as u32
+    /// Adversarial for the alignment: magnitudes over 20 binades, and an accumulator much larger than later products.
+    struct Random(u32, u64);
+
+    impl Random {
+        fn next(&mut self) -> u32 {
+            self.1 = self.1.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.1 >> 33) as u32
+        }
+
+        /// A number of `self.0` significant bits.
+        fn value(&mut self) -> f32 {
+            let (bits, half) = (self.next(), 1u32 << (self.0 - 1));
+            let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
+            sign * (half + (bits >> 1) % half) as f32 * 2f32.powi((bits >> 8) as i32 % 12 - 8)
+        }
+    }
+
+    /// Aligns terms to the largest exponent and truncates them, then the sum.
+    fn add_truncated(terms: &[f64], kept: i32) -> f64 {
+        let truncate = |x: f64, exponent: i32| {
+            let unit = power(exponent - kept);
+            (x / unit).trunc() * unit
         };
+        let largest = exponent(terms.iter().fold(0.0f64, |m, t| m.max(t.abs())));
+        let sum: f64 = terms.iter().map(|t| truncate(*t, largest)).sum();
+        truncate(sum, exponent(sum.abs()))
+    }
+
+    #[test]
+    fn a_simulated_fp8_tensor_core_stays_within_its_model() {
+        let mut random = Random(4, 1);
         for _ in 0..200 {
-            let mut core = TensorCore::default();
-            let mut simulated = 0.0f64;
+            let (mut core, mut simulated) = (TensorCore::default(), 0.0f64);
             for step in 0..18 {
-                let value = |bits: u32| {
-                    let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
-                    sign * (8 + (bits >> 1) % 8) as f32 * 2f32.powi((bits >> 8) as i32 % 12 - 8)
-                };
-                let a: Vec<f32> = (0..STEP).map(|_| value(next())).collect();
-                let b: Vec<f32> = (0..STEP).map(|_| if step < 4 { value(next()) } else { 0.125 }).collect();
-                core.step(&a, &b);
+                let a: Vec<f32> = (0..FP8.step).map(|_| random.value()).collect();
+                let b: Vec<f32> = (0..FP8.step).map(|_| if step < 4 { random.value() } else { 0.125 }).collect();
+                core.step::<{ FP8.step }>(FP8, 8, &a, &b);
                 let terms: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).chain([simulated]).collect();
-                let unit = power(exponent(terms.iter().fold(0.0f64, |m, t| m.max(t.abs()))) - KEPT);
-                let sum: f64 = terms.iter().map(|t| (t / unit).trunc() * unit).sum();
-                let unit = power(exponent(sum.abs()) - KEPT);
-                simulated = (sum / unit).trunc() * unit;
+                simulated = add_truncated(&terms, FP8.kept);
                 assert!((simulated - core.sum).abs() <= core.error, "{simulated} {} {}", core.sum, core.error);
+            }
+        }
+    }
+
+    #[test]
+    fn simulated_wide_tensor_cores_stay_within_their_model() {
+        // However many products one addition takes, in whatever order inside a step; NVFP4 and BF16 x NVFP4.
+        for (bits_a, bits_b) in [(6, 6), (8, 6)] {
+            for group in [1, 2, 4, 8, 16] {
+                let (mut a_random, mut b_random) = (Random(bits_a, 1), Random(bits_b, 7));
+                for turn in 0..100 {
+                    let (mut core, mut simulated) = (TensorCore::default(), 0.0f64);
+                    let mut worst = 0.0f64;
+                    for step in 0..64 {
+                        let a: Vec<f32> = (0..WIDE.step).map(|_| a_random.value()).collect();
+                        let small = |r: &mut Random| if step < 4 { r.value() } else { 0.001953125 * r.value() };
+                        let b: Vec<f32> = (0..WIDE.step).map(|_| small(&mut b_random)).collect();
+                        core.step::<{ WIDE.step }>(WIDE, (bits_a + bits_b) as i32, &a, &b);
+                        let mut products: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).collect();
+                        if turn % 2 == 1 {
+                            products.sort_by(f64::total_cmp);
+                        }
+                        for chunk in products.chunks(group) {
+                            let terms: Vec<f64> = chunk.iter().copied().chain([simulated]).collect();
+                            simulated = add_truncated(&terms, WIDE.kept);
+                        }
+                        let off = (simulated - core.sum).abs();
+                        assert!(off <= core.error, "{group}: {simulated} {} {}", core.sum, core.error);
+                        worst = worst.max(off / core.error);
+                    }
+                    assert!(core.error < 1e-3 * (core.high - core.low), "{} {}", core.error, core.high - core.low);
+                    assert!(worst > 0.001, "the model is far from what it models: {worst}");
+                }
             }
         }
     }

@@ -1,24 +1,31 @@
 //! The scaled product on the CPU: FP32, in blocks of 128 along k, then the epilogue of [`crate::epilogue`].
 //!
-//! For each block b of 128 columns, `p` is the FP32 dot product of the codes, in an order that is not specified. Then
+//! For each block b of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
+//! operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
+//! codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
 //!
 //! ```text
-//! tensor x tensor   sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
-//! row x row         sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
-//! blocks x blocks   sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
+//! tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
+//! row x row            sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
+//! blocks x blocks      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
+//! nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
+//! nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
+//! mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
 //! ```
 //!
-//! `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way.
+//! `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
+//! nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
 
 use std::sync::Mutex;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
+use super::operand::HostOperand;
 use super::parallel;
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
-use crate::format::{DType, Extent, HostQuantMatrix, codec, pair};
+use crate::format::{DType, Extent, HostQuantMatrix, SchemeSpec, codec, pair};
 
 /// Columns of one block of the sum.
 pub(super) const BLOCK: usize = 128;
@@ -50,8 +57,8 @@ pub enum BlockSum {
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmInputs<'a> {
-    /// A, `m x k`.
-    pub a: &'a HostQuantMatrix,
+    /// A, `m x k`: quantized, or plain with weights of NVFP4 or MXFP8.
+    pub a: HostOperand<'a>,
     /// B, `n x k`.
     pub b: &'a HostQuantMatrix,
     /// Type of D.
@@ -74,9 +81,9 @@ pub struct GemmInputs<'a> {
 
 impl<'a> GemmInputs<'a> {
     /// `D = A Bᵀ` as `out`, with no epilogue.
-    pub fn new(a: &'a HostQuantMatrix, b: &'a HostQuantMatrix, out: DType) -> Self {
+    pub fn new(a: impl Into<HostOperand<'a>>, b: &'a HostQuantMatrix, out: DType) -> Self {
         Self {
-            a,
+            a: a.into(),
             b,
             out,
             alpha: 1.0,
@@ -95,11 +102,12 @@ impl<'a> GemmInputs<'a> {
         Epilogue { bias, activation: self.activation, residual }
     }
 
-    /// Checks pair, types and shapes; gives m, n, k.
+    /// Checks pair, bases, types and shapes; gives m, n, k.
     pub(super) fn check(&self) -> Result<[usize; 3]> {
-        let (a, b) = (self.a.scheme(), self.b.scheme());
+        let (a, b) = (self.a.operand(), self.b.scheme());
         let [m, n, k] = [self.a.rows(), self.b.rows(), self.a.cols()];
         pair::check_pair(a, b, "cpu")?;
+        pair::check_basis(self.a.basis(), self.b.basis())?;
         pair::check_output(a, b, self.out)?;
         if self.b.cols() != k {
             return Err(Error::shape(
@@ -148,7 +156,7 @@ impl<'a> GemmInputs<'a> {
 /// is that of the module's doc and of [`crate::epilogue`]. Runs on all cores; allocates D and a few tiles.
 ///
 /// # Errors
-/// [`Error::Pair`], [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
+/// [`Error::Pair`], [`Error::Unsupported`] (bases that differ), [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
 pub fn scaled_gemm(inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
     scaled_gemm_amax(inputs).map(|(d, _)| d)
 }
@@ -175,54 +183,79 @@ pub fn scaled_gemm_amax(inputs: &GemmInputs<'_>) -> Result<(Array2<f32>, f32)> {
     Ok(result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// The scales of one operand, looked up by element.
+/// The FP32 scales of one operand, looked up by element; 1 where there are none.
 struct Scales<'a> {
-    matrix: &'a HostQuantMatrix,
+    matrix: Option<&'a HostQuantMatrix>,
     group_rows: usize,
     grid: [usize; 2],
 }
 
 impl<'a> Scales<'a> {
-    fn new(matrix: &'a HostQuantMatrix) -> Self {
-        let (rows, cols) = (matrix.rows(), matrix.cols());
-        let group_rows = matrix.scheme().spec().group_rows.size(rows).max(1);
-        Self { matrix, group_rows, grid: matrix.scheme().scale_grid(rows, cols) }
+    fn new(matrix: impl Into<HostOperand<'a>>) -> Self {
+        let matrix = matrix.into().quantized();
+        let grid = matrix.map_or([0, 0], |q| q.scheme().scale_grid(q.rows(), q.cols()));
+        let group_rows = matrix.map_or(1, |q| q.scheme().spec().group_rows.size(q.rows()).max(1));
+        Self { matrix: matrix.filter(|_| grid != [0, 0]), group_rows, grid }
     }
 
     fn get(&self, row: usize, block: usize) -> f32 {
-        let layout = self.matrix.scheme().spec().scale_layout;
-        self.matrix.scales()[layout.index(self.grid[0], self.grid[1], row / self.group_rows, block)]
+        let Some(matrix) = self.matrix else { return 1.0 };
+        let layout = matrix.scheme().spec().scale_layout;
+        matrix.scales()[layout.index(self.grid[0], self.grid[1], row / self.group_rows, block)]
     }
 }
 
-/// True if the scheme has a scale for each block along k.
-pub(super) fn has_blocks(matrix: &HostQuantMatrix) -> bool {
-    matrix.scheme().spec().group_cols != Extent::All
+/// True if the scheme has an FP32 scale for each block of 128 along k.
+pub(super) fn has_blocks(spec: &SchemeSpec) -> bool {
+    spec.group_cols != Extent::All
 }
 
-/// True if A's scale is applied first: it is the 1x128 one, or both are.
-pub(super) fn a_first(a: &HostQuantMatrix) -> bool {
-    a.scheme().spec().group_rows == Extent::Elements(1)
+/// How the FP32 scales of a pair are applied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scaling {
+    /// One factor for the whole sum, formed scales first: `fl(fl(scale_a * scale_b) * alpha)`.
+    Factor,
+    /// One factor, formed alpha first: `fl(fl(alpha * scale_a) * scale_b)`. So amax products do not overflow.
+    AlphaFirst,
+    /// After alpha, those of the rows of A, then those of the rows of B.
+    Rows,
+    /// For each block along k; A's scale first if `true`.
+    Blocks { a_first: bool },
+}
+
+fn scaling(inputs: &GemmInputs<'_>) -> Scaling {
+    let (a, b) = (inputs.a.scheme().map(|a| a.spec()), inputs.b.scheme().spec());
+    let by_row = |spec: &SchemeSpec| spec.group_rows == Extent::Elements(1);
+    if has_blocks(&b) {
+        // A's scale is applied first if it is the 1x128 one, or both are.
+        Scaling::Blocks { a_first: a.as_ref().is_some_and(by_row) }
+    } else if by_row(&b) || a.as_ref().is_some_and(by_row) {
+        Scaling::Rows
+    } else if b.block.is_some() {
+        Scaling::AlphaFirst
+    } else {
+        Scaling::Factor
+    }
 }
 
 /// `acc` of the module's doc for one tile of D, without the row and column scales.
 fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: usize, k: usize) -> Array2<f32> {
-    let (a, b) = (inputs.a, inputs.b);
+    let (a, b) = (inputs.a, HostOperand::from(inputs.b));
     let (scales_a, scales_b) = (Scales::new(a), Scales::new(b));
+    let scaling = scaling(inputs);
     let mut sum = Array2::<f32>::zeros((rows, cols));
     let mut p = Array2::<f32>::zeros((rows, cols));
     let (mut panel_a, mut panel_b) = (Vec::new(), Vec::new());
     for (block, k0) in (0..k).step_by(BLOCK).enumerate() {
         let depth = BLOCK.min(k - k0);
-        let view_a = decode_panel(a, i0, rows, k0, depth, &mut panel_a);
-        let view_b = decode_panel(b, j0, cols, k0, depth, &mut panel_b);
+        let view_a = decode_panel(&a, i0, rows, k0, depth, &mut panel_a);
+        let view_b = decode_panel(&b, j0, cols, k0, depth, &mut panel_b);
         general_mat_mul(1.0, &view_a, &view_b.t(), 0.0, &mut p);
-        if !has_blocks(a) {
+        let Scaling::Blocks { a_first } = scaling else {
             sum += &p;
             continue;
-        }
+        };
         let col_scales: Vec<f32> = (j0..j0 + cols).map(|j| scales_b.get(j, block)).collect();
-        let a_first = a_first(a);
         for (i, (mut sum, p)) in sum.rows_mut().into_iter().zip(p.rows()).enumerate() {
             let row_scale = scales_a.get(i0 + i, block);
             for ((sum, p), col_scale) in sum.iter_mut().zip(&p).zip(&col_scales) {
@@ -234,10 +267,10 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
             }
         }
     }
-    let factor = if a.scheme().spec().group_rows == Extent::All {
-        scales_a.get(0, 0) * scales_b.get(0, 0) * inputs.alpha
-    } else {
-        inputs.alpha
+    let factor = match scaling {
+        Scaling::Factor => scales_a.get(0, 0) * scales_b.get(0, 0) * inputs.alpha,
+        Scaling::AlphaFirst => inputs.alpha * scales_a.get(0, 0) * scales_b.get(0, 0),
+        Scaling::Rows | Scaling::Blocks { .. } => inputs.alpha,
     };
     if factor != 1.0 {
         sum *= factor;
@@ -245,27 +278,23 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
     sum
 }
 
-/// Codes of `depth` columns of `count` rows as FP32, `count x depth`.
+/// `depth` columns of `count` rows as FP32, `count x depth`.
 fn decode_panel<'p>(
-    q: &HostQuantMatrix,
+    operand: &HostOperand<'_>,
     first: usize,
     count: usize,
     k0: usize,
     depth: usize,
     panel: &'p mut Vec<f32>,
 ) -> ArrayView2<'p, f32> {
-    let values = codec::values_of(q.scheme().spec().format.fp8().unwrap_or_default());
     panel.clear();
-    for row in first..first + count {
-        let codes = &q.codes()[row * q.cols() + k0..][..depth];
-        panel.extend(codes.iter().map(|c| values[usize::from(*c)]));
-    }
+    (first..first + count).for_each(|row| operand.decode(row, k0, depth, panel));
     ArrayView2::from_shape((count, depth), panel.as_slice()).expect("count * depth values were decoded")
 }
 
 /// Row and column scales and the epilogue, in place; gives the amax before the output's encode factor.
 fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayViewMut2<'_, f32>) -> f32 {
-    let per_row = inputs.a.scheme().spec().group_rows == Extent::Elements(1) && !has_blocks(inputs.a);
+    let per_row = scaling(inputs) == Scaling::Rows;
     let (scales_a, scales_b) = (Scales::new(inputs.a), Scales::new(inputs.b));
     let mut amax = 0.0f32;
     for (i, mut row) in tile.rows_mut().into_iter().enumerate() {

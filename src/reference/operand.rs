@@ -1,0 +1,114 @@
+//! [`HostOperand`]: A of a CPU product, and the FP32 values of an operand as products add them up.
+
+use ndarray::{ArrayView2, s};
+
+use crate::format::{Basis, BlockSpec, CodeFormat, DType, HostQuantMatrix, Operand, Scheme, codec};
+
+/// A of a CPU product: a quantized matrix, or a plain one where only the weights are quantized.
+#[derive(Debug, Clone, Copy)]
+pub enum HostOperand<'a> {
+    /// A quantized matrix.
+    Quantized(&'a HostQuantMatrix),
+    /// `m x k` values and the type they were widened from, BF16 or F16. A value that is not of that type is rounded to
+    /// it, as it would be on its way to a GPU. Any strides.
+    Plain(ArrayView2<'a, f32>, DType),
+}
+
+impl<'a> From<&'a HostQuantMatrix> for HostOperand<'a> {
+    fn from(matrix: &'a HostQuantMatrix) -> Self {
+        Self::Quantized(matrix)
+    }
+}
+
+impl<'a> HostOperand<'a> {
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Quantized(matrix) => matrix.rows(),
+            Self::Plain(values, _) => values.nrows(),
+        }
+    }
+
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Quantized(matrix) => matrix.cols(),
+            Self::Plain(values, _) => values.ncols(),
+        }
+    }
+
+    /// Scheme or element type.
+    pub fn operand(&self) -> Operand {
+        match self {
+            Self::Quantized(matrix) => Operand::Quantized(matrix.scheme()),
+            Self::Plain(_, dtype) => Operand::Plain(*dtype),
+        }
+    }
+
+    /// The quantized matrix; `None` if A is plain.
+    pub fn quantized(&self) -> Option<&'a HostQuantMatrix> {
+        match self {
+            Self::Quantized(matrix) => Some(matrix),
+            Self::Plain(..) => None,
+        }
+    }
+
+    /// The scheme; `None` if A is plain.
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.operand().scheme()
+    }
+
+    /// The basis of the rows; [`Basis::Plain`] if A is plain.
+    pub fn basis(&self) -> Basis {
+        self.quantized().map_or(Basis::Plain, HostQuantMatrix::basis)
+    }
+
+    /// Appends `depth` values of row `row` from column `k0` on, a multiple of 32: `code * block_scale`, or the plain value.
+    pub(super) fn decode(&self, row: usize, k0: usize, depth: usize, values: &mut Vec<f32>) {
+        match self {
+            Self::Quantized(matrix) => decode_codes(matrix, row, k0, depth, values),
+            Self::Plain(plain, dtype) => {
+                values.extend(plain.slice(s![row, k0..k0 + depth]).iter().map(|v| codec::round_to(*dtype, *v)));
+            }
+        }
+    }
+}
+
+fn decode_codes(q: &HostQuantMatrix, row: usize, k0: usize, depth: usize, values: &mut Vec<f32>) {
+    let spec = q.scheme().spec();
+    let codes = &q.row_codes(row)[k0 * spec.code_bits / 8..(k0 + depth) * spec.code_bits / 8];
+    match (spec.format, spec.block) {
+        (CodeFormat::E2M1, Some(block)) => {
+            for (at, codes) in codes.chunks(block.cols / 2).enumerate() {
+                let scale = block_scale(q, block, row, k0 / block.cols + at);
+                values.extend(codes.iter().flat_map(|c| E2M1_PAIRS[usize::from(*c)].map(|v| v * scale)));
+            }
+        }
+        (format, block) => {
+            let table = codec::values_of(format.fp8().unwrap_or_default());
+            let Some(block) = block else {
+                values.extend(codes.iter().map(|c| table[usize::from(*c)]));
+                return;
+            };
+            for (at, codes) in codes.chunks(block.cols).enumerate() {
+                let scale = block_scale(q, block, row, k0 / block.cols + at);
+                values.extend(codes.iter().map(|c| table[usize::from(*c)] * scale));
+            }
+        }
+    }
+}
+
+fn block_scale(q: &HostQuantMatrix, block: BlockSpec, row: usize, at: usize) -> f32 {
+    codec::decode_block_scale(block.format, q.block_scale_at(row, at))
+}
+
+/// The two values of each byte of E2M1 codes, the low half first.
+static E2M1_PAIRS: [[f32; 2]; 256] = {
+    let mut pairs = [[0.0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [codec::E2M1_VALUES[byte & 15], codec::E2M1_VALUES[byte >> 4]];
+        byte += 1;
+    }
+    pairs
+};
