@@ -53,8 +53,8 @@ template <bool ALIGNED> __device__ __forceinline__ void load_any(const void* p, 
 
 struct Epilogue {
     const float* acc;        // [m][n] FP32, row stride acc_stride
-    const float* row_scale;  // [m]; null: none
-    const float* col_scale;  // [n]; null: none
+    const float* row_scale;  // [m], or one number if row_step is 0; null: none
+    const float* col_scale;  // [n], or one number if col_step is 0; null: none
     const float* c;          // [m][n] FP32, row stride c_stride; null: none
     const void* bias;        // [n] of bias_type; null: none
     const void* residual;    // [m][n] of residual_type, row stride residual_stride; null: none
@@ -65,6 +65,7 @@ struct Epilogue {
     u32 m, n;                // n: multiple of 8
     float beta;
     u32 activation, bias_type, residual_type;
+    u32 row_step, col_step;  // 0 or 1
 };
 
 struct E4m3 { u8 bits; };
@@ -78,7 +79,15 @@ template <class D, bool ALIGNED> __device__ __forceinline__ void epilogue(const 
     float amax = 0.0f;
     if (inside) {
         float col_scale[8], bias[8];
-        if (e.col_scale) load_any<ALIGNED>(e.col_scale, col, 2, col_scale);
+        if (e.col_scale) {
+            if (e.col_step) {
+                load_any<ALIGNED>(e.col_scale, col, 2, col_scale);
+            } else {
+                const float s = *e.col_scale;
+#pragma unroll
+                for (int i = 0; i < 8; i++) col_scale[i] = s;
+            }
+        }
         if (e.bias) load_any<ALIGNED>(e.bias, col, e.bias_type, bias);
         for (u64 first = (u64)blockIdx.y * ROWS; first < e.m; first += (u64)gridDim.y * ROWS) {
             Vec8<float> acc[ROWS];
@@ -94,7 +103,7 @@ template <class D, bool ALIGNED> __device__ __forceinline__ void epilogue(const 
                 float v[8];
                 unpack(acc[r], v);
                 if (e.row_scale) {
-                    const float s = e.row_scale[row];
+                    const float s = e.row_scale[row * e.row_step];
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], s);
                 }
@@ -161,6 +170,23 @@ template <class D, bool ALIGNED> __device__ __forceinline__ void epilogue(const 
 FOR_EACH_TYPE(EPILOGUE)
 EPILOGUE(e4m3, E4m3, true)
 EPILOGUE(e4m3_unaligned, E4m3, false)
+
+// alpha and beta of a product whose operands have one second-level scale each, where the host does not know the scales:
+// {fl(fl(alpha * scale_a) * scale_b), beta}. In this order no product of two large scales overflows before alpha shrinks it.
+extern "C" __global__ void __launch_bounds__(32) gemm_factors(
+    float alpha, float beta,
+    const float* __restrict__ scale_a,  // one FP32; null: A has none
+    const float* __restrict__ scale_b,  // one FP32; null: B has none
+    float* __restrict__ out)            // two FP32: alpha, beta
+{
+    begin();
+    if (threadIdx.x != 0) return;
+    float factor = alpha;
+    if (scale_a) factor = __fmul_rn(factor, *scale_a);
+    if (scale_b) factor = __fmul_rn(factor, *scale_b);
+    out[0] = factor;
+    out[1] = beta;
+}
 
 // The scales of 128x128 tiles repeated for each row: what lets a 1x128 GEMM read a 128x128 matrix.
 extern "C" __global__ void __launch_bounds__(256) repeat_scales_128x128(

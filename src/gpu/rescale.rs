@@ -1,7 +1,7 @@
 //! The FP32 epilogue as a call of its own: rescale, bias, activation, residual and one rounding, in one pass.
 
 use super::handle::Handle;
-use super::kernels::EpilogueCall;
+use super::kernels::{EpilogueCall, ScaleVector};
 use super::matrix::{MatMut, MatRef, VecRef};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -114,8 +114,8 @@ impl Handle {
                 n,
                 acc: &acc.data().on(stream),
                 acc_stride: acc.row_stride(),
-                row_scale: row_scale.as_ref(),
-                col_scale: col_scale.as_ref(),
+                row_scale: row_scale.as_ref().map(ScaleVector::Each),
+                col_scale: col_scale.as_ref().map(ScaleVector::Each),
                 beta: 0.0,
                 c: None,
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),

@@ -10,6 +10,31 @@ use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::memory::{LaunchStream, Span};
 
+/// FP32 factors of the rows or columns of D.
+#[derive(Clone, Copy)]
+pub(crate) enum ScaleVector<'a> {
+    /// One for each.
+    Each(&'a Span<'a>),
+    /// One number for all.
+    One(&'a Span<'a>),
+}
+
+impl<'a> ScaleVector<'a> {
+    fn span(self) -> &'a Span<'a> {
+        match self {
+            Self::Each(span) | Self::One(span) => span,
+        }
+    }
+
+    /// Elements from one factor to the next, as the kernel counts.
+    fn step(self) -> u32 {
+        match self {
+            Self::Each(_) => 1,
+            Self::One(_) => 0,
+        }
+    }
+}
+
 /// One epilogue: see [`crate::epilogue`] for the arithmetic.
 pub(crate) struct EpilogueCall<'a> {
     pub(crate) m: usize,
@@ -18,10 +43,10 @@ pub(crate) struct EpilogueCall<'a> {
     /// FP32 `[m][n]`.
     pub(crate) acc: &'a Span<'a>,
     pub(crate) acc_stride: usize,
-    /// FP32 `[m]`.
-    pub(crate) row_scale: Option<&'a Span<'a>>,
-    /// FP32 `[n]`.
-    pub(crate) col_scale: Option<&'a Span<'a>>,
+    /// FP32 `[m]`, or one number.
+    pub(crate) row_scale: Option<ScaleVector<'a>>,
+    /// FP32 `[n]`, or one number.
+    pub(crate) col_scale: Option<ScaleVector<'a>>,
     pub(crate) beta: f32,
     /// FP32 `[m][n]` and its row stride; may be D itself.
     pub(crate) c: Option<(&'a Span<'a>, usize)>,
@@ -62,6 +87,8 @@ struct EpilogueParameters {
     activation: u32,
     bias_type: u32,
     residual_type: u32,
+    row_step: u32,
+    col_step: u32,
 }
 
 impl EpilogueCall<'_> {
@@ -88,8 +115,13 @@ impl EpilogueCall<'_> {
         matrix("D", self.d, self.d_stride, self.d_type)?;
         self.c.map_or(Ok(()), |(s, stride)| matrix("C", s, stride, DType::F32))?;
         self.residual.map_or(Ok(()), |(s, stride, dtype)| matrix("residual", s, stride, dtype))?;
-        vector("row scales", self.row_scale, m, DType::F32)?;
-        vector("column scales", self.col_scale, n, DType::F32)?;
+        for (name, scale, len) in [("row scales", self.row_scale, m), ("column scales", self.col_scale, n)] {
+            match scale {
+                Some(ScaleVector::Each(span)) => vector(name, Some(span), len, DType::F32)?,
+                Some(ScaleVector::One(span)) => vector(name, Some(span), 1, DType::F32)?,
+                None => {}
+            }
+        }
         vector("bias", self.bias.map(|b| b.0), n, self.bias.map_or(DType::F32, |b| b.1))?;
         vector("output scale", self.out_encode, 1, DType::F32)?;
         vector("amax", self.amax, 1, DType::F32)
@@ -100,7 +132,7 @@ impl EpilogueCall<'_> {
         let row = |span: &Span<'_>, stride, dtype| is_aligned(span.address, self.m, stride, dtype);
         row(self.acc, self.acc_stride, DType::F32)
             && self.c.is_none_or(|(s, stride)| row(s, stride, DType::F32))
-            && self.col_scale.is_none_or(|s| row(s, 0, DType::F32))
+            && self.col_scale.is_none_or(|s| s.step() == 0 || row(s.span(), 0, DType::F32))
             && self.bias.is_none_or(|(s, dtype)| row(s, 0, dtype))
             && self.residual.is_none_or(|(s, stride, dtype)| row(s, stride, dtype))
             && row(self.d, self.d_stride, self.d_type)
@@ -135,8 +167,8 @@ impl Kernels {
         };
         let parameters = EpilogueParameters {
             acc: call.acc.address,
-            row_scale: address(call.row_scale),
-            col_scale: address(call.col_scale),
+            row_scale: address(call.row_scale.map(ScaleVector::span)),
+            col_scale: address(call.col_scale.map(ScaleVector::span)),
             c: address(call.c.map(|c| c.0)),
             bias: address(call.bias.map(|b| b.0)),
             residual: address(call.residual.map(|r| r.0)),
@@ -158,10 +190,30 @@ impl Kernels {
             },
             bias_type: call.bias.map_or(Ok(0), |b| wide_code(b.1))?,
             residual_type: call.residual.map_or(Ok(0), |r| wide_code(r.2))?,
+            row_step: call.row_scale.map_or(0, ScaleVector::step),
+            col_step: call.col_scale.map_or(0, ScaleVector::step),
         };
         // Small outputs need many small blocks to reach every multiprocessor.
         let threads = if call.m * call.n < 1 << 20 { 64 } else { THREADS };
         let grid = ((call.n / 8).div_ceil(threads as usize), call.m.div_ceil(4).clamp(1, GRID_Y));
         enqueue!(stream, kernel, grid, threads, parameters)
+    }
+
+    /// Writes `{fl(fl(alpha * scale_a) * scale_b), beta}` to `out`, two FP32 numbers; an absent scale is left out.
+    pub(crate) fn gemm_factors(
+        &self,
+        stream: &LaunchStream,
+        (alpha, beta): (f32, f32),
+        scale_a: Option<&Span<'_>>,
+        scale_b: Option<&Span<'_>>,
+        out: &Span<'_>,
+    ) -> Result<()> {
+        for (name, scale) in [("scale of A", scale_a), ("scale of B", scale_b)] {
+            scale.map_or(Ok(()), |span| check_bytes(name, span, 4).and_then(|()| check_aligned(name, span, 4)))?;
+        }
+        check_bytes("alpha and beta", out, 8)?;
+        check_aligned("alpha and beta", out, 8)?;
+        let (scale_a, scale_b, out) = (address(scale_a), address(scale_b), out.address);
+        enqueue!(stream, &self.gemm_factors, (1, 1), 32, alpha, beta, scale_a, scale_b, out)
     }
 }

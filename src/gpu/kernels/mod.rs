@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaFunction, sys};
 
+mod block;
 mod bytes;
 mod epilogue;
 mod quantize;
 
-pub(crate) use epilogue::EpilogueCall;
+pub(crate) use block::BlockCodes;
+pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use quantize::{Factor, Input, Output};
 
 use super::compile::{self, KernelFile, KernelSource};
@@ -44,6 +46,7 @@ pub(crate) struct Kernels {
     /// By output type.
     epilogue: ByInput,
     epilogue_e4m3: [CudaFunction; 2],
+    gemm_factors: CudaFunction,
     repeat_scales: CudaFunction,
     sm_count: usize,
 }
@@ -135,6 +138,7 @@ impl Kernels {
             quantize_128x128_transposed: by_input(&block, "quantize_fp8_128x128_transposed")?,
             epilogue: by_input(&finish, "epilogue")?,
             epilogue_e4m3: [one(&finish, "epilogue_e4m3")?, one(&finish, "epilogue_e4m3_unaligned")?],
+            gemm_factors: one(&finish, "gemm_factors")?,
             repeat_scales: one(&finish, "repeat_scales_128x128")?,
             sm_count: context
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
