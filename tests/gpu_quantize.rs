@@ -2,54 +2,25 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/quantize.rs"]
+mod quantize;
 
 use common::*;
 use ndarray::Array2;
+use quantize::{INPUTS, Source, check_dequantize};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatMut, MatRef, Preset, QuantizeTo, Recipe,
-    Scheme, TensorScale,
+    DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatRef, Preset, QuantizeTo, Recipe, Scheme,
+    TensorScale,
 };
 
-const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
-
 fn recipes() -> impl Iterator<Item = Recipe> {
-    Scheme::ALL.into_iter().flat_map(|scheme| {
+    Scheme::FP8.into_iter().flat_map(|scheme| {
         Preset::ALL.into_iter().flat_map(move |preset| {
             let recipe = Recipe::new(scheme).with_preset(preset);
             [recipe, recipe.power_of_two()]
         })
     })
-}
-
-/// Quantizes `x` on the device in every direction that its shape allows, and compares with the reference.
-fn check(handle: &Handle, x: &Array2<f32>, dtype: DType, recipe: Recipe, stride: usize, offset: usize) {
-    let (rows, cols) = x.dim();
-    let context = format!("{rows} x {cols} {dtype} stride {stride} offset {offset} {recipe:?}");
-    let buffer = upload_strided(handle, x, dtype, stride, offset);
-    let view = buffer.slice(offset * dtype.bytes()..);
-    let input = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-    let want = reference::quantize(x.view(), dtype, recipe).unwrap();
-
-    let mut plain = poisoned_matrix(handle, recipe.scheme, rows, cols);
-    handle.quantize_into(&input, recipe, QuantizeTo::Plain(&mut plain)).unwrap();
-    assert_same_bits(&plain.to_host(handle).unwrap(), &want, &context);
-
-    if rows % 16 != 0 {
-        let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
-        let refused = handle.quantize_into(&input, recipe, QuantizeTo::Transposed(&mut transposed)).unwrap_err();
-        assert!(refused.to_string().contains("multiple of 16"), "{context}: {refused}");
-        return;
-    }
-    let want_transposed = reference::quantize_transposed(x.view(), dtype, recipe).unwrap();
-    let mut plain = poisoned_matrix(handle, recipe.scheme, rows, cols);
-    let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
-    handle.quantize_into(&input, recipe, QuantizeTo::Both(&mut plain, &mut transposed)).unwrap();
-    assert_same_bits(&plain.to_host(handle).unwrap(), &want, &format!("both, plain: {context}"));
-    assert_same_bits(&transposed.to_host(handle).unwrap(), &want_transposed, &format!("both, transposed: {context}"));
-    let mut transposed = poisoned_matrix(handle, recipe.scheme, cols, rows);
-    handle.quantize_into(&input, recipe, QuantizeTo::Transposed(&mut transposed)).unwrap();
-    assert_same_bits(&transposed.to_host(handle).unwrap(), &want_transposed, &format!("transposed: {context}"));
 }
 
 #[test]
@@ -59,9 +30,9 @@ fn every_recipe_type_and_shape() {
     for rows in [1, 3, 16, 17, 130, 144, 272] {
         for cols in [16, 144, 576, 1040] {
             for dtype in INPUTS {
-                let x = spread(&mut rng, rows, cols, dtype);
+                let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
                 for recipe in recipes() {
-                    check(&handle, &x, dtype, recipe, cols, 0);
+                    x.check(&handle, recipe);
                 }
             }
         }
@@ -75,9 +46,10 @@ fn strided_and_unaligned_rows() {
     for (rows, cols) in [(5, 144), (32, 272), (160, 576)] {
         for dtype in INPUTS {
             let x = spread(&mut rng, rows, cols, dtype);
-            for scheme in Scheme::ALL {
-                for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
-                    check(&handle, &x, dtype, Recipe::new(scheme), stride, offset);
+            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
+                let x = Source::strided(&handle, x.clone(), dtype, stride, offset);
+                for scheme in Scheme::FP8 {
+                    x.check(&handle, Recipe::new(scheme));
                 }
             }
         }
@@ -91,9 +63,9 @@ fn model_widths_and_long_rows() {
     // Rows beyond 32768 elements do not fit in registers and are read twice.
     for (rows, cols) in [(4001, 576), (128, 7168), (300, 6144), (264, 16384), (20, 28672), (2, 57344), (3, 131072)] {
         for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for scheme in Scheme::ALL.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
-                check(&handle, &x, dtype, Recipe::new(scheme), cols, 0);
+            let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
+            for scheme in Scheme::FP8.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
+                x.check(&handle, Recipe::new(scheme));
             }
         }
     }
@@ -116,15 +88,14 @@ fn special_values() {
         x.row_mut(41).fill(-0.0);
         x.row_mut(42).fill(round_to(dtype, 1e-30));
         x.column_mut(7).fill(0.0);
-        for recipe in recipes() {
-            check(&handle, &x, dtype, recipe, 400, 0);
-            check(&handle, &Array2::zeros((16, 256)), dtype, recipe, 256, 0);
-        }
+        let x = Source::new(&handle, x, dtype);
+        let zeros = Source::new(&handle, Array2::zeros((16, 256)), dtype);
         // A whole matrix without anything but one NaN has amax 0.
         let mut lone = Array2::zeros((16, 256));
         lone[[5, 77]] = f32::NAN;
+        let lone = Source::new(&handle, lone, dtype);
         for recipe in recipes() {
-            check(&handle, &lone, dtype, recipe, 256, 0);
+            [&x, &zeros, &lone].iter().for_each(|x| x.check(&handle, recipe));
         }
     }
 }
@@ -138,18 +109,18 @@ fn the_amax_is_found_in_every_lane() {
         for i in 0..rows {
             x[[i, i % cols]] = 450.0;
         }
+        let x = Source::new(&handle, x, DType::Bf16);
         for scheme in [Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Block1x128(Fp8Format::E4M3)] {
-            let recipe = Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two();
-            check(&handle, &x, DType::Bf16, recipe, cols, 0);
+            x.check(&handle, Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two());
         }
     }
     // A tile, a tensor: the one large value in each row and column of a tile in turn.
     for at in 0..128 {
         let mut x = Array2::from_elem((128, 128), 448.0f32);
         x[[at, (at * 37) % 128]] = 450.0;
+        let x = Source::new(&handle, x, DType::Bf16);
         for scheme in [Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3)] {
-            let recipe = Recipe::new(scheme).with_preset(Preset::TransformerEngine).power_of_two();
-            check(&handle, &x, DType::Bf16, recipe, 128, 0);
+            x.check(&handle, Recipe::new(scheme).with_preset(Preset::TransformerEngine).power_of_two());
         }
     }
 }
@@ -196,7 +167,7 @@ fn given(handle: &Handle, x: &Array2<f32>, dtype: DType, format: Fp8Format, scal
     let mut amax_bytes = DeviceBytesMut::from(&mut amax);
     handle.quantize_tensor_into(&input, format, &factor, &mut out, Some(&mut amax_bytes)).unwrap();
     let context = format!("{rows} x {cols} {dtype} {format:?} {scale:?}");
-    assert_same_bits(&out.to_host(handle).unwrap(), &want, &context);
+    assert_device_bits(handle, &out, &want, &context);
     assert_eq!(handle.stream().clone_dtoh(&amax).unwrap()[0].to_bits(), want_amax.to_bits(), "{context}");
 }
 
@@ -243,7 +214,7 @@ fn dequantize_every_scheme_and_type() {
     let Some(handle) = handle() else { return };
     let mut rng = Rng(7);
     for (rows, cols) in [(1, 16), (3, 144), (130, 576), (257, 1040)] {
-        for scheme in Scheme::ALL {
+        for scheme in Scheme::FP8 {
             let x = spread(&mut rng, rows, cols, DType::F32);
             let q = reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap();
             // Every code at least once, NaN and the infinities of E5M2 included.
@@ -252,24 +223,7 @@ fn dequantize_every_scheme_and_type() {
                 *code = (i / 3) as u8;
             }
             let q = scaled_gemm::HostQuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap();
-            let device = scaled_gemm::QuantMatrix::from_host(&handle, &q).unwrap();
-            for dtype in INPUTS {
-                for stride in [cols, cols + 8, cols + 3] {
-                    let want = reference::dequantize(&q, dtype);
-                    let mut y = poisoned(&handle, rows * stride * dtype.bytes());
-                    let mut target = MatMut::new(&mut y, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-                    handle.dequantize_into(&device, &mut target).unwrap();
-                    let got = values_of(dtype, &handle.stream().clone_dtoh(&y).unwrap());
-                    let packed: Vec<f32> =
-                        (0..rows).flat_map(|i| got[i * stride..i * stride + cols].to_vec()).collect();
-                    let context = format!("{rows} x {cols} {scheme} to {dtype} stride {stride}");
-                    assert_same_values(&packed, want.as_slice().unwrap(), cols, &context);
-                    // What lies between the rows is left alone: NaN bytes still.
-                    for i in 0..rows - 1 {
-                        assert!(got[i * stride + cols..(i + 1) * stride].iter().all(|v| v.is_nan()), "{context}");
-                    }
-                }
-            }
+            check_dequantize(&handle, &q);
         }
     }
 }

@@ -320,8 +320,11 @@ impl Handle {
         ))
     }
 
-    /// The bytes of device memory, on the host. Allocates and waits.
-    pub(crate) fn read_bytes(&self, bytes: &DeviceBytes<'_>) -> Result<Vec<u8>> {
+    /// The bytes of device memory, on the host: codes and scales with their padding as they are. Allocates and waits.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
+    pub fn read_bytes(&self, bytes: &DeviceBytes<'_>) -> Result<Vec<u8>> {
         self.refuse_capture("reading device memory")?;
         if bytes.is_empty() {
             return Ok(Vec::new());

@@ -119,27 +119,65 @@ pub fn poisoned(handle: &Handle, len: usize) -> CudaSlice<u8> {
     upload(handle, &vec![0xFF; len])
 }
 
-/// A quantized matrix whose codes and scales, padding included, are poisoned.
+/// A quantized matrix whose codes and scales of both kinds, padding included, are 0xFF bytes.
 pub fn poisoned_matrix(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> QuantMatrix {
-    let codes = handle.stream().clone_htod(&vec![0xAAu8; scheme.code_bytes(rows, cols)]).unwrap();
-    let scales = handle.stream().clone_htod(&vec![f32::NAN; scheme.scale_len(rows, cols)]).unwrap();
-    QuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap()
+    let codes = poisoned(handle, scheme.code_bytes(rows, cols));
+    let scales = vec![f32::from_bits(u32::MAX); scheme.scale_len(rows, cols)];
+    let scales = (!scales.is_empty()).then(|| handle.stream().clone_htod(&scales).unwrap());
+    match (scheme.block_scale_len(rows, cols), scales) {
+        (0, Some(scales)) => QuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap(),
+        (len, scales) => {
+            QuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, poisoned(handle, len)).unwrap()
+        }
+    }
 }
 
 /// Panics with the first difference, if codes or scales differ in any bit, padding included.
+///
+/// `HostQuantMatrix` clears padding: what a kernel left there, only [`assert_device_bits`] sees.
 pub fn assert_same_bits(got: &HostQuantMatrix, want: &HostQuantMatrix, context: &str) {
     assert_eq!((got.scheme(), got.rows(), got.cols()), (want.scheme(), want.rows(), want.cols()), "{context}");
-    if let Some(at) = (0..want.codes().len()).find(|i| got.codes()[*i] != want.codes()[*i]) {
+    assert_eq!(got.basis(), want.basis(), "{context}");
+    assert_bits(got.codes(), got.scales(), got.block_scales(), want, context);
+}
+
+/// Panics with the first difference, if a byte of the device matrix, padding included, is not that of the host matrix.
+pub fn assert_device_bits(handle: &Handle, got: &QuantMatrix, want: &HostQuantMatrix, context: &str) {
+    assert_eq!((got.scheme(), got.rows(), got.cols()), (want.scheme(), want.rows(), want.cols()), "{context}");
+    assert_eq!(got.basis(), want.basis(), "{context}");
+    let codes = handle.read_bytes(&got.codes()).unwrap();
+    let scales = values_of(DType::F32, &handle.read_bytes(&got.scales()).unwrap());
+    let block_scales = handle.read_bytes(&got.block_scales()).unwrap();
+    // Empty buffers may be one element long on the device.
+    assert_bits(&codes[..want.codes().len()], &scales[..want.scales().len()], &block_scales, want, context);
+}
+
+fn assert_bits(codes: &[u8], scales: &[f32], block_scales: &[u8], want: &HostQuantMatrix, context: &str) {
+    let (rows, cols) = (want.rows(), want.cols());
+    let first = |a: &[u8], b: &[u8]| (a != b).then(|| (0..b.len()).find(|i| a[*i] != b[*i])).flatten();
+    assert_eq!(codes.len(), want.codes().len(), "{context}");
+    if let Some(at) = first(codes, want.codes()) {
+        let row_bytes = cols * want.scheme().spec().code_bits / 8;
+        let (got, want) = (codes[at], want.codes()[at]);
+        panic!("{context}: code byte {} of row {} is {got:#04x}, must be {want:#04x}", at % row_bytes, at / row_bytes);
+    }
+    assert_eq!(block_scales.len(), want.block_scales().len(), "{context}");
+    if let Some(at) = first(block_scales, want.block_scales()) {
+        let [_, blocks] = want.scheme().block_grid(rows, cols);
+        // The tiled order read backwards.
+        let (tile, inside) = (at / 512, at % 512);
+        let row = tile / blocks.div_ceil(4) * 128 + inside % 16 / 4 * 32 + inside / 16;
+        let block = tile % blocks.div_ceil(4) * 4 + inside % 4;
+        let (got, want) = (block_scales[at], want.block_scales()[at]);
         panic!(
-            "{context}: code ({}, {}) is {:#04x}, must be {:#04x}",
-            at / want.cols(),
-            at % want.cols(),
-            got.codes()[at],
-            want.codes()[at]
+            "{context}: block scale ({row}, {block}) of {rows} x {blocks} is {got:#04x}, must be {want:#04x}; at {at}"
         );
     }
-    if let Some(at) = (0..want.scales().len()).find(|i| got.scales()[*i].to_bits() != want.scales()[*i].to_bits()) {
-        panic!("{context}: scale {at} is {:e}, must be {:e}", got.scales()[at], want.scales()[at]);
+    assert_eq!(scales.len(), want.scales().len(), "{context}");
+    // The payload of a computed NaN is the device's own.
+    let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+    if let Some(at) = (0..scales.len()).find(|i| !same(scales[*i], want.scales()[*i])) {
+        panic!("{context}: scale {at} is {:e}, must be {:e}", scales[at], want.scales()[at]);
     }
 }
 

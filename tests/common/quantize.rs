@@ -1,0 +1,208 @@
+//! What the quantizer suites share: an input on the device, compared with the reference in every direction; recipes.
+//!
+//! Not a module of `common`: the other suites compile without it.
+#![allow(dead_code)]
+
+use ndarray::Array2;
+use scaled_gemm::cudarc::driver::CudaSlice;
+use scaled_gemm::{
+    BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric,
+    GivenGlobal, GlobalScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe,
+    Result, Scheme, reference,
+};
+
+use crate::common::{assert_device_bits, assert_same_values, poisoned, poisoned_matrix, upload_strided, values_of};
+
+pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+/// A matrix on the device and on the host.
+pub struct Source {
+    pub x: Array2<f32>,
+    pub dtype: DType,
+    pub stride: usize,
+    pub offset: usize,
+    pub buffer: CudaSlice<u8>,
+}
+
+impl Source {
+    pub fn new(handle: &Handle, x: Array2<f32>, dtype: DType) -> Self {
+        let stride = x.ncols();
+        Self::strided(handle, x, dtype, stride, 0)
+    }
+
+    /// Rows `stride` elements apart, the first `offset` elements behind an aligned address, NaN around them.
+    pub fn strided(handle: &Handle, x: Array2<f32>, dtype: DType, stride: usize, offset: usize) -> Self {
+        let buffer = upload_strided(handle, &x, dtype, stride, offset);
+        Self { x, dtype, stride, offset, buffer }
+    }
+
+    pub fn matrix(&self) -> MatRef<'_> {
+        let view = self.buffer.slice(self.offset * self.dtype.bytes()..);
+        let matrix = MatRef::new(view, self.dtype, self.x.nrows(), self.x.ncols()).unwrap();
+        matrix.with_row_stride(self.stride).unwrap()
+    }
+
+    /// Quantizes in every direction; each must give the reference's bytes, or refuse where the reference refuses.
+    pub fn check(&self, handle: &Handle, recipe: Recipe) {
+        let want = [
+            reference::quantize(self.x.view(), self.dtype, recipe),
+            reference::quantize_transposed(self.x.view(), self.dtype, recipe),
+        ];
+        let input = self.matrix();
+        self.compare(handle, recipe, "", want, |to| handle.quantize_into(&input, recipe, to));
+    }
+
+    /// The same with a given second level.
+    pub fn check_given(&self, handle: &Handle, recipe: Recipe, given: GlobalScale) {
+        let want = [
+            reference::quantize_with_scale(self.x.view(), self.dtype, recipe, given),
+            reference::quantize_transposed_with_scale(self.x.view(), self.dtype, recipe, given),
+        ];
+        let input = self.matrix();
+        let number = GivenNumber::new(handle, given);
+        let words = format!("{given:?} ");
+        self.compare(handle, recipe, &words, want, |to| {
+            handle.quantize_nvfp4_into(&input, recipe, &number.borrow(), to)
+        });
+    }
+
+    fn compare(
+        &self,
+        handle: &Handle,
+        recipe: Recipe,
+        words: &str,
+        want: [Result<HostQuantMatrix>; 2],
+        run: impl Fn(QuantizeTo<'_>) -> Result<()>,
+    ) {
+        let (rows, cols) = self.x.dim();
+        let (stride, offset) = (self.stride, self.offset);
+        let context = format!("{rows} x {cols} {} stride {stride} offset {offset} {words}{recipe:?}", self.dtype);
+        let scheme = recipe.scheme;
+        let plain = || poisoned_matrix(handle, scheme, rows, cols);
+        // Rows of half-byte codes that are not whole blocks: there is no such matrix to write to.
+        let half_bytes = scheme.spec().format == CodeFormat::E2M1;
+        let turned = || match half_bytes && rows % 16 != 0 {
+            true => {
+                let refused = QuantMatrix::zeros(handle, scheme, cols, rows).map(|_| ()).unwrap_err().to_string();
+                assert!(refused.contains("multiple of 16"), "{context}: {refused}");
+                None
+            }
+            false => Some(poisoned_matrix(handle, scheme, cols, rows)),
+        };
+        let refused = |result: Result<()>, direction: &str| {
+            let text = result.expect_err(&format!("{direction}: {context}: the reference refuses")).to_string();
+            assert!(text.contains("16"), "{direction}: {context}: {text}");
+        };
+        let mut out = plain();
+        let result = run(QuantizeTo::Plain(&mut out));
+        match &want[0] {
+            Ok(want) => {
+                result.unwrap_or_else(|e| panic!("{context}: {e}"));
+                assert_device_bits(handle, &out, want, &context);
+            }
+            Err(_) => refused(result, "plain"),
+        }
+        let Some(mut out) = turned() else { return };
+        let result = run(QuantizeTo::Transposed(&mut out));
+        match &want[1] {
+            Ok(want) => {
+                result.unwrap_or_else(|e| panic!("transposed: {context}: {e}"));
+                assert_device_bits(handle, &out, want, &format!("transposed: {context}"));
+            }
+            Err(_) => refused(result, "transposed"),
+        }
+        let (mut out, Some(mut transposed)) = (plain(), turned()) else { return };
+        let result = run(QuantizeTo::Both(&mut out, &mut transposed));
+        match &want {
+            [Ok(want), Ok(want_transposed)] => {
+                result.unwrap_or_else(|e| panic!("both: {context}: {e}"));
+                assert_device_bits(handle, &out, want, &format!("both, plain: {context}"));
+                assert_device_bits(handle, &transposed, want_transposed, &format!("both, transposed: {context}"));
+            }
+            _ => refused(result, "both"),
+        }
+    }
+
+    /// The bytes that the device gives for the plain direction.
+    pub fn quantized(&self, handle: &Handle, recipe: Recipe) -> HostQuantMatrix {
+        handle.quantize(&self.matrix(), recipe).unwrap().to_host(handle).unwrap()
+    }
+}
+
+/// One FP32 on the device, with what it means.
+pub struct GivenNumber {
+    number: CudaSlice<f32>,
+    given: GlobalScale,
+}
+
+impl GivenNumber {
+    pub fn new(handle: &Handle, given: GlobalScale) -> Self {
+        let (GlobalScale::Amax(value) | GlobalScale::Encode(value) | GlobalScale::Decode(value)) = given;
+        Self { number: handle.stream().clone_htod(&[value]).unwrap(), given }
+    }
+
+    pub fn borrow(&self) -> GivenGlobal<'_> {
+        let bytes = DeviceBytes::from(&self.number);
+        match self.given {
+            GlobalScale::Amax(_) => GivenGlobal::Amax(bytes),
+            GlobalScale::Encode(_) => GivenGlobal::Encode(bytes),
+            GlobalScale::Decode(_) => GivenGlobal::Decode(bytes),
+        }
+    }
+}
+
+/// Dequantizes to every type, packed and with gaps, and compares with the reference; gaps stay as they were.
+pub fn check_dequantize(handle: &Handle, q: &HostQuantMatrix) {
+    let (rows, cols) = (q.rows(), q.cols());
+    let device = QuantMatrix::from_host(handle, q).unwrap();
+    for dtype in INPUTS {
+        let want = reference::dequantize(q, dtype);
+        for stride in [cols, cols + 8, cols + 3] {
+            let mut y = poisoned(handle, rows * stride * dtype.bytes());
+            let mut target = MatMut::new(&mut y, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+            handle.dequantize_into(&device, &mut target).unwrap();
+            let got = values_of(dtype, &handle.stream().clone_dtoh(&y).unwrap());
+            let packed: Vec<f32> = (0..rows).flat_map(|i| got[i * stride..i * stride + cols].to_vec()).collect();
+            let context = format!("{rows} x {cols} {} to {dtype} stride {stride}", q.scheme());
+            assert_same_values(&packed, want.as_slice().unwrap(), cols, &context);
+            // What lies between the rows is left alone: NaN bytes still.
+            for i in 0..rows - 1 {
+                assert!(got[i * stride + cols..(i + 1) * stride].iter().all(|v| v.is_nan()), "{context}");
+            }
+        }
+    }
+}
+
+pub const METRICS: [ErrorMetric; 2] = [ErrorMetric::Mae, ErrorMetric::Mse];
+pub const MATHS: [ErrorMath; 2] = [ErrorMath::Strict, ErrorMath::Fast];
+pub const BOUNDS: [E4m3Bound; 2] = [E4m3Bound::Max448, E4m3Bound::Max256];
+
+pub fn nvfp4(scheme: Scheme, nvfp4: Nvfp4Options) -> Recipe {
+    Recipe::new(scheme).with_nvfp4(nvfp4)
+}
+
+/// 4over6 in every variant: metric x math x bound x {1x16, 16x16, per row}.
+pub fn four_over_six() -> Vec<Recipe> {
+    let mut recipes = Vec::new();
+    for metric in METRICS {
+        for math in MATHS {
+            for bound in BOUNDS {
+                let block_scale = BlockScaleRule::FourOverSix { metric, math };
+                let options = Nvfp4Options { block_scale, bound, ..Nvfp4Options::default() };
+                recipes.push(nvfp4(Scheme::Nvfp4, options));
+                recipes.push(nvfp4(Scheme::Nvfp4, Nvfp4Options { shape: BlockShape::Tile16x16, ..options }));
+                recipes.push(nvfp4(Scheme::Nvfp4Row, options));
+            }
+        }
+    }
+    recipes
+}
+
+/// 4over6 with tiles: defined for tiles of sixteen rows only.
+pub fn is_tiled_four_over_six(recipe: Recipe) -> bool {
+    recipe.nvfp4.block_scale != BlockScaleRule::Plain && recipe.nvfp4.shape == BlockShape::Tile16x16
+}
+
+pub fn stochastic(seed: u64, offset: u64) -> CodeRounding {
+    CodeRounding::Stochastic { seed, offset }
+}
