@@ -1,0 +1,435 @@
+// NVFP4 blocks of 16: second level, block scales, codes, 4over6, stochastic rounding, Hadamard transform.
+// Mirror of src/format/nvfp4.rs and src/reference/nvfp4.rs, operation by operation. A thread owns a whole block, so that its
+// error sums run in order without an exchange.
+//
+// Most blocks take a short path (`fast_block`) whose results are proved equal where it is used; the others, and every option
+// that is not about speed, take `slow_block`, which follows the formulas literally.
+#pragma once
+#include "codec.cuh"
+#include "layout.cuh"
+
+constexpr float FLT_MAX = 3.402823466e38f;
+
+// How the second level is given, as the kernels receive it (src/gpu/kernels/block.rs).
+constexpr u32 GIVEN_AMAX = 0;
+constexpr u32 GIVEN_ENCODE = 1;
+constexpr u32 GIVEN_DECODE = 2;
+
+// Block scale rules.
+constexpr u32 PLAIN = 0;
+constexpr u32 FOUR_OVER_SIX = 1;
+constexpr u32 TORCHAO_NV = 2;
+
+struct Nvfp4Rule {
+    float six_e;      // 6 * 448 or 6 * 256
+    u32 given;        // GIVEN_AMAX, GIVEN_ENCODE or GIVEN_DECODE
+    u32 rule;         // PLAIN, FOUR_OVER_SIX or TORCHAO_NV
+    u32 mse;          // 1: squared errors
+    u32 strict;       // 1: errors in the units of the data
+    u32 tile;         // 1: 16 x 16 elements share a block scale
+    u32 hadamard;     // 1: rows are transformed first
+    u32 stochastic;   // 1: codes are rounded at random
+    u64 seed, offset; // of the random bytes
+};
+
+// The second level with what is derived from it once.
+struct Second {
+    float encode;  // multiplies the data
+    float amax;    // for the strict error
+    float scale;   // the stored decode factor
+    float dec;     // fl(1 / encode)
+    float sixth;   // fl(encode * fl(1/6))
+};
+
+__device__ __forceinline__ float at_most_flt_max(float x) { return fminf(x, FLT_MAX); }  // NaN too
+
+__device__ __forceinline__ Second second_level(float given, u32 kind, float six_e) {
+    Second s;
+    if (kind == GIVEN_ENCODE) {
+        s.encode = given;
+        s.amax = __fdiv_rn(six_e, given);
+        s.scale = __frcp_rn(given);
+    } else {
+        const bool decode = kind == GIVEN_DECODE;
+        const float e = at_most_flt_max(decode ? __frcp_rn(given) : __fdiv_rn(six_e, given));
+        s.encode = given == 0.0f || e == 0.0f ? 1.0f : e;
+        s.amax = decode ? __fmul_rn(given, six_e) : given;
+        s.scale = decode ? given : __fdiv_rn(given, six_e);
+    }
+    s.dec = __frcp_rn(s.encode);
+    s.sixth = __fmul_rn(s.encode, 0.16666667f);  // 0x3E2AAAAB
+    return s;
+}
+
+// fl(a / d) for a normal quotient and remainder, r = fl(1 / d): one correction makes it the rounded quotient (checked for
+// d = 6, 1536 and 2688 over all mantissas). Elsewhere the division itself.
+__device__ __forceinline__ float divide(float a, float d, float r) {
+    if (!(a > 1e-30f && a < 1e30f)) return __fdiv_rn(a, d);
+    const float q = __fmul_rn(a, r);
+    return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
+}
+
+// E4M3 codes of two numbers that are not negative, and back.
+__device__ __forceinline__ void ue4m3_pair(float lo, float hi, u32& code_lo, u32& code_hi) {
+    const u32 pair = encode_pair<E4M3>(lo, hi);
+    code_lo = pair & 0xFF;
+    code_hi = pair >> 8 & 0xFF;
+}
+__device__ __forceinline__ float ue4m3_value(u32 code) {
+    float lo, hi;
+    decode_pair(E4M3, code, lo, hi);
+    return lo;
+}
+
+__device__ __forceinline__ float multiplier(float s, const Second& second) {
+    return at_most_flt_max(__frcp_rn(__fmul_rn(s, second.dec)));
+}
+
+// s4 and s6 of a block.
+__device__ __forceinline__ void four_over_six_scales(float amax, const Second& second, u32& s4, u32& s6) {
+    const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
+    ue4m3_pair(fminf(__fmul_rn(base, 1.5f), 448.0f), fminf(base, 448.0f), s4, s6);
+}
+
+// ---- E2M1 ----
+
+// Code 0 to 15: nearest even, saturating, NaN to +6, sign of zero kept.
+__device__ __forceinline__ u32 encode_e2m1(float x) {
+    const float a = fabsf(x);
+    if (!(a >= 0.0f)) return 7;
+    const u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+    return code | (__float_as_uint(x) >> 28 & 8);
+}
+
+// The magnitude of a code: 0.5 * (0, 1, 2, 3, 4, 6, 8, 12).
+__device__ __forceinline__ float e2m1_magnitude(u32 code) {
+    return __fmul_rn(0.5f, (float)(0xC8643210u >> (code & 7) * 4 & 15));
+}
+
+// Rounded at random by a byte u: t = fma(u / 256, step(|x|), |x|), down to a multiple of step(t), at most 6.
+__device__ __forceinline__ u32 encode_e2m1_stochastic(float x, u32 byte) {
+    const float a = fabsf(x);
+    if (!(a >= 0.0f)) return 7;
+    const float step = a >= 4.0f ? 2.0f : a >= 2.0f ? 1.0f : 0.5f;
+    const float t = fminf(__fmaf_rn((float)byte * 0.00390625f, step, a), 6.0f);
+    // Codes are what thresholds t has reached: each code's own value.
+    const u32 code = (t >= 0.5f) + (t >= 1.0f) + (t >= 1.5f) + (t >= 2.0f) + (t >= 3.0f) + (t >= 4.0f) + (t >= 6.0f);
+    return code | (__float_as_uint(x) >> 28 & 8);
+}
+
+// Philox4x32-10: counter (offset, block), key seed, each 64 bits with the low word first.
+__device__ __forceinline__ uint4 philox(u64 seed, u64 offset, u64 block) {
+    u32 c0 = (u32)offset, c1 = (u32)(offset >> 32), c2 = (u32)block, c3 = (u32)(block >> 32);
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
+        const u32 d0 = (u32)(p1 >> 32) ^ c1 ^ k0, d2 = (u32)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (u32)p1;
+        c3 = (u32)p0;
+        c0 = d0;
+        c2 = d2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {c0, c1, c2, c3};
+}
+
+// ---- Blocks ----
+
+template <class T> struct Block { Vec8<T> half[2]; };
+
+template <class T> __device__ __forceinline__ float element(const Block<T>& b, int i) { return element(b.half[i / 8], i % 8); }
+
+template <class T> __device__ __forceinline__ void forget(Block<T>& b) {
+    forget(b.half[0]);
+    forget(b.half[1]);
+}
+
+template <bool ALIGNED, class T> __device__ __forceinline__ Block<T> load_block(const T* p) {
+    return {{load<ALIGNED>(p), load<ALIGNED>(p + 8)}};
+}
+template <class T> __device__ __forceinline__ Block<T> zero_block() { return {{zero8<T>(), zero8<T>()}}; }
+
+struct Codes {
+    uint2 packed;  // 16 codes, element 0 in the lowest four bits
+    u32 scale;     // E4M3
+};
+
+// max |x| as a pattern: NaN counts and is larger than infinity. 16-bit elements are compared as integers, two at a time:
+// an exact maximum whatever the compiler makes of packed floats.
+template <class T> __device__ __forceinline__ u32 amax_pattern(const Block<T>& b) {
+    u32 m = 0;
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) m = max(m, __float_as_uint(element(b, i)) & 0x7FFFFFFFu);
+        return m;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) m = max_u16x2(m, word(b.half[i / 4].q[0], i % 4) & 0x7FFF7FFFu);
+        return max(m >> 16, m & 0xFFFF);
+    }
+}
+
+// max |x| with NaN ignored; `finite` tells whether all are.
+template <class T> __device__ __forceinline__ float block_amax(const Block<T>& b, bool& finite) {
+    const u32 m = amax_pattern(b);
+    if constexpr (sizeof(T) == 4) {
+        finite = m < 0x7F800000u;
+        if (finite) return __uint_as_float(m);
+    } else {
+        T top;
+        top.bits = (u16)m;
+        const float f = to_float(top);
+        finite = f <= FLT_MAX;
+        if (finite) return f;
+    }
+    return amax8(b.half[1], amax8(b.half[0], 0.0f));
+}
+
+// The sign bits of elements 4k .. 4k + 3, in bit 7 of bytes 0 .. 3; other bits are junk.
+template <class T> __device__ __forceinline__ u32 signs4(const Block<T>& b, int k) {
+    if constexpr (sizeof(T) == 4) {
+        const uint4 q = b.half[k / 2].q[k % 2];
+        return __byte_perm(__byte_perm(q.x, q.y, 0x0073), __byte_perm(q.z, q.w, 0x0073), 0x5410);
+    } else {
+        const uint4 q = b.half[k / 2].q[0];
+        return k % 2 == 0 ? __byte_perm(q.x, q.y, 0x7531) : __byte_perm(q.z, q.w, 0x7531);
+    }
+}
+
+// Four magnitudes, each an E2M1 number times 2^-14, as four bytes code << 1: E5M2 has E2M1's numbers there, one mantissa bit
+// wider, its smallest normal number being 2^-14 as E2M1's is 1.
+__device__ __forceinline__ u32 bytes4(const float (&q)[4]) {
+    return encode_pair<E5M2>(q[0], q[1]) | encode_pair<E5M2>(q[2], q[3]) << 16;
+}
+
+// Sixteen codes from four words of magnitudes (`bytes4`) and the signs of the block.
+template <class T> __device__ __forceinline__ uint2 pack(const u32 (&w)[4], const Block<T>& b) {
+    u32 n[4];
+    // * 136 moves code << 1 of even bytes to the low half of the byte above, of odd bytes to the high half of their own; * 17
+    // does the same to the sign bits. All sums are of disjoint bits. The results are bytes 1 and 3.
+#pragma unroll
+    for (int k = 0; k < 4; k++) n[k] = w[k] * 136 + (signs4(b, k) & 0x80808080u) * 17;
+    return {__byte_perm(n[0], n[1], 0x7531), __byte_perm(n[2], n[3], 0x7531)};
+}
+
+// y in [0, 7) times 2^-14, rounded to the nearest E2M1 number times 2^-14, ties to even: adding 2^22 times the power of two
+// not above y (at least 1, times 2^-14) leaves the FP32 adder one mantissa bit, or steps of 1/2 below 2.
+__device__ __forceinline__ float round_scaled(float y) {
+    const int power = __float_as_int(y) & 0x7F800000;
+    const float magic = __int_as_float(max(power + (22 << 23), 0x43800000));
+    return __fsub_rn(__fadd_rn(y, magic), magic);
+}
+
+constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
+
+// True where `round_scaled` serves a block with this multiplier: nothing beyond 7 (which would round to 8), no multiplier
+// so small that 2^-14 of it loses bits.
+__device__ __forceinline__ bool fits_fast(float amax, float inv) { return inv > 1e-30f && __fmul_rn(amax, inv) < 7.0f; }
+
+// Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
+// and code do not burden it.
+struct SlowBlock {
+    float x[16];
+    float amax;     // of the block, or of its tile
+    u64 index;      // of the block in the matrix, for random bytes
+    float e4, e6;   // 4over6: errors of the candidates, where they are wanted
+    u32 s4, s6;
+    uint2 c4, c6;
+};
+
+static __device__ __noinline__ uint2 slow_codes(const float* x, float inv, const Nvfp4Rule* rule, u64 index) {
+    u32 words[2] = {0, 0};
+    uint4 random = {0, 0, 0, 0};
+    if (rule->stochastic) random = philox(rule->seed, rule->offset, index);
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        const float v = __fmul_rn(x[i], inv);
+        const u32 r = i < 8 ? (i < 4 ? random.x : random.y) : (i < 12 ? random.z : random.w);
+        const u32 code = rule->stochastic ? encode_e2m1_stochastic(v, r >> 8 * (i % 4) & 0xFF) : encode_e2m1(v);
+        if (i < 8) words[0] |= code << 4 * i; else words[1] |= code << 4 * (i - 8);
+    }
+    return {words[0], words[1]};
+}
+
+// One error sum of 4over6, elements in order.
+static __device__ __noinline__ float slow_error(const float* x, uint2 codes, float s, const Second* second, const Nvfp4Rule* rule) {
+    float e = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        const u32 code = (i < 8 ? codes.x >> 4 * i : codes.y >> 4 * (i - 8)) & 15;
+        const float q = code & 8 ? -e2m1_magnitude(code) : e2m1_magnitude(code);
+        const float qs = __fmul_rn(q, s);
+        float d;
+        if (rule->strict) d = __fsub_rn(__fdiv_rn(__fmul_rn(qs, second->amax), rule->six_e), x[i]);
+        else d = __fsub_rn(qs, __fmul_rn(x[i], second->encode));
+        e = __fadd_rn(e, rule->mse ? __fmul_rn(d, d) : fabsf(d));
+    }
+    return e;
+}
+
+static __device__ __noinline__ void slow_candidates(SlowBlock* b, const Second* second, const Nvfp4Rule* rule) {
+    four_over_six_scales(b->amax, *second, b->s4, b->s6);
+    const float v4 = ue4m3_value(b->s4), v6 = ue4m3_value(b->s6);
+    b->c4 = slow_codes(b->x, multiplier(v4, *second), rule, b->index);
+    b->c6 = slow_codes(b->x, multiplier(v6, *second), rule, b->index);
+    b->e4 = slow_error(b->x, b->c4, v4, second, rule);
+    b->e6 = slow_error(b->x, b->c6, v6, second, rule);
+}
+
+static __device__ __noinline__ Codes slow_block(SlowBlock* b, const Second* second, const Nvfp4Rule* rule) {
+    if (rule->rule == FOUR_OVER_SIX) {
+        slow_candidates(b, second, rule);
+        return b->e4 < b->e6 ? Codes{b->c4, b->s4} : Codes{b->c6, b->s6};
+    }
+    Codes out;
+    float inv;
+    u32 unused;
+    if (rule->rule == TORCHAO_NV) {
+        const float pts = second->scale == 0.0f ? 1.0f : second->scale;
+        const float t = __fdiv_rn(__fdiv_rn(b->amax, 6.0f), pts);
+        // A NaN stays one.
+        ue4m3_pair(t != t ? t : fminf(fmaxf(t, 0.015625f), 448.0f), 0.0f, out.scale, unused);
+        inv = __fdiv_rn(__frcp_rn(pts), ue4m3_value(out.scale));
+    } else {
+        ue4m3_pair(at_most_flt_max(__fmul_rn(b->amax, second->sixth)), 0.0f, out.scale, unused);
+        inv = multiplier(ue4m3_value(out.scale), *second);
+    }
+    out.packed = slow_codes(b->x, inv, rule, b->index);
+    return out;
+}
+
+template <class T> __device__ __forceinline__ SlowBlock slow_input(const Block<T>& b, float amax, u64 index) {
+    SlowBlock slow;
+#pragma unroll
+    for (int i = 0; i < 16; i++) slow.x[i] = element(b, i);
+    slow.amax = amax;
+    slow.index = index;
+    return slow;
+}
+
+// ---- The short paths ----
+
+// Plain rule, nearest. `finite`: no NaN and no infinity in the block; amax: of the block or its tile.
+template <class T>
+__device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule) {
+    Codes out;
+    u32 unused;
+    ue4m3_pair(at_most_flt_max(__fmul_rn(amax, second.sixth)), 0.0f, out.scale, unused);
+    const float inv = multiplier(ue4m3_value(out.scale), second);
+    forget(b);
+#ifdef HARDWARE_E2M1
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
+    out.packed = hardware_e2m1(v);
+#else
+    if (!finite || !fits_fast(amax, inv)) {
+        SlowBlock slow = slow_input(b, amax, 0);
+        out.packed = slow_codes(slow.x, inv, &rule, 0);
+        return out;
+    }
+    const float scaled = __fmul_rn(inv, CODE_UNIT);
+    u32 w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float q[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) q[i] = round_scaled(__fmul_rn(fabsf(element(b, 4 * k + i)), scaled));
+        w[k] = bytes4(q);
+    }
+    out.packed = pack(w, b);
+#endif
+    return out;
+}
+
+// 4over6, nearest. Both candidates side by side; their errors in the units of the codes (`fast`), exactly and in order.
+//
+// Strict errors are compared through these: with u = 2^-24, X = amax of the block * encode, and d the fast error of one
+// element, the strict one times encode is within 5u (|x| encode + |d|) + 3u |d| of it (three roundings of v, one of encode, one
+// of fl(x encode), two subtractions; |q s| <= |x| encode + |d|), and |x| encode <= X. A sum of 16 adds at most 16u of itself on
+// either side. So MAE sums differ by at most 16 * 5u X + 40u e each; for two of them 2^-16 X + 2^-18 (e4 + e6) is more than
+// enough. Squares: |D^2 - d^2| <= 2 |d| c + c^2 with c = 5u X + 8u |d|, and sum |d| <= 4 sqrt(e), so 40u X sqrt(e) + 400 u^2 X^2
+// + 60u e each; 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough. A block closer than that, and
+// every block where encode is not the rounded 6E / amax, is computed literally.
+template <class T, bool MSE>
+__device__ __forceinline__ Codes four_over_six_block(Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule, bool compares) {
+    u32 s4, s6;
+    const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
+    ue4m3_pair(fminf(__fmul_rn(base, 1.5f), 448.0f), fminf(base, 448.0f), s4, s6);
+    const float v4 = ue4m3_value(s4), v6 = ue4m3_value(s6);
+    const float inv4 = multiplier(v4, second), inv6 = multiplier(v6, second);
+    forget(b);
+    bool sure = finite && fits_fast(amax, inv4) && fits_fast(amax, inv6);
+    if (sure) {
+        const float m4 = __fmul_rn(inv4, CODE_UNIT), m6 = __fmul_rn(inv6, CODE_UNIT);
+        const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
+        float e4 = 0.0f, e6 = 0.0f;
+        u32 w4[4], w6[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float q4[4], q6[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float x = fabsf(element(b, 4 * k + i));
+                q4[i] = round_scaled(__fmul_rn(x, m4));
+                q6[i] = round_scaled(__fmul_rn(x, m6));
+                // The product is exact, so the fused subtraction rounds once, as the unfused one does.
+                const float xs = __fmul_rn(x, second.encode);
+                const float d4 = __fmaf_rn(q4[i], t4, -xs), d6 = __fmaf_rn(q6[i], t6, -xs);
+                e4 = __fadd_rn(e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
+                e6 = __fadd_rn(e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
+            }
+            w4[k] = bytes4(q4);
+            w6[k] = bytes4(q6);
+        }
+        if (rule.strict) {
+            const float x = __fmul_rn(amax, second.encode), sum = e4 + e6;
+            float doubt = x * 1.52587890625e-5f + sum * 3.814697265625e-6f;
+            if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(e4) + sqrtf(e6)) + x * x * 1.4551915e-11f + sum * 7.62939453125e-6f;
+            // Equal scales give equal candidates: a tie whatever the units.
+            sure = s4 == s6 || (compares && amax > 1e-25f && fabsf(e4 - e6) > doubt);
+        }
+        const bool four = e4 < e6;
+        if (sure) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) w6[k] = four ? w4[k] : w6[k];
+            return {pack(w6, b), four ? s4 : s6};
+        }
+    }
+    SlowBlock slow = slow_input(b, amax, 0);
+    return slow_block(&slow, &second, &rule);
+}
+
+// True if fast errors are strict ones in other units: encode is 6E / amax within rounding, and nothing leaves the normal range.
+__device__ __forceinline__ bool errors_compare(const Second& second, float six_e) {
+    const float product = __fmul_rn(second.encode, second.amax);
+    return second.amax > 1e-18f && second.amax < 1e30f && fabsf(product - six_e) < six_e * 4.8e-7f;
+}
+
+// ---- Hadamard transform ----
+
+// y_j = bf16(1/4 sum_i sign_i (-1)^popcount(i & j) x_i): signs, four butterfly stages of strides 1, 2, 4, 8, then 1/4.
+template <class T> __device__ __forceinline__ Block<Bf16> hadamard(const Block<T>& b) {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = 0xD7E8 >> i & 1 ? -element(b, i) : element(b, i);
+#pragma unroll
+    for (int stride = 1; stride < 16; stride *= 2)
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (!(i & stride)) {
+                const float lo = v[i], hi = v[i + stride];
+                v[i] = __fadd_rn(lo, hi);
+                v[i + stride] = __fsub_rn(lo, hi);
+            }
+    Block<Bf16> out;
+    u32 w[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        w[i] = pair_bits(from_float<Bf16>(__fmul_rn(v[2 * i], 0.25f)), from_float<Bf16>(__fmul_rn(v[2 * i + 1], 0.25f)));
+    out.half[0].q[0] = {w[0], w[1], w[2], w[3]};
+    out.half[1].q[0] = {w[4], w[5], w[6], w[7]};
+    return out;
+}

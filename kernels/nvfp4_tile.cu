@@ -1,0 +1,292 @@
+// NVFP4 in tiles of 64 rows by 128 columns: transposed output, 16x16 blocks, the Hadamard transform, random rounding and
+// torchao's rule, in any mixture that a recipe allows.
+#include "nvfp4.cuh"
+
+constexpr u32 TILE_ROWS = 64;
+constexpr u32 TILE_COLS = 128;
+
+struct Nvfp4Out {
+    u8* codes;           // [rows][cols / 2]; null: not wanted
+    u8* block_scales;    // tiled 128x4 of [rows][cols / 16]
+    float* scales;       // decode factor of the matrix, or [rows]
+    u8* codes_t;         // [cols][rows / 2]; null: not wanted
+    u8* block_scales_t;  // tiled 128x4 of [cols][rows / 16]
+    float* scales_t;     // decode factor of the transpose, or [cols]
+};
+
+struct Nvfp4Given {
+    const float* rows;  // one float, or with `each` the amax of each row
+    const float* cols;  // the same for the transposed output
+    u32 each;           // 1: a second level for each row of the output
+};
+
+// Candidates of 4over6 with exact errors in the recipe's own units: as `four_over_six_block`, without its shortcut.
+struct Candidates {
+    uint2 c4, c6;
+    float e4, e6;
+    u32 s4, s6;
+};
+
+template <class T>
+__device__ __forceinline__ Candidates candidates(const Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule, bool compares) {
+    Candidates out;
+    four_over_six_scales(amax, second, out.s4, out.s6);
+    const float v4 = ue4m3_value(out.s4), v6 = ue4m3_value(out.s6);
+    const float inv4 = multiplier(v4, second), inv6 = multiplier(v6, second);
+    if (!finite || !fits_fast(amax, inv4) || !fits_fast(amax, inv6) || (rule.strict && !compares)) {
+        SlowBlock slow = slow_input(b, amax, 0);
+        slow_candidates(&slow, &second, &rule);
+        return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
+    }
+    const float m4 = __fmul_rn(inv4, CODE_UNIT), m6 = __fmul_rn(inv6, CODE_UNIT);
+    const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
+    const float reciprocal = __frcp_rn(rule.six_e);
+    u32 w4[4], w6[4];
+    out.e4 = out.e6 = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float q4[4], q6[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float x = fabsf(element(b, 4 * k + i));
+            q4[i] = round_scaled(__fmul_rn(x, m4));
+            q6[i] = round_scaled(__fmul_rn(x, m6));
+            float d4, d6;
+            if (rule.strict) {
+                // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
+                const float a4 = __fmul_rn(__fmul_rn(q4[i], t4), second.amax), a6 = __fmul_rn(__fmul_rn(q6[i], t6), second.amax);
+                const float r4 = __fmul_rn(a4, reciprocal), r6 = __fmul_rn(a6, reciprocal);
+                d4 = __fsub_rn(__fmaf_rn(__fmaf_rn(-r4, rule.six_e, a4), reciprocal, r4), x);
+                d6 = __fsub_rn(__fmaf_rn(__fmaf_rn(-r6, rule.six_e, a6), reciprocal, r6), x);
+            } else {
+                const float xs = __fmul_rn(x, second.encode);
+                d4 = __fmaf_rn(q4[i], t4, -xs);
+                d6 = __fmaf_rn(q6[i], t6, -xs);
+            }
+            out.e4 = __fadd_rn(out.e4, rule.mse ? __fmul_rn(d4, d4) : fabsf(d4));
+            out.e6 = __fadd_rn(out.e6, rule.mse ? __fmul_rn(d6, d6) : fabsf(d6));
+        }
+        w4[k] = bytes4(q4);
+        w6[k] = bytes4(q6);
+    }
+    out.c4 = pack(w4, b);
+    out.c6 = pack(w6, b);
+    return out;
+}
+
+// Sum over 16 neighbouring lanes by the fixed tree: e[i] + e[i + 8], then 4, 2, 1. Addition commutes, so that a butterfly
+// gives every lane the same bits.
+__device__ __forceinline__ float tree_sum(float e) {
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) e = __fadd_rn(e, __shfl_xor_sync(0xFFFFFFFFu, e, step));
+    return e;
+}
+
+// One block a lane; sixteen neighbouring lanes hold the sixteen lines of a tile where tiles share scales. All lanes of a warp
+// come here together. `index`: the block's place in the output, for random bytes.
+template <class T>
+__device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, const Nvfp4Rule& rule, u64 index) {
+    bool finite;
+    float amax = block_amax(b, finite);
+    if (rule.tile) {
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+    }
+    if (rule.rule == FOUR_OVER_SIX) {
+        const Candidates c = candidates(b, amax, finite, second, rule, errors_compare(second, rule.six_e));
+        float e4 = c.e4, e6 = c.e6;
+        if (rule.tile) {
+            e4 = tree_sum(e4);
+            e6 = tree_sum(e6);
+        }
+        return e4 < e6 ? Codes{c.c4, c.s4} : Codes{c.c6, c.s6};
+    }
+    if (rule.rule == PLAIN && !rule.stochastic) return plain_block(b, amax, finite, second, rule);
+    SlowBlock slow = slow_input(b, amax, index);
+    return slow_block(&slow, &second, &rule);
+}
+
+template <class T>
+__device__ __forceinline__ Codes transformed_block(Block<T>& b, const Second& second, const Nvfp4Rule& rule, u64 index) {
+    if (!rule.hadamard) return any_block(b, second, rule, index);
+    Block<Bf16> y = hadamard(b);
+    return any_block(y, second, rule, index);
+}
+
+// Elements between the rows of the staged tile: 16-byte aligned rows whose words fall on different banks.
+template <class T> constexpr u32 PITCH = sizeof(T) == 4 ? TILE_COLS + 4 : TILE_COLS + 8;
+
+// This lane's block of the row direction, for step `i` of two: sixteen lanes hold the rows of one 16 x 16 tile.
+__device__ __forceinline__ void row_place(u32 i, u32& row, u32& block) {
+    const u32 lane = threadIdx.x % 32, pair = threadIdx.x / 32 * 2 + i;
+    row = pair / 4 * 16 + lane % 16;
+    block = pair % 4 * 2 + lane / 16;
+}
+
+// The same of the transposed direction: lanes hold neighbouring columns.
+__device__ __forceinline__ void col_place(u32 i, u32& col, u32& block) {
+    const u32 pair = threadIdx.x / 32 * 2 + i;
+    col = pair / 4 * 32 + threadIdx.x % 32;
+    block = pair % 4;
+}
+
+// A block of the transpose out of the staged tile.
+template <class T> __device__ __forceinline__ Block<T> column_block(const T* tile, u32 col, u32 block) {
+    const T* from = tile + block * 16 * PITCH<T> + col;
+    Block<T> b;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if constexpr (sizeof(T) == 4) {
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const T* p = from + (8 * h + 4 * k) * PITCH<T>;
+                b.half[h].q[k] = {__float_as_uint(p[0]), __float_as_uint(p[PITCH<T>]), __float_as_uint(p[2 * PITCH<T>]), __float_as_uint(p[3 * PITCH<T>])};
+            }
+        } else {
+            u32 w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const T* p = from + (8 * h + 2 * k) * PITCH<T>;
+                w[k] = pair_bits(p[0], p[PITCH<T>]);
+            }
+            b.half[h].q[0] = {w[0], w[1], w[2], w[3]};
+        }
+    }
+    return b;
+}
+
+template <class T> __device__ __forceinline__ void stage(T* tile, u32 row, u32 block, const Block<T>& b) {
+    uint4* to = (uint4*)(tile + row * PITCH<T> + block * 16);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (u32 k = 0; k < sizeof(T) / 2; k++) to[h * (sizeof(T) / 2) + k] = b.half[h].q[k];
+}
+
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, const Nvfp4Given& given, const Nvfp4Out& out) {
+    __shared__ __align__(16) T tile[TILE_ROWS * PITCH<T>];
+    __shared__ uint2 packed[TILE_COLS * (TILE_ROWS / 16)];
+    __shared__ Second shared_second[2];
+    const u32 tiles = (cols + TILE_COLS - 1) / TILE_COLS;
+    const u64 first_row = (u64)(blockIdx.x / tiles) * TILE_ROWS;
+    const u32 first_col = blockIdx.x % tiles * TILE_COLS;
+    const u32 blocks = cols / 16, blocks_t = rows / 16;
+    begin();
+    Block<T> data[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 r, b;
+        row_place(i, r, b);
+        const bool inside = first_row + r < rows && first_col + b * 16 < cols;
+        data[i] = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
+    }
+    if (!given.each && threadIdx.x < 2) {
+        const float* from = threadIdx.x == 0 ? given.rows : given.cols;
+        if (from) {
+            shared_second[threadIdx.x] = second_level(*from, rule.given, rule.six_e);
+            float* scale = threadIdx.x == 0 ? out.scales : out.scales_t;
+            if (blockIdx.x == 0) *scale = shared_second[threadIdx.x].scale;
+        }
+    }
+    if (out.codes_t) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 r, b;
+            row_place(i, r, b);
+            stage(tile, r, b, data[i]);
+        }
+    }
+    __syncthreads();
+    if (out.codes) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 r, b;
+            row_place(i, r, b);
+            const u64 row = first_row + r, block = first_col / 16 + b;
+            const bool inside = row < rows && block < blocks;
+            const Second second = given.each ? second_level(inside ? given.rows[row] : 0.0f, GIVEN_AMAX, rule.six_e) : shared_second[0];
+            if (given.each && inside && block == 0) out.scales[row] = second.scale;
+            Codes c = transformed_block(data[i], second, rule, row * blocks + block);
+            if (inside) *(uint2*)(out.codes + (row * blocks + block) * 8) = c.packed;
+            if (block < round_up4(blocks)) out.block_scales[tiled_index(blocks, row, block)] = inside ? (u8)c.scale : 0;
+        }
+    }
+    if (!out.codes_t) return;
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        u32 c, b;
+        col_place(i, c, b);
+        const u64 col = first_col + c, block = first_row / 16 + b;
+        const bool inside = col < cols && block < blocks_t;
+        Block<T> turned = column_block(tile, c, b);
+        const Second second = given.each ? second_level(inside ? given.cols[col] : 0.0f, GIVEN_AMAX, rule.six_e) : shared_second[1];
+        if (given.each && inside && block == 0) out.scales_t[col] = second.scale;
+        const Codes codes = transformed_block(turned, second, rule, col * blocks_t + block);
+        packed[c * (TILE_ROWS / 16) + b] = codes.packed;
+        if (block < round_up4(blocks_t)) out.block_scales_t[tiled_index(blocks_t, col, block)] = inside ? (u8)codes.scale : 0;
+    }
+    __syncthreads();
+    // Four lanes write the 32 bytes of one row of the transpose.
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 at = threadIdx.x + i * blockDim.x;
+        const u64 col = first_col + at / 4, block = first_row / 16 + at % 4;
+        if (col < cols && block < blocks_t) *(uint2*)(out.codes_t + (col * blocks_t + block) * 8) = packed[at];
+    }
+}
+
+#define QUANTIZE_NVFP4_TILE(name, T, ALIGNED, ...)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256) quantize_nvfp4_tile_##name(                                         \
+        const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
+        u64 x_stride,                                                                                                     \
+        u32 rows,                 /* multiple of 16 where the transposed output is wanted */                              \
+        u32 cols,                 /* multiple of 16 */                                                                    \
+        Nvfp4Rule rule, Nvfp4Given given, Nvfp4Out out)                                                                   \
+    { quantize_tile_nv<T, ALIGNED>(x, x_stride, rows, cols, rule, given, out); }
+FOR_EACH_TYPE(QUANTIZE_NVFP4_TILE)
+
+// max |y| of the transformed rows, and of the transformed columns.
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void amax_transformed(const T* x, u64 x_stride, u32 rows, u32 cols, float* row_amax, float* col_amax) {
+    __shared__ __align__(16) T tile[TILE_ROWS * PITCH<T>];
+    __shared__ float scratch[2][32];
+    const u32 tiles = (cols + TILE_COLS - 1) / TILE_COLS;
+    const u64 first_row = (u64)(blockIdx.x / tiles) * TILE_ROWS;
+    const u32 first_col = blockIdx.x % tiles * TILE_COLS;
+    bool finite;
+    float by_row = 0.0f, by_col = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 r, b;
+        row_place(i, r, b);
+        const bool inside = first_row + r < rows && first_col + b * 16 < cols;
+        const Block<T> data = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
+        if (row_amax) by_row = fmaxf(by_row, block_amax(hadamard(data), finite));
+        if (col_amax) stage(tile, r, b, data);
+    }
+    __syncthreads();
+    if (col_amax) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            u32 c, b;
+            col_place(i, c, b);
+            by_col = fmaxf(by_col, block_amax(hadamard(column_block(tile, c, b)), finite));
+        }
+    }
+    by_row = block_max(by_row, scratch[0]);
+    by_col = block_max(by_col, scratch[1]);
+    if (threadIdx.x != 0) return;
+    if (row_amax) atomic_max(row_amax, by_row);
+    if (col_amax) atomic_max(col_amax, by_col);
+}
+
+#define AMAX_HADAMARD(name, T, ALIGNED, ...)                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) amax_hadamard_##name(                                               \
+        const T* __restrict__ x,       /* [rows][cols], row stride x_stride elements */                                   \
+        u64 x_stride, u32 rows,        /* multiple of 16 where col_amax is wanted */                                      \
+        u32 cols,                      /* multiple of 16 */                                                               \
+        float* __restrict__ row_amax,  /* one float, zero at the start; null: not wanted */                               \
+        float* __restrict__ col_amax)  /* the same of the transpose */                                                    \
+    { begin(); amax_transformed<T, ALIGNED>(x, x_stride, rows, cols, row_amax, col_amax); }
+FOR_EACH_TYPE(AMAX_HADAMARD)
