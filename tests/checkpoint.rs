@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
-use scaled_gemm::{DType, HostQuantMatrix, Preset, Recipe, Scheme};
+use scaled_gemm::{BlockScaleFormat, DType, HostQuantMatrix, Preset, Recipe, Scheme};
+
+#[path = "checkpoint/blocks.rs"]
+mod blocks;
 
 /// A folder that goes away with the test.
 struct Folder(PathBuf);
@@ -57,10 +60,18 @@ impl Random {
 
 fn random_matrix(scheme: Scheme, rows: usize, cols: usize, seed: u64) -> HostQuantMatrix {
     let mut random = Random(seed);
-    let codes = (0..rows * cols).map(|_| random.next() as u8).collect();
+    let spec = scheme.spec();
+    let codes = (0..rows * cols * spec.code_bits / 8).map(|_| random.next() as u8).collect();
     let [r, c] = scheme.scale_grid(rows, cols);
     let scales: Vec<f32> = (0..r * c).map(|_| (1 + random.below(1 << 20)) as f32 * 1e-6).collect();
-    HostQuantMatrix::from_logical(scheme, rows, cols, codes, &scales).unwrap()
+    // Neither NaN nor negative.
+    let bytes = match spec.block.map(|b| b.format) {
+        Some(BlockScaleFormat::Ue8m0) => 0xFF,
+        _ => 0x7F,
+    };
+    let [r, c] = scheme.block_grid(rows, cols);
+    let block_scales: Vec<u8> = (0..r * c).map(|_| random.below(bytes) as u8).collect();
+    HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, &scales, &block_scales).unwrap()
 }
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {
@@ -98,10 +109,10 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
         for (rows, cols) in [(1, 16), (3, 144), (130, 272), (256, 128), (5, 640)] {
             let path = folder.file("q.safetensors");
             let matrix = random_matrix(scheme, rows, cols, (i * 1000 + rows) as u64);
-            let recipe = WrittenRecipe {
-                recipe: Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two(),
-                source: DType::F16,
-            };
+            let mut recipe = WrittenRecipe { recipe: Recipe::new(scheme), source: DType::F16 };
+            if scheme.spec().block.is_none() {
+                recipe.recipe = recipe.recipe.with_preset(Preset::DeepSeek).power_of_two();
+            }
             let mut layout = FileLayout::new();
             layout.metadata("format", "pt");
             layout.tensor("ids", Dtype::I64, &[2]);
@@ -123,10 +134,13 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
 
             let bytes = fs::read(&path).unwrap();
             let other = SafeTensors::deserialize(&bytes).unwrap();
-            let scale = other.tensor(&file.scale_name("w").unwrap()).unwrap();
-            assert_eq!(other.tensor("w").unwrap().data(), matrix.logical_codes());
-            assert_eq!(scale.data(), f32_bytes(&matrix.logical_scales()));
-            assert_eq!(scale.dtype(), Dtype::F32);
+            let mut want = vec![matrix.logical_codes().to_vec(), matrix.logical_block_scales()];
+            want.push(f32_bytes(&matrix.logical_scales()));
+            want.retain(|bytes| !bytes.is_empty());
+            let names = file.tensors_of("w").unwrap();
+            let found: Vec<_> = names.iter().map(|n| other.tensor(n).unwrap().data().to_vec()).collect();
+            assert_eq!(found, want, "{scheme}: {names:?}");
+            assert_eq!(file.scale_name("w").unwrap(), names[1]);
             for name in other.names() {
                 let view = other.tensor(name).unwrap();
                 let offset = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
@@ -139,22 +153,35 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
 #[test]
 fn scales_are_written_under_the_published_names_and_shapes() {
     let folder = Folder::new();
-    let expected = [
-        ("fp8-tensor", "w_scale", vec![1]),
-        ("fp8-row", "w_scale", vec![130, 1]),
-        ("fp8-1x128", "w_scale_inv", vec![130, 3]),
-        ("fp8-128x128", "w_scale_inv", vec![2, 3]),
+    type Scale<'a> = (&'a str, Dtype, Vec<usize>);
+    let expected: [(&str, Dtype, usize, &[Scale]); 7] = [
+        ("fp8-tensor", Dtype::F8_E4M3, 272, &[("w_scale", Dtype::F32, vec![1])]),
+        ("fp8-row", Dtype::F8_E4M3, 272, &[("w_scale", Dtype::F32, vec![130, 1])]),
+        ("fp8-1x128", Dtype::F8_E4M3, 272, &[("w_scale_inv", Dtype::F32, vec![130, 3])]),
+        ("fp8-128x128", Dtype::F8_E4M3, 272, &[("w_scale_inv", Dtype::F32, vec![2, 3])]),
+        ("mxfp8", Dtype::F8_E4M3, 272, &[("w_scale", Dtype::U8, vec![130, 9])]),
+        ("nvfp4", Dtype::U8, 136, &[("w_scale", Dtype::F8_E4M3, vec![130, 17]), ("w_scale_2", Dtype::F32, vec![1])]),
+        (
+            "nvfp4-row",
+            Dtype::U8,
+            136,
+            &[("w_scale", Dtype::F8_E4M3, vec![130, 17]), ("w_scale_2", Dtype::F32, vec![130])],
+        ),
     ];
-    for (scheme, (name, scale, shape)) in Scheme::ALL.into_iter().zip(expected) {
-        assert_eq!(scheme.spec().name, name);
+    for (name, dtype, width, scales) in expected {
+        let scheme = Scheme::ALL.into_iter().find(|s| s.spec().name == name).unwrap();
         let mut layout = FileLayout::new();
         layout.quantized("w", 130, 272, written(scheme));
         let mut writer = layout.create(folder.file("q"), &[]).unwrap();
         writer.write_quantized("w", &random_matrix(scheme, 130, 272, 1)).unwrap();
         writer.finish().unwrap();
         let file = Checkpoint::open(folder.file("q")).unwrap();
-        assert_eq!(file.info(scale).unwrap().shape, shape);
-        assert_eq!(file.tensors().len(), 2);
+        let tensor = |name: &str| file.info(name).map(|t| (t.dtype, t.shape.clone())).unwrap();
+        assert_eq!(tensor("w"), (dtype, vec![130, width]));
+        for (scale, dtype, shape) in scales {
+            assert_eq!(tensor(scale), (*dtype, shape.clone()), "{name}");
+        }
+        assert_eq!(file.tensors().len(), 1 + scales.len());
     }
 }
 
@@ -249,13 +276,16 @@ fn broken_scales_are_refused_with_the_name() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         refused(&[w(), scale("layer.w_scale", vec![256, 1], bad)], None, &["layer.w_scale", "element 0", "finite"]);
     }
-    let e8m0 = ("layer.w_scale", Dtype::U8, vec![256, 1], vec![127; 256]);
-    refused(&[w(), e8m0], None, &["layer.w_scale", "dtype U8"]);
+    let bytes = ("layer.w_scale", Dtype::I8, vec![256, 1], vec![127; 256]);
+    refused(&[w(), bytes], None, &["layer.w_scale", "dtype I8"]);
+    let second = scale("layer.w_scale_2", vec![1], 1.0);
+    refused(&[w(), scale("layer.w_scale", vec![1], 1.0), second], None, &["layer.w", "second scale layer.w_scale_2"]);
     let good = || scale("layer.w_scale", vec![256, 1], 1.0);
     let tensor = r#"{"scheme":"fp8-tensor","format":"e4m3"}"#;
     refused(&[w(), good()], Some(tensor), &["layer.w", "metadata says fp8-tensor:e4m3", "[256, 1]"]);
     refused(&[w(), good()], Some(r#"{"scheme":"fp8-row","format":"e5m2"}"#), &["fp8-row:e5m2", "codes are e4m3"]);
-    refused(&[w(), good()], Some(r#"{"scheme":"mxfp8","format":"e4m3"}"#), &["unknown scheme", "mxfp8"]);
+    refused(&[w(), good()], Some(r#"{"scheme":"mxfp8","format":"e4m3"}"#), &["says mxfp8:e4m3", "holds floats"]);
+    refused(&[w(), good()], Some(r#"{"scheme":"mxfp9","format":"e4m3"}"#), &["unknown scheme", "mxfp9"]);
     refused(&[w(), good()], Some("{"), &["layer.w", "metadata"]);
     let cube = ("layer.w", Dtype::F8_E4M3, vec![2, 128, 128], vec![0; 256 * 128]);
     refused(&[cube, good()], None, &["layer.w", "[2, 128, 128]", "two dimensions"]);
@@ -312,14 +342,18 @@ fn broken_files_are_refused_with_the_reason() {
 /// Every public reader over whatever the file says; returns how many calls succeeded.
 fn read_everything(file: &Checkpoint) -> usize {
     let mut good = 0;
-    for name in file.tensors().iter().map(|t| t.name.as_str()).chain(["missing"]) {
+    for name in file.tensors().iter().map(|t| t.name.as_str()).chain(["missing", "packed"]) {
         good += usize::from(file.bytes(name).is_ok());
         good += usize::from(file.values(name).is_ok());
         good += usize::from(file.matrix(name).is_ok());
         good += usize::from(file.scheme(name).is_ok());
         good += usize::from(file.recipe(name).is_ok_and(|r| r.is_some()));
+        good += usize::from(file.tensors_of(name).is_ok());
         if let Ok(matrix) = file.quant_matrix(name) {
             assert!(matrix.scales().iter().all(|s| s.is_finite()), "a scale that is not finite came through");
+            let largest = matrix.block_scales().iter().copied().max().unwrap_or(0);
+            let limit = if matrix.scheme().is_nvfp4() { 0x7F } else { 0xFF };
+            assert!(largest < limit, "a block scale that is NaN or negative came through");
             good += 1;
         }
     }
@@ -339,7 +373,14 @@ fn mutated_files_never_panic() {
         matrices.push((format!("w{i}"), random_matrix(scheme, rows, cols, i as u64)));
     }
     layout.tensor("bias", Dtype::F32, &[4]);
+    for (suffix, dtype, shape) in blocks::COMPRESSED {
+        layout.tensor(format!("packed{suffix}"), dtype, shape);
+    }
     let mut writer = layout.create(&path, &[]).unwrap();
+    for (suffix, _, shape) in blocks::COMPRESSED {
+        let bytes = if shape.len() == 1 { f32_bytes(&[8.0]) } else { vec![0x38; shape[0] * shape[1]] };
+        writer.write(&format!("packed{suffix}"), &bytes).unwrap();
+    }
     for (name, matrix) in &matrices {
         writer.write_quantized(name, matrix).unwrap();
     }
@@ -350,13 +391,14 @@ fn mutated_files_never_panic() {
     let everything = read_everything(&Checkpoint::open(&path).unwrap());
 
     // Words whose exchange makes headers that are well-formed and wrong.
-    const WORDS: [&str; 18] = [
+    const WORDS: [&str; 26] = [
         "F8_E4M3",
         "F8_E5M2",
         "F32",
         "BF16",
         "F16",
         "U8",
+        "F8_E8M0",
         "F4",
         "[1]",
         "[]",
@@ -368,7 +410,14 @@ fn mutated_files_never_panic() {
         "18446744073709551615",
         "4294967296",
         "_scale",
+        "_scale_2",
+        "_global_scale",
+        "_packed",
         "fp8-row",
+        "nvfp4",
+        "nvfp4-row",
+        "low-first",
+        "hadamard16",
     ];
     let mut random = Random(7);
     let (mut opened, mut partial) = (0, 0);
@@ -393,7 +442,14 @@ fn mutated_files_never_panic() {
                     let from = header + random.below(seed.len() - header);
                     bytes.iter_mut().skip(from).take(4).for_each(|b| *b = 0xFF);
                 }
-                _ => bytes = exchange_word(&bytes, WORDS[random.below(18)], WORDS[random.below(18)], &mut random),
+                _ => {
+                    bytes = exchange_word(
+                        &bytes,
+                        WORDS[random.below(WORDS.len())],
+                        WORDS[random.below(WORDS.len())],
+                        &mut random,
+                    )
+                }
             }
             if bytes.is_empty() {
                 break;

@@ -6,25 +6,40 @@
 //! | `fp8-row` | same | `NAME_scale` F32 `[n, 1]` | `[n]` |
 //! | `fp8-1x128` | same | `NAME_scale_inv` F32 `[n, ceil(k/128)]` | |
 //! | `fp8-128x128` (DeepSeek-V3) | same | `NAME_scale_inv` F32 `[ceil(n/128), ceil(k/128)]` | |
+//! | `mxfp8` | same | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | dtype F8_E8M0 |
+//! | `nvfp4` (ModelOpt) | U8 `[n, k/2]` | `NAME_scale` F8_E4M3 `[n, k/16]`, `NAME_scale_2` F32 `[1]` | `[]`, `[1, 1]` |
+//! | `nvfp4-row` | same | same, `NAME_scale_2` F32 `[n]` | `[n, 1]` |
 //!
-//! Scales lie in logical order, row-major, and multiply the codes under both names (`_scale_inv` is the published name
-//! of a decode factor, not of an inverse). Either name is read with any of the shapes; BF16 and F16 scales are widened,
-//! which is exact. A scale is never assumed: a file that lacks one, or whose scale fits no scheme, is refused with the
-//! tensor's name.
+//! Scales lie in logical order, row-major, and multiply the codes under all these names (`_scale_inv` is the published name
+//! of a decode factor, not of an inverse). For FP8 either of the first two names is read with any of the shapes; BF16 and
+//! F16 scales are widened, which is exact. A scale is never assumed: a file that lacks one, or whose scale fits no scheme,
+//! is refused with the tensor's name.
+//!
+//! A U8 matrix is NVFP4 if it has an F8_E4M3 `NAME_scale` or a `NAME_scale_2`, and plain data otherwise. compressed-tensors'
+//! `nvfp4-pack-quantized` is read too: `NAME_packed` (U8), `NAME_scale` and `NAME_global_scale` (F32 `[1]` or `[]`) are the
+//! matrix `NAME` (`layer.weight` of `layer.weight_packed`), whose second-level scale is `fl(1 / NAME_global_scale)`: that
+//! one divides. Scales of activations (`input_scale`, `input_global_scale`) are tensors like others.
+//!
+//! Bytes of NVFP4 hold two codes, the even column in the low half. Files with the halves swapped are read after
+//! [`Checkpoint::with_nibble_order`]; the files written here say their order in the metadata.
 //!
 //! Where several schemes fit one shape (one row, or one block of columns) they decode to the same numbers. The recipe
 //! in the metadata decides then; without one, in this order: the scheme that is written under this name, the one
-//! that is written with this shape, the one with larger groups.
+//! that is written with this shape, the one with larger groups (`nvfp4`, not `nvfp4-row`, for one row).
 //!
-//! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`].
+//! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
+//! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
 mod header;
 mod names;
+mod quantized;
 mod reader;
+mod recipe;
 mod writer;
 
 pub use header::TensorInfo;
-pub use names::WrittenRecipe;
+pub use names::NibbleOrder;
 pub use reader::Checkpoint;
+pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;
 pub use writer::{CheckpointWriter, FileLayout};

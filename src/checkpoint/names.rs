@@ -1,74 +1,46 @@
-//! Which tensors belong together, which scheme they are, and the recipe in the metadata.
+//! Which tensors belong together, and which scheme they are.
 
 use safetensors::Dtype;
-use serde_json::Value;
 
-use crate::format::{DType, Extent, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
+use crate::format::layout::ScaleLayout;
+use crate::format::{BlockScaleFormat, CodeFormat, DType, Extent, Fp8Format, Scheme};
 
 /// Endings of the names that scales are found under, for a matrix `NAME`.
 pub(super) const SCALE_SUFFIXES: [&str; 2] = ["_scale", "_scale_inv"];
+/// Ending of ModelOpt's second-level scale, which multiplies.
+pub(super) const SECOND_SUFFIX: &str = "_scale_2";
+/// Endings of compressed-tensors' codes and of its second-level scale, which divides.
+pub(super) const PACKED_SUFFIX: &str = "_packed";
+pub(super) const DIVISOR_SUFFIX: &str = "_global_scale";
 
-/// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
+/// In which half of a byte the code of the even column lies.
 ///
-/// In JSON: `{"scheme": "fp8-1x128", "format": "e4m3", "preset": "torchao", "rounding": "exact" | "power-of-two",
-/// "source": "bf16", "writer": "scaled-gemm 0.1.0"}`. `source` is the type the matrix had before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WrittenRecipe {
-    /// Scheme and rule.
-    pub recipe: Recipe,
-    /// Element type of the matrix that was quantized.
-    pub source: DType,
+/// Published NVFP4 files have it in the low half, as the hardware reads it; a few writers swap the halves. Nothing in the
+/// bytes tells the two apart, so it has to be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum NibbleOrder {
+    /// Even columns in bits 0 to 3.
+    #[default]
+    LowFirst,
+    /// Even columns in bits 4 to 7.
+    HighFirst,
 }
 
-impl WrittenRecipe {
-    pub(super) fn to_json(self) -> String {
-        let spec = self.recipe.scheme.spec();
-        serde_json::json!({
-            "scheme": spec.name,
-            "format": spec.format.name(),
-            "preset": self.recipe.preset.name(),
-            "rounding": rounding_name(self.recipe.rounding),
-            "source": self.source.name(),
-            "writer": concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")),
-        })
-        .to_string()
+impl NibbleOrder {
+    /// Both orders.
+    pub const ALL: [Self; 2] = [Self::LowFirst, Self::HighFirst];
+
+    /// `low-first` or `high-first`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LowFirst => "low-first",
+            Self::HighFirst => "high-first",
+        }
     }
 
-    /// Parses the entry; the error is the reason, to follow the tensor's name.
-    pub(super) fn from_json(text: &str) -> Result<Self, String> {
-        let value: Value = serde_json::from_str(text).map_err(|e| format!("its recipe in the metadata: {e}"))?;
-        let scheme = scheme_of(&value)?;
-        let preset = word(&value, "preset", Preset::from_name)?;
-        let rounding = word(&value, "rounding", |name| {
-            [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].into_iter().find(|r| rounding_name(*r) == name)
-        })?;
-        let source = word(&value, "source", DType::from_name)?;
-        Ok(Self { recipe: Recipe { preset, rounding, ..Recipe::new(scheme) }, source })
-    }
-}
-
-/// The scheme alone: all that reading needs, so that a rule this version does not know does not stop it.
-pub(super) fn scheme_in_metadata(text: &str) -> Result<Scheme, String> {
-    let value: Value = serde_json::from_str(text).map_err(|e| format!("its recipe in the metadata: {e}"))?;
-    scheme_of(&value)
-}
-
-fn scheme_of(value: &Value) -> Result<Scheme, String> {
-    let format = word(value, "format", Fp8Format::from_name)?;
-    word(value, "scheme", |name| Scheme::from_name(name, format))
-}
-
-fn word<T>(value: &Value, key: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
-    match value.get(key).and_then(Value::as_str) {
-        Some(text) => parse(text).ok_or_else(|| format!("its recipe in the metadata has the unknown {key} {text:?}")),
-        None => Err(format!("its recipe in the metadata has no {key}")),
-    }
-}
-
-fn rounding_name(rounding: ScaleRounding) -> &'static str {
-    match rounding {
-        ScaleRounding::Exact => "exact",
-        ScaleRounding::PowerOfTwo => "power-of-two",
+    /// The order of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|o| o.name() == name)
     }
 }
 
@@ -78,14 +50,6 @@ pub(super) fn code_format(dtype: Dtype) -> Option<Fp8Format> {
         Dtype::F8_E4M3 => Some(Fp8Format::E4M3),
         Dtype::F8_E5M2 => Some(Fp8Format::E5M2),
         _ => None,
-    }
-}
-
-/// The dtype that codes of this format have in a file.
-pub(super) fn code_dtype(format: Fp8Format) -> Dtype {
-    match format {
-        Fp8Format::E4M3 => Dtype::F8_E4M3,
-        Fp8Format::E5M2 => Dtype::F8_E5M2,
     }
 }
 
@@ -99,45 +63,90 @@ pub(super) fn wide_dtype(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// Ending of the scale's name and its shape, as written.
-pub(super) fn scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> (&'static str, Vec<usize>) {
-    let spec = scheme.spec();
-    let grid = scheme.scale_grid(rows, cols);
-    let shape = if spec.group_rows == Extent::All { vec![1] } else { grid.to_vec() };
-    let suffix = if spec.group_cols == Extent::All { SCALE_SUFFIXES[0] } else { SCALE_SUFFIXES[1] };
-    (suffix, shape)
+/// True for the dtypes that MX scale bytes are found as.
+pub(super) fn is_e8m0(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::U8 | Dtype::F8_E8M0)
 }
 
-/// The scheme of an `rows x cols` matrix of this format whose scale has this name ending and shape.
+/// A tensor as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tensor {
+    /// Ending of its name.
+    pub(super) suffix: &'static str,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+}
+
+/// The codes, as written.
+pub(super) fn code_tensor(scheme: Scheme, rows: usize, cols: usize) -> Tensor {
+    let (dtype, width) = match scheme.spec().format {
+        CodeFormat::E4M3 => (Dtype::F8_E4M3, cols),
+        CodeFormat::E5M2 => (Dtype::F8_E5M2, cols),
+        CodeFormat::E2M1 => (Dtype::U8, cols / 2),
+    };
+    Tensor { suffix: "", dtype, shape: vec![rows, width] }
+}
+
+/// The block scales, as written; `None` where the scheme has none.
+pub(super) fn block_scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> Option<Tensor> {
+    let dtype = match scheme.spec().block?.format {
+        BlockScaleFormat::Ue4m3 => Dtype::F8_E4M3,
+        BlockScaleFormat::Ue8m0 => Dtype::U8,
+    };
+    Some(Tensor { suffix: SCALE_SUFFIXES[0], dtype, shape: scheme.block_grid(rows, cols).to_vec() })
+}
+
+/// The FP32 scales, as written; `None` where the scheme has none.
+pub(super) fn scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> Option<Tensor> {
+    let spec = scheme.spec();
+    let grid = scheme.scale_grid(rows, cols);
+    let (suffix, shape) = match (spec.block.is_some(), spec.group_rows, spec.group_cols) {
+        _ if spec.scale_layout == ScaleLayout::Absent => return None,
+        (true, Extent::All, _) => (SECOND_SUFFIX, vec![1]),
+        (true, ..) => (SECOND_SUFFIX, vec![rows]),
+        (false, Extent::All, _) => (SCALE_SUFFIXES[0], vec![1]),
+        (false, _, Extent::All) => (SCALE_SUFFIXES[0], grid.to_vec()),
+        (false, ..) => (SCALE_SUFFIXES[1], grid.to_vec()),
+    };
+    Some(Tensor { suffix, dtype: Dtype::F32, shape })
+}
+
+/// The scheme of an `rows x cols` matrix of this format whose FP32 scales have this name ending and shape; NVFP4 if the
+/// format is E2M1.
 ///
 /// The module's rule for shapes that fit several schemes; `Err` lists the shapes that would have fitted.
 pub(super) fn recognise(
-    format: Fp8Format,
+    format: CodeFormat,
     [rows, cols]: [usize; 2],
     suffix: &str,
     shape: &[usize],
     metadata: Option<Scheme>,
 ) -> Result<Scheme, String> {
-    let schemes = || Scheme::ALL.into_iter().filter(|s| s.spec().format == format);
+    let written = |scheme| scale_tensor(scheme, rows, cols).map(|t| (t.suffix, t.shape));
+    let schemes = || Scheme::ALL.into_iter().filter(|s| s.spec().format == format && written(*s).is_some());
     if let Some(scheme) = metadata {
-        if scheme.spec().format != format {
-            return Err(format!("the metadata says {scheme}, but its codes are {}", format.name()));
-        }
+        check_format(scheme, format)?;
         if !fits(scheme, rows, cols, shape) {
-            return Err(format!(
-                "the metadata says {scheme}, whose scales for {rows} x {cols} have shape {:?}, but NAME{suffix} has {shape:?}",
-                scale_tensor(scheme, rows, cols).1
-            ));
+            return Err(match written(scheme) {
+                Some((_, own)) => format!(
+                    "the metadata says {scheme}, whose scales for {rows} x {cols} have shape {own:?}, but NAME{suffix} has {shape:?}"
+                ),
+                None => format!("the metadata says {scheme}, whose scales are bytes, but NAME{suffix} holds floats"),
+            });
         }
         return Ok(scheme);
     }
     let rank = |scheme: &Scheme| {
-        let (own_suffix, own_shape) = scale_tensor(*scheme, rows, cols);
-        (own_suffix == suffix, own_shape == shape)
+        let own = written(*scheme);
+        (
+            own.as_ref().is_some_and(|(s, _)| *s == suffix),
+            own.is_some_and(|(_, s)| s == shape),
+            *scheme == Scheme::Nvfp4,
+        )
     };
     // `max_by_key` takes the last of equals, and `Scheme::ALL` goes from small groups to larger ones among the blocks.
     schemes().filter(|s| fits(*s, rows, cols, shape)).max_by_key(rank).ok_or_else(|| {
-        let shapes: Vec<_> = schemes().map(|s| format!("{s} {:?}", scale_tensor(s, rows, cols).1)).collect();
+        let shapes: Vec<_> = schemes().filter_map(|s| Some(format!("{s} {:?}", written(s)?.1))).collect();
         format!(
             "its scale NAME{suffix} has shape {shape:?}, which for {rows} x {cols} is none of {}",
             shapes.join(", ")
@@ -145,13 +154,40 @@ pub(super) fn recognise(
     })
 }
 
-/// True if scales of this shape can be those of the scheme: the written shape, or one that publishers use for it.
+/// The scheme of an `rows x cols` FP8 matrix whose scales are bytes of this shape.
+pub(super) fn recognise_mx(
+    format: Fp8Format,
+    [rows, cols]: [usize; 2],
+    suffix: &str,
+    shape: &[usize],
+    metadata: Option<Scheme>,
+) -> Result<Scheme, String> {
+    let scheme = Scheme::Mxfp8(format);
+    if let Some(other) = metadata.filter(|s| *s != scheme) {
+        check_format(other, format.into())?;
+        return Err(format!("the metadata says {other}, whose scales are floats, but NAME{suffix} holds bytes"));
+    }
+    let want = scheme.block_grid(rows, cols);
+    if shape == want {
+        return Ok(scheme);
+    }
+    Err(format!("its scale NAME{suffix} has shape {shape:?}, but {scheme} of {rows} x {cols} has {want:?}"))
+}
+
+fn check_format(scheme: Scheme, format: CodeFormat) -> Result<(), String> {
+    if scheme.spec().format == format {
+        return Ok(());
+    }
+    Err(format!("the metadata says {scheme}, but its codes are {}", format.name()))
+}
+
+/// True if FP32 scales of this shape can be those of the scheme: the written shape, or one that publishers use for it.
 fn fits(scheme: Scheme, rows: usize, cols: usize, shape: &[usize]) -> bool {
     let spec = scheme.spec();
     let grid = scheme.scale_grid(rows, cols);
     let one = spec.group_rows == Extent::All && matches!(shape, [] | [1]);
     let one_a_row = spec.group_cols == Extent::All && spec.group_rows != Extent::All && shape == [rows];
-    one || one_a_row || shape == grid
+    spec.scale_layout != ScaleLayout::Absent && (one || one_a_row || shape == grid)
 }
 
 #[cfg(test)]
@@ -159,8 +195,14 @@ mod tests {
     use super::*;
     use Fp8Format::E4M3;
 
+    const CODES: CodeFormat = CodeFormat::E4M3;
+
     fn scheme(rows: usize, cols: usize, suffix: &str, shape: &[usize]) -> Option<&'static str> {
-        recognise(E4M3, [rows, cols], suffix, shape, None).ok().map(|s| s.spec().name)
+        recognise(CODES, [rows, cols], suffix, shape, None).ok().map(|s| s.spec().name)
+    }
+
+    fn nvfp4(rows: usize, shape: &[usize], metadata: Option<Scheme>) -> Option<&'static str> {
+        recognise(CodeFormat::E2M1, [rows, 64], "_scale_2", shape, metadata).ok().map(|s| s.spec().name)
     }
 
     #[test]
@@ -177,6 +219,17 @@ mod tests {
         for wrong in [&[2usize][..], &[3, 2], &[384], &[1, 256], &[256, 4], &[2, 3, 1]] {
             assert_eq!(scheme(256, 384, "_scale_inv", wrong), None, "{wrong:?}");
         }
+        for (shape, name) in
+            [(&[][..], "nvfp4"), (&[1], "nvfp4"), (&[1, 1], "nvfp4"), (&[5], "nvfp4-row"), (&[5, 1], "nvfp4-row")]
+        {
+            assert_eq!(nvfp4(5, shape, None), Some(name), "{shape:?}");
+        }
+        for wrong in [&[4usize][..], &[1, 5], &[5, 4], &[64], &[0]] {
+            assert_eq!(nvfp4(5, wrong, None), None, "{wrong:?}");
+        }
+        let mx = |cols, shape: &[usize]| recognise_mx(E4M3, [3, cols], "_scale", shape, None);
+        assert_eq!(mx(48, &[3, 2]), Ok(Scheme::Mxfp8(E4M3)));
+        assert!(mx(64, &[3, 3]).is_err() && mx(64, &[2, 3]).is_err() && mx(64, &[6]).is_err());
     }
 
     #[test]
@@ -189,29 +242,19 @@ mod tests {
         assert_eq!(scheme(64, 128, "_scale_inv", &[1, 1]), Some("fp8-128x128"));
         assert_eq!(scheme(64, 128, "_scale", &[1, 1]), Some("fp8-tensor"));
         for s in [Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)] {
-            assert_eq!(recognise(E4M3, [1, 384], "_scale_inv", &[1, 3], Some(s)), Ok(s));
+            assert_eq!(recognise(CODES, [1, 384], "_scale_inv", &[1, 3], Some(s)), Ok(s));
         }
         let row = Some(Scheme::Fp8Row(E4M3));
-        assert!(recognise(E4M3, [256, 384], "_scale_inv", &[2, 3], row).is_err());
-        assert!(recognise(Fp8Format::E5M2, [256, 384], "_scale", &[256, 1], row).is_err());
-    }
-
-    #[test]
-    fn recipes_round_trip_and_unknown_words_are_refused() {
-        for scheme in Scheme::ALL {
-            for preset in Preset::ALL {
-                for recipe in [Recipe::new(scheme).with_preset(preset), Recipe::new(scheme).power_of_two()] {
-                    let written = WrittenRecipe { recipe, source: DType::Bf16 };
-                    assert_eq!(WrittenRecipe::from_json(&written.to_json()), Ok(written));
-                }
-            }
+        assert!(recognise(CODES, [256, 384], "_scale_inv", &[2, 3], row).is_err());
+        assert!(recognise(CodeFormat::E5M2, [256, 384], "_scale", &[256, 1], row).is_err());
+        assert!(recognise(CODES, [256, 384], "_scale", &[1], Some(Scheme::Mxfp8(E4M3))).is_err());
+        assert!(recognise_mx(E4M3, [256, 384], "_scale", &[256, 12], row).is_err());
+        // One row: a scale of the matrix and a scale of its row are the same number.
+        for shape in [&[1usize][..], &[1, 1]] {
+            assert_eq!(nvfp4(1, shape, None), Some("nvfp4"));
+            assert_eq!(nvfp4(1, shape, Some(Scheme::Nvfp4Row)), Some("nvfp4-row"));
         }
-        let newer =
-            r#"{"scheme":"fp8-row","format":"e4m3","preset":"of-next-year","rounding":"exact","source":"bf16"}"#;
-        assert!(WrittenRecipe::from_json(newer).is_err_and(|e| e.contains("of-next-year")));
-        assert_eq!(scheme_in_metadata(newer), Ok(Scheme::Fp8Row(E4M3)));
-        for bad in ["", "[]", "{}", r#"{"scheme":"fp8-cube","format":"e4m3"}"#, r#"{"scheme":7,"format":"e4m3"}"#] {
-            assert!(scheme_in_metadata(bad).is_err(), "{bad}");
-        }
+        assert_eq!(nvfp4(1, &[], Some(Scheme::Nvfp4Row)), None);
+        assert_eq!(nvfp4(2, &[1], Some(Scheme::Nvfp4Row)), None);
     }
 }

@@ -10,10 +10,11 @@ use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::Dtype;
 
+use super::NibbleOrder;
 use super::header::{Fault, Header, TensorInfo, header_len};
-use super::names::{SCALE_SUFFIXES, WrittenRecipe, code_format, recognise, scheme_in_metadata, wide_dtype};
+use super::names::wide_dtype;
 use crate::error::{Error, Result};
-use crate::format::{DType, HostQuantMatrix, Scheme};
+use crate::format::DType;
 
 /// A safetensors file, its header read and checked.
 ///
@@ -26,6 +27,8 @@ pub struct Checkpoint {
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
     metadata: BTreeMap<String, String>,
+    /// What the caller said; `None`: what the metadata say, else low first.
+    pub(super) nibble_order: Option<NibbleOrder>,
 }
 
 impl Checkpoint {
@@ -56,7 +59,14 @@ impl Checkpoint {
         let data_start = 8 + header_len as u64;
         let Header { tensors, metadata } = Header::parse(&json, file_len - data_start).map_err(broken)?;
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { path, file: Mutex::new(file), data_start, tensors, index, metadata })
+        Ok(Self { path, file: Mutex::new(file), data_start, tensors, index, metadata, nibble_order: None })
+    }
+
+    /// The same file, its NVFP4 codes read in this order; without it as the metadata say, else low first.
+    ///
+    /// Reading a matrix whose metadata say another order is then an error.
+    pub fn with_nibble_order(self, order: NibbleOrder) -> Self {
+        Self { nibble_order: Some(order), ..self }
     }
 
     /// Where the file is.
@@ -143,111 +153,13 @@ impl Checkpoint {
         Ok((matrix, dtype))
     }
 
-    /// Names of the tensors that are quantized matrices: 2-D, FP8, and not the scale of another tensor.
-    ///
-    /// A matrix whose scale is missing is among them; reading it is then refused.
-    pub fn quantized(&self) -> Vec<&str> {
-        self.tensors
-            .iter()
-            .filter(|t| code_format(t.dtype).is_some() && t.shape.len() == 2 && !self.is_scale(&t.name))
-            .map(|t| t.name.as_str())
-            .collect()
-    }
-
-    /// True for the scale of another tensor of the file.
-    pub fn is_scale(&self, name: &str) -> bool {
-        SCALE_SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|base| self.get(base).is_some()))
-    }
-
-    /// The name of the scales of a quantized matrix.
-    ///
-    /// # Errors
-    /// [`Error::File`] if there is none, or more than one.
-    pub fn scale_name(&self, name: &str) -> Result<String> {
-        let found: Vec<_> =
-            SCALE_SUFFIXES.iter().map(|s| format!("{name}{s}")).filter(|n| self.get(n).is_some()).collect();
-        match <[String; 1]>::try_from(found) {
-            Ok([scale]) => Ok(scale),
-            Err(found) if found.is_empty() => Err(self.refuse(
-                name,
-                format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
-                "use a file that carries its scales; none is ever assumed",
-            )),
-            Err(found) => Err(self.refuse(
-                name,
-                format!("has two scales, {}", found.join(" and ")),
-                "keep the one that multiplies its codes",
-            )),
-        }
-    }
-
-    /// How a quantized matrix is read, by the rules of this module.
-    ///
-    /// # Errors
-    /// [`Error::File`] if it is not FP8 and 2-D, or its scale is missing or fits no scheme.
-    pub fn scheme(&self, name: &str) -> Result<Scheme> {
-        let info = self.info(name)?;
-        let Some(format) = code_format(info.dtype) else {
-            let remedy = "FP8 matrices have dtype F8_E4M3 or F8_E5M2; quantize plain ones first";
-            return Err(self.refuse(name, format!("has dtype {}", info.dtype), remedy));
-        };
-        let [rows, cols] = self.two_dimensions(name)?;
-        if rows == 0 || cols == 0 {
-            return Err(self.refuse(name, format!("has shape [{rows}, {cols}]"), "an empty matrix has no scheme"));
-        }
-        let scale = self.info(&self.scale_name(name)?)?;
-        let written = match self.metadata.get(&format!("scaled_gemm.{name}")) {
-            Some(text) => Some(scheme_in_metadata(text).map_err(|e| self.refuse(name, e, "quantize it again"))?),
-            None => None,
-        };
-        let suffix = &scale.name[name.len()..];
-        recognise(format, [rows, cols], suffix, &scale.shape, written)
-            .map_err(|e| self.refuse(name, e.replace("NAME", &printable(name.into())), "a scale is never reshaped"))
-    }
-
-    /// The recipe a matrix was written with; `None` where the file does not say.
-    ///
-    /// # Errors
-    /// [`Error::File`] if the metadata entry is broken or names an unknown rule.
-    pub fn recipe(&self, name: &str) -> Result<Option<WrittenRecipe>> {
-        self.info(name)?;
-        match self.metadata.get(&format!("scaled_gemm.{name}")) {
-            Some(text) => WrittenRecipe::from_json(text)
-                .map(Some)
-                .map_err(|e| self.refuse(name, e, "read it with the version that wrote it")),
-            None => Ok(None),
-        }
-    }
-
-    /// A quantized matrix with its scales. Allocates.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::scheme`], and [`Error::File`] for scales that are not F32, BF16 or F16, or not finite.
-    pub fn quant_matrix(&self, name: &str) -> Result<HostQuantMatrix> {
-        let scheme = self.scheme(name)?;
-        let [rows, cols] = self.two_dimensions(name)?;
-        let scale_name = self.scale_name(name)?;
-        let scale = self.info(&scale_name)?;
-        if wide_dtype(scale.dtype).is_none() {
-            let remedy = "FP8 schemes have F32 scales (BF16 and F16 are widened)";
-            return Err(self.refuse(&scale_name, format!("has dtype {}", scale.dtype), remedy));
-        }
-        let scales = widen(scale.dtype, &self.bytes(&scale_name)?);
-        if let Some(at) = scales.iter().position(|s| !s.is_finite()) {
-            let found = format!("holds {} at element {at}: every scale must be finite", scales[at]);
-            return Err(self.refuse(&scale_name, found, "quantize the matrix again from finite values"));
-        }
-        HostQuantMatrix::from_logical(scheme, rows, cols, self.bytes(name)?, &scales)
-            .map_err(|e| self.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
-    }
-
-    fn two_dimensions(&self, name: &str) -> Result<[usize; 2]> {
+    pub(super) fn two_dimensions(&self, name: &str) -> Result<[usize; 2]> {
         let info = self.info(name)?;
         <[usize; 2]>::try_from(info.shape.as_slice())
             .map_err(|_| self.refuse(name, format!("has shape {:?}", info.shape), "a matrix has two dimensions"))
     }
 
-    fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+    pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::File {
             path: self.path.clone(),
             tensor: Some(printable(tensor.into())),
@@ -258,12 +170,12 @@ impl Checkpoint {
 }
 
 /// Names come from files and go into one-line messages.
-fn printable(name: String) -> String {
+pub(super) fn printable(name: String) -> String {
     name.escape_debug().to_string()
 }
 
 /// Little-endian BF16, F16 or F32 values as FP32.
-fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+pub(super) fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
         Dtype::BF16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),

@@ -11,9 +11,10 @@ use safetensors::Dtype;
 
 use super::Checkpoint;
 use super::header::{Header, TensorInfo, data_bytes};
-use super::names::{WrittenRecipe, code_dtype, scale_tensor};
+use super::names::{block_scale_tensor, code_tensor, scale_tensor};
+use super::recipe::WrittenRecipe;
 use crate::error::{Error, Result};
-use crate::format::HostQuantMatrix;
+use crate::format::{Basis, BlockScaleFormat, HostQuantMatrix, Scheme};
 
 /// The tensors and metadata of a file to be written.
 ///
@@ -23,6 +24,7 @@ use crate::format::HostQuantMatrix;
 pub struct FileLayout {
     tensors: Vec<TensorInfo>,
     metadata: BTreeMap<String, String>,
+    matrices: HashMap<String, (Scheme, Basis)>,
 }
 
 impl FileLayout {
@@ -41,13 +43,15 @@ impl FileLayout {
         self.tensors.push(TensorInfo { name: name.into(), dtype, shape: shape.to_vec(), start: 0, end: 0 });
     }
 
-    /// Adds a quantized matrix: its codes, its scales under the published name, and its recipe in the metadata.
+    /// Adds a quantized matrix: its codes, its scales under the published names, and its recipe in the metadata.
     pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
         let scheme = written.recipe.scheme;
-        let (suffix, shape) = scale_tensor(scheme, rows, cols);
-        self.tensor(name, code_dtype(scheme.spec().format.fp8().unwrap_or_default()), &[rows, cols]);
-        self.tensor(format!("{name}{suffix}"), Dtype::F32, &shape);
+        let scales = [block_scale_tensor(scheme, rows, cols), scale_tensor(scheme, rows, cols)];
+        for tensor in [code_tensor(scheme, rows, cols)].into_iter().chain(scales.into_iter().flatten()) {
+            self.tensor(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
+        }
         self.metadata(format!("scaled_gemm.{name}"), written.to_json());
+        self.matrices.insert(name.to_string(), (scheme, written.recipe.basis()));
     }
 
     /// Starts the file: a temporary one beside `path`, which becomes `path` in [`CheckpointWriter::finish`].
@@ -93,6 +97,7 @@ impl FileLayout {
             data_start: bytes.len() as u64,
             done: vec![false; header.tensors.len()],
             tensors: header.tensors,
+            matrices: self.matrices,
             index,
             target: path,
             temporary: Some(temporary),
@@ -112,6 +117,7 @@ pub struct CheckpointWriter {
     file: File,
     data_start: u64,
     tensors: Vec<TensorInfo>,
+    matrices: HashMap<String, (Scheme, Basis)>,
     index: HashMap<String, usize>,
     done: Vec<bool>,
 }
@@ -141,23 +147,38 @@ impl CheckpointWriter {
     /// Writes a quantized matrix of the layout: codes and scales.
     ///
     /// # Errors
-    /// As [`CheckpointWriter::write`], and [`Error::File`] for a scale that is not finite, which no reader accepts.
+    /// As [`CheckpointWriter::write`], and [`Error::File`] for another scheme or basis than the layout says, and for a scale
+    /// that is not finite, which no reader accepts.
     pub fn write_quantized(&mut self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
-        let scales = matrix.logical_scales();
-        if let Some(at) = scales.iter().position(|s| !s.is_finite()) {
-            return Err(Error::File {
-                path: self.target.clone(),
-                tensor: Some(name.escape_debug().to_string()),
-                reason: format!("scale {at} is {}, because its group holds an infinity", scales[at]),
-                remedy:
-                    "quantize finite values, or with the preset transformer-engine, which gives such groups scale 1"
-                        .into(),
-            });
+        let (scheme, rows, cols) = (matrix.scheme(), matrix.rows(), matrix.cols());
+        match self.matrices.get(name) {
+            None => return Err(self.refuse(name, "is no quantized matrix of the layout".into())),
+            Some((s, basis)) if (*s, *basis) != (scheme, matrix.basis()) => {
+                let found = format!("is {scheme} ({:?}) where the layout says {s} ({basis:?})", matrix.basis());
+                return Err(self.refuse(name, found));
+            }
+            Some(_) => {}
         }
-        let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        let (suffix, _) = scale_tensor(matrix.scheme(), matrix.rows(), matrix.cols());
+        let (scales, block_scales) = (matrix.logical_scales(), matrix.logical_block_scales());
+        if let Some(at) = scales.iter().position(|s| !s.is_finite()) {
+            return Err(self.not_finite(name, scheme, format!("scale {at} is {}", scales[at])));
+        }
+        let nan = |byte: &u8| match scheme.spec().block.map(|b| b.format) {
+            Some(BlockScaleFormat::Ue8m0) => *byte == 0xFF,
+            _ => *byte >= 0x7F,
+        };
+        if let Some(at) = block_scales.iter().position(nan) {
+            return Err(self.not_finite(name, scheme, format!("block scale {at} is byte {:#04x}", block_scales[at])));
+        }
         self.write(name, matrix.logical_codes())?;
-        self.write(&format!("{name}{suffix}"), &bytes)
+        if let Some(tensor) = block_scale_tensor(scheme, rows, cols) {
+            self.write(&format!("{name}{}", tensor.suffix), &block_scales)?;
+        }
+        if let Some(tensor) = scale_tensor(scheme, rows, cols) {
+            let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            self.write(&format!("{name}{}", tensor.suffix), &bytes)?;
+        }
+        Ok(())
     }
 
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
@@ -175,6 +196,19 @@ impl CheckpointWriter {
         }
         self.temporary = None;
         Ok(())
+    }
+
+    fn not_finite(&self, tensor: &str, scheme: Scheme, found: String) -> Error {
+        let remedy = match scheme.spec().block {
+            None => "quantize finite values, or with the preset transformer-engine, which gives such groups scale 1",
+            Some(_) => "quantize finite values",
+        };
+        Error::File {
+            path: self.target.clone(),
+            tensor: Some(tensor.escape_debug().to_string()),
+            reason: format!("{found}, because its group holds an infinity or NaN"),
+            remedy: remedy.into(),
+        }
     }
 
     fn refuse(&self, tensor: &str, reason: String) -> Error {

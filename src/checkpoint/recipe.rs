@@ -1,0 +1,273 @@
+//! The metadata entry `scaled_gemm.NAME`: how a matrix was quantized, in JSON.
+
+use serde_json::{Map, Value, json};
+
+use super::NibbleOrder;
+use crate::format::{
+    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, MxRounding,
+    Nvfp4Options, Preset, Recipe, ScaleRounding, Scheme,
+};
+
+/// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
+///
+/// In JSON every entry has `scheme` (`fp8-1x128`), `format` (`e4m3`, `e5m2`, `e2m1`), `source` (the type the matrix had
+/// before, `bf16`) and `writer`. FP8 adds `preset` and `rounding` (`exact`, `power-of-two`), MXFP8 `mx_rounding`, NVFP4
+/// `preset`, `nibble_order` (`low-first`), `block_scale` (`plain`, or `four-over-six` with `error_metric` and `error_math`),
+/// `e4m3_max` (448, 256), `block_shape` (`1x16`, `16x16`), `basis` (`plain`, `hadamard16`) and `code_rounding` (`nearest`, or
+/// `stochastic` with `seed` and `offset`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenRecipe {
+    /// Scheme and rule.
+    pub recipe: Recipe,
+    /// Element type of the matrix that was quantized.
+    pub source: DType,
+}
+
+impl WrittenRecipe {
+    pub(super) fn to_json(self) -> String {
+        let recipe = self.recipe;
+        let spec = recipe.scheme.spec();
+        let mut entry = Map::new();
+        let mut put = |key: &str, value: Value| entry.insert(key.to_string(), value);
+        put("scheme", spec.name.into());
+        put("format", spec.format.name().into());
+        match (spec.block, spec.format) {
+            (None, _) => {
+                put("preset", recipe.preset.name().into());
+                put("rounding", rounding_name(recipe.rounding).into());
+            }
+            (Some(_), CodeFormat::E2M1) => {
+                put("preset", recipe.preset.name().into());
+                put("nibble_order", NibbleOrder::LowFirst.name().into());
+                let options = recipe.nvfp4;
+                match options.block_scale {
+                    BlockScaleRule::Plain => put("block_scale", PLAIN.into()),
+                    BlockScaleRule::FourOverSix { metric, math } => {
+                        put("error_metric", metric.name().into());
+                        put("error_math", math.name().into());
+                        put("block_scale", FOUR_OVER_SIX.into())
+                    }
+                };
+                put("e4m3_max", json!(options.bound.value() as u32));
+                put("block_shape", shape_name(options.shape).into());
+                put("basis", basis_name(options.basis).into());
+                match options.rounding {
+                    CodeRounding::Nearest => put("code_rounding", NEAREST.into()),
+                    CodeRounding::Stochastic { seed, offset } => {
+                        put("seed", seed.into());
+                        put("offset", offset.into());
+                        put("code_rounding", STOCHASTIC.into())
+                    }
+                };
+            }
+            (Some(_), _) => {
+                put("mx_rounding", recipe.mx.name().into());
+            }
+        }
+        put("source", self.source.name().into());
+        put("writer", concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")).into());
+        Value::Object(entry).to_string()
+    }
+
+    /// Parses the entry; the error is the reason, to follow the tensor's name.
+    pub(super) fn from_json(text: &str) -> Result<Self, String> {
+        let value = parse(text)?;
+        let scheme = scheme_of(&value)?;
+        let spec = scheme.spec();
+        let mut recipe = Recipe::new(scheme);
+        if spec.block.is_none() || spec.format == CodeFormat::E2M1 {
+            recipe.preset = word(&value, "preset", Preset::from_name)?;
+        }
+        match (spec.block, spec.format) {
+            (None, _) => recipe.rounding = word(&value, "rounding", rounding_from)?,
+            (Some(_), CodeFormat::E2M1) => recipe.nvfp4 = nvfp4_options(&value)?,
+            (Some(_), _) => recipe.mx = word(&value, "mx_rounding", MxRounding::from_name)?,
+        }
+        recipe.check().map_err(|e| format!("its recipe in the metadata: {e}"))?;
+        Ok(Self { recipe, source: word(&value, "source", DType::from_name)? })
+    }
+}
+
+/// What a reader needs of the entry, so that a rule this version does not know does not stop it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reading {
+    pub(super) scheme: Scheme,
+    pub(super) basis: Basis,
+    /// `None` where codes are bytes.
+    pub(super) nibble_order: Option<NibbleOrder>,
+}
+
+impl Reading {
+    /// Parses the entry; the error is the reason, to follow the tensor's name.
+    pub(super) fn from_json(text: &str) -> Result<Self, String> {
+        let value = parse(text)?;
+        let scheme = scheme_of(&value)?;
+        // A transformed matrix or swapped halves would be read as plausible numbers: both must be said, and understood.
+        let (basis, nibble_order) = match scheme.spec().format {
+            CodeFormat::E2M1 => {
+                (word(&value, "basis", basis_from)?, Some(word(&value, "nibble_order", NibbleOrder::from_name)?))
+            }
+            _ => (Basis::Plain, None),
+        };
+        Ok(Self { scheme, basis, nibble_order })
+    }
+}
+
+fn parse(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|e| format!("its recipe in the metadata: {e}"))
+}
+
+fn scheme_of(value: &Value) -> Result<Scheme, String> {
+    let format = word(value, "format", CodeFormat::from_name)?;
+    word(value, "scheme", |name| Scheme::from_name(name, format))
+}
+
+fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
+    let block_scale = match word(value, "block_scale", |w| [PLAIN, FOUR_OVER_SIX].into_iter().find(|k| *k == w))? {
+        FOUR_OVER_SIX => BlockScaleRule::FourOverSix {
+            metric: word(value, "error_metric", ErrorMetric::from_name)?,
+            math: word(value, "error_math", ErrorMath::from_name)?,
+        },
+        _ => BlockScaleRule::Plain,
+    };
+    let rounding = match word(value, "code_rounding", |w| [NEAREST, STOCHASTIC].into_iter().find(|k| *k == w))? {
+        STOCHASTIC => CodeRounding::Stochastic { seed: whole(value, "seed")?, offset: whole(value, "offset")? },
+        _ => CodeRounding::Nearest,
+    };
+    let max = whole(value, "e4m3_max")?;
+    let bound = [E4m3Bound::Max448, E4m3Bound::Max256].into_iter().find(|b| b.value() as u64 == max);
+    Ok(Nvfp4Options {
+        block_scale,
+        bound: bound.ok_or_else(|| format!("its recipe in the metadata has the unknown e4m3_max {max}"))?,
+        shape: word(value, "block_shape", |w| {
+            [BlockShape::Row1x16, BlockShape::Tile16x16].into_iter().find(|s| shape_name(*s) == w)
+        })?,
+        basis: word(value, "basis", basis_from)?,
+        rounding,
+    })
+}
+
+fn word<T>(value: &Value, key: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    match value.get(key).and_then(Value::as_str) {
+        Some(text) => parse(text).ok_or_else(|| format!("its recipe in the metadata has the unknown {key} {text:?}")),
+        None => Err(format!("its recipe in the metadata has no {key}")),
+    }
+}
+
+fn whole(value: &Value, key: &str) -> Result<u64, String> {
+    let number = value.get(key).and_then(Value::as_u64);
+    number.ok_or_else(|| format!("its recipe in the metadata has no whole number {key}"))
+}
+
+const PLAIN: &str = "plain";
+const FOUR_OVER_SIX: &str = "four-over-six";
+const NEAREST: &str = "nearest";
+const STOCHASTIC: &str = "stochastic";
+
+fn rounding_name(rounding: ScaleRounding) -> &'static str {
+    match rounding {
+        ScaleRounding::Exact => "exact",
+        ScaleRounding::PowerOfTwo => "power-of-two",
+    }
+}
+
+fn rounding_from(name: &str) -> Option<ScaleRounding> {
+    [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].into_iter().find(|r| rounding_name(*r) == name)
+}
+
+fn shape_name(shape: BlockShape) -> &'static str {
+    match shape {
+        BlockShape::Row1x16 => "1x16",
+        BlockShape::Tile16x16 => "16x16",
+    }
+}
+
+fn basis_name(basis: Basis) -> &'static str {
+    match basis {
+        Basis::Plain => PLAIN,
+        Basis::Hadamard16 => "hadamard16",
+    }
+}
+
+fn basis_from(name: &str) -> Option<Basis> {
+    [Basis::Plain, Basis::Hadamard16].into_iter().find(|b| basis_name(*b) == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Fp8Format::{E4M3, E5M2};
+
+    /// Every option at least once.
+    fn recipes() -> Vec<Recipe> {
+        let mut recipes = Vec::new();
+        for scheme in Scheme::FP8 {
+            for preset in Preset::ALL {
+                recipes.push(Recipe::new(scheme).with_preset(preset));
+                recipes.push(Recipe::new(scheme).with_preset(preset).power_of_two());
+            }
+        }
+        for mx in MxRounding::ALL {
+            recipes.extend([E4M3, E5M2].map(|f| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx)));
+        }
+        let plain = Nvfp4Options::default();
+        for metric in [ErrorMetric::Mae, ErrorMetric::Mse] {
+            for math in [ErrorMath::Strict, ErrorMath::Fast] {
+                let block_scale = BlockScaleRule::FourOverSix { metric, math };
+                let sixes = Nvfp4Options { block_scale, ..plain };
+                recipes.push(Recipe::new(Scheme::Nvfp4Row).with_nvfp4(sixes));
+                let sixes = Nvfp4Options { bound: E4m3Bound::Max256, shape: BlockShape::Tile16x16, ..sixes };
+                recipes.push(Recipe::new(Scheme::Nvfp4).with_nvfp4(sixes));
+            }
+        }
+        let rounding = CodeRounding::Stochastic { seed: u64::MAX, offset: 7 };
+        let gradients = Nvfp4Options { basis: Basis::Hadamard16, rounding, ..plain };
+        recipes.extend([plain, gradients].map(|o| Recipe::new(Scheme::Nvfp4).with_nvfp4(o)));
+        recipes.push(Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo));
+        recipes.push(Recipe::new(Scheme::Nvfp4Row));
+        recipes
+    }
+
+    #[test]
+    fn recipes_round_trip() {
+        for recipe in recipes() {
+            recipe.check().unwrap();
+            let written = WrittenRecipe { recipe, source: DType::Bf16 };
+            let text = written.to_json();
+            assert_eq!(WrittenRecipe::from_json(&text), Ok(written), "{text}");
+            let nibble_order = recipe.scheme.is_nvfp4().then_some(NibbleOrder::LowFirst);
+            let reading = Reading { scheme: recipe.scheme, basis: recipe.basis(), nibble_order };
+            assert_eq!(Reading::from_json(&text), Ok(reading), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_words_are_refused_where_they_matter() {
+        for recipe in recipes() {
+            let text = WrittenRecipe { recipe, source: DType::F32 }.to_json();
+            let value: Value = serde_json::from_str(&text).unwrap();
+            for key in value.as_object().unwrap().keys().filter(|k| *k != "writer") {
+                for wrong in [Some(json!("of-next-year")), Some(json!(3.5)), None] {
+                    let mut other = value.clone();
+                    match wrong {
+                        Some(wrong) => other[key] = wrong,
+                        None => drop(other.as_object_mut().unwrap().remove(key)),
+                    }
+                    let other = other.to_string();
+                    // The nibble order is the reader's business, not the recipe's.
+                    let refused = WrittenRecipe::from_json(&other);
+                    assert!(key == "nibble_order" || refused.as_ref().is_err_and(|e| e.contains(key)), "{refused:?}");
+                    let matters = ["scheme", "format", "basis", "nibble_order"].contains(&key.as_str());
+                    assert_eq!(Reading::from_json(&other).is_err(), matters, "{other}");
+                }
+            }
+        }
+        let torn = r#"{"scheme":"nvfp4","format":"e2m1","preset":"deepseek","nibble_order":"low-first","block_scale":"plain",
+            "e4m3_max":448,"block_shape":"1x16","basis":"plain","code_rounding":"nearest","source":"bf16"}"#;
+        assert!(WrittenRecipe::from_json(torn).is_err_and(|e| e.contains("two levels")));
+        for bad in ["", "[]", "{}", r#"{"scheme":"fp8-cube","format":"e4m3"}"#, r#"{"scheme":7,"format":"e4m3"}"#] {
+            assert!(Reading::from_json(bad).is_err(), "{bad}");
+        }
+        assert!(Reading::from_json(r#"{"scheme":"nvfp4","format":"e4m3"}"#).is_err());
+    }
+}
