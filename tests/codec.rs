@@ -1,8 +1,12 @@
-//! E4M3 and E5M2: every code, every rounding boundary, special values, and an independent crate.
+//! E4M3, E5M2, E2M1 and the byte scales E8M0 and UE4M3: every code, every rounding boundary, special values, and an
+//! independent crate or definition.
 
 use half::{bf16, f16};
-use scaled_gemm::codec::{decode, encode, encode_e4m3, encode_e5m2, round_to, to_f8e4m3, to_f8e5m2};
-use scaled_gemm::{DType, Fp8Format};
+use scaled_gemm::codec::{
+    E2M1_VALUES, decode, decode_block_scale, decode_e2m1, decode_e8m0, e8m0_reciprocal, encode, encode_e2m1,
+    encode_e2m1_stochastic, encode_e4m3, encode_e5m2, round_to, to_f8e4m3, to_f8e5m2,
+};
+use scaled_gemm::{BlockScaleFormat, DType, Fp8Format, MxRounding};
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
 
@@ -129,4 +133,163 @@ fn rounding_to_16_bits_is_nearest_even_and_overflows_to_infinity() {
     assert_eq!(round_to(DType::Bf16, -0.0).to_bits(), 0x8000_0000);
     assert_eq!(round_to(DType::F16, 0.1), f16::from_f32(0.1).to_f32());
     assert_eq!(round_to(DType::Bf16, 0.1), bf16::from_f32(0.1).to_f32());
+}
+
+#[test]
+fn e2m1_boundaries_round_to_even_and_one_ulp_decides() {
+    for low in 0..7u8 {
+        let (a, b) = (decode_e2m1(low), decode_e2m1(low + 1));
+        let middle = (a + b) / 2.0;
+        let even = low + low % 2;
+        for (x, code) in
+            [(next(middle, -1), low), (middle, even), (next(middle, 1), low + 1), (a, low), (next(b, -1), low + 1)]
+        {
+            assert_eq!(encode_e2m1(x), code, "{x}");
+            assert_eq!(encode_e2m1(-x), code | 8, "-{x}");
+        }
+    }
+    for x in [6.0, next(6.0, 1), 7.0, 1e30, f32::MAX, f32::INFINITY] {
+        assert_eq!((encode_e2m1(x), encode_e2m1(-x)), (7, 15), "{x}");
+    }
+    for bits in [0x7F80_0001u32, 0x7FC0_0000, 0x7FFF_FFFF, 0xFF80_0001, 0xFFC0_0000, 0xFFFF_FFFF] {
+        assert_eq!(encode_e2m1(f32::from_bits(bits)), 7, "{bits:#x}");
+    }
+    for x in [0.0, f32::from_bits(1), f32::MIN_POSITIVE, 0.2, 0.25] {
+        assert_eq!((encode_e2m1(x), encode_e2m1(-x)), (0, 8), "{x:e}");
+    }
+}
+
+#[test]
+fn a_dense_sweep_of_e2m1_finds_the_nearest_value() {
+    // By definition, in f64: the value at the least distance; of two, the one with an even mantissa.
+    let nearest = |x: f32| {
+        let a = f64::from(x.abs()).min(6.0);
+        let distance = |code: u8| (a - f64::from(E2M1_VALUES[usize::from(code)])).abs();
+        let best = (1..8u8).fold(0, |best, code| match distance(code).total_cmp(&distance(best)) {
+            std::cmp::Ordering::Less => code,
+            std::cmp::Ordering::Equal if code % 2 == 0 => code,
+            _ => best,
+        });
+        best | if x.is_sign_negative() { 8 } else { 0 }
+    };
+    for bits in (0..=u32::MAX).step_by(1021) {
+        let x = f32::from_bits(bits);
+        assert_eq!(encode_e2m1(x), if x.is_nan() { 7 } else { nearest(x) }, "{bits:#x}");
+    }
+    // Every number from 1/8 to 8 with a step of 2^-18 or less, where all boundaries are.
+    for bits in (0x3E00_0000u32..0x4100_0000).step_by(7) {
+        let x = f32::from_bits(bits);
+        assert_eq!(encode_e2m1(x), nearest(x), "{x}");
+    }
+}
+
+#[test]
+fn e2m1_codes_survive_and_their_values_are_the_definition() {
+    for code in 0..16u8 {
+        let (e, m) = (i32::from(code >> 1 & 3), f32::from(code & 1));
+        let magnitude = if e == 0 { m / 2.0 } else { (1.0 + m / 2.0) * 2f32.powi(e - 1) };
+        let want = if code & 8 == 0 { magnitude } else { -magnitude };
+        assert_eq!(decode_e2m1(code).to_bits(), want.to_bits());
+        assert_eq!(decode_e2m1(code | 0xF0).to_bits(), want.to_bits(), "only the low four bits count");
+        assert_eq!(encode_e2m1(want), code);
+    }
+}
+
+#[test]
+fn stochastic_codes_keep_values_and_are_unbiased_to_a_256th_of_a_step() {
+    for code in 0..16u8 {
+        for u in 0..=255u8 {
+            assert_eq!(encode_e2m1_stochastic(decode_e2m1(code), u), code, "{u}");
+        }
+    }
+    for at in 0..=6000 {
+        let v = at as f32 / 1000.0;
+        let step = if v >= 4.0 {
+            2.0
+        } else if v >= 2.0 {
+            1.0
+        } else {
+            0.5
+        };
+        let (low, mut sum, mut last) = ((v / step).floor() * step, 0.0f64, 0.0);
+        for u in 0..=255u8 {
+            let code = encode_e2m1_stochastic(v, u);
+            assert_eq!(encode_e2m1_stochastic(-v, u), code | 8, "the sign is kept");
+            let value = decode_e2m1(code);
+            assert!((value == low || value == low + step) && value >= last, "{v} {u}: {value}");
+            last = value;
+            sum += f64::from(value);
+        }
+        // It goes up for all u with u / 256 >= 1 - (v - low) / step: within one of 256 (v - low) / step of them.
+        assert!((sum / 256.0 - f64::from(v)).abs() <= f64::from(step) / 256.0 * 1.001, "{v}: mean {}", sum / 256.0);
+        assert_eq!(encode_e2m1_stochastic(v, 0), encode_e2m1(low), "u = 0 never goes up");
+    }
+    for u in [0, 1, 127, 255] {
+        assert_eq!(encode_e2m1_stochastic(f32::NAN, u), 7);
+        assert_eq!(encode_e2m1_stochastic(-f32::NAN, u), 7);
+        assert_eq!(encode_e2m1_stochastic(f32::INFINITY, u), 7);
+        assert_eq!(encode_e2m1_stochastic(f32::NEG_INFINITY, u), 15);
+        assert_eq!(encode_e2m1_stochastic(f32::MAX, u), 7);
+        assert_eq!(encode_e2m1_stochastic(-0.0, u), 8);
+    }
+}
+
+#[test]
+fn byte_scales_decode_as_defined() {
+    for byte in 0..=254u8 {
+        let want = 2f64.powi(i32::from(byte) - 127);
+        assert_eq!(f64::from(decode_e8m0(byte)), want);
+        assert_eq!(f64::from(e8m0_reciprocal(byte)), 1.0 / want);
+        assert_eq!(decode_block_scale(BlockScaleFormat::Ue8m0, byte), decode_e8m0(byte));
+    }
+    assert!(decode_e8m0(255).is_nan() && e8m0_reciprocal(255).is_nan());
+    for byte in 0..=254u8 {
+        assert_eq!(decode_e8m0(byte), microfloat::f8e8m0fnu::from_bits(byte).to_f32());
+    }
+    for code in 0..16u8 {
+        assert_eq!(decode_e2m1(code).to_bits(), microfloat::f4e2m1fn::from_bits(code).to_f32().to_bits());
+    }
+    for byte in 0..=255u8 {
+        let (got, want) = (decode_block_scale(BlockScaleFormat::Ue4m3, byte), decode(Fp8Format::E4M3, byte & 0x7F));
+        assert!(got.to_bits() == want.to_bits() || (got.is_nan() && byte & 0x7F == 0x7F), "{byte:#x}");
+    }
+}
+
+#[test]
+fn mx_scales_are_their_definitions() {
+    for format in FORMATS {
+        let (emax, mantissa_bits) = if format == Fp8Format::E4M3 { (8, 3) } else { (15, 2) };
+        for bits in (0..0x7F80_0000u32).step_by(4099).chain((0..255).map(|e| e << 23)).chain(0x43DF_FFF0..0x43E0_0010) {
+            let amax = f32::from_bits(bits);
+            let byte = |rule: MxRounding| i32::from(rule.byte(amax, format));
+            let exact = |power: i32| 2f64.powi(power);
+            let a = f64::from(amax);
+            // The smallest power of two with which nothing saturates.
+            let up = byte(MxRounding::Up);
+            assert!(a <= f64::from(format.max()) * exact(up - 127), "{amax:e} {up}");
+            assert!(up == 0 || a > f64::from(format.max()) * exact(up - 128), "{amax:e} {up}");
+            assert_eq!(up, byte(MxRounding::Rceil));
+            if amax < f32::MIN_POSITIVE {
+                // Below the normal numbers nothing but byte 0 is left.
+                assert!(
+                    [MxRounding::Floor, MxRounding::Ceil, MxRounding::Even].into_iter().all(|rule| byte(rule) == 0)
+                );
+                continue;
+            }
+            let log2 = (bits >> 23) as i32 - 127;
+            assert!(exact(log2) <= a && a < exact(log2 + 1));
+            let of = |power: i32| (power - emax).clamp(-127, 127) + 127;
+            assert_eq!(byte(MxRounding::Floor), of(log2), "{amax:e}");
+            assert_eq!(byte(MxRounding::Ceil), of(log2 + i32::from(a != exact(log2))), "{amax:e}");
+            // Half a unit of the code's mantissa and more rounds up to the next power of two at the end of a binade.
+            let carry = a >= exact(log2 + 1) - exact(log2 - mantissa_bits - 1);
+            assert_eq!(byte(MxRounding::Even), of(log2 + i32::from(carry)), "{amax:e}");
+        }
+        for rule in MxRounding::ALL {
+            assert_eq!(rule.byte(f32::NAN, format), 255);
+            assert_eq!(rule.byte(f32::INFINITY, format), if rule == MxRounding::Up { 254 } else { 255 });
+            assert_eq!(rule.byte(0.0, format), 0);
+            assert_eq!(MxRounding::from_name(rule.name()), Some(rule));
+        }
+    }
 }

@@ -1,8 +1,8 @@
-//! Scale layouts and host matrices: properties over random shapes.
+//! Scale layouts and host matrices: properties over random shapes, and the published points of the tiled layout.
 
 use proptest::prelude::*;
 use scaled_gemm::layout::ScaleLayout;
-use scaled_gemm::{Extent, Fp8Format, HostQuantMatrix, Scheme};
+use scaled_gemm::{Basis, CodeFormat, Extent, Fp8Format, HostQuantMatrix, Scheme};
 
 fn scheme() -> impl Strategy<Value = Scheme> {
     proptest::sample::select(Scheme::ALL.to_vec())
@@ -45,27 +45,127 @@ proptest! {
     }
 
     #[test]
-    fn host_matrices_keep_their_bytes(scheme in scheme(), rows in 0usize..70, cols in 0usize..300, seed in any::<u32>()) {
+    fn tiled_block_scales_are_a_bijection_with_zero_padding(rows in 0usize..700, blocks in 0usize..40) {
+        let layout = ScaleLayout::Tiled128x4;
+        let len = layout.len(rows, blocks);
+        prop_assert_eq!(len, rows.div_ceil(128) * 128 * blocks.div_ceil(4) * 4);
+        let logical: Vec<u8> = (0..rows * blocks).map(|i| 1 + (i % 251) as u8).collect();
+        let device = layout.to_device(rows, blocks, &logical);
+        prop_assert_eq!(device.len(), len);
+        prop_assert_eq!(device.iter().filter(|b| **b != 0).count(), rows * blocks);
+        prop_assert_eq!(layout.to_logical(rows, blocks, &device), logical);
+        // The padded grid is filled without holes: each 512-byte tile holds 128 rows of four blocks.
+        let (wide, tall) = (blocks.next_multiple_of(4), rows.next_multiple_of(128));
+        let mut seen = vec![false; len];
+        for row in 0..tall {
+            for block in 0..wide {
+                let at = layout.index(rows, blocks, row, block);
+                prop_assert_eq!(at / 512, row / 128 * (wide / 4) + block / 4);
+                prop_assert!(!std::mem::replace(&mut seen[at], true));
+            }
+        }
+    }
+
+    #[test]
+    fn host_matrices_keep_their_bytes(scheme in scheme(), rows in 0usize..140, pairs in 0usize..150, seed in any::<u32>()) {
+        let cols = 2 * pairs;
         let [r, c] = scheme.scale_grid(rows, cols);
-        let codes: Vec<u8> = (0..rows * cols).map(|i| (i as u32).wrapping_mul(seed | 1) as u8).collect();
+        let [block_rows, blocks] = scheme.block_grid(rows, cols);
+        let bytes = rows * cols * scheme.spec().code_bits / 8;
+        let codes: Vec<u8> = (0..bytes).map(|i| (i as u32).wrapping_mul(seed | 1) as u8).collect();
         let scales: Vec<f32> = (0..r * c).map(|i| 0.5 + i as f32).collect();
-        let q = HostQuantMatrix::from_logical(scheme, rows, cols, codes.clone(), &scales).unwrap();
+        let block_scales: Vec<u8> = (0..block_rows * blocks).map(|i| 1 + (i % 120) as u8).collect();
+        let q = HostQuantMatrix::from_block_logical(scheme, rows, cols, codes.clone(), &scales, &block_scales).unwrap();
         prop_assert_eq!(q.logical_codes(), &codes[..]);
         prop_assert_eq!(q.logical_scales(), scales.clone());
+        prop_assert_eq!(q.logical_block_scales(), block_scales.clone());
         prop_assert_eq!(q.codes().len(), scheme.code_bytes(rows, cols));
-        prop_assert!(q.codes()[rows * cols..].iter().all(|c| *c == 0));
+        prop_assert_eq!(q.block_scales().len(), scheme.block_scale_len(rows, cols));
+        prop_assert!(q.codes()[bytes..].iter().all(|c| *c == 0));
         for i in 0..r {
             for j in 0..c {
                 prop_assert_eq!(q.scale_at(i, j), scales[i * c + j]);
             }
         }
+        for i in 0..block_rows {
+            for j in 0..blocks {
+                prop_assert_eq!(q.block_scale_at(i, j), block_scales[i * blocks + j]);
+            }
+        }
         // Poisoned padding is cleaned.
+        let mut dirty_blocks = q.block_scales().to_vec();
+        dirty_blocks.iter_mut().filter(|s| **s == 0).for_each(|s| *s = 0x7F);
         let (mut dirty_codes, mut dirty_scales) = q.clone().into_parts();
-        dirty_codes[rows * cols..].fill(0x55);
+        dirty_codes[bytes..].fill(0x55);
         dirty_scales.iter_mut().filter(|s| **s == 0.0).for_each(|s| *s = f32::NAN);
-        let again = HostQuantMatrix::from_parts(scheme, rows, cols, dirty_codes, dirty_scales).unwrap();
+        let again = HostQuantMatrix::from_block_parts(scheme, rows, cols, dirty_codes, dirty_scales, dirty_blocks).unwrap();
         prop_assert_eq!(again, q);
     }
+
+    #[test]
+    fn rows_decode_code_by_code(scheme in scheme(), rows in 1usize..5, pairs in 1usize..40, seed in any::<u32>()) {
+        let cols = 2 * pairs;
+        let bytes = rows * cols * scheme.spec().code_bits / 8;
+        let codes: Vec<u8> = (0..bytes).map(|i| (i as u32).wrapping_mul(seed | 1).to_le_bytes()[1]).collect();
+        let scales = vec![1.0; scheme.scale_grid(rows, cols).iter().product()];
+        let block_scales = vec![1; scheme.block_grid(rows, cols).iter().product()];
+        let q = HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, &scales, &block_scales).unwrap();
+        let mut values = vec![0.0; cols];
+        for row in 0..rows {
+            q.decode_row(row, &mut values);
+            for (col, got) in values.iter().enumerate() {
+                let want = match scheme.spec().format {
+                    CodeFormat::E2M1 => {
+                        let nibble = q.row_codes(row)[col / 2] >> (4 * (col % 2)) & 15;
+                        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(nibble & 7)] * if nibble < 8 { 1.0 } else { -1.0 }
+                    }
+                    format => scaled_gemm::codec::decode(format.fp8().unwrap(), q.row_codes(row)[col]),
+                };
+                prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{row}, {col}: {got}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tiled_scales_lie_where_cublaslt_documents_them() {
+    // numerics [vec16_vec32_tile128x4]: eight blocks wide.
+    let points = [
+        ((0, 0), 0),
+        ((0, 1), 1),
+        ((1, 0), 16),
+        ((31, 0), 496),
+        ((32, 0), 4),
+        ((33, 2), 22),
+        ((96, 3), 15),
+        ((127, 3), 511),
+        ((0, 4), 512),
+        ((128, 0), 1024),
+        ((129, 5), 1553),
+        ((255, 7), 2047),
+    ];
+    for ((row, block), offset) in points {
+        assert_eq!(ScaleLayout::Tiled128x4.index(256, 8, row, block), offset, "({row}, {block})");
+    }
+    // One block scale for 16 columns of NVFP4, for 32 of MXFP8; the last block may be shorter.
+    for (scheme, cols, blocks) in [
+        (Scheme::Nvfp4, 7168, 448),
+        (Scheme::Nvfp4Row, 48, 3),
+        (Scheme::Mxfp8(Fp8Format::E4M3), 48, 2),
+        (Scheme::Mxfp8(Fp8Format::E5M2), 16, 1),
+    ] {
+        assert_eq!(scheme.block_grid(3, cols), [3, blocks]);
+        assert_eq!(scheme.block_scale_len(3, cols), 128 * blocks.next_multiple_of(4));
+    }
+}
+
+#[test]
+fn a_basis_is_kept_and_counts_in_comparisons() {
+    let q = HostQuantMatrix::from_block_logical(Scheme::Nvfp4, 1, 16, vec![0x21; 8], &[1.0], &[0x38]).unwrap();
+    assert_eq!(q.basis(), Basis::Plain);
+    let turned = q.clone().with_basis(Basis::Hadamard16);
+    assert_eq!((turned.basis(), turned.codes()), (Basis::Hadamard16, q.codes()));
+    assert_ne!(turned, q);
 }
 
 #[test]
@@ -77,6 +177,20 @@ fn wrong_lengths_are_refused_with_both_numbers() {
     assert!(error.contains('6') && error.contains('8') && error.contains("scales"), "{error}");
     let error = HostQuantMatrix::from_logical(scheme, 3, 256, vec![0; 768], &[0.0; 5]).unwrap_err().to_string();
     assert!(error.contains("scales"), "{error}");
+    let block = |codes, scales: &[f32], blocks: &[u8]| {
+        HostQuantMatrix::from_block_logical(Scheme::Nvfp4, 3, 32, vec![0; codes], scales, blocks)
+            .unwrap_err()
+            .to_string()
+    };
+    let error = block(96, &[1.0], &[0; 6]);
+    assert!(error.contains("96") && error.contains("48") && error.contains("codes"), "{error}");
+    let error = block(48, &[1.0; 3], &[0; 6]);
+    assert!(error.contains("scales: length 3"), "{error}");
+    let error = block(48, &[1.0], &[0; 512]);
+    assert!(error.contains("block scales: length 512") && error.contains('6'), "{error}");
+    let odd =
+        HostQuantMatrix::from_block_logical(Scheme::Nvfp4, 1, 15, vec![0; 7], &[1.0], &[0]).unwrap_err().to_string();
+    assert!(odd.contains("15 columns") && odd.contains("even"), "{odd}");
     let huge = HostQuantMatrix::from_logical(scheme, usize::MAX, usize::MAX, vec![], &[]).unwrap_err().to_string();
     assert!(huge.contains("at most"), "{huge}");
 }
@@ -86,7 +200,14 @@ fn every_scheme_has_a_group_for_every_element() {
     for scheme in Scheme::ALL {
         let spec = scheme.spec();
         for (rows, cols) in [(1, 16), (129, 144), (130, 576)] {
+            if let Some(block) = spec.block {
+                assert_eq!(scheme.block_grid(rows, cols), [rows, (cols - 1) / block.cols + 1], "{scheme}");
+            }
             let [r, c] = scheme.scale_grid(rows, cols);
+            if spec.scale_layout == ScaleLayout::Absent {
+                assert_eq!([r, c], [0, 0]);
+                continue;
+            }
             let reach = |extent: Extent, len: usize| (len - 1) / extent.size(len);
             assert_eq!((reach(spec.group_rows, rows), reach(spec.group_cols, cols)), (r - 1, c - 1), "{scheme}");
         }
