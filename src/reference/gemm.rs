@@ -21,7 +21,7 @@ use std::sync::Mutex;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
-use super::operand::HostOperand;
+use super::operand::{HostOperand, View};
 use super::parallel;
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
@@ -66,13 +66,13 @@ pub struct GemmInputs<'a> {
     /// Factor of the sum.
     pub alpha: f32,
     /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only.
-    pub accumulate: Option<(f32, ArrayView2<'a, f32>)>,
+    pub accumulate: Option<(f32, View<'a>)>,
     /// One value for each column of D, and the type it was widened from.
     pub bias: Option<(&'a [f32], DType)>,
     /// Function applied after the bias.
     pub activation: Activation,
     /// Added after the activation, `m x n`, and the type it was widened from.
-    pub residual: Option<(ArrayView2<'a, f32>, DType)>,
+    pub residual: Option<(View<'a>, DType)>,
     /// Factor applied before the cast to E4M3; 1 for other outputs.
     pub out_encode: f32,
     /// Rounding of block sums.

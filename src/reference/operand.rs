@@ -1,8 +1,12 @@
 //! [`HostOperand`]: A of a CPU product, and the FP32 values of an operand as products add them up.
 
-use ndarray::{ArrayView2, s};
+use ndarray::{ArrayBase, Ix2, ViewRepr, s};
 
 use crate::format::{Basis, BlockSpec, CodeFormat, DType, HostQuantMatrix, Operand, Scheme, codec};
+
+/// `ArrayView2<f32>`, written out: ndarray's alias names an associated type, which would make a struct that holds it
+/// invariant in `'a`, and rustc 1.95 stops on closures that capture its fields.
+pub(super) type View<'a> = ArrayBase<ViewRepr<&'a f32>, Ix2, f32>;
 
 /// A of a CPU product: a quantized matrix, or a plain one where only the weights are quantized.
 #[derive(Debug, Clone, Copy)]
@@ -10,8 +14,8 @@ pub enum HostOperand<'a> {
     /// A quantized matrix.
     Quantized(&'a HostQuantMatrix),
     /// `m x k` values and the type they were widened from, BF16 or F16. A value that is not of that type is rounded to
-    /// it, as it would be on its way to a GPU. Any strides.
-    Plain(ArrayView2<'a, f32>, DType),
+    /// it, as it would be on its way to a GPU. Any strides. The view is an [`ArrayView2<f32>`](ndarray::ArrayView2).
+    Plain(View<'a>, DType),
 }
 
 impl<'a> From<&'a HostQuantMatrix> for HostOperand<'a> {
