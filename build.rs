@@ -17,7 +17,7 @@ const TARGETS: [(&str, &str); 5] = [
 ];
 /// PTX for every later GPU, compiled by the driver when the module is loaded.
 const FORWARD: &str = "compute_89";
-const FILES: [&str; 4] = ["fp8_tensor", "fp8_row", "fp8_block", "epilogue"];
+const FILES: [&str; 7] = ["fp8_tensor", "fp8_row", "fp8_block", "nvfp4", "nvfp4_tile", "mxfp8", "epilogue"];
 
 fn main() {
     println!("cargo:rerun-if-changed=kernels");

@@ -30,13 +30,18 @@ macro_rules! kernel_file {
 pub(crate) const FP8_TENSOR: KernelFile = kernel_file!("fp8_tensor");
 pub(crate) const FP8_ROW: KernelFile = kernel_file!("fp8_row");
 pub(crate) const FP8_BLOCK: KernelFile = kernel_file!("fp8_block");
+pub(crate) const NVFP4: KernelFile = kernel_file!("nvfp4");
+pub(crate) const NVFP4_TILE: KernelFile = kernel_file!("nvfp4_tile");
+pub(crate) const MXFP8: KernelFile = kernel_file!("mxfp8");
 pub(crate) const EPILOGUE: KernelFile = kernel_file!("epilogue");
+const ALL: [&KernelFile; 7] = [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &NVFP4, &NVFP4_TILE, &MXFP8, &EPILOGUE];
 
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("common.cuh", include_str!("../../kernels/common.cuh")),
     ("codec.cuh", include_str!("../../kernels/codec.cuh")),
     ("layout.cuh", include_str!("../../kernels/layout.cuh")),
     ("dequantize.cuh", include_str!("../../kernels/dequantize.cuh")),
+    ("nvfp4.cuh", include_str!("../../kernels/nvfp4.cuh")),
     ("tile.cuh", include_str!("../../kernels/tile.cuh")),
 ];
 
@@ -53,7 +58,7 @@ impl KernelSource {
     /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
     pub(crate) fn from_env() -> Self {
         let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc");
-        if forced || [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &EPILOGUE].iter().any(|f| f.image.is_empty()) {
+        if forced || ALL.iter().any(|f| f.image.is_empty()) {
             return Self::Nvrtc;
         }
         Self::Embedded
@@ -65,7 +70,8 @@ impl KernelFile {
     pub(crate) fn image(&self, source: KernelSource, (major, minor): (i32, i32)) -> Result<Ptx> {
         match source {
             KernelSource::Embedded => Ok(Ptx::from_binary(self.image.to_vec())),
-            KernelSource::Nvrtc => self.nvrtc(&format!("compute_{major}{minor}")),
+            // The architecture's own features, E2M1 conversions among them, exist from sm_90 on under the suffix.
+            KernelSource::Nvrtc => self.nvrtc(&format!("compute_{major}{minor}{}", if major >= 9 { "a" } else { "" })),
         }
     }
 
@@ -162,7 +168,7 @@ mod tests {
             println!("skipped: {reason}");
             return;
         }
-        for file in [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &EPILOGUE] {
+        for file in ALL {
             for arch in ["compute_80", "compute_89", "compute_90a", "compute_100a", "compute_120a"] {
                 let ptx = file.nvrtc(arch).unwrap().to_src();
                 assert!(ptx.contains(".entry"), "{} for {arch}", file.name);
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn flattening_leaves_no_include() {
-        for file in [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &EPILOGUE] {
+        for file in ALL {
             let text = file.flattened();
             assert!(!text.contains("#include"), "{}", file.name);
             assert_eq!(text.matches("struct ScaleRule {").count(), 1, "{}", file.name);

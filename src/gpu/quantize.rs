@@ -3,12 +3,12 @@
 //! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
 
 use super::handle::Handle;
-use super::kernels::{Factor, Input, Output};
+use super::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
 use super::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{DType, Fp8Format, Recipe, Scheme};
+use crate::format::{Basis, DType, Fp8Format, Recipe, Scheme};
 
 /// Which operands a quantizer writes.
 ///
@@ -28,6 +28,16 @@ pub enum GivenScale<'a> {
     /// Multiplies the data; the matrix stores `fl(1 / encode)`.
     Encode(DeviceBytes<'a>),
     /// The stored scale; the data are multiplied by `fl(1 / scale)`.
+    Decode(DeviceBytes<'a>),
+}
+
+/// The given second level of an NVFP4 cast: one FP32 on the device. The twin of [`GlobalScale`](crate::format::GlobalScale).
+pub enum GivenGlobal<'a> {
+    /// The largest magnitude.
+    Amax(DeviceBytes<'a>),
+    /// Multiplies the data.
+    Encode(DeviceBytes<'a>),
+    /// The stored scale.
     Decode(DeviceBytes<'a>),
 }
 
@@ -61,20 +71,14 @@ impl Handle {
     /// Quantizes X into matrices that exist. Allocates nothing and waits for nothing: safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe.
+    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe; [`Error::Unsupported`] for options that
+    /// exclude each other.
     pub fn quantize_into(&self, x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'_>) -> Result<()> {
         check_input(x)?;
-        let (mut plain, mut transposed) = match to {
-            QuantizeTo::Plain(out) => (Some(out), None),
-            QuantizeTo::Transposed(out) => (None, Some(out)),
-            QuantizeTo::Both(out, transposed) => (Some(out), Some(transposed)),
-        };
-        if let Some(out) = &plain {
-            check_target("target", out, recipe.scheme, x.rows(), x.cols())?;
-        }
-        if let Some(out) = &transposed {
-            check_target("transposed target", out, recipe.scheme, x.cols(), x.rows())?;
-            check_quantize_cols("transposed target (the rows of X)", x.rows())?;
+        recipe.check()?;
+        let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
+        if recipe.scheme.spec().block.is_some() {
+            return self.quantize_blocks(x, recipe, None, [plain, transposed]);
         }
         let stream = self.launch_stream();
         let source = x.data().on(stream);
@@ -117,12 +121,7 @@ impl Handle {
                 let amax = self.workspace();
                 let (rows, cols) = (x.rows() * 4, x.cols() * 4);
                 if rows + cols > amax.bytes {
-                    return Err(Error::shape(
-                        "input of a transposing per-row cast",
-                        format!("{} rows and {} columns", x.rows(), x.cols()),
-                        format!("must together be at most {}", amax.bytes / 4),
-                        "quantize the matrix in parts",
-                    ));
+                    return Err(too_many_maxima(x.rows(), x.cols(), amax.bytes / 4));
                 }
                 kernels.zero(stream, &amax, rows + cols)?;
                 let (row_amax, col_amax) = (amax.slice(0, rows), amax.slice(rows, cols));
@@ -134,15 +133,133 @@ impl Handle {
             }
             (Scheme::Fp8Block1x128(_), Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
             (Scheme::Fp8Block128x128(_), Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
-            (Scheme::Mxfp8(_) | Scheme::Nvfp4 | Scheme::Nvfp4Row, _, _) => Err(Error::unsupported(
-                format!("quantizing as {}", recipe.scheme),
-                "its kernels are being written",
-                "use the CPU reference",
+            (scheme @ (Scheme::Mxfp8(_) | Scheme::Nvfp4 | Scheme::Nvfp4Row), _, _) => Err(Error::unsupported(
+                format!("{scheme} with FP32 scales alone"),
+                "it has block scales",
+                "report it: it was to be quantized before",
             )),
             (Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_), plain, transposed) => {
                 kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
             }
         }
+    }
+
+    /// Quantizes X as NVFP4 with a given second level, in the arithmetic of [`nvfp4`](crate::format::nvfp4). Allocates nothing
+    /// and waits for nothing.
+    ///
+    /// Values above what the second level was made for saturate. The recipe's scheme is [`Scheme::Nvfp4`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if X, a target or the number does not fit; [`Error::Unsupported`] for another scheme,
+    /// or options that exclude each other.
+    pub fn quantize_nvfp4_into(
+        &self,
+        x: &MatRef<'_>,
+        recipe: Recipe,
+        global: &GivenGlobal<'_>,
+        to: QuantizeTo<'_>,
+    ) -> Result<()> {
+        check_input(x)?;
+        recipe.check()?;
+        if recipe.scheme != Scheme::Nvfp4 {
+            return Err(Error::unsupported(
+                format!("a given second level for {}", recipe.scheme),
+                "it is one number for a whole nvfp4 matrix",
+                "use quantize_into, or the scheme nvfp4",
+            ));
+        }
+        let (plain, transposed) = check_targets(x, recipe, to)?;
+        self.quantize_blocks(x, recipe, Some(global), [plain, transposed])
+    }
+
+    /// The block-scaled schemes; targets were checked.
+    fn quantize_blocks(
+        &self,
+        x: &MatRef<'_>,
+        recipe: Recipe,
+        global: Option<&GivenGlobal<'_>>,
+        targets: [Option<&mut QuantMatrix>; 2],
+    ) -> Result<()> {
+        let stream = self.launch_stream();
+        let source = x.data().on(stream);
+        let input = input(x, &source);
+        let [mut plain, mut transposed] = targets;
+        for out in [&mut plain, &mut transposed].into_iter().flatten() {
+            out.set_basis(recipe.basis());
+        }
+        let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
+        let plain_spans = plain_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
+        let plain = plain_spans.as_ref().map(output);
+        let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
+        let transposed_spans =
+            transposed_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
+        let transposed = transposed_spans.as_ref().map(output);
+        let (out, out_t) = (plain.as_ref(), transposed.as_ref());
+        let kernels = self.kernels();
+        if let Scheme::Mxfp8(format) = recipe.scheme {
+            if x.rows() == 0 || x.cols() == 0 {
+                return Ok(());
+            }
+            return kernels.quantize_mxfp8(stream, &input, (recipe.mx, format), out, out_t);
+        }
+        if let Some(global) = global {
+            let span = match global {
+                GivenGlobal::Amax(bytes) | GivenGlobal::Encode(bytes) | GivenGlobal::Decode(bytes) => bytes.on(stream),
+            };
+            let given = match global {
+                GivenGlobal::Amax(_) => Given::Amax(&span),
+                GivenGlobal::Encode(_) => Given::Encode(&span),
+                GivenGlobal::Decode(_) => Given::Decode(&span),
+            };
+            return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
+        }
+        if recipe.scheme == Scheme::Nvfp4Row {
+            return self.quantize_nvfp4_row(&input, recipe, out, out_t);
+        }
+        let (state, places) = self.amax_state();
+        let (amax, amax_t) = (places.slice(0, 4), places.slice(4, 4));
+        if recipe.basis() == Basis::Plain {
+            // The rule of the amax kernel's factors is not used.
+            let rule = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
+            kernels.amax_tensor(stream, &input, rule, &state, None, Some(&amax))?;
+            let given = Some(Given::Amax(&amax));
+            return kernels.quantize_nvfp4(stream, &input, recipe, [given; 2], true, out, out_t);
+        }
+        kernels.zero(stream, &places, 8)?;
+        if x.rows() > 0 && x.cols() > 0 {
+            kernels.amax_hadamard(stream, &input, out.map(|_| &amax), out_t.map(|_| &amax_t))?;
+        }
+        let given = [Some(Given::Amax(&amax)), Some(Given::Amax(&amax_t))];
+        kernels.quantize_nvfp4(stream, &input, recipe, given, true, out, out_t)
+    }
+
+    /// NVFP4 with row scales: in one pass where nothing is transposed, otherwise with maxima in the workspace.
+    fn quantize_nvfp4_row(
+        &self,
+        input: &Input<'_>,
+        recipe: Recipe,
+        out: Option<&BlockOutput<'_>>,
+        out_t: Option<&BlockOutput<'_>>,
+    ) -> Result<()> {
+        let (stream, kernels) = (self.launch_stream(), self.kernels());
+        if input.rows == 0 && out_t.is_none() {
+            return Ok(());
+        }
+        if out_t.is_none() && Kernels::row_amax_in_pass(recipe) {
+            return kernels.quantize_nvfp4(stream, input, recipe, [None; 2], false, out, None);
+        }
+        let amax = self.workspace();
+        let (rows, cols) = (input.rows * 4, input.cols * 4);
+        if rows + cols > amax.bytes {
+            return Err(too_many_maxima(input.rows, input.cols, amax.bytes / 4));
+        }
+        kernels.zero(stream, &amax, rows + cols)?;
+        let (row_amax, col_amax) = (amax.slice(0, rows), amax.slice(rows, cols));
+        if input.rows > 0 && input.cols > 0 {
+            kernels.amax_row_column(stream, input, out.map(|_| &row_amax), out_t.map(|_| &col_amax))?;
+        }
+        let given = [Some(Given::RowAmax(&row_amax)), Some(Given::RowAmax(&col_amax))];
+        kernels.quantize_nvfp4(stream, input, recipe, given, true, out, out_t)
     }
 
     /// Quantizes X with one given scale: `code = sat(fl(x * encode))`. Allocates nothing and waits for nothing.
@@ -196,10 +313,15 @@ impl Handle {
             return Ok(());
         }
         let stream = self.launch_stream();
-        let (codes, scales) = (q.codes(), q.scales());
-        let (codes, scales) = (codes.on(stream), scales.on(stream));
+        let (codes, scales, block_scales) = (q.codes(), q.scales(), q.block_scales());
+        let (codes, scales, block_scales) = (codes.on(stream), scales.on(stream), block_scales.on(stream));
         let (dtype, stride) = (y.dtype(), y.row_stride());
         let target = y.data_mut().on(stream);
+        if q.scheme().spec().block.is_some() {
+            let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(&scales));
+            let q = BlockCodes { scheme, rows, cols, codes: &codes, block_scales: &block_scales, scales };
+            return self.kernels().dequantize_blocks(stream, &q, &target, stride, dtype);
+        }
         let parts = Output { codes: &codes, scales: &scales };
         self.kernels().dequantize(stream, q.scheme(), q.rows(), q.cols(), &parts, &target, stride, dtype)
     }
@@ -245,6 +367,39 @@ fn check_input(x: &MatRef<'_>) -> Result<()> {
     check_quantize_cols("x", x.cols())
 }
 
+fn output<'a>([codes, scales, block_scales]: &'a [Span<'a>; 3]) -> BlockOutput<'a> {
+    BlockOutput { codes, scales, block_scales }
+}
+
+fn too_many_maxima(rows: usize, cols: usize, limit: usize) -> Error {
+    Error::shape(
+        "input of a transposing per-row cast",
+        format!("{rows} rows and {cols} columns"),
+        format!("must together be at most {limit}"),
+        "quantize the matrix in parts",
+    )
+}
+
+/// The two targets of a quantizer.
+type Targets<'a> = (Option<&'a mut QuantMatrix>, Option<&'a mut QuantMatrix>);
+
+/// Takes the targets apart and checks that they fit.
+fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Result<Targets<'a>> {
+    let (plain, transposed) = match to {
+        QuantizeTo::Plain(out) => (Some(out), None),
+        QuantizeTo::Transposed(out) => (None, Some(out)),
+        QuantizeTo::Both(out, transposed) => (Some(out), Some(transposed)),
+    };
+    if let Some(out) = &plain {
+        check_target("target", out, recipe.scheme, x.rows(), x.cols())?;
+    }
+    if let Some(out) = &transposed {
+        check_target("transposed target", out, recipe.scheme, x.cols(), x.rows())?;
+        check_quantize_cols("transposed target (the rows of X)", x.rows())?;
+    }
+    Ok((plain, transposed))
+}
+
 fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     if out.scheme() != scheme || (out.rows(), out.cols()) != (rows, cols) {
         return Err(Error::shape(
@@ -263,7 +418,9 @@ fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols
 /// a per-tensor cast that computes its scale.
 pub fn quantize_bytes(recipe: Recipe, input: DType, rows: usize, cols: usize, transposed: bool) -> usize {
     let scheme = recipe.scheme;
-    let output = |rows, cols| scheme.code_bytes(rows, cols) + scheme.scale_len(rows, cols) * 4;
-    let reads = if transposed && matches!(scheme, Scheme::Fp8Row(_)) { 2 } else { 1 };
+    let output = |rows, cols| {
+        scheme.code_bytes(rows, cols) + scheme.scale_len(rows, cols) * 4 + scheme.block_scale_len(rows, cols)
+    };
+    let reads = if transposed && matches!(scheme, Scheme::Fp8Row(_) | Scheme::Nvfp4Row) { 2 } else { 1 };
     rows * cols * input.bytes() * reads + output(rows, cols) + if transposed { output(cols, rows) } else { 0 }
 }

@@ -11,7 +11,7 @@ mod bytes;
 mod epilogue;
 mod quantize;
 
-pub(crate) use block::BlockCodes;
+pub(crate) use block::{BlockCodes, BlockOutput, Given};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use quantize::{Factor, Input, Output};
 
@@ -48,6 +48,7 @@ pub(crate) struct Kernels {
     epilogue_e4m3: [CudaFunction; 2],
     gemm_factors: CudaFunction,
     repeat_scales: CudaFunction,
+    block: block::BlockKernels,
     sm_count: usize,
 }
 
@@ -83,6 +84,8 @@ impl Kernels {
                 remedy: "set SCALED_GEMM_KERNELS=nvrtc to compile for this GPU at run time".into(),
             })
         };
+        let (nvfp4, nvfp4_tile, mxfp8) =
+            (module(&compile::NVFP4)?, module(&compile::NVFP4_TILE)?, module(&compile::MXFP8)?);
         let (tensor, row, block, finish) = (
             module(&compile::FP8_TENSOR)?,
             module(&compile::FP8_ROW)?,
@@ -140,6 +143,7 @@ impl Kernels {
             epilogue_e4m3: [one(&finish, "epilogue_e4m3")?, one(&finish, "epilogue_e4m3_unaligned")?],
             gemm_factors: one(&finish, "gemm_factors")?,
             repeat_scales: one(&finish, "repeat_scales_128x128")?,
+            block: block::BlockKernels::load([&nvfp4, &nvfp4_tile, &mxfp8], by_input)?,
             sm_count: context
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
                 .map_err(|e| driver("reading the multiprocessor count", e))? as usize,
@@ -202,6 +206,12 @@ fn check_aligned(operand: &str, span: &Span<'_>, required: u64) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Checks a buffer of FP32 values.
+fn check_floats(name: &str, span: &Span<'_>, count: usize) -> Result<()> {
+    check_bytes(name, span, count * 4)?;
+    check_aligned(name, span, 4)
 }
 
 fn address(span: Option<&Span<'_>>) -> u64 {

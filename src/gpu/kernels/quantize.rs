@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::{
-    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, enqueue, extent, format_code, is_aligned,
+    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue, extent, format_code, is_aligned,
     launch,
 };
 use crate::error::{Error, Result};
@@ -24,11 +24,11 @@ pub(crate) struct Input<'a> {
 }
 
 impl Input<'_> {
-    fn aligned(&self) -> bool {
+    pub(super) fn aligned(&self) -> bool {
         is_aligned(self.x.address, self.rows, self.row_stride, self.dtype)
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let needed = extent(self.rows, self.cols, self.row_stride) * self.dtype.bytes();
         check_bytes("input", self.x, needed)?;
         if !self.cols.is_multiple_of(16) || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
@@ -76,12 +76,6 @@ impl Factor<'_> {
         check_floats("factor", span, count)?;
         Ok((span.address, kind))
     }
-}
-
-/// Checks a buffer of FP32 values.
-fn check_floats(name: &str, span: &Span<'_>, count: usize) -> Result<()> {
-    check_bytes(name, span, count * 4)?;
-    check_aligned(name, span, 4)
 }
 
 /// Mirror of `ScaleRule` in `kernels/common.cuh`.
