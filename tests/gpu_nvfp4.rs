@@ -12,8 +12,8 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenGlobal,
-    GlobalScale, Handle, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme,
-    capture, reference,
+    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, capture,
+    reference,
 };
 use serde_json::Value;
 
@@ -82,20 +82,6 @@ fn strided_and_unaligned_rows() {
     }
 }
 
-/// Normal data, one special value in each of several rows, all of them in one row, and rows of one value.
-fn with_specials(rng: &mut Rng, dtype: DType, magnitude: f32, specials: &[f32]) -> Array2<f32> {
-    let mut x = normal(rng, 160, 400, dtype).mapv(|v| round_to(dtype, v * magnitude));
-    for (i, v) in specials.iter().enumerate() {
-        x[[3 * i, 37 * i % 400]] = round_to(dtype, *v);
-        x[[150, 40 * i % 400]] = round_to(dtype, *v);
-        x.row_mut(80 + i).fill(round_to(dtype, *v));
-    }
-    x.row_mut(40).fill(0.0);
-    x.row_mut(41).fill(-0.0);
-    x.column_mut(7).fill(0.0);
-    x
-}
-
 #[test]
 fn special_values() {
     let Some(handle) = handle() else { return };
@@ -130,29 +116,6 @@ fn special_values() {
     }
 }
 
-/// FP32 neighbours of `v`: up to two units in the last place to either side, both signs.
-fn around(v: f32) -> impl Iterator<Item = f32> {
-    (-2i32..=2).flat_map(move |d| {
-        let near = f32::from_bits(v.to_bits().saturating_add_signed(d));
-        [near, -near]
-    })
-}
-
-/// Blocks that begin with an anchor: rows of `blocks`, the last row filled up with zero blocks, rows a multiple of 16.
-fn in_blocks(anchored: &[(f32, Vec<f32>)], blocks: usize) -> Array2<f32> {
-    let mut values = Vec::new();
-    for (anchor, members) in anchored {
-        for part in members.chunks(15) {
-            values.push(*anchor);
-            values.extend(part);
-            values.resize(values.len().next_multiple_of(16), 0.0);
-        }
-    }
-    let row = blocks * 16;
-    values.resize(values.len().next_multiple_of(16 * row), 0.0);
-    Array2::from_shape_vec((values.len() / row, row), values).unwrap()
-}
-
 /// Every scale with every value as near as possible to where E2M1 rounding turns: the device's conversion.
 #[test]
 fn rounding_boundaries_at_every_scale() {
@@ -165,7 +128,7 @@ fn rounding_boundaries_at_every_scale() {
                 (top * s, edges.filter(|v| v.abs() <= top * s).collect())
             })
             .collect();
-        let x = Source::new(&handle, in_blocks(&blocks, 5), DType::F32);
+        let x = Source::new(&handle, in_blocks(&blocks, 16, 5), DType::F32);
         // 2688 makes encode 1 with the bound 448, so that a block whose largest magnitude is 6 s has the scale s.
         for given in [GlobalScale::Amax(2688.0), GlobalScale::Encode(1.0), GlobalScale::Amax(1536.0)] {
             whole().for_each(|recipe| x.check_given(&handle, recipe, given));
@@ -198,7 +161,7 @@ fn scale_boundaries() {
                 }
             }
         }
-        let x = Source::new(&handle, in_blocks(&blocks, 10), DType::F32);
+        let x = Source::new(&handle, in_blocks(&blocks, 16, 10), DType::F32);
         whole().for_each(|recipe| x.check_given(&handle, recipe, given));
     }
 }
@@ -212,7 +175,7 @@ fn every_half_precision_number() {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         let all = values_of(dtype, &bytes);
         // With encode 448 the scale of every block that holds 6 is 448, and the multiplier 1.
-        let fixed = Source::new(&handle, in_blocks(&[(6.0, all.clone())], 10), dtype);
+        let fixed = Source::new(&handle, in_blocks(&[(6.0, all.clone())], 16, 10), dtype);
         let sorted = Source::new(&handle, Array2::from_shape_vec((64, 1024), all.clone()).unwrap(), dtype);
         let tops = all.iter().flat_map(|top| {
             let near = rng.uniform();
@@ -562,8 +525,7 @@ fn refusals_name_operand_numbers_and_rule() {
     let row = Recipe::new(Scheme::Nvfp4Row);
     let to = QuantizeTo::Plain(&mut wrong);
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), row, &amax, to), &["nvfp4-row"]);
-    let short = buffer.slice(..2);
-    let short = GivenGlobal::Decode(DeviceBytes::from(&short));
+    let short = GivenGlobal::Decode(DeviceBytes::from(buffer.slice(..2)));
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), plain, &short, QuantizeTo::Plain(&mut out)), &["4"]);
     // Options that exclude each other are refused before anything is written, in the recipe's words.
     let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };

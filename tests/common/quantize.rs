@@ -11,7 +11,9 @@ use scaled_gemm::{
     Result, Scheme, reference,
 };
 
-use crate::common::{assert_device_bits, assert_same_values, poisoned, poisoned_matrix, upload_strided, values_of};
+use crate::common::{
+    Rng, assert_device_bits, assert_same_values, normal, poisoned, poisoned_matrix, round_to, upload_strided, values_of,
+};
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
@@ -205,4 +207,41 @@ pub fn is_tiled_four_over_six(recipe: Recipe) -> bool {
 
 pub fn stochastic(seed: u64, offset: u64) -> CodeRounding {
     CodeRounding::Stochastic { seed, offset }
+}
+
+/// Normal data, one special value in each of several rows, all of them in one row, and rows of one value.
+pub fn with_specials(rng: &mut Rng, dtype: DType, magnitude: f32, specials: &[f32]) -> Array2<f32> {
+    let mut x = normal(rng, 160, 400, dtype).mapv(|v| round_to(dtype, v * magnitude));
+    for (i, v) in specials.iter().enumerate() {
+        x[[3 * i, 37 * i % 400]] = round_to(dtype, *v);
+        x[[150, 40 * i % 400]] = round_to(dtype, *v);
+        x.row_mut(80 + i).fill(round_to(dtype, *v));
+    }
+    x.row_mut(40).fill(0.0);
+    x.row_mut(41).fill(-0.0);
+    x.column_mut(7).fill(0.0);
+    x
+}
+
+/// FP32 neighbours of `v`: up to two units in the last place to either side, both signs.
+pub fn around(v: f32) -> impl Iterator<Item = f32> {
+    (-2i32..=2).flat_map(move |d| {
+        let near = f32::from_bits(v.to_bits().saturating_add_signed(d));
+        [near, -near]
+    })
+}
+
+/// Blocks of `size` that begin with an anchor: `blocks` in a row, filled up with zeros to a multiple of 16 rows.
+pub fn in_blocks(anchored: &[(f32, Vec<f32>)], size: usize, blocks: usize) -> Array2<f32> {
+    let mut values = Vec::new();
+    for (anchor, members) in anchored {
+        for part in members.chunks(size - 1) {
+            values.push(*anchor);
+            values.extend(part);
+            values.resize(values.len().next_multiple_of(size), 0.0);
+        }
+    }
+    let row = blocks * size;
+    values.resize(values.len().next_multiple_of(16 * row), 0.0);
+    Array2::from_shape_vec((values.len() / row, row), values).unwrap()
 }

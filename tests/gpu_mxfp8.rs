@@ -1,0 +1,229 @@
+//! MXFP8 on the device equals the reference byte for byte: every scale rule, code format, input type, shape and direction;
+//! special values, and every place where the rounding of scales or codes turns.
+#![cfg(feature = "cuda")]
+
+mod common;
+#[path = "common/quantize.rs"]
+mod quantize;
+
+use common::*;
+use ndarray::Array2;
+use quantize::*;
+use scaled_gemm::codec::decode;
+use scaled_gemm::{
+    BlockShape, DType, DeviceBytes, Fp8Format, GivenGlobal, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
+    QuantMatrix, QuantizeTo, Recipe, Scheme, capture, reference,
+};
+
+const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
+
+fn recipes() -> impl Iterator<Item = Recipe> {
+    FORMATS.into_iter().flat_map(|f| MxRounding::ALL.map(|mx| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx)))
+}
+
+#[test]
+fn every_recipe_type_and_shape() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(81);
+    for rows in [1, 3, 16, 17, 130, 144, 272] {
+        // 16, 48, 144 and 1040 columns end in half a block.
+        for cols in [16, 32, 48, 144, 576, 1040] {
+            for dtype in INPUTS {
+                let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
+                recipes().for_each(|recipe| x.check(&handle, recipe));
+            }
+        }
+    }
+}
+
+#[test]
+fn model_widths_and_long_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(82);
+    for (rows, cols) in [(17, 7168), (272, 7168), (3, 16384), (16, 16400), (2, 65536), (16, 65536), (4001, 576)] {
+        for dtype in INPUTS {
+            let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
+            recipes().for_each(|recipe| x.check(&handle, recipe));
+        }
+    }
+}
+
+#[test]
+fn strided_and_unaligned_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(83);
+    for (rows, cols) in [(5, 144), (32, 272), (160, 576), (16, 16400)] {
+        for dtype in INPUTS {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
+                let x = Source::strided(&handle, x.clone(), dtype, stride, offset);
+                recipes().for_each(|recipe| x.check(&handle, recipe));
+            }
+        }
+    }
+}
+
+#[test]
+fn special_values() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(84);
+    let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0];
+    for dtype in INPUTS {
+        let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
+        let mut lone = Array2::zeros((16, 256));
+        lone[[5, 77]] = f32::NAN;
+        let matrices = [
+            with_specials(&mut rng, dtype, 1.0, &specials),
+            with_specials(&mut rng, dtype, tiny, &specials[3..6]),
+            with_specials(&mut rng, dtype, 2e4, &[448.0, 57344.0, -480.0, 61440.0, 464.0]),
+            Array2::zeros((16, 256)),
+            Array2::from_elem((16, 256), -0.0),
+            Array2::from_elem((16, 256), f32::NAN),
+            lone,
+        ];
+        for x in matrices {
+            let x = Source::new(&handle, x, dtype);
+            recipes().for_each(|recipe| x.check(&handle, recipe));
+        }
+    }
+}
+
+/// Every exponent with the mantissas at which any of the rules changes its mind, as the largest magnitude of a block; and
+/// every BF16 and F16 number as that.
+#[test]
+fn scale_boundaries() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(85);
+    let mut tops: Vec<(DType, Vec<f32>)> = vec![(DType::F32, Vec::new())];
+    for exponent in 0..256u32 {
+        // Powers of two, halves, MAX (1.75), and where a mantissa of 3 or 2 bits rounds up to the next exponent.
+        for mantissa in [0u32, 0x40_0000, 0x60_0000, 0x70_0000, 0x78_0000, 0x80_0000] {
+            tops[0].1.extend((-2i32..=2).map(|d| {
+                let bits = (exponent << 23 | mantissa.min(0x7F_FFFF)).saturating_add_signed(d);
+                f32::from_bits(bits & 0x7FFF_FFFF)
+            }));
+        }
+    }
+    let halves: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    tops.extend([DType::Bf16, DType::F16].map(|dtype| (dtype, values_of(dtype, &halves))));
+    for (dtype, tops) in tops {
+        let blocks: Vec<_> = tops
+            .into_iter()
+            .map(|top| {
+                let near = rng.uniform();
+                (top, (0..31).map(|i| round_to(dtype, top * near * (i as f32 / 31.0))).collect())
+            })
+            .collect();
+        let x = Source::new(&handle, in_blocks(&blocks, 32, 32), dtype);
+        recipes().for_each(|recipe| x.check(&handle, recipe));
+    }
+}
+
+/// Each FP32 value as near as possible to where the rounding of codes turns, at scales from the smallest to the largest.
+#[test]
+fn rounding_boundaries_of_both_formats() {
+    let Some(handle) = handle() else { return };
+    for format in FORMATS {
+        let codes: Vec<f32> = (0..0x7Fu8).map(|c| decode(format, c)).filter(|v| v.is_finite()).collect();
+        let middles = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        let edges: Vec<f32> = codes.iter().copied().chain(middles).collect();
+        let top = format.max();
+        let largest = if format == Fp8Format::E4M3 { 119 } else { 112 };
+        let mut blocks = Vec::new();
+        for power in [-145, -140, -127, -120, -60, -8, 0, 60, largest] {
+            // In two steps: 2^-145 is a subnormal number, and its inverse does not exist.
+            let scale = |v: f32| v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2);
+            let near = edges.iter().flat_map(|edge| around(scale(*edge)));
+            blocks.push((scale(top), near.filter(|v| v.abs() <= scale(top)).collect()));
+        }
+        let x = Source::new(&handle, in_blocks(&blocks, 32, 8), DType::F32);
+        MxRounding::ALL.into_iter().for_each(|mx| x.check(&handle, Recipe::new(Scheme::Mxfp8(format)).with_mx(mx)));
+    }
+}
+
+/// One largest element, in every place of a block in turn, along rows and along columns.
+#[test]
+fn the_amax_is_found_in_every_place() {
+    let Some(handle) = handle() else { return };
+    for dtype in INPUTS {
+        let mut x = Array2::from_elem((1024, 1040), 1.0f32);
+        // The diagonal meets every place of a block in both directions, and crosses every tile of the transposing kernel.
+        (0..1024).for_each(|i| x[[i, i]] = if i % 2 == 0 { 2.5 } else { -2.5 });
+        let diagonal = Source::new(&handle, x, dtype);
+        let mut x = Array2::from_elem((64, 2048), 1.0f32);
+        (0..64).for_each(|i| (0..64).for_each(|b| x[[i, 32 * b + (i + b) % 32]] = -2.5));
+        let blocks = Source::new(&handle, x, dtype);
+        for recipe in recipes() {
+            diagonal.check(&handle, recipe);
+            blocks.check(&handle, recipe);
+        }
+    }
+}
+
+#[test]
+fn dequantize_every_code_and_scale() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(86);
+    for scheme in FORMATS.map(Scheme::Mxfp8) {
+        // Row i has scale byte i everywhere, and every code.
+        let codes = (0..256 * 256).map(|i| i as u8).collect();
+        let block_scales: Vec<u8> = (0..256 * 8).map(|i| (i / 8) as u8).collect();
+        let q = HostQuantMatrix::from_block_logical(scheme, 256, 256, codes, &[], &block_scales).unwrap();
+        check_dequantize(&handle, &q);
+        for (rows, cols) in [(1, 16), (3, 48), (130, 144), (257, 1040), (5, 16400)] {
+            let x = spread(&mut rng, rows, cols, DType::F32);
+            check_dequantize(&handle, &reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn captured_casts_follow_the_data() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(87);
+    let (rows, cols) = (144, 1040);
+    for recipe in recipes() {
+        let mut x = Source::new(&handle, spread(&mut rng, rows, cols, DType::Bf16), DType::Bf16);
+        let mut plain = poisoned_matrix(&handle, recipe.scheme, rows, cols);
+        let mut turned = poisoned_matrix(&handle, recipe.scheme, cols, rows);
+        let to = QuantizeTo::Both(&mut plain, &mut turned);
+        let graph = capture(&handle, || handle.quantize_into(&x.matrix(), recipe, to)).unwrap();
+        for _ in 0..2 {
+            x.x = spread(&mut rng, rows, cols, DType::Bf16);
+            handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
+            graph.launch().unwrap();
+            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
+            assert_device_bits(&handle, &plain, &want, &format!("graph, plain: {recipe:?}"));
+            let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();
+            assert_device_bits(&handle, &turned, &want, &format!("graph, transposed: {recipe:?}"));
+        }
+    }
+}
+
+#[test]
+fn refusals_name_operand_numbers_and_rule() {
+    let Some(handle) = handle() else { return };
+    let buffer = poisoned(&handle, 65536);
+    let recipe = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
+    let x = |dtype, rows, cols| MatRef::new(&buffer, dtype, rows, cols).unwrap();
+    let refused = |result: scaled_gemm::Result<()>, words: &[&str]| {
+        let text = result.unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
+    };
+    refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
+    refused(handle.quantize(&x(DType::E4m3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
+    let mut wrong = QuantMatrix::zeros(&handle, Scheme::Mxfp8(Fp8Format::E5M2), 4, 32).unwrap();
+    let to = QuantizeTo::Plain(&mut wrong);
+    refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);
+    let number = handle.stream().clone_htod(&[5.0f32]).unwrap();
+    let amax = GivenGlobal::Amax(DeviceBytes::from(&number));
+    let mut out = QuantMatrix::zeros(&handle, recipe.scheme, 4, 32).unwrap();
+    let to = QuantizeTo::Plain(&mut out);
+    refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, to), &["mxfp8"]);
+    let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
+    for bad in [recipe.with_preset(Preset::TorchAo), recipe.power_of_two(), recipe.with_nvfp4(tiles)] {
+        let words = bad.check().unwrap_err().to_string();
+        refused(handle.quantize(&x(DType::Bf16, 4, 32), bad).map(|_| ()), &[&words]);
+    }
+    assert!(handle.quantize(&x(DType::Bf16, 0, 32), recipe).is_ok());
+}
