@@ -4,7 +4,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::Array2;
-use scaled_gemm::reference::{GemmInputs, dequantize, quantize, quantize_transposed, scaled_gemm};
+use scaled_gemm::format::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options};
+use scaled_gemm::reference::{GemmInputs, HostOperand, dequantize, quantize, quantize_transposed, scaled_gemm};
 use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
 
 /// Numbers without a pattern, the same on every machine.
@@ -20,9 +21,18 @@ fn quantizers(c: &mut Criterion) {
     let x = matrix(1024, 7168);
     let mut group = c.benchmark_group("quantize 1024x7168");
     group.throughput(Throughput::Elements(x.len() as u64));
-    for scheme in &Scheme::ALL[..4] {
+    let blocks = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Nvfp4, Scheme::Nvfp4Row];
+    for scheme in Scheme::FP8[..4].iter().chain(&blocks) {
         let recipe = Recipe::new(*scheme);
         group.bench_function(BenchmarkId::from_parameter(scheme), |b| {
+            b.iter(|| quantize(black_box(x.view()), DType::Bf16, recipe));
+        });
+    }
+    let metric = ErrorMetric::Mse;
+    for math in [ErrorMath::Strict, ErrorMath::Fast] {
+        let block_scale = BlockScaleRule::FourOverSix { metric, math };
+        let recipe = Recipe::new(Scheme::Nvfp4).with_nvfp4(Nvfp4Options { block_scale, ..Nvfp4Options::default() });
+        group.bench_function(format!("nvfp4 4over6 {}", math.name()), |b| {
             b.iter(|| quantize(black_box(x.view()), DType::Bf16, recipe));
         });
     }
@@ -37,7 +47,7 @@ fn quantizers(c: &mut Criterion) {
 }
 
 fn products(c: &mut Criterion) {
-    use Scheme::{Fp8Block1x128, Fp8Block128x128, Fp8Row, Fp8Tensor};
+    use Scheme::{Fp8Block1x128, Fp8Block128x128, Fp8Row, Fp8Tensor, Mxfp8, Nvfp4, Nvfp4Row};
     let e4m3 = Fp8Format::E4M3;
     let mut group = c.benchmark_group("gemm");
     group.sample_size(10);
@@ -48,12 +58,21 @@ fn products(c: &mut Criterion) {
             (Fp8Tensor(e4m3), Fp8Tensor(e4m3)),
             (Fp8Row(e4m3), Fp8Row(e4m3)),
             (Fp8Block1x128(e4m3), Fp8Block128x128(e4m3)),
+            (Mxfp8(e4m3), Mxfp8(e4m3)),
+            (Nvfp4, Nvfp4),
+            (Nvfp4Row, Nvfp4),
         ] {
             let operands =
                 (quantize(a.view(), DType::F32, Recipe::new(sa)), quantize(b.view(), DType::F32, Recipe::new(sb)));
             let (Ok(qa), Ok(qb)) = operands else { continue };
             group.bench_function(format!("{m}x{n}x{k} {sa} x {sb}"), |bench| {
                 bench.iter(|| scaled_gemm(black_box(&GemmInputs::new(&qa, &qb, DType::Bf16))));
+            });
+        }
+        if let Ok(qb) = quantize(b.view(), DType::F32, Recipe::new(Nvfp4)) {
+            let a = HostOperand::Plain(a.view(), DType::Bf16);
+            group.bench_function(format!("{m}x{n}x{k} bf16 x nvfp4"), |bench| {
+                bench.iter(|| scaled_gemm(black_box(&GemmInputs::new(a, &qb, DType::Bf16))));
             });
         }
     }
