@@ -82,6 +82,22 @@ fn strided_and_unaligned_rows() {
     }
 }
 
+/// Data of every magnitude that FP32 has: scales, multipliers and errors that overflow, vanish or lose bits.
+#[test]
+fn every_magnitude() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(75);
+    for dtype in [DType::Bf16, DType::F32] {
+        for power in (-148..=126).step_by(6) {
+            // In two steps: a power of two below 2^-126 is a subnormal number.
+            let scale = |v: f32| round_to(dtype, v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2));
+            let x = normal(&mut rng, 32, 272, dtype).mapv(scale);
+            let x = Source::new(&handle, x, dtype);
+            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
+        }
+    }
+}
+
 #[test]
 fn special_values() {
     let Some(handle) = handle() else { return };
@@ -198,8 +214,12 @@ fn every_half_precision_number() {
 fn near_ties_of_four_over_six() {
     let Some(handle) = handle() else { return };
     let mut rng = Rng(67);
-    for amax in [5.0f32, 3.466796875, 2.375] {
-        let mut x = Array2::<f32>::zeros((512, 1024));
+    for (amax, power) in
+        [(5.0f32, 0), (3.466796875, 0), (2.375, 0), (5.0, 40), (5.0, 63), (5.0, 90), (5.0, -40), (5.0, -60), (5.0, -75)]
+    {
+        // Far from 1, squares of errors overflow or vanish in the units of the data, and not in those of the codes.
+        let (amax, rows) = (amax * 2f32.powi(power), if power == 0 { 512 } else { 128 });
+        let mut x = Array2::<f32>::zeros((rows, 1024));
         for (i, block) in x.as_slice_mut().unwrap().chunks_mut(16).enumerate() {
             let mut steps = |n: u64| (rng.next() % n + 1) as f32 / n as f32 * amax * 0.5;
             match i % 4 {
@@ -207,10 +227,10 @@ fn near_ties_of_four_over_six() {
                 0 | 1 => block[..3].fill_with(|| steps(64)),
                 2 => block[..3].fill_with(|| steps(256)),
                 // Two equal ones against the largest.
-                _ => block[..3].copy_from_slice(&[2.0 * steps(128), steps(128), 0.0]),
-            }
-            if i % 4 == 3 {
-                block[2] = block[1];
+                _ => {
+                    block[0] = 2.0 * steps(128);
+                    block[1..3].fill(steps(128));
+                }
             }
             block[..3].iter_mut().for_each(|v| *v = round_to(DType::Bf16, *v));
         }
