@@ -1,17 +1,16 @@
 //! [`Formulation`]: the mathematically equal ways to compute one [`GemmDesc`], which of them a GPU and a cuBLASLt
-//! version offer, how each is finished, and in which order to try them. Pure tables: nothing here asks a library.
+//! version offer, and in which order to try them. Pure tables: nothing here asks a library.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::epilogue::{Activation, Epilogue};
-use crate::format::DType;
 use crate::format::layout::ScaleLayout;
+use crate::format::{BlockScaleFormat, Operand};
 
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use super::gemm_desc::GemmDesc;
 use super::measured;
-use super::quirks::{BLOCK_SCALES, Version};
+use super::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -24,18 +23,22 @@ pub enum Formulation {
     RepeatedScales,
     /// Row x row as an unscaled GEMM into FP32 scratch, then our kernel multiplies rows and columns by their scales.
     Rescaled,
+    /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
+    /// is the same sum. Second-level scales come in through alpha, or with our kernel.
+    DequantizedBf16,
 }
 
 impl Formulation {
     /// Every formulation.
-    pub const ALL: [Self; 3] = [Self::Native, Self::RepeatedScales, Self::Rescaled];
+    pub const ALL: [Self; 4] = [Self::Native, Self::RepeatedScales, Self::Rescaled, Self::DequantizedBf16];
 
-    /// `native`, `repeated-scales`, `rescaled`.
+    /// `native`, `repeated-scales`, `rescaled`, `dequantized-bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
             Self::RepeatedScales => "repeated-scales",
             Self::Rescaled => "rescaled",
+            Self::DequantizedBf16 => "dequantized-bf16",
         }
     }
 
@@ -93,21 +96,68 @@ pub(crate) struct Facts {
     pub(crate) measured: bool,
 }
 
+const AMPERE: (u32, u32) = (8, 0);
 const ADA: (u32, u32) = (8, 9);
 const HOPPER: (u32, u32) = (9, 0);
+const BLACKWELL: (u32, u32) = (10, 0);
 
-/// The scale layouts of A and B, which say all that matters here about a pair.
-fn layouts(desc: &GemmDesc) -> (ScaleLayout, ScaleLayout) {
-    (desc.a.spec().scale_layout, desc.b.spec().scale_layout)
+/// All that matters here about A and B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PairKind {
+    /// FP8 with FP32 scales in these layouts.
+    Fp8(ScaleLayout, ScaleLayout),
+    /// Both with block scales of this format: NVFP4 or MXFP8.
+    Block(BlockScaleFormat),
+    /// A is plain, B has block scales.
+    WeightOnly,
+}
+
+/// The kind of a pair that [`GemmDesc::check`] accepted.
+pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
+    let b = desc.b.spec();
+    match (desc.a, b.block) {
+        (Operand::Plain(_), _) => PairKind::WeightOnly,
+        (Operand::Quantized(_), Some(block)) => PairKind::Block(block.format),
+        (Operand::Quantized(a), None) => PairKind::Fp8(a.spec().scale_layout, b.scale_layout),
+    }
 }
 
 /// Whether this formulation serves this pair on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
+    use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled};
+    let (major, minor) = facts.cc;
+    let kind = pair_kind(desc);
+    match (formulation, kind) {
+        (_, PairKind::Fp8(..)) if facts.cc < ADA => {
+            Err(format!("sm_{major}{minor} has no FP8 tensor cores (sm_89 and up have)"))
+        }
+        (Native | RepeatedScales | Rescaled, PairKind::Fp8(a, b)) => available_fp8(desc, facts, formulation, (a, b)),
+        (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row and mxfp8 weights".to_string()),
+        (DequantizedBf16, _) if facts.cc < AMPERE => {
+            Err(format!("sm_{major}{minor} has no BF16 tensor cores (sm_80 and up have)"))
+        }
+        (DequantizedBf16, _) => Ok(()),
+        (Native, PairKind::WeightOnly) => {
+            Err(format!("cuBLASLt multiplies {} by {} nowhere: it serves pairs of quantized operands", desc.a, desc.b))
+        }
+        (Native, PairKind::Block(_)) => available_block(desc, facts),
+        (RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
+        (Rescaled, _) => Err(RESCALED_SERVES.to_string()),
+    }
+}
+
+const REPEATED_SERVES: &str = "it serves fp8-1x128 x fp8-128x128";
+const RESCALED_SERVES: &str = "it serves fp8-row x fp8-row";
+
+/// The rows of FP8 with FP32 scales.
+fn available_fp8(
+    desc: &GemmDesc,
+    facts: Facts,
+    formulation: Formulation,
+    layouts: (ScaleLayout, ScaleLayout),
+) -> Result<(), String> {
     use ScaleLayout::{Blk128, Outer, Scalar, Vec128};
     let Facts { cc: (major, minor), version, .. } = facts;
-    if facts.cc < ADA {
-        return Err(format!("sm_{major}{minor} has no FP8 tensor cores (sm_89 and up have)"));
-    }
     let hopper_only = |what: &str| {
         if facts.cc != HOPPER {
             return Err(format!("cuBLASLt has {what} on sm_90 only, and this GPU is sm_{major}{minor}"));
@@ -117,16 +167,35 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
         }
         Ok(())
     };
-    match (formulation, layouts(desc)) {
+    match (formulation, layouts) {
         (Formulation::Native, (Scalar, Scalar)) => Ok(()),
         (Formulation::Native, (Outer, Outer)) => hopper_only("row scales"),
         (Formulation::Native, (Vec128, Vec128 | Blk128) | (Blk128, Vec128)) => hopper_only("128-block scales"),
         (Formulation::RepeatedScales, (Vec128, Blk128)) => hopper_only("128-block scales"),
         (Formulation::Rescaled, (Outer, Outer)) => Ok(()),
-        (Formulation::Native, _) => Err(format!("cuBLASLt has no scale modes for {} x {}", desc.a, desc.b)),
-        (Formulation::RepeatedScales, _) => Err("it serves fp8-1x128 x fp8-128x128".to_string()),
-        (Formulation::Rescaled, _) => Err("it serves fp8-row x fp8-row".to_string()),
+        (Formulation::RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
+        (Formulation::Rescaled, _) => Err(RESCALED_SERVES.to_string()),
+        (Formulation::Native | Formulation::DequantizedBf16, _) => {
+            Err(format!("cuBLASLt has no scale modes for {} x {}", desc.a, desc.b))
+        }
     }
+}
+
+/// The native products of NVFP4 and MXFP8 (documented; no such GPU was at hand).
+fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
+    let Facts { cc: (major, minor), version, .. } = facts;
+    let what = format!("products of {} and {}", desc.a, desc.b);
+    if facts.cc < BLACKWELL {
+        return Err(format!("cuBLASLt has {what} on sm_100 and newer, and this GPU is sm_{major}{minor}"));
+    }
+    let since = if major == 12 { SM120_BLOCK_SCALES } else { SCALE_MODE_ATTRIBUTES };
+    if version < since {
+        return Err(format!("cuBLASLt has {what} on sm_{major}{minor} since {since}, and {version} is loaded"));
+    }
+    if !desc.k.is_multiple_of(32) {
+        return Err(format!("k = {} is not a multiple of 32, as the tensor cores of sm_{major}{minor} need", desc.k));
+    }
+    Ok(())
 }
 
 /// The order in which to try formulations, and the words for why.
@@ -139,16 +208,25 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, &'static str) {
     let GemmDesc { m, n, k, .. } = *desc;
     let tiles = |rows: usize| n.div_ceil(128) * m.div_ceil(rows);
-    let (alternative, measured, rule) = match layouts(desc) {
-        (ScaleLayout::Vec128, ScaleLayout::Blk128) => {
+    let (alternative, measured, rule) = match pair_kind(desc) {
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
             let rule = m <= 64 || tiles(64) <= 100;
             (Formulation::RepeatedScales, measured::repeated_scales_win(m, n, k), rule)
         }
-        (ScaleLayout::Outer, ScaleLayout::Outer) => {
+        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => {
             let rule = (k >= 4096 && tiles(128) <= 64) || 320 * m <= k;
             (Formulation::Rescaled, measured::rescaled_wins(m, n, k), rule)
         }
-        _ => return (Formulation::ALL.to_vec(), "there is one way"),
+        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
+            return (Formulation::ALL.to_vec(), "this GPU multiplies such blocks itself");
+        }
+        PairKind::Block(_) | PairKind::WeightOnly => {
+            return (
+                Formulation::ALL.to_vec(),
+                "this GPU multiplies no such blocks, and their values are exact in plain numbers",
+            );
+        }
+        PairKind::Fp8(..) => return (Formulation::ALL.to_vec(), "there is one way"),
     };
     let (wins, why) = match measured.filter(|_| facts.measured) {
         Some(true) => (true, "measured faster than native at this shape (H200, cuBLASLt 13.1)"),
@@ -165,134 +243,10 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, &'
     (order, why)
 }
 
-/// The cuBLASLt call of one formulation and finish, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Core {
-    pub(crate) formulation: Formulation,
-    pub(crate) finish: Finish,
-    /// Rows that the GEMM computes: m, or m padded.
-    pub(crate) rows: usize,
-    /// Scale modes of A and B in the call, which are not always those of the matrices.
-    pub(crate) a_scales: ScaleLayout,
-    pub(crate) b_scales: ScaleLayout,
-    /// Type and row stride of what the GEMM writes.
-    pub(crate) d_type: DType,
-    pub(crate) d_stride: usize,
-    /// What cuBLASLt fuses.
-    pub(crate) bias: Option<DType>,
-    pub(crate) activation: Activation,
-    pub(crate) accumulate: Accumulate,
-    pub(crate) amax: OutAmax,
-    pub(crate) accumulation: Accumulation,
-}
-
-impl Core {
-    /// Bytes of the scratch matrix that the GEMM writes into; 0 if it writes D.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        match self.finish {
-            Finish::Fused => 0,
-            Finish::PaddedCopy | Finish::EpilogueKernel => self.rows * self.d_stride * self.d_type.bytes(),
-        }
-    }
-
-    /// True if the scales of A and B are left to the epilogue kernel.
-    pub(crate) fn unit_scales(&self) -> bool {
-        self.formulation == Formulation::Rescaled
-    }
-}
-
-/// Rows the GEMM must compute: cuBLASLt wants m in fours where A has 1x128 scales (documented and observed).
-fn gemm_rows(desc: &GemmDesc) -> usize {
-    desc.m.next_multiple_of(desc.a.spec().row_multiple)
-}
-
-/// Why cuBLASLt cannot do this epilogue, if so. What is left over is still asked of the heuristic.
-fn not_fusable(desc: &GemmDesc) -> Option<String> {
-    let Epilogue { bias, activation, residual } = desc.epilogue;
-    if residual.is_some() {
-        return Some("cuBLASLt adds no residual".to_string());
-    }
-    if activation == Activation::Silu {
-        return Some("cuBLASLt has no SiLU".to_string());
-    }
-    if activation == Activation::Gelu && !matches!(desc.out, DType::Bf16 | DType::F16) {
-        return Some(format!("fused GELU is kept for bf16 and f16 output, not {}", desc.out));
-    }
-    if desc.accumulate == Accumulate::Add && activation != Activation::None {
-        return Some("an activation after accumulation is done in our kernel".to_string());
-    }
-    if desc.out == DType::E4m3 && (bias.is_some() || activation != Activation::None) {
-        // Observed (H200, cuBLASLt 13.1.0): amax came back as 97.5 where FP32 gives 97.2995, so the library rounds the sum
-        // to the bias type before it takes amax and encodes. Without bias and activation it stays in FP32.
-        return Some("cuBLASLt rounds to bf16 between epilogue and e4m3 output; our kernel stays in f32".to_string());
-    }
-    let fused_bias = if desc.out == DType::F16 { DType::F16 } else { DType::Bf16 };
-    match bias {
-        Some(bias) if bias != fused_bias => {
-            Some(format!("cuBLASLt fuses a {fused_bias} bias into {} output, not {bias}", desc.out))
-        }
-        _ => None,
-    }
-}
-
-/// The call for one formulation and finish, or why this finish does not fit.
-pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Core, String> {
-    let rows = gemm_rows(desc);
-    let padded = rows != desc.m;
-    let (a_scales, b_scales) = match formulation {
-        Formulation::Native => layouts(desc),
-        Formulation::RepeatedScales => (ScaleLayout::Vec128, ScaleLayout::Vec128),
-        Formulation::Rescaled => (ScaleLayout::Scalar, ScaleLayout::Scalar),
-    };
-    // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
-    let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
-    let accumulation = if scalar_or_row { desc.accumulation } else { Accumulation::Precise };
-    let base = Core {
-        formulation,
-        finish,
-        rows,
-        a_scales,
-        b_scales,
-        d_type: desc.out,
-        d_stride: desc.out_stride,
-        bias: desc.epilogue.bias,
-        activation: desc.epilogue.activation,
-        accumulate: desc.accumulate,
-        amax: desc.out_amax,
-        accumulation,
-    };
-    if finish == Finish::EpilogueKernel {
-        return Ok(Core {
-            d_type: DType::F32,
-            d_stride: desc.n,
-            bias: None,
-            activation: Activation::None,
-            accumulate: Accumulate::Replace,
-            amax: OutAmax::Ignore,
-            ..base
-        });
-    }
-    if formulation == Formulation::Rescaled {
-        return Err("the rescale is the epilogue kernel's work".to_string());
-    }
-    if let Some(reason) = not_fusable(desc) {
-        return Err(reason);
-    }
-    match (finish, padded) {
-        (Finish::Fused, false) => Ok(base),
-        (Finish::Fused, true) => Err(format!("m = {} is not a multiple of 4, as 1x128 scales of A need", desc.m)),
-        (_, false) => Err(format!("m = {} needs no padding", desc.m)),
-        (_, true) if desc.accumulate == Accumulate::Add => {
-            Err("D's old value is not in the padded scratch matrix".to_string())
-        }
-        (_, true) => Ok(Core { d_stride: desc.n, ..base }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Fp8Format, Scheme};
+    use crate::format::{DType, Fp8Format, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
     const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), measured: true };
@@ -360,43 +314,51 @@ mod tests {
     }
 
     #[test]
-    fn padding_and_epilogues_decide_the_finish() {
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
-        let finishes = |desc: &GemmDesc, formulation| -> Vec<Finish> {
-            Finish::ALL.into_iter().filter(|f| core(desc, formulation, *f).is_ok()).collect()
-        };
-        use Finish::{EpilogueKernel, Fused, PaddedCopy};
-        assert_eq!(finishes(&desc(8, vec, blk), Formulation::Native), [Fused, EpilogueKernel]);
-        assert_eq!(finishes(&desc(7, vec, blk), Formulation::Native), [PaddedCopy, EpilogueKernel]);
-        // 128x128 x 1x128 runs at any m.
-        assert_eq!(finishes(&desc(7, blk, vec), Formulation::Native), [Fused, EpilogueKernel]);
-        assert_eq!(finishes(&desc(7, row, row), Formulation::Rescaled), [EpilogueKernel]);
-        let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
-        assert_eq!(finishes(&desc(8, vec, blk).with_epilogue(silu), Formulation::Native), [EpilogueKernel]);
-        let wide_bias = Epilogue { bias: Some(DType::F32), ..Epilogue::default() };
-        assert_eq!(finishes(&desc(8, vec, blk).with_epilogue(wide_bias), Formulation::Native), [EpilogueKernel]);
-        let tensor = Scheme::Fp8Tensor(F);
-        let encoded = GemmDesc { out: DType::E4m3, ..desc(8, tensor, tensor) };
-        assert_eq!(finishes(&encoded, Formulation::Native), [Fused, EpilogueKernel]);
-        let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
-        let relu = Epilogue { activation: Activation::Relu, ..Epilogue::default() };
-        for epilogue in [bias, relu] {
-            assert_eq!(finishes(&encoded.with_epilogue(epilogue), Formulation::Native), [EpilogueKernel]);
+    fn blocks_are_native_on_blackwell_and_dequantized_everywhere_from_ampere_on() {
+        use Formulation::{DequantizedBf16, Native};
+        let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F));
+        let on = |cc, version| Facts { cc, version, measured: false };
+        let new = Version::new(13, 1, 0);
+        let both: &[Formulation] = &[Native, DequantizedBf16];
+        let plain: &[Formulation] = &[DequantizedBf16];
+        for (a, b) in [(nv, nv), (nv, row), (row, nv), (row, row), (mx, mx), (mx, Scheme::Mxfp8(Fp8Format::E5M2))] {
+            let desc = desc(17, a, b);
+            for (facts, wanted) in [
+                (on((8, 0), new), plain),
+                (on((8, 9), new), plain),
+                (H200, plain),
+                (on((10, 0), new), both),
+                (on((10, 3), Version::new(12, 8, 0)), both),
+                (on((10, 0), Version::new(12, 6, 4)), plain),
+                (on((12, 0), Version::new(12, 8, 3)), plain),
+                (on((12, 0), Version::new(12, 8, 4)), both),
+                (on((7, 5), new), &[]),
+            ] {
+                assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
+                assert_eq!(preference(&desc, facts).0, Formulation::ALL, "{desc} on {facts:?}");
+            }
+            let refusal = |desc: &GemmDesc, facts| available(desc, facts, Native).unwrap_err();
+            assert!(refusal(&desc, H200).contains("sm_100 and newer, and this GPU is sm_90"));
+            assert!(refusal(&desc, on((12, 1), Version::new(12, 8, 3))).contains("since 12.8.4, and 12.8.3 is loaded"));
+            let ragged = GemmDesc { k: 48, a_stride: 48, ..desc };
+            assert!(refusal(&ragged, on((10, 0), new)).contains("k = 48 is not a multiple of 32"));
+            assert_eq!(offered(&ragged, on((10, 0), new)), plain);
+            for other in [Formulation::RepeatedScales, Formulation::Rescaled] {
+                assert!(available(&desc, H200, other).unwrap_err().contains("it serves fp8-"), "{desc}");
+            }
+            assert!(available(&desc, on((7, 5), new), DequantizedBf16).unwrap_err().contains("sm_75 has no BF16"));
         }
-        let add = GemmDesc { out: DType::F32, accumulate: Accumulate::Add, ..desc(7, vec, blk) };
-        assert_eq!(finishes(&add, Formulation::Native), [EpilogueKernel]);
-        assert_eq!(finishes(&GemmDesc { m: 8, ..add }, Formulation::Native), [Fused, EpilogueKernel]);
-    }
-
-    #[test]
-    fn scratch_is_counted_in_padded_rows() {
-        let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
-        let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
-        let padded = core(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
-        assert_eq!((padded.rows, padded.scratch_bytes()), (8, 8 * 4096 * 2));
-        assert_eq!(padded.accumulation, Accumulation::Precise);
-        assert_eq!((padded.a_scales, padded.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
-        let wide = core(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
-        assert_eq!(wide.scratch_bytes(), 8 * 4096 * 4);
+        for (a, b) in [(DType::Bf16, nv), (DType::F16, row), (DType::Bf16, mx)] {
+            let desc = GemmDesc::new(3, 4096, 7168, Operand::Plain(a), b, DType::Bf16);
+            for facts in [on((8, 0), new), H200, on((10, 0), new)] {
+                assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
+            }
+            assert!(available(&desc, H200, Native).unwrap_err().contains("it serves pairs of quantized operands"));
+        }
+        assert!(available(&desc(3, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), H200, DequantizedBf16).is_err());
+        for formulation in Formulation::ALL {
+            assert_eq!(Formulation::from_name(formulation.name()), Some(formulation));
+            assert_eq!(serde_json::to_string(&formulation).unwrap(), format!("\"{formulation}\""));
+        }
     }
 }

@@ -6,15 +6,15 @@
 use std::fmt::Write as _;
 
 use crate::error::{Error, Result};
-use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 
-use super::formulation::{self, Finish, Formulation};
+use super::formulation::{self, Finish, Formulation, PairKind};
+use super::gemm_args::GemmArgs;
 use super::gemm_call::{Candidate, CandidateOffer, Search};
-use super::gemm_desc::{Accumulate, GemmArgs, GemmDesc, OutAmax};
+use super::gemm_core::Scratch;
+use super::gemm_desc::{GemmDesc, KeptWeights};
 use super::handle::{Handle, WORKSPACE_BYTES};
-use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-use super::memory::{DeviceBytes, DeviceBytesMut, driver};
+use super::matrix::QuantMatrix;
 use super::quirks::Version;
 use super::record::{Choice, Environment, TuneRecord};
 
@@ -241,15 +241,21 @@ impl Handle {
     }
 
     fn no_way(&self, desc: &GemmDesc, rejected: &[String]) -> Error {
-        let remedy = match (self.device().compute_capability, desc.a.spec().scale_layout) {
-            (cc, _) if cc < (8, 9) => "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer",
-            (_, ScaleLayout::Vec128 | ScaleLayout::Blk128) => {
+        let cc = self.device().compute_capability;
+        let remedy = match formulation::pair_kind(desc) {
+            PairKind::Fp8(..) if cc < (8, 9) => {
+                "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_89 or newer"
+            }
+            PairKind::Fp8(ScaleLayout::Vec128 | ScaleLayout::Blk128, _) => {
                 "quantize by row or tensor, which runs on sm_89 and up, or take cuBLASLt 12.9.1 or newer on sm_90"
+            }
+            PairKind::Block(_) | PairKind::WeightOnly if cc < (8, 0) => {
+                "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
             }
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
         };
         Error::Pair {
-            a: desc.a.into(),
+            a: desc.a,
             b: desc.b,
             device: self.device().to_string(),
             reason: format!("no way to compute {desc}: {}", rejected.join("; ")),
@@ -378,80 +384,6 @@ impl GemmPlan {
         }
     }
 
-    /// Everything that must come before a graph capture: makes in B what the formulation needs there (the repeated scales,
-    /// once for each B), and at the first call runs the product once on zeros, so that the driver has loaded its kernels.
-    ///
-    /// Allocates what it makes in B, and at the first call an A and a D that are freed in stream order; waits for nothing.
-    /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] inside graph capture, if there is work;
-    /// [`Error::Driver`] if there is no memory.
-    pub fn prepare(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
-        self.prepare_b(handle, b)?;
-        if self.kernels_loaded {
-            return Ok(());
-        }
-        handle.refuse_capture("running a product once before capture")?;
-        self.run_on_zeros(handle, b)?;
-        self.kernels_loaded = true;
-        Ok(())
-    }
-
-    /// The part of [`GemmPlan::prepare`] that concerns B.
-    fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
-        if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {} {}", b.rows(), b.cols(), b.scheme()),
-                format!("must be {} x {} {}, as planned", self.desc.n, self.desc.k, self.desc.b),
-                "plan for this B",
-            ));
-        }
-        if self.repeated_scale_bytes() == 0 { Ok(()) } else { b.repeat_scales(handle) }
-    }
-
-    /// Kernels first loaded inside a capture break it now and then, while other threads capture too (observed: H200, driver
-    /// 580, cuBLASLt 13.1.0, status 13).
-    fn run_on_zeros(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
-        let desc = self.desc;
-        if desc.is_empty() {
-            return Ok(());
-        }
-        let zeros = |elements: usize, dtype: DType| {
-            handle.stream().alloc_zeros::<u8>(elements * dtype.bytes()).map_err(|e| driver("allocating operands", e))
-        };
-        let a = QuantMatrix::zeros(handle, desc.a, desc.m, desc.k)?;
-        let mut d = zeros((desc.m - 1) * desc.out_stride + desc.n, desc.out)?;
-        let target = MatMut::new(&mut d, desc.out, desc.m, desc.n)?.with_row_stride(desc.out_stride)?;
-        let mut args =
-            GemmArgs::new(&a, b, target).activation(desc.epilogue.activation).accumulation(desc.accumulation);
-        let bias = desc.epilogue.bias.map(|dtype| zeros(desc.n, dtype).map(|v| (v, dtype))).transpose()?;
-        if let Some((bias, dtype)) = &bias {
-            args = args.bias(VecRef::new(bias, *dtype, desc.n)?);
-        }
-        let residual =
-            desc.epilogue.residual.map(|dtype| zeros(desc.m * desc.n, dtype).map(|v| (v, dtype))).transpose()?;
-        if let Some((residual, dtype)) = &residual {
-            args = args.residual(MatRef::new(residual, *dtype, desc.m, desc.n)?);
-        }
-        if desc.accumulate == Accumulate::Add {
-            args = args.accumulate(1.0);
-        }
-        // A place 16-byte aligned for the factor, and one for the amax.
-        let encode = zeros(4, DType::F32)?;
-        let mut amax = zeros(4, DType::F32)?;
-        if desc.out == DType::E4m3 {
-            args = args.out_encode(DeviceBytes::from(encode.slice(..4)));
-        }
-        if desc.out_amax == OutAmax::Store {
-            let mut amax = amax.slice_mut(..4);
-            args = args.amax(DeviceBytesMut::from(&mut amax));
-            return self.run(handle, &mut args);
-        }
-        self.run(handle, &mut args)
-    }
-
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`: A `m x k`, B `n x k`, D `m x n` row-major.
     ///
     /// Operands are those of [`GemmPlan::desc`], 16-byte aligned; D's old value is read only with `accumulate`.
@@ -529,6 +461,18 @@ impl GemmPlan {
                 candidate.algo().workspace_bytes(),
                 self.repeated_scale_bytes(),
             ));
+            if let Some(values) = candidate.core.values {
+                let Scratch { a, b, .. } = candidate.core.scratch;
+                let dtype = values.dtype;
+                line(format_args!("dequantized to {dtype} in each call, in scratch: {a} bytes of A, {b} bytes of B"));
+                match self.desc.kept {
+                    KeptWeights::Dequantized(kept) if kept != dtype => line(format_args!(
+                        "the {kept} values that B keeps are of no use: keep {dtype} (QuantMatrix::keep_dequantized)"
+                    )),
+                    KeptWeights::Dequantized(_) => line(format_args!("B's own {dtype} values are used")),
+                    KeptWeights::Nothing => {}
+                }
+            }
             if candidate.core.rows != self.desc.m {
                 line(format_args!("m = {} is computed as {} rows", self.desc.m, candidate.core.rows));
             }

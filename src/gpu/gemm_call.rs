@@ -4,17 +4,20 @@
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{CodeFormat, DType, Scheme};
+use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
 
-use super::formulation::{Core, Finish, Formulation, core};
-use super::gemm_desc::{Accumulate, Accumulation, GemmArgs, GemmDesc, OutAmax};
+use super::formulation::{Finish, Formulation, PairKind, pair_kind};
+use super::gemm_args::{ArgA, GemmArgs};
+use super::gemm_core::{Core, FactorPlace, ScaleUse, ValueSource, core};
+use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use super::handle::{Fixed, Handle, WORKSPACE_BYTES};
-use super::kernels::EpilogueCall;
+use super::kernels::{EpilogueCall, ScaleVector};
 use super::lt::{
-    self, Algo, Compute, DataType, EpilogueKind, FastAccumulation, Heuristic, Layouts, MatmulCall, MatmulDesc,
-    MatrixLayout, Operand, PointerAttr, Pointers, Preference, Reduction, ScaleMode, Transpose, attr,
+    self, Algo, Compute, DataType, EpilogueKind, Factors, FastAccumulation, Heuristic, Layouts, MatmulCall, MatmulDesc,
+    MatrixLayout, Operand, PointerAttr, PointerMode, Pointers, Preference, Reduction, ScaleMode, Transpose, attr,
 };
-use super::memory::{DeviceBytes, DeviceBytesMut, Span, driver};
+use super::matrix::QuantMatrix;
+use super::memory::{DeviceBytes, DeviceBytesMut, Order, Span, driver};
 use super::quirks::{self, Problem, Scaling};
 
 /// Alignment that plans assume of every operand, and `execute` asks for.
@@ -45,21 +48,36 @@ struct Setup {
     layouts: Layouts,
 }
 
-fn data_type(scheme: Scheme) -> DataType {
+/// The type of an operand's codes.
+fn code_type(scheme: Scheme) -> DataType {
     match scheme.spec().format {
         CodeFormat::E4M3 => DataType::E4m3,
-        CodeFormat::E5M2 | CodeFormat::E2M1 => DataType::E5m2,
+        CodeFormat::E5M2 => DataType::E5m2,
+        CodeFormat::E2M1 => DataType::E2m1,
     }
 }
 
-fn scale_mode(layout: ScaleLayout) -> ScaleMode {
-    match layout {
+/// The types of A and B in the call.
+fn operand_types(desc: &GemmDesc, core: &Core) -> [DataType; 2] {
+    match core.values {
+        Some(values) => [DataType::from(values.dtype); 2],
+        None => [desc.a.scheme().unwrap_or(desc.b), desc.b].map(code_type),
+    }
+}
+
+/// The mode of scales in this layout; `None` for plain numbers.
+fn scale_mode(layout: ScaleLayout, desc: &GemmDesc) -> Option<ScaleMode> {
+    Some(match layout {
         ScaleLayout::Scalar => ScaleMode::Scalar,
         ScaleLayout::Outer => ScaleMode::OuterVector,
         ScaleLayout::Vec128 => ScaleMode::Vector128,
         ScaleLayout::Blk128 => ScaleMode::Block128,
-        ScaleLayout::Tiled128x4 | ScaleLayout::Absent => ScaleMode::Scalar,
-    }
+        ScaleLayout::Tiled128x4 => match desc.b.spec().block?.format {
+            BlockScaleFormat::Ue4m3 => ScaleMode::Vector16Ue4m3,
+            BlockScaleFormat::Ue8m0 => ScaleMode::Vector32Ue8m0,
+        },
+        ScaleLayout::Absent => return None,
+    })
 }
 
 /// What cuBLASLt calls this epilogue; `None` where it has none.
@@ -76,22 +94,30 @@ fn epilogue_kind(core: &Core) -> Option<EpilogueKind> {
 }
 
 /// The one place of the row-major swap. cuBLASLt is column-major: it sees `Dᵀ = B Aᵀ`, so our B goes first, transposed
-/// (k x n, leading dimension k), our A second, as it is (k x rows), and D is n x rows.
-fn setup(handle: &Handle, desc: &GemmDesc, core: &Core) -> Result<Setup> {
+/// (k x n, leading dimension k), our A second, as it is (k x rows), and D is n x rows. Leading dimensions count elements,
+/// those of E2M1 too. `placeholder` stands for addresses that are not known yet.
+fn setup(placeholder: u64, desc: &GemmDesc, core: &Core) -> Result<Setup> {
     let mut matmul = MatmulDesc::new(Compute::F32, DataType::F32)?;
     matmul.set(attr::TransA, Transpose::Yes)?;
     matmul.set(attr::TransB, Transpose::No)?;
-    matmul.set(attr::AScaleMode, scale_mode(core.b_scales))?;
-    matmul.set(attr::BScaleMode, scale_mode(core.a_scales))?;
-    let fast = match core.accumulation {
-        Accumulation::Precise => FastAccumulation::Off,
-        Accumulation::Fast => FastAccumulation::On,
-    };
-    matmul.set(attr::FastAccum, fast)?;
+    let mut pointers = Vec::new();
+    // Plain numbers have no scales: a scale pointer would make the library refuse them.
+    if let (Some(a), Some(b)) = (scale_mode(core.a_scales, desc), scale_mode(core.b_scales, desc)) {
+        matmul.set(attr::AScaleMode, b)?;
+        matmul.set(attr::BScaleMode, a)?;
+        pointers.extend([PointerAttr::AScale, PointerAttr::BScale]);
+        let fast = match core.accumulation {
+            Accumulation::Precise => FastAccumulation::Off,
+            Accumulation::Fast => FastAccumulation::On,
+        };
+        matmul.set(attr::FastAccum, fast)?;
+    }
+    if core.factors == FactorPlace::Device {
+        matmul.set(attr::AlphaBetaPlace, PointerMode::Device)?;
+    }
     if let Some(kind) = epilogue_kind(core) {
         matmul.set(attr::Epilogue, kind)?;
     }
-    let mut pointers = vec![PointerAttr::AScale, PointerAttr::BScale];
     if let Some(bias) = core.bias {
         matmul.set(attr::BiasDataType, DataType::from(bias))?;
         pointers.push(PointerAttr::Bias);
@@ -102,14 +128,15 @@ fn setup(handle: &Handle, desc: &GemmDesc, core: &Core) -> Result<Setup> {
     if core.amax == OutAmax::Store {
         pointers.push(PointerAttr::AmaxD);
     }
-    matmul.expect_pointers(&pointers, handle.placeholder())?;
+    matmul.expect_pointers(&pointers, placeholder)?;
     let (n, k, rows) = (desc.n, desc.k, core.rows);
+    let [a_type, b_type] = operand_types(desc, core);
     let d = || MatrixLayout::new(DataType::from(core.d_type), n, rows, core.d_stride);
     // An FP8 D wants a wide C even where none is read (documented).
     let c = if core.d_type == DType::E4m3 { MatrixLayout::new(DataType::Bf16, n, rows, core.d_stride) } else { d() };
     let layouts = Layouts {
-        a: MatrixLayout::new(data_type(desc.b), k, n, k)?,
-        b: MatrixLayout::new(data_type(desc.a), k, rows, k)?,
+        a: MatrixLayout::new(b_type, k, n, k)?,
+        b: MatrixLayout::new(a_type, k, rows, desc.a_stride)?,
         c: c?,
         d: d()?,
     };
@@ -118,16 +145,24 @@ fn setup(handle: &Handle, desc: &GemmDesc, core: &Core) -> Result<Setup> {
 
 /// The problem as the ledger of known bugs sees it.
 fn problem(handle: &Handle, desc: &GemmDesc, core: &Core) -> Problem {
-    let largest = [desc.n * desc.k, core.rows * desc.k, core.rows * core.d_stride * core.d_type.bytes()];
+    let [a_type, b_type] = operand_types(desc, core);
+    let largest = [
+        b_type.bytes_of(desc.n * desc.k).unwrap_or(usize::MAX),
+        a_type.bytes_of(core.rows * desc.a_stride).unwrap_or(usize::MAX),
+        core.rows * core.d_stride * core.d_type.bytes(),
+    ];
     Problem {
         compute_capability: handle.device().compute_capability,
         m: core.rows,
         n: desc.n,
         k: desc.k,
-        scaling: match core.a_scales {
-            ScaleLayout::Scalar => Scaling::Tensor,
-            ScaleLayout::Outer => Scaling::Row,
-            ScaleLayout::Vec128 | ScaleLayout::Blk128 | ScaleLayout::Tiled128x4 | ScaleLayout::Absent => Scaling::Block128,
+        scaling: match (core.a_scales, pair_kind(desc)) {
+            (ScaleLayout::Absent, _) => Scaling::Unscaled,
+            (ScaleLayout::Scalar, _) => Scaling::Tensor,
+            (ScaleLayout::Outer, _) => Scaling::Row,
+            (ScaleLayout::Vec128 | ScaleLayout::Blk128, _) => Scaling::Block128,
+            (ScaleLayout::Tiled128x4, PairKind::Block(BlockScaleFormat::Ue8m0)) => Scaling::Block32,
+            (ScaleLayout::Tiled128x4, _) => Scaling::Block16,
         },
         has_bias: core.bias.is_some(),
         has_activation: core.activation != Activation::None,
@@ -159,7 +194,7 @@ impl Candidate {
         if let Some(quirk) = quirk {
             return Ok(Err(format!("cuBLASLt {version}: {} ({})", quirk.effect, quirk.source)));
         }
-        let Setup { matmul, layouts } = setup(handle, desc, &core)?;
+        let Setup { matmul, layouts } = setup(handle.placeholder(), desc, &core)?;
         let limit = search.workspace_limit.min(WORKSPACE_BYTES);
         // Where only split-k algorithms are offered and all are dropped, no workspace leaves those that do not split.
         let mut refusal = String::new();
@@ -208,7 +243,7 @@ impl Candidate {
             Ok(core) => core,
             Err(reason) => return Ok(Err(reason)),
         };
-        let Setup { matmul, layouts } = setup(handle, desc, &core)?;
+        let Setup { matmul, layouts } = setup(handle.placeholder(), desc, &core)?;
         let algo = match Algo::from_words(words).check(handle.lt(), &matmul, &layouts)? {
             Heuristic::Offered(algos) => algos.into_iter().next(),
             Heuristic::Refused(status) => return Ok(Err(format!("cuBLASLt refuses the algorithm (status {status})"))),
@@ -266,15 +301,10 @@ impl Candidate {
         let stream = handle.launch_stream();
         let core = self.core;
         let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
-        let (a_codes, b_codes) = (a.codes(), b.codes());
-        let a_scales = a.scales();
-        let b_scales = match core.formulation {
-            Formulation::RepeatedScales => b.repeated_scales().ok_or_else(not_prepared)?,
-            Formulation::Native | Formulation::Rescaled => b.scales(),
-        };
+        let a: &ArgA<'_> = a;
+        let (a_buffers, b_buffers) = (Buffers::of_a(a, &core)?, Buffers::of_b(b, &core)?);
         let order = stream.order();
-        let (a_codes, b_codes) = (a_codes.at(order), b_codes.at(order));
-        let (a_scales, b_scales) = (a_scales.at(order), b_scales.at(order));
+        let (a_spans, b_spans) = (a_buffers.spans(order), b_buffers.spans(order));
         let bias = bias.as_ref().map(|bias| (bias.data().at(order), bias.dtype()));
         let encode = out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.at(order));
         let amax = amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.at(order));
@@ -282,35 +312,54 @@ impl Candidate {
         let d = d.data_mut().at(order);
 
         let scratch = self.scratch.as_ref().map(Fixed::span);
-        let target = match (core.finish, &scratch) {
+        if scratch.is_none() && core.scratch_bytes() > 0 {
+            return Err(missing_scratch(desc));
+        }
+        let scratch = core.scratch.parts().map(|(at, bytes)| scratch.as_ref().map(|whole| whole.slice(at, bytes)));
+        let [sum, a_values, b_values, device_factors] = &scratch;
+        let target = match (core.finish, sum) {
             (Finish::Fused, _) => &d,
-            (_, Some(scratch)) => scratch,
+            (_, Some(sum)) => sum,
             (_, None) => return Err(missing_scratch(desc)),
         };
-        for (operand, span) in [("codes of A", &a_codes), ("codes of B", &b_codes), ("D", target)] {
+        for (operand, span) in [("A", &a_spans.numbers), ("B", &b_spans.numbers), ("D", target)] {
             check_alignment(operand, span)?;
         }
-        let unit = handle.unit_scale();
-        let (scale_of_a, scale_of_b) = if core.unit_scales() { (&unit, &unit) } else { (&a_scales, &b_scales) };
         let fused = core.finish != Finish::EpilogueKernel;
+        let beta = beta.unwrap_or(0.0);
+        let lt_beta = if core.accumulate == Accumulate::Add { beta } else { 0.0 };
+        let factors = match (core.factors, device_factors) {
+            (FactorPlace::Host, _) => Factors::Host { alpha: *alpha, beta: lt_beta },
+            (FactorPlace::Device, Some(place)) => {
+                let (a, b) = (a_spans.scales.as_ref(), b_spans.scales.as_ref());
+                handle.kernels().gemm_factors(stream, (*alpha, lt_beta), a, b, place)?;
+                Factors::Device(place)
+            }
+            (FactorPlace::Device, None) => return Err(missing_scratch(desc)),
+        };
+        let quantized_a = match a {
+            ArgA::Quantized(a) => Some(*a),
+            ArgA::Plain(_) => None,
+        };
+        let a_numbers = numbers(handle, &core, core.values.map(|v| v.a), quantized_a, &a_spans, a_values.as_ref())?;
+        let b_numbers = numbers(handle, &core, core.values.map(|v| v.b), Some(b), &b_spans, b_values.as_ref())?;
+        let unit = handle.unit_scale();
         // As in `setup`: the library's A is our B.
         let pointers = Pointers {
-            a_scale: Some(scale_of_b),
-            b_scale: Some(scale_of_a),
+            a_scale: lt_scale(&core, core.b_scales, &b_spans, &unit),
+            b_scale: lt_scale(&core, core.a_scales, &a_spans, &unit),
             d_scale: encode.as_ref().filter(|_| fused),
             amax_d: amax.as_ref().filter(|_| fused),
             bias: bias.as_ref().map(|(span, _)| span).filter(|_| fused),
         };
-        let beta = beta.unwrap_or(0.0);
         lt::matmul(MatmulCall {
             handle: handle.lt(),
             desc: &mut self.matmul,
             layouts: &self.layouts,
             algo: &self.algos[self.chosen],
-            alpha: *alpha,
-            beta: if core.accumulate == Accumulate::Add { beta } else { 0.0 },
-            a: &b_codes,
-            b: &a_codes,
+            factors,
+            a: b_numbers,
+            b: a_numbers,
             // Never read (E4M3 is not accumulated into). D's address under C's wide layout is refused: status 7 (observed,
             // cuBLASLt 13.1).
             c: (core.d_type == DType::E4m3).then_some(&unit),
@@ -340,8 +389,8 @@ impl Candidate {
                         n: desc.n,
                         acc: target,
                         acc_stride: core.d_stride,
-                        row_scale: core.unit_scales().then_some(&a_scales),
-                        col_scale: core.unit_scales().then_some(&b_scales),
+                        row_scale: scale_vector(core.rescale[0], &a_spans),
+                        col_scale: scale_vector(core.rescale[1], &b_spans),
                         beta,
                         c: add.then_some((&d, d_stride)),
                         bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
@@ -356,6 +405,96 @@ impl Candidate {
                 )
             }
         }
+    }
+}
+
+/// The buffers of one operand that a call reads.
+struct Buffers<'a> {
+    /// Codes, or plain numbers.
+    numbers: DeviceBytes<'a>,
+    block_scales: Option<DeviceBytes<'a>>,
+    scales: Option<DeviceBytes<'a>>,
+}
+
+/// Their addresses.
+struct Spans<'s> {
+    numbers: Span<'s>,
+    block_scales: Option<Span<'s>>,
+    scales: Option<Span<'s>>,
+}
+
+impl<'a> Buffers<'a> {
+    fn of_a(a: &'a ArgA<'_>, core: &Core) -> Result<Self> {
+        match a {
+            ArgA::Quantized(a) => Self::of(a, core, core.values.map(|v| v.a)),
+            ArgA::Plain(a) => Ok(Self { numbers: a.data().reborrow(), block_scales: None, scales: None }),
+        }
+    }
+
+    fn of_b(b: &'a QuantMatrix, core: &Core) -> Result<Self> {
+        let mut buffers = Self::of(b, core, core.values.map(|v| v.b))?;
+        if core.formulation == Formulation::RepeatedScales {
+            buffers.scales = Some(b.repeated_scales().ok_or_else(not_prepared)?);
+        }
+        Ok(buffers)
+    }
+
+    fn of(q: &'a QuantMatrix, core: &Core, source: Option<ValueSource>) -> Result<Self> {
+        let present = |bytes: DeviceBytes<'a>| Some(bytes).filter(|bytes| !bytes.is_empty());
+        let scales = present(q.scales());
+        match (source, core.values) {
+            (Some(ValueSource::Given), Some(values)) => {
+                let numbers = q.kept_values(values.dtype).ok_or_else(|| not_kept(values.dtype))?;
+                Ok(Self { numbers, block_scales: None, scales })
+            }
+            _ => Ok(Self { numbers: q.codes(), block_scales: present(q.block_scales()), scales }),
+        }
+    }
+
+    fn spans<'s>(&'s self, order: Order<'s>) -> Spans<'s> {
+        Spans {
+            numbers: self.numbers.at(order),
+            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)),
+            scales: self.scales.as_ref().map(|bytes| bytes.at(order)),
+        }
+    }
+}
+
+/// What the GEMM reads of an operand: its own buffer, or the scratch that it is dequantized into here.
+fn numbers<'s>(
+    handle: &Handle,
+    core: &Core,
+    source: Option<ValueSource>,
+    matrix: Option<&QuantMatrix>,
+    spans: &'s Spans<'_>,
+    scratch: Option<&'s Span<'_>>,
+) -> Result<&'s Span<'s>> {
+    match (source, core.values, matrix, &spans.block_scales, scratch) {
+        (Some(ValueSource::Scratch), Some(values), Some(matrix), Some(block_scales), Some(scratch)) => {
+            let stream = handle.launch_stream();
+            matrix.dequantize_codes(handle, stream, &spans.numbers, block_scales, scratch, values.dtype)?;
+            Ok(scratch)
+        }
+        _ => Ok(&spans.numbers),
+    }
+}
+
+/// The scales that the library applies; `None` for plain numbers.
+fn lt_scale<'s>(core: &Core, layout: ScaleLayout, spans: &'s Spans<'s>, unit: &'s Span<'s>) -> Option<&'s Span<'s>> {
+    match layout {
+        ScaleLayout::Absent => None,
+        ScaleLayout::Tiled128x4 => spans.block_scales.as_ref(),
+        _ if core.formulation == Formulation::Rescaled => Some(unit),
+        _ => spans.scales.as_ref(),
+    }
+}
+
+/// The scales that the epilogue kernel applies.
+fn scale_vector<'s>(scale: ScaleUse, spans: &'s Spans<'s>) -> Option<ScaleVector<'s>> {
+    match scale {
+        ScaleUse::Nothing => None,
+        ScaleUse::One => spans.scales.as_ref().map(ScaleVector::One),
+        ScaleUse::Each => spans.scales.as_ref().map(ScaleVector::Each),
     }
 }
 
@@ -380,6 +519,14 @@ fn not_prepared() -> Error {
     )
 }
 
+fn not_kept(dtype: DType) -> Error {
+    Error::unsupported(
+        format!("executing a plan for a B that keeps {dtype} values"),
+        "B keeps none, and execute allocates nothing",
+        "call QuantMatrix::keep_dequantized, or plan without kept values",
+    )
+}
+
 fn missing_scratch(desc: &GemmDesc) -> Error {
     Error::unsupported(
         format!("executing the plan for {desc}"),
@@ -387,3 +534,6 @@ fn missing_scratch(desc: &GemmDesc) -> Error {
         "plan again",
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,10 @@
-//! What is multiplied: [`GemmDesc`], a hashable problem without pointers, and [`GemmArgs`], the operands of one call.
+//! What is multiplied: [`GemmDesc`], a hashable problem without pointers.
 
 use std::fmt;
 
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
-use crate::format::{DType, Scheme, pair};
-
-use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-use super::memory::{DeviceBytes, DeviceBytesMut};
+use crate::format::{DType, Operand, Scheme, pair};
 
 /// What happens to D's old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -40,6 +37,16 @@ pub enum OutAmax {
     Store,
 }
 
+/// Whether B keeps its values (codes times block scales) as plain numbers beside its codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KeptWeights {
+    /// Codes and scales only.
+    #[default]
+    Nothing,
+    /// [`QuantMatrix::keep_dequantized`](super::matrix::QuantMatrix::keep_dequantized) has made them in this type: BF16, or F16 for NVFP4.
+    Dequantized(DType),
+}
+
 /// One problem: `D = epilogue(alpha * A Bᵀ + beta * D)`, A `m x k`, B `n x k`, D `m x n` row-major.
 ///
 /// Everything that decides how it is computed, and nothing else: no pointers, and neither alpha nor beta's value.
@@ -52,10 +59,14 @@ pub struct GemmDesc {
     pub n: usize,
     /// Columns of A and B.
     pub k: usize,
-    /// Scheme of A.
-    pub a: Scheme,
+    /// Scheme of A, or its element type where only the weights are quantized.
+    pub a: Operand,
+    /// Elements from one row of A to the next: k unless A is plain.
+    pub a_stride: usize,
     /// Scheme of B.
     pub b: Scheme,
+    /// Whether B keeps dequantized values: then the plan needs no scratch memory for them.
+    pub kept: KeptWeights,
     /// Element type of D: BF16, F16, F32, or E4M3 for tensor x tensor.
     pub out: DType,
     /// Elements from one row of D to the next.
@@ -72,13 +83,15 @@ pub struct GemmDesc {
 
 impl GemmDesc {
     /// The plain product: packed rows of D, no epilogue, D overwritten, precise sums. Checked when planned.
-    pub fn new(m: usize, n: usize, k: usize, a: Scheme, b: Scheme, out: DType) -> Self {
+    pub fn new(m: usize, n: usize, k: usize, a: impl Into<Operand>, b: Scheme, out: DType) -> Self {
         Self {
             m,
             n,
             k,
-            a,
+            a: a.into(),
+            a_stride: k,
             b,
+            kept: KeptWeights::Nothing,
             out,
             out_stride: n,
             epilogue: Epilogue::default(),
@@ -91,6 +104,16 @@ impl GemmDesc {
     /// The same with rows of D that begin `out_stride` elements apart.
     pub fn with_out_stride(self, out_stride: usize) -> Self {
         Self { out_stride, ..self }
+    }
+
+    /// The same with rows of a plain A that begin `a_stride` elements apart.
+    pub fn with_a_stride(self, a_stride: usize) -> Self {
+        Self { a_stride, ..self }
+    }
+
+    /// The same for a B that keeps these values.
+    pub fn with_kept(self, kept: KeptWeights) -> Self {
+        Self { kept, ..self }
     }
 
     /// The same with this epilogue.
@@ -122,6 +145,10 @@ impl GemmDesc {
         pair::check_output(self.a, self.b, self.out)?;
         pair::check_shape(self.m, self.n, self.k, self.out)?;
         self.check_sizes()?;
+        self.check_a_stride()?;
+        if let KeptWeights::Dequantized(dtype) = self.kept {
+            check_kept(self.b, dtype)?;
+        }
         for (operand, dtype) in [("bias", self.epilogue.bias), ("residual", self.epilogue.residual)] {
             dtype.map_or(Ok(()), |dtype| pair::check_epilogue_operand(operand, dtype))?;
         }
@@ -161,6 +188,32 @@ impl GemmDesc {
         Ok(())
     }
 
+    /// Rows of a plain A may lie apart; those of a quantized one are packed.
+    fn check_a_stride(&self) -> Result<()> {
+        let Operand::Plain(dtype) = self.a else {
+            return match self.a_stride == self.k {
+                true => Ok(()),
+                false => Err(Error::shape(
+                    "A",
+                    format!("row stride {} for k = {}", self.a_stride, self.k),
+                    format!("must be k: the rows of a {} matrix are packed", self.a),
+                    "set a stride for a plain A only",
+                )),
+            };
+        };
+        const LIMIT: usize = i32::MAX as usize - 512;
+        let aligned = (self.a_stride.saturating_mul(dtype.bytes())).is_multiple_of(16);
+        if self.a_stride >= self.k && self.a_stride.saturating_mul(dtype.bytes()) <= LIMIT && aligned {
+            return Ok(());
+        }
+        Err(Error::shape(
+            "A",
+            format!("row stride {} for k = {} ({dtype})", self.a_stride, self.k),
+            format!("must be at least k, and a row must be a multiple of 16 bytes below {LIMIT}"),
+            format!("use a multiple of {} elements", 16 / dtype.bytes()),
+        ))
+    }
+
     /// True if there is nothing to compute.
     pub(crate) fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0
@@ -168,12 +221,14 @@ impl GemmDesc {
 
     /// Names the first fields in which `self` and `other` differ, with both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
-        let fields: [(&str, String, String); 11] = [
+        let fields: [(&str, String, String); 13] = [
             ("m", self.m.to_string(), other.m.to_string()),
             ("n", self.n.to_string(), other.n.to_string()),
             ("k", self.k.to_string(), other.k.to_string()),
-            ("scheme of A", self.a.to_string(), other.a.to_string()),
+            ("A", self.a.to_string(), other.a.to_string()),
+            ("row stride of A", self.a_stride.to_string(), other.a_stride.to_string()),
             ("scheme of B", self.b.to_string(), other.b.to_string()),
+            ("values kept in B", format!("{:?}", self.kept), format!("{:?}", other.kept)),
             ("type of D", self.out.to_string(), other.out.to_string()),
             ("row stride of D", self.out_stride.to_string(), other.out_stride.to_string()),
             ("epilogue", format!("{:?}", self.epilogue), format!("{:?}", other.epilogue)),
@@ -188,7 +243,15 @@ impl GemmDesc {
 
 impl fmt::Display for GemmDesc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}x{} {} x {} -> {}", self.m, self.n, self.k, self.a, self.b, self.out)?;
+        write!(f, "{}x{}x{} {}", self.m, self.n, self.k, self.a)?;
+        if self.a_stride != self.k {
+            write!(f, " stride {}", self.a_stride)?;
+        }
+        write!(f, " x {}", self.b)?;
+        if let KeptWeights::Dequantized(dtype) = self.kept {
+            write!(f, " kept as {dtype}")?;
+        }
+        write!(f, " -> {}", self.out)?;
         if self.out_stride != self.n {
             write!(f, " stride {}", self.out_stride)?;
         }
@@ -216,181 +279,24 @@ impl fmt::Display for GemmDesc {
     }
 }
 
-/// The operands of one call of `D = epilogue(alpha * A Bᵀ + beta * D)`.
-///
-/// ```no_run
-/// use scaled_gemm::gpu::{GemmArgs, Handle, MatMut, QuantMatrix, VecRef};
-/// use scaled_gemm::{Activation, Result};
-///
-/// fn layer(handle: &Handle, x: &QuantMatrix, weight: &QuantMatrix, bias: VecRef<'_>, y: MatMut<'_>) -> Result<()> {
-///     handle.scaled_gemm(GemmArgs::new(x, weight, y).bias(bias).activation(Activation::Gelu))
-/// }
-/// ```
-pub struct GemmArgs<'a> {
-    pub(super) a: &'a QuantMatrix,
-    pub(super) b: &'a QuantMatrix,
-    pub(super) d: MatMut<'a>,
-    pub(super) bias: Option<VecRef<'a>>,
-    pub(super) residual: Option<MatRef<'a>>,
-    pub(super) activation: Activation,
-    pub(super) alpha: f32,
-    /// `Some(beta)` adds `beta * D`.
-    pub(super) beta: Option<f32>,
-    pub(super) out_encode: Option<DeviceBytes<'a>>,
-    pub(super) amax: Option<DeviceBytesMut<'a>>,
-    pub(super) accumulation: Accumulation,
-}
-
-impl<'a> GemmArgs<'a> {
-    /// `D = A Bᵀ`: A `m x k`, B `n x k`, D `m x n`.
-    pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
-        Self {
-            a,
-            b,
-            d,
-            bias: None,
-            residual: None,
-            activation: Activation::None,
-            alpha: 1.0,
-            beta: None,
-            out_encode: None,
-            amax: None,
-            accumulation: Accumulation::Precise,
-        }
+/// Refuses values that no product would read: of a scheme without block scales, or in a type that does not hold them.
+pub(super) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
+    let what = || format!("keeping a {scheme} matrix dequantized to {dtype}");
+    if scheme.spec().block.is_none() {
+        return Err(Error::unsupported(
+            what(),
+            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8) are computed from dequantized values",
+            "leave it as it is",
+        ));
     }
-
-    /// Adds `bias[j]` to column j, before the activation.
-    pub fn bias(self, bias: VecRef<'a>) -> Self {
-        Self { bias: Some(bias), ..self }
-    }
-
-    /// Applies a function after the bias.
-    pub fn activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
-    }
-
-    /// Adds a matrix of D's shape after the activation.
-    pub fn residual(self, residual: MatRef<'a>) -> Self {
-        Self { residual: Some(residual), ..self }
-    }
-
-    /// Multiplies the product by `alpha` (a host number: a captured graph keeps the value it was captured with).
-    pub fn alpha(self, alpha: f32) -> Self {
-        Self { alpha, ..self }
-    }
-
-    /// Adds `beta * D` ([`Accumulate::Add`]; F32 output). With `beta = 0` D's old value is not read.
-    pub fn accumulate(self, beta: f32) -> Self {
-        Self { beta: Some(beta), ..self }
-    }
-
-    /// The factor D is multiplied by before it is stored as E4M3: one FP32 number on the device.
-    pub fn out_encode(self, encode: impl Into<DeviceBytes<'a>>) -> Self {
-        Self { out_encode: Some(encode.into()), ..self }
-    }
-
-    /// Where `max |D|` before encoding goes: one FP32 number on the device. E4M3 output.
-    pub fn amax(self, amax: impl Into<DeviceBytesMut<'a>>) -> Self {
-        Self { amax: Some(amax.into()), ..self }
-    }
-
-    /// Precision of the sums; [`Accumulation::Precise`] unless told.
-    pub fn accumulation(self, accumulation: Accumulation) -> Self {
-        Self { accumulation, ..self }
-    }
-
-    /// The problem these operands pose, after checking that they fit together.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] naming the operand that does not fit; [`Error::DType`] for an E4M3 output without encode factor.
-    pub fn desc(&self) -> Result<GemmDesc> {
-        let (m, n, k) = (self.a.rows(), self.b.rows(), self.a.cols());
-        if self.b.cols() != k {
-            return Err(Error::shape(
-                "B",
-                format!("{} x {}", n, self.b.cols()),
-                format!("must have A's {k} columns"),
-                "B is n x k, as the weight of a linear layer lies in memory",
-            ));
-        }
-        let expect = |operand: &str, rows: usize, cols: usize| {
-            if (rows, cols) == (m, n) {
-                return Ok(());
-            }
-            Err(Error::shape(
-                operand,
-                format!("{rows} x {cols}"),
-                format!("must be {m} x {n}: the rows of A by the rows of B"),
-                format!("pass {operand} of that shape"),
-            ))
-        };
-        expect("D", self.d.rows(), self.d.cols())?;
-        if let Some(residual) = &self.residual {
-            expect("residual", residual.rows(), residual.cols())?;
-            if !(residual.row_stride() * residual.dtype().bytes()).is_multiple_of(16) {
-                return Err(Error::shape(
-                    "residual",
-                    format!("row stride {} ({})", residual.row_stride(), residual.dtype()),
-                    "must be a multiple of 16 bytes",
-                    format!("use a multiple of {} elements", 16 / residual.dtype().bytes()),
-                ));
-            }
-        }
-        if let Some(bias) = self.bias.as_ref().filter(|b| b.len() != n) {
-            return Err(Error::shape(
-                "bias",
-                format!("{} elements", bias.len()),
-                format!("must be n = {n}: one for each column of D"),
-                "pass one value for each row of B",
-            ));
-        }
-        self.check_output_factors()?;
-        Ok(GemmDesc {
-            m,
-            n,
-            k,
-            a: self.a.scheme(),
-            b: self.b.scheme(),
-            out: self.d.dtype(),
-            out_stride: self.d.row_stride(),
-            epilogue: Epilogue {
-                bias: self.bias.as_ref().map(VecRef::dtype),
-                activation: self.activation,
-                residual: self.residual.as_ref().map(MatRef::dtype),
-            },
-            accumulate: if self.beta.is_some() { Accumulate::Add } else { Accumulate::Replace },
-            accumulation: self.accumulation,
-            out_amax: if self.amax.is_some() { OutAmax::Store } else { OutAmax::Ignore },
-        })
-    }
-
-    /// An encode factor belongs to E4M3 output, and E4M3 output to an encode factor: a scale is never assumed.
-    fn check_output_factors(&self) -> Result<()> {
-        let out = self.d.dtype();
-        match (&self.out_encode, out) {
-            (None, DType::E4m3) => {
-                return Err(Error::dtype("D", out, "needs an encode factor", "pass it with GemmArgs::out_encode"));
-            }
-            (Some(_), out) if out != DType::E4m3 => {
-                return Err(Error::dtype("D", out, "takes no encode factor", "store e4m3, or drop out_encode"));
-            }
-            _ => {}
-        }
-        let numbers = [
-            ("out_encode", self.out_encode.as_ref().map(DeviceBytes::len)),
-            ("amax", self.amax.as_ref().map(DeviceBytesMut::len)),
-        ];
-        for (operand, bytes) in numbers {
-            if let Some(bytes) = bytes.filter(|&bytes| bytes < 4) {
-                return Err(Error::shape(
-                    operand,
-                    format!("{bytes} bytes"),
-                    "must hold one FP32 number",
-                    "pass a CudaSlice<f32>",
-                ));
-            }
-        }
-        Ok(())
+    match dtype {
+        DType::Bf16 => Ok(()),
+        DType::F16 if scheme.is_nvfp4() => Ok(()),
+        _ => Err(Error::unsupported(
+            what(),
+            "codes times block scales are exact in bf16, and for NVFP4 in f16",
+            "keep them as bf16, or as f16 for NVFP4 weights with f16 activations or output",
+        )),
     }
 }
 
@@ -424,6 +330,25 @@ mod tests {
             }
         }
         assert!(GemmDesc::new(0, 0, 16, TENSOR, TENSOR, DType::F32).check("cpu").is_ok());
+        let weight_only = |a, b| GemmDesc::new(5, 64, 32, Operand::Plain(a), b, DType::Bf16);
+        let nvfp4 = weight_only(DType::F16, Scheme::Nvfp4Row);
+        assert!(nvfp4.with_a_stride(40).with_kept(KeptWeights::Dequantized(DType::F16)).check("cpu").is_ok());
+        let mxfp8 = weight_only(DType::Bf16, Scheme::Mxfp8(Fp8Format::E4M3));
+        let kept = |dtype| KeptWeights::Dequantized(dtype);
+        let cases: [(GemmDesc, &[&str]); 8] = [
+            (nvfp4.with_a_stride(31), &["A: row stride 31", "k = 32 (f16)", "at least k", "multiple of 8"]),
+            (nvfp4.with_a_stride(36), &["row stride 36", "16 bytes"]),
+            (plain(DType::Bf16).with_a_stride(48), &["row stride 48", "packed", "plain A only"]),
+            (plain(DType::Bf16).with_kept(kept(DType::Bf16)), &["fp8-tensor:e4m3", "bf16", "nvfp4, nvfp4-row, mxfp8"]),
+            (mxfp8.with_kept(kept(DType::F16)), &["mxfp8:e4m3", "f16", "exact in bf16"]),
+            (nvfp4.with_kept(kept(DType::F32)), &["nvfp4-row", "f32", "exact in bf16"]),
+            (weight_only(DType::F16, Scheme::Mxfp8(Fp8Format::E4M3)), &["f16 x mxfp8:e4m3", "E8M0"]),
+            (GemmDesc::new(5, 64, 32, Scheme::Nvfp4, TENSOR, DType::Bf16), &["nvfp4 x fp8-tensor:e4m3", "NVFP4"]),
+        ];
+        for (desc, words) in cases {
+            let text = desc.check("cpu").unwrap_err().to_string();
+            words.iter().for_each(|word| assert!(text.contains(word), "{text:?} lacks {word:?}"));
+        }
     }
 
     #[test]
@@ -434,6 +359,11 @@ mod tests {
         assert_eq!(planned.difference(&other).unwrap(), "n = 72 where 64 was planned");
         let other = planned.with_accumulation(Accumulation::Fast);
         assert!(planned.difference(&other).unwrap().contains("accumulation = Fast where Precise"));
+        let kept = GemmDesc::new(5, 64, 32, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::F32).with_a_stride(40);
+        let other = kept.with_kept(KeptWeights::Dequantized(DType::Bf16));
+        assert!(kept.difference(&other).unwrap().starts_with("values kept in B = Dequantized(Bf16) where Nothing"));
+        assert!(kept.difference(&kept.with_a_stride(48)).unwrap().starts_with("row stride of A = 48 where 40"));
+        assert_eq!(other.to_string(), "5x64x32 bf16 stride 40 x nvfp4 kept as bf16 -> f32");
         assert!(planned.to_string().starts_with("5x64x32 fp8-tensor:e4m3 x fp8-tensor:e4m3 -> f32"));
     }
 }

@@ -9,7 +9,7 @@ mod search;
 mod types;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -240,6 +240,7 @@ impl MatmulDesc {
         let facts = Facts {
             transposes: [Transpose::No; 2],
             scale_modes: [ScaleMode::Scalar; 2],
+            pointer_mode: PointerMode::Host,
             epilogue: EpilogueKind::Default,
             bias: None,
         };
@@ -271,23 +272,6 @@ impl MatmulDesc {
         check("cublasLtMatmulDescSetAttribute", answer, || {
             format!("attribute {name}, cuBLASLt {}", self.library.version)
         })
-    }
-
-    /// What the library holds.
-    #[cfg(test)]
-    fn get<A: Attribute>(&self, _: A) -> Result<A::Raw> {
-        self.get_raw(A::ID, A::NAME)
-    }
-
-    #[cfg(test)]
-    fn get_raw<T: Plain>(&self, id: Desc, name: &str) -> Result<T> {
-        let (mut value, mut written) = (T::default(), 0);
-        let (target, size) = ((&raw mut value).cast(), size_of::<T>());
-        // SAFETY: the library writes at most `size` bytes to `value`, and every bit pattern is a T.
-        let answer =
-            unsafe { self.library.api.cublasLtMatmulDescGetAttribute(self.raw, id, target, size, &mut written) };
-        check("cublasLtMatmulDescGetAttribute", answer, || format!("attribute {name}, {written} of {size} bytes"))?;
-        Ok(value)
     }
 
     /// Declares the pointers that this problem has. `placeholder` is what the heuristic sees in their place: any device
@@ -325,7 +309,7 @@ pub(crate) struct MatrixLayout {
     rows: usize,
     cols: usize,
     ld: usize,
-    /// From the first to the last element: `((cols - 1) * ld + rows) * size`.
+    /// From the first to the last element: `(cols - 1) * ld + rows` of them.
     bytes: usize,
 }
 
@@ -341,7 +325,7 @@ impl MatrixLayout {
         if rows == 0 || cols == 0 || ld < rows {
             return Err(refuse("needs rows, columns > 0 and a leading dimension of at least the rows"));
         }
-        let bytes = (cols - 1).checked_mul(ld).and_then(|n| n.checked_add(rows)?.checked_mul(data_type.bytes()));
+        let bytes = (cols - 1).checked_mul(ld).and_then(|n| data_type.bytes_of(n.checked_add(rows)?));
         let (Some(bytes), Ok(pitch)) = (bytes.filter(|&n| n <= isize::MAX as usize), i64::try_from(ld)) else {
             return Err(refuse("must have fewer than 2^63 bytes"));
         };
@@ -514,16 +498,24 @@ pub(crate) fn heuristic(
 /// Enqueues `D = epilogue(alpha * A * B + beta * C)`. Allocates nothing, asks no heuristic, waits for nothing.
 pub(crate) fn matmul(mut call: MatmulCall<'_>) -> Result<()> {
     call.prepare()?;
-    let MatmulCall { handle, desc, layouts, algo, alpha, beta, a, b, c, d, workspace, stream, .. } = call;
+    let MatmulCall { handle, desc, layouts, algo, factors, a, b, c, d, workspace, stream, .. } = call;
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     let (opaque, c, address) = (algo.opaque(), c.unwrap_or(d), |span: &Span<'_>| span.address as *mut std::ffi::c_void);
     let (lt, cu_stream) = (&handle.handle, stream.stream.cu_stream().cast());
-    let (alpha, beta) = ((&raw const alpha).cast(), (&raw const beta).cast());
+    let host = match factors {
+        Factors::Host { alpha, beta } => [alpha, beta],
+        Factors::Device(_) => [0.0; 2],
+    };
+    let (alpha, beta): (*const std::ffi::c_void, *const std::ffi::c_void) = match factors {
+        Factors::Host { .. } => ((&raw const host[0]).cast(), (&raw const host[1]).cast()),
+        Factors::Device(span) => (address(span).cast_const(), address(span).wrapping_byte_add(4).cast_const()),
+    };
     let Layouts { a: a_layout, b: b_layout, c: c_layout, d: d_layout } = layouts;
     // SAFETY: the memory is alive: each Span borrows it, and cudarc frees a slice only in stream order, after this work;
     // raw addresses are vouched for by whoever made them (DeviceBytes::from_raw). Lengths: `prepare` compared each span
     // with what layout, scale mode and epilogue read or write. Order: the spans' guards made this stream wait for earlier
-    // writers and record this work when they drop, after this call. alpha and beta are host values read before it returns.
+    // writers and record this work when they drop, after this call. alpha and beta are
+    // host values read before it returns, or eight bytes of such memory, as `prepare` found the descriptor to say.
     let answer = unsafe {
         lt.library.api.cublasLtMatmul(
             lt.raw,

@@ -252,6 +252,14 @@ pub struct QuantMatrix {
     basis: Basis,
     /// The 128x128 scales repeated for every row, in 1x128 order; made once by [`QuantMatrix::repeat_scales`].
     repeated: OnceLock<CudaSlice<f32>>,
+    /// Codes times block scales as plain numbers; made once by [`QuantMatrix::keep_dequantized`].
+    pub(super) kept: OnceLock<KeptValues>,
+}
+
+/// The values of a [`QuantMatrix`] without its FP32 scales, row-major and packed.
+pub(super) struct KeptValues {
+    pub(super) dtype: DType,
+    pub(super) values: CudaSlice<u8>,
 }
 
 /// The buffers of a [`QuantMatrix`], in device order; empty where its scheme has none of a kind.
@@ -288,6 +296,7 @@ impl QuantMatrix {
             block_scales,
             basis: Basis::Plain,
             repeated: OnceLock::new(),
+            kept: OnceLock::new(),
         })
     }
 
@@ -353,8 +362,8 @@ impl QuantMatrix {
                 ));
             }
         }
-        let (basis, repeated) = (Basis::Plain, OnceLock::new());
-        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis, repeated })
+        let (basis, repeated, kept) = (Basis::Plain, OnceLock::new(), OnceLock::new());
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis, repeated, kept })
     }
 
     /// Copies a host matrix to the device, byte for byte. Allocates.
@@ -442,19 +451,23 @@ impl QuantMatrix {
         self.block_scales.bytes()
     }
 
-    /// The codes, for writing; the caller keeps padding rows zero.
+    /// The codes, for writing; the caller keeps padding rows zero. Drops values kept dequantized.
     pub fn codes_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.kept.take();
         self.codes.bytes_mut()
     }
 
-    /// The scales, for writing, in device order. Drops the repeated scales made from the old ones.
+    /// The scales, for writing, in device order. Drops the repeated scales made from the old ones, and values kept
+    /// dequantized.
     pub fn scales_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.kept.take();
         self.repeated.take();
         self.scales.bytes_mut()
     }
 
-    /// All buffers at once, for writing. Drops the repeated scales made from the old ones.
+    /// All buffers at once, for writing. Drops what was made from the old ones: repeated scales, values kept dequantized.
     pub fn parts_mut(&mut self) -> Parts<DeviceBytesMut<'_>> {
+        self.kept.take();
         self.repeated.take();
         Parts {
             codes: self.codes.bytes_mut(),
@@ -463,10 +476,11 @@ impl QuantMatrix {
         }
     }
 
-    /// Device bytes of codes and scales, and of the repeated scales where they were made.
+    /// Device bytes of codes and scales, and where they were made, of repeated scales and values kept dequantized.
     pub fn device_bytes(&self) -> usize {
         let scales = self.scales().len() + self.block_scales().len();
-        self.codes().len() + scales + self.repeated.get().map_or(0, CudaSlice::num_bytes)
+        let kept = self.kept.get().map_or(0, |kept| kept.values.num_bytes());
+        self.codes().len() + scales + kept + self.repeated.get().map_or(0, CudaSlice::num_bytes)
     }
 
     /// The scales in 1x128 order, if [`QuantMatrix::repeat_scales`] made them.

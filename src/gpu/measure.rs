@@ -12,8 +12,8 @@ use cudarc::driver::{CudaGraph, CudaSlice};
 
 use super::handle::Handle;
 use super::lt::{
-    self, Algo, Compute, DataType, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers, Preference,
-    Transpose, attr,
+    self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers,
+    Preference, Transpose, attr,
 };
 use super::matrix::{MatMut, MatRef};
 use super::memory::driver;
@@ -153,8 +153,7 @@ impl Bf16Gemm {
             desc: &mut self.desc,
             layouts: &self.layouts,
             algo: &self.algos[self.chosen],
-            alpha: 1.0,
-            beta: 0.0,
+            factors: Factors::Host { alpha: 1.0, beta: 0.0 },
             a: &b,
             b: &a,
             c: None,

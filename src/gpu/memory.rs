@@ -108,6 +108,15 @@ impl DeviceBytes<'_> {
         self.bytes == 0
     }
 
+    /// The same memory, borrowed once more.
+    pub(crate) fn reborrow(&self) -> DeviceBytes<'_> {
+        let source = match &self.source {
+            Source::View(view) => Source::View(view.slice(..)),
+            Source::Raw(address, _) => Source::Raw(*address, PhantomData),
+        };
+        DeviceBytes { source, bytes: self.bytes }
+    }
+
     /// The address for work on `stream`; a call with several operands asks for the order once, and uses `at`.
     pub(crate) fn on<'s>(&'s self, stream: &'s LaunchStream) -> Span<'s> {
         self.at(stream.order())

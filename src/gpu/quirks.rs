@@ -44,6 +44,9 @@ impl fmt::Display for Version {
 pub(crate) const MINIMUM: Version = Version::new(12, 4, 0);
 /// The first version with scale modes as attributes; before it every scale is one number per tensor.
 pub(crate) const SCALE_MODE_ATTRIBUTES: Version = Version::new(12, 8, 0);
+/// The first version whose NVFP4 and MXFP8 products run on sm_120 (notes 12.8U1); sm_100 has them since
+/// [`SCALE_MODE_ATTRIBUTES`].
+pub(crate) const SM120_BLOCK_SCALES: Version = Version::new(12, 8, 4);
 /// The first version with per-row, 1x128 and 128x128 scales.
 pub(crate) const BLOCK_SCALES: Version = Version::new(12, 9, 0);
 /// The first version whose 128x128 scales are fast (notes 12.9.1).
@@ -60,6 +63,8 @@ pub(crate) fn check_minimum(version: Version) -> Result<(), String> {
 /// How A and B are scaled, as far as bugs care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scaling {
+    /// BF16 or F16, without scales.
+    Unscaled,
     /// FP8, one scale per tensor.
     Tensor,
     /// FP8, one scale per row.
@@ -254,7 +259,7 @@ pub(crate) static LEDGER: &[Quirk] = &[
         applies: |p| p.scaling == Scaling::Block16,
         effect: "NVFP4 output ignores the scale of D",
         source: "notes 13.4.1",
-        action: Action::Refuse,
+        action: Action::Avoided("products are stored as bf16, f16 or f32; a quantizer makes NVFP4 of them"),
     },
     Quirk {
         name: "sm120-odd-m",
@@ -279,6 +284,14 @@ pub(crate) static LEDGER: &[Quirk] = &[
         effect: "products with m or n = 1 are refused",
         source: "notes 13.6.1",
         action: Action::Avoided("a refusal by the heuristic makes the plan take another formulation"),
+    },
+    Quirk {
+        name: "device-alpha-overwritten",
+        ranges: &[(v(13, 0, 0), v(13, 6, 1))],
+        applies: |p| p.compute_capability.0 >= 10,
+        effect: "alpha and beta on the device may be read after the product seems done, where launches overlap",
+        source: "notes 13.6.1",
+        action: Action::Avoided("the kernel that writes them waits for the end of the kernel before it"),
     },
     Quirk {
         name: "slow-128x128",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 use super::formulation::{Finish, Formulation};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
 
 /// Layout of the JSON; a file of another version is refused.
 const VERSION: u32 = 1;
@@ -45,7 +45,13 @@ struct ProblemRecord {
     n: usize,
     k: usize,
     a: String,
+    /// Where the rows of a plain A lie apart. Absent in older records, whose rows are packed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    a_stride: Option<usize>,
     b: String,
+    /// Type of the values that B keeps. Absent in older records, where it keeps none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept: Option<String>,
     out: String,
     out_stride: usize,
     bias: Option<String>,
@@ -63,7 +69,12 @@ impl From<&GemmDesc> for ProblemRecord {
             n: desc.n,
             k: desc.k,
             a: desc.a.to_string(),
+            a_stride: (desc.a_stride != desc.k).then_some(desc.a_stride),
             b: desc.b.to_string(),
+            kept: match desc.kept {
+                KeptWeights::Nothing => None,
+                KeptWeights::Dequantized(dtype) => Some(dtype.to_string()),
+            },
             out: desc.out.to_string(),
             out_stride: desc.out_stride,
             bias: desc.epilogue.bias.map(|t| t.to_string()),
@@ -184,6 +195,7 @@ impl TuneRecord {
         let (there, wanted) = (&self.environment, ProblemRecord::from(desc));
         let problem = &self.problem;
         let word = |o: &Option<String>| o.clone().unwrap_or_else(|| "none".to_string());
+        let stride = |p: &ProblemRecord| p.a_stride.unwrap_or(p.k).to_string();
         let fields = [
             ("version", self.version.to_string(), VERSION.to_string()),
             ("gpu", there.gpu.clone(), here.gpu.clone()),
@@ -194,7 +206,9 @@ impl TuneRecord {
             ("n", problem.n.to_string(), wanted.n.to_string()),
             ("k", problem.k.to_string(), wanted.k.to_string()),
             ("a", problem.a.clone(), wanted.a.clone()),
+            ("a_stride", stride(problem), stride(&wanted)),
             ("b", problem.b.clone(), wanted.b.clone()),
+            ("kept", word(&problem.kept), word(&wanted.kept)),
             ("out", problem.out.clone(), wanted.out.clone()),
             ("out_stride", problem.out_stride.to_string(), wanted.out_stride.to_string()),
             ("bias", word(&problem.bias), word(&wanted.bias)),
@@ -314,7 +328,7 @@ impl TuneTable {
 mod tests {
     use super::*;
     use crate::epilogue::{Activation, Epilogue};
-    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::format::{DType, Fp8Format, Operand, Scheme};
 
     fn environment() -> Environment {
         Environment {
@@ -386,6 +400,36 @@ mod tests {
         let old = TuneRecord::from_json(&text.replacen("\"version\": 1", "\"version\": 9", 1)).unwrap();
         assert!(old.check(&environment(), &desc()).unwrap_err().to_string().contains("version is 9"));
         assert!(TuneRecord::from_json(&text.replace("repeated-scales", "magic")).is_err());
+    }
+
+    #[test]
+    fn records_from_before_plain_operands_still_hold() {
+        let text = record().to_json().unwrap();
+        assert!(!text.contains("a_stride") && !text.contains("kept"), "written only where they say something: {text}");
+        TuneRecord::from_json(&text).unwrap().check(&environment(), &desc()).unwrap();
+
+        let bf16 = Operand::Plain(DType::Bf16);
+        let packed = GemmDesc::new(16, 4096, 7168, bf16, Scheme::Nvfp4, DType::Bf16);
+        let strided = packed.with_a_stride(8192).with_kept(KeptWeights::Dequantized(DType::Bf16));
+        let choice = Choice {
+            formulation: Formulation::DequantizedBf16,
+            finish: Finish::Fused,
+            algorithm: [0; 8],
+            algorithm_config: String::new(),
+            workspace_bytes: 0,
+            measured_us: None,
+        };
+        let record = TuneRecord::new(environment(), &strided, choice);
+        let text = record.to_json().unwrap();
+        for part in ["\"a\": \"bf16\"", "\"a_stride\": 8192", "\"kept\": \"bf16\"", "\"dequantized-bf16\""] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        let back = TuneRecord::from_json(&text).unwrap();
+        assert_eq!(back, record);
+        back.check(&environment(), &strided).unwrap();
+        let refusal = |desc: &GemmDesc| back.check(&environment(), desc).unwrap_err().to_string();
+        assert!(refusal(&strided.with_a_stride(7168)).contains("a_stride is 8192 in the record and 7168 here"));
+        assert!(refusal(&strided.with_kept(KeptWeights::Nothing)).contains("kept is bf16 in the record and none here"));
     }
 
     #[test]

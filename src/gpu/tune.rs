@@ -8,8 +8,9 @@ use crate::format::DType;
 
 use super::formulation::{self, Finish, Formulation};
 use super::gemm::GemmPlan;
+use super::gemm_args::GemmArgs;
 use super::gemm_call::{Candidate, Search};
-use super::gemm_desc::{Accumulation, GemmArgs};
+use super::gemm_desc::Accumulation;
 use super::handle::{Fixed, Handle};
 use super::memory::driver;
 use super::record::TuneRecord;

@@ -41,6 +41,7 @@ pub(crate) trait Attribute {
 pub(crate) struct Facts {
     pub(super) transposes: [Transpose; 2],
     pub(super) scale_modes: [ScaleMode; 2],
+    pub(super) pointer_mode: PointerMode,
     pub(super) epilogue: EpilogueKind,
     pub(super) bias: Option<DataType>,
 }
@@ -48,6 +49,7 @@ pub(crate) struct Facts {
 fn scale_mode_gate(mode: ScaleMode) -> Gate {
     match mode {
         ScaleMode::Scalar => Gate::ImpliedBefore(quirks::SCALE_MODE_ATTRIBUTES),
+        ScaleMode::Vector16Ue4m3 | ScaleMode::Vector32Ue8m0 => Gate::Since(quirks::SCALE_MODE_ATTRIBUTES),
         ScaleMode::OuterVector | ScaleMode::Vector128 | ScaleMode::Block128 => Gate::Since(quirks::BLOCK_SCALES),
     }
 }
@@ -80,6 +82,7 @@ attributes! {
     TransA: Transpose => u32, CUBLASLT_MATMUL_DESC_TRANSA, remember |facts, value| facts.transposes[0] = value;
     TransB: Transpose => u32, CUBLASLT_MATMUL_DESC_TRANSB, remember |facts, value| facts.transposes[1] = value;
     Epilogue: EpilogueKind => u32, CUBLASLT_MATMUL_DESC_EPILOGUE, remember |facts, value| facts.epilogue = value;
+    AlphaBetaPlace: PointerMode => u32, CUBLASLT_MATMUL_DESC_POINTER_MODE, remember |facts, value| facts.pointer_mode = value;
     FastAccum: FastAccumulation => u8, CUBLASLT_MATMUL_DESC_FAST_ACCUM;
     AScaleMode: ScaleMode => u32, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, gate scale_mode_gate, remember |facts, value| facts.scale_modes[0] = value;
     BScaleMode: ScaleMode => u32, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, gate scale_mode_gate, remember |facts, value| facts.scale_modes[1] = value;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::attributes::Facts;
-use super::{Algo, Layouts, LtHandle, MatmulDesc, MatrixLayout, PointerAttr, ScaleMode, Transpose};
+use super::{Algo, Layouts, LtHandle, MatmulDesc, MatrixLayout, PointerAttr, PointerMode, ScaleMode, Transpose};
 use crate::error::{Error, Result};
 use crate::gpu::memory::{LaunchStream, Span};
 
@@ -48,7 +48,7 @@ impl MatmulDesc {
             PointerAttr::AScale => self.facts.scale_modes[0].bytes(layouts.d.rows, k),
             PointerAttr::BScale => self.facts.scale_modes[1].bytes(layouts.d.cols, k),
             PointerAttr::DScale | PointerAttr::AmaxD => size_of::<f32>(),
-            PointerAttr::Bias => layouts.d.rows * self.facts.bias.unwrap_or(layouts.d.data_type).bytes(),
+            PointerAttr::Bias => layouts.d.rows * self.facts.bias.unwrap_or(layouts.d.data_type).bits() / 8,
         }
     }
 
@@ -75,14 +75,22 @@ pub(crate) struct Pointers<'a> {
     pub(crate) bias: Option<&'a Span<'a>>,
 }
 
+/// Alpha and beta; the descriptor must have been told the place ([`PointerMode`]).
+#[derive(Clone, Copy)]
+pub(crate) enum Factors<'a> {
+    /// As the host knows them now.
+    Host { alpha: f32, beta: f32 },
+    /// Two FP32 numbers on the device, alpha first, read when the product runs.
+    Device(&'a Span<'a>),
+}
+
 /// One product, ready to be enqueued.
 pub(crate) struct MatmulCall<'a> {
     pub(crate) handle: &'a LtHandle,
     pub(crate) desc: &'a mut MatmulDesc,
     pub(crate) layouts: &'a Layouts,
     pub(crate) algo: &'a Algo,
-    pub(crate) alpha: f32,
-    pub(crate) beta: f32,
+    pub(crate) factors: Factors<'a>,
     pub(crate) a: &'a Span<'a>,
     pub(crate) b: &'a Span<'a>,
     /// `None`: D itself.
@@ -115,12 +123,27 @@ impl MatmulCall<'_> {
         require("cuBLASLt's B", self.b, layouts.b.bytes, 16)?;
         require("cuBLASLt's D", self.d, layouts.d.bytes, 16)?;
         require("workspace", self.workspace, self.algo.workspace_bytes(), 256)?;
-        if self.beta != 0.0 {
+        let (place, reads_c, beta) = match self.factors {
+            Factors::Host { beta, .. } => (PointerMode::Host, beta != 0.0, beta.to_string()),
+            Factors::Device(factors) => {
+                require("alpha and beta", factors, 2 * size_of::<f32>(), 16)?;
+                (PointerMode::Device, true, "known to the device only".to_string())
+            }
+        };
+        if self.desc.facts.pointer_mode != place {
+            return Err(Error::shape(
+                "alpha and beta",
+                format!("in the {place:?}'s memory"),
+                format!("must be in the {:?}'s, as the descriptor says", self.desc.facts.pointer_mode),
+                "this is a bug of scaled-gemm: please report it",
+            ));
+        }
+        if reads_c {
             if layouts.c.data_type != layouts.d.data_type {
                 return Err(Error::dtype(
                     "C",
                     format!("{:?}", layouts.c.data_type),
-                    format!("differs from D's {:?} while beta = {}", layouts.d.data_type, self.beta),
+                    format!("differs from D's {:?} while beta = {}", layouts.d.data_type, beta),
                     "accumulate only into the output's own type",
                 ));
             }

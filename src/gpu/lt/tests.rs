@@ -1,12 +1,64 @@
 //! What can be tested of cuBLASLt with its library but without a GPU: values, sizes, gates, refusals.
 
-use cublaslt_sys::{cublasLtEpilogue_t, cublasLtMatmulMatrixScale_t as Scale, cublasLtReductionScheme_t as Scheme};
+use cublaslt_sys::{
+    cublasLtEpilogue_t, cublasLtMatmulMatrixScale_t as Scale, cublasLtMatrixLayoutAttribute_t as Layout,
+    cublasLtPointerMode_t, cublasLtReductionScheme_t as Scheme,
+};
 
 use super::*;
 use crate::gpu::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES};
 
+impl MatmulDesc {
+    /// What the library holds.
+    pub(crate) fn get<A: Attribute>(&self, _: A) -> Result<A::Raw> {
+        self.get_raw(A::ID, A::NAME)
+    }
+
+    /// The device address that the library holds.
+    pub(crate) fn held(&self, pointer: PointerAttr) -> Result<u64> {
+        self.get_raw(pointer_id(pointer), pointer.words())
+    }
+
+    fn get_raw<T: Plain>(&self, id: Desc, name: &str) -> Result<T> {
+        let (mut value, mut written) = (T::default(), 0);
+        let (target, size) = ((&raw mut value).cast(), size_of::<T>());
+        // SAFETY: the library writes at most `size` bytes to `value`, and every bit pattern is a T.
+        let answer =
+            unsafe { self.library.api.cublasLtMatmulDescGetAttribute(self.raw, id, target, size, &mut written) };
+        check("cublasLtMatmulDescGetAttribute", answer, || format!("attribute {name}, {written} of {size} bytes"))?;
+        Ok(value)
+    }
+}
+
+impl MatrixLayout {
+    /// Element type, rows, columns and leading dimension, as the library holds them.
+    pub(crate) fn held(&self) -> Result<(u32, u64, u64, u64)> {
+        Ok((
+            self.get_raw(Layout::CUBLASLT_MATRIX_LAYOUT_TYPE)?,
+            self.get_raw(Layout::CUBLASLT_MATRIX_LAYOUT_ROWS)?,
+            self.get_raw(Layout::CUBLASLT_MATRIX_LAYOUT_COLS)?,
+            self.get_raw(Layout::CUBLASLT_MATRIX_LAYOUT_LD)?,
+        ))
+    }
+
+    /// Bytes from the first to the last element.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn get_raw<T: Plain>(&self, id: Layout) -> Result<T> {
+        let (mut value, mut written) = (T::default(), 0);
+        let (target, size) = ((&raw mut value).cast(), size_of::<T>());
+        // SAFETY: the library writes at most `size` bytes to `value`, and every bit pattern is a T.
+        let answer =
+            unsafe { self.library.api.cublasLtMatrixLayoutGetAttribute(self.raw, id, target, size, &mut written) };
+        check("cublasLtMatrixLayoutGetAttribute", answer, || format!("attribute {}, {written} of {size} bytes", id.0))?;
+        Ok(value)
+    }
+}
+
 /// The library; `None`, with the reason printed, where there is none and none is required.
-fn found() -> Option<&'static Library> {
+pub(crate) fn found() -> Option<&'static Library> {
     match library() {
         Ok(library) => Some(library),
         Err(error) => {
@@ -26,6 +78,7 @@ fn our_words_have_the_headers_numbers() {
         (DataType::Bf16, cudaDataType_t::CUDA_R_16BF),
         (DataType::E4m3, cudaDataType_t::CUDA_R_8F_E4M3),
         (DataType::E5m2, cudaDataType_t::CUDA_R_8F_E5M2),
+        (DataType::E2m1, cudaDataType_t::CUDA_R_4F_E2M1),
     ] {
         assert_eq!(ours as u32, header.0);
     }
@@ -43,12 +96,16 @@ fn our_words_have_the_headers_numbers() {
     }
     for (ours, header) in [
         (ScaleMode::Scalar, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F),
+        (ScaleMode::Vector16Ue4m3, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
+        (ScaleMode::Vector32Ue8m0, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
         (ScaleMode::OuterVector, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
         (ScaleMode::Vector128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
         (ScaleMode::Block128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
     ] {
         assert_eq!(ours as u32, header.0);
     }
+    assert_eq!(PointerMode::Host as u32, cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_HOST.0);
+    assert_eq!(PointerMode::Device as u32, cublasLtPointerMode_t::CUBLASLT_POINTER_MODE_DEVICE.0);
     assert_eq!(Reduction::ComputeType as u32, Scheme::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE.0);
     for (ours, header) in [
         (Status::SUCCESS, cublasStatus_t::CUBLAS_STATUS_SUCCESS),
@@ -75,6 +132,9 @@ fn scale_lengths_are_the_documented_ones() {
     assert_eq!(ScaleMode::Vector128.bytes(576, 144), 4 * 2 * 576);
     // 144 columns are 2 blocks, padded to 4; 576 rows are 5 blocks.
     assert_eq!(ScaleMode::Block128.bytes(576, 144), 4 * 4 * 5);
+    // 576 rows are 5 tiles of 128; 144 columns are 9 blocks of 16, padded to 12, or 5 of 32, padded to 8.
+    assert_eq!(ScaleMode::Vector16Ue4m3.bytes(576, 144), 5 * 128 * 12);
+    assert_eq!(ScaleMode::Vector32Ue8m0.bytes(576, 144), 5 * 128 * 8);
 }
 
 #[test]
@@ -83,6 +143,9 @@ fn old_versions_refuse_block_scales_and_imply_scalars() {
     assert_eq!(gate(ScaleMode::Scalar), Gate::ImpliedBefore(SCALE_MODE_ATTRIBUTES));
     for mode in [ScaleMode::OuterVector, ScaleMode::Vector128, ScaleMode::Block128] {
         assert_eq!(gate(mode), Gate::Since(BLOCK_SCALES));
+    }
+    for mode in [ScaleMode::Vector16Ue4m3, ScaleMode::Vector32Ue8m0] {
+        assert_eq!(gate(mode), Gate::Since(SCALE_MODE_ATTRIBUTES));
     }
     assert_eq!(<attr::TransA as Attribute>::gate(Transpose::Yes), Gate::Always);
 }
@@ -131,16 +194,15 @@ fn attributes_come_back_as_they_were_set() -> Result<()> {
 fn pointers_are_set_and_cleared() -> Result<()> {
     let Some(_) = found() else { return Ok(()) };
     let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
-    let held = |desc: &MatmulDesc, pointer| desc.get_raw::<u64>(pointer_id(pointer), "pointer");
     desc.expect_pointers(&[PointerAttr::AScale, PointerAttr::Bias], 0x1000)?;
-    assert_eq!(held(&desc, PointerAttr::AScale)?, 0x1000);
-    assert_eq!(held(&desc, PointerAttr::BScale)?, 0);
+    assert_eq!(desc.held(PointerAttr::AScale)?, 0x1000);
+    assert_eq!(desc.held(PointerAttr::BScale)?, 0);
     desc.set_pointer(PointerAttr::AScale, 0x2000)?;
-    assert_eq!(held(&desc, PointerAttr::AScale)?, 0x2000);
-    assert_eq!(held(&desc, PointerAttr::Bias)?, 0x1000);
+    assert_eq!(desc.held(PointerAttr::AScale)?, 0x2000);
+    assert_eq!(desc.held(PointerAttr::Bias)?, 0x1000);
     desc.expect_pointers(&[PointerAttr::AmaxD], 0x3000)?;
-    assert_eq!(held(&desc, PointerAttr::AScale)?, 0);
-    assert_eq!(held(&desc, PointerAttr::AmaxD)?, 0x3000);
+    assert_eq!(desc.held(PointerAttr::AScale)?, 0);
+    assert_eq!(desc.held(PointerAttr::AmaxD)?, 0x3000);
     Ok(())
 }
 
@@ -159,6 +221,9 @@ fn layouts_know_their_bytes_and_refuse_nonsense() -> Result<()> {
     let Some(_) = found() else { return Ok(()) };
     let layout = MatrixLayout::new(DataType::Bf16, 100, 3, 128)?;
     assert_eq!(layout.bytes, 2 * (2 * 128 + 100));
+    // Two E2M1 elements share a byte, and the leading dimension counts elements.
+    let layout = MatrixLayout::new(DataType::E2m1, 96, 3, 96)?;
+    assert_eq!((layout.bytes, layout.held()?), (3 * 48, (DataType::E2m1 as u32, 96, 3, 96)));
     for (rows, cols, ld) in [(0, 3, 128), (100, 0, 128), (100, 3, 99), (1, usize::MAX, usize::MAX)] {
         assert!(
             matches!(MatrixLayout::new(DataType::F32, rows, cols, ld), Err(Error::Shape { .. })),

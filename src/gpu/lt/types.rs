@@ -13,14 +13,25 @@ pub(crate) enum DataType {
     Bf16 = 14,
     E4m3 = 28,
     E5m2 = 29,
+    /// Four bits; two elements a byte, the even one in the low half.
+    E2m1 = 33,
 }
 
 impl DataType {
-    pub(crate) const fn bytes(self) -> usize {
+    pub(crate) const fn bits(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::E4m3 | Self::E5m2 => 1,
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            Self::E4m3 | Self::E5m2 => 8,
+            Self::E2m1 => 4,
+        }
+    }
+
+    /// Bytes of this many elements in a row.
+    pub(crate) const fn bytes_of(self, elements: usize) -> Option<usize> {
+        match elements.checked_mul(self.bits()) {
+            Some(bits) => Some(bits.div_ceil(8)),
+            None => None,
         }
     }
 }
@@ -76,6 +87,10 @@ impl EpilogueKind {
 pub(crate) enum ScaleMode {
     /// One number.
     Scalar = 0,
+    /// One E4M3 byte per 16 along K, in tiles of 128 rows by 4 bytes.
+    Vector16Ue4m3 = 1,
+    /// One E8M0 byte per 32 along K, in the same tiles.
+    Vector32Ue8m0 = 2,
     /// One number per row of A (column of B).
     OuterVector = 3,
     /// One per 128 along K and row: `[ceil(K/128)][rows]`.
@@ -85,16 +100,29 @@ pub(crate) enum ScaleMode {
 }
 
 impl ScaleMode {
-    /// Bytes of the FP32 scales of an operand with `outer` rows and `k` columns, padding included.
-    pub(crate) const fn bytes(self, outer: usize, k: usize) -> usize {
+    /// Bytes of the scales of an operand with `outer` rows and `k` columns, padding included.
+    pub(crate) fn bytes(self, outer: usize, k: usize) -> usize {
         let blocks = k.div_ceil(128);
-        4 * match self {
-            Self::Scalar => 1,
-            Self::OuterVector => outer,
-            Self::Vector128 => blocks * outer,
-            Self::Block128 => blocks.next_multiple_of(4) * outer.div_ceil(128),
+        let tiled = |cols: usize| outer.next_multiple_of(128) * k.div_ceil(cols).next_multiple_of(4);
+        match self {
+            Self::Scalar => 4,
+            Self::Vector16Ue4m3 => tiled(16),
+            Self::Vector32Ue8m0 => tiled(32),
+            Self::OuterVector => 4 * outer,
+            Self::Vector128 => 4 * blocks * outer,
+            Self::Block128 => 4 * blocks.next_multiple_of(4) * outer.div_ceil(128),
         }
     }
+}
+
+/// Where alpha and beta are read from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub(crate) enum PointerMode {
+    /// Host memory, before the call returns.
+    Host = 0,
+    /// Device memory, when the product runs.
+    Device = 1,
 }
 
 /// Whether partial sums may stay at tensor-core precision (sm_89 and sm_90 only).

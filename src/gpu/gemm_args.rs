@@ -1,0 +1,239 @@
+//! [`GemmArgs`]: the operands of one call.
+
+use crate::epilogue::{Activation, Epilogue};
+use crate::error::{Error, Result};
+use crate::format::{Basis, DType, Operand, pair};
+
+use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use super::memory::{DeviceBytes, DeviceBytesMut};
+
+/// A of one call.
+pub(super) enum ArgA<'a> {
+    Quantized(&'a QuantMatrix),
+    Plain(MatRef<'a>),
+}
+
+impl ArgA<'_> {
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Quantized(a) => (a.rows(), a.cols()),
+            Self::Plain(a) => (a.rows(), a.cols()),
+        }
+    }
+
+    fn operand(&self) -> Operand {
+        match self {
+            Self::Quantized(a) => a.scheme().into(),
+            Self::Plain(a) => Operand::Plain(a.dtype()),
+        }
+    }
+
+    fn row_stride(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.cols(),
+            Self::Plain(a) => a.row_stride(),
+        }
+    }
+
+    fn basis(&self) -> Basis {
+        match self {
+            Self::Quantized(a) => a.basis(),
+            Self::Plain(_) => Basis::Plain,
+        }
+    }
+}
+
+/// The operands of one call of `D = epilogue(alpha * A Bᵀ + beta * D)`.
+///
+/// ```no_run
+/// use scaled_gemm::gpu::{GemmArgs, Handle, MatMut, QuantMatrix, VecRef};
+/// use scaled_gemm::{Activation, Result};
+///
+/// fn layer(handle: &Handle, x: &QuantMatrix, weight: &QuantMatrix, bias: VecRef<'_>, y: MatMut<'_>) -> Result<()> {
+///     handle.scaled_gemm(GemmArgs::new(x, weight, y).bias(bias).activation(Activation::Gelu))
+/// }
+/// ```
+pub struct GemmArgs<'a> {
+    pub(super) a: ArgA<'a>,
+    pub(super) b: &'a QuantMatrix,
+    pub(super) d: MatMut<'a>,
+    pub(super) bias: Option<VecRef<'a>>,
+    pub(super) residual: Option<MatRef<'a>>,
+    pub(super) activation: Activation,
+    pub(super) alpha: f32,
+    /// `Some(beta)` adds `beta * D`.
+    pub(super) beta: Option<f32>,
+    pub(super) out_encode: Option<DeviceBytes<'a>>,
+    pub(super) amax: Option<DeviceBytesMut<'a>>,
+    pub(super) accumulation: Accumulation,
+}
+
+impl<'a> GemmArgs<'a> {
+    /// `D = A Bᵀ`: A `m x k`, B `n x k`, D `m x n`.
+    pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
+        Self::of(ArgA::Quantized(a), b, d)
+    }
+
+    /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4 (or MXFP8, for a BF16 A), D `m x n`.
+    ///
+    /// B is multiplied in A's type, in which its codes times block scales are exact; sums are FP32. A's rows may lie apart, by
+    /// a multiple of 16 bytes.
+    pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
+        Self::of(ArgA::Plain(a), b, d)
+    }
+
+    fn of(a: ArgA<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
+        Self {
+            a,
+            b,
+            d,
+            bias: None,
+            residual: None,
+            activation: Activation::None,
+            alpha: 1.0,
+            beta: None,
+            out_encode: None,
+            amax: None,
+            accumulation: Accumulation::Precise,
+        }
+    }
+
+    /// Adds `bias[j]` to column j, before the activation.
+    pub fn bias(self, bias: VecRef<'a>) -> Self {
+        Self { bias: Some(bias), ..self }
+    }
+
+    /// Applies a function after the bias.
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    /// Adds a matrix of D's shape after the activation.
+    pub fn residual(self, residual: MatRef<'a>) -> Self {
+        Self { residual: Some(residual), ..self }
+    }
+
+    /// Multiplies the product by `alpha` (a host number: a captured graph keeps the value it was captured with).
+    pub fn alpha(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// Adds `beta * D` ([`Accumulate::Add`]; F32 output). With `beta = 0` D's old value is not read.
+    pub fn accumulate(self, beta: f32) -> Self {
+        Self { beta: Some(beta), ..self }
+    }
+
+    /// The factor D is multiplied by before it is stored as E4M3: one FP32 number on the device.
+    pub fn out_encode(self, encode: impl Into<DeviceBytes<'a>>) -> Self {
+        Self { out_encode: Some(encode.into()), ..self }
+    }
+
+    /// Where `max |D|` before encoding goes: one FP32 number on the device. E4M3 output.
+    pub fn amax(self, amax: impl Into<DeviceBytesMut<'a>>) -> Self {
+        Self { amax: Some(amax.into()), ..self }
+    }
+
+    /// Precision of the sums; [`Accumulation::Precise`] unless told.
+    pub fn accumulation(self, accumulation: Accumulation) -> Self {
+        Self { accumulation, ..self }
+    }
+
+    /// The problem these operands pose, after checking that they fit together.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] naming the operand that does not fit; [`Error::DType`] for an E4M3 output without encode factor;
+    /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]).
+    pub fn desc(&self) -> Result<GemmDesc> {
+        let ((m, k), n) = (self.a.shape(), self.b.rows());
+        if self.b.cols() != k {
+            return Err(Error::shape(
+                "B",
+                format!("{} x {}", n, self.b.cols()),
+                format!("must have A's {k} columns"),
+                "B is n x k, as the weight of a linear layer lies in memory",
+            ));
+        }
+        let expect = |operand: &str, rows: usize, cols: usize| {
+            if (rows, cols) == (m, n) {
+                return Ok(());
+            }
+            Err(Error::shape(
+                operand,
+                format!("{rows} x {cols}"),
+                format!("must be {m} x {n}: the rows of A by the rows of B"),
+                format!("pass {operand} of that shape"),
+            ))
+        };
+        expect("D", self.d.rows(), self.d.cols())?;
+        if let Some(residual) = &self.residual {
+            expect("residual", residual.rows(), residual.cols())?;
+            if !(residual.row_stride() * residual.dtype().bytes()).is_multiple_of(16) {
+                return Err(Error::shape(
+                    "residual",
+                    format!("row stride {} ({})", residual.row_stride(), residual.dtype()),
+                    "must be a multiple of 16 bytes",
+                    format!("use a multiple of {} elements", 16 / residual.dtype().bytes()),
+                ));
+            }
+        }
+        if let Some(bias) = self.bias.as_ref().filter(|b| b.len() != n) {
+            return Err(Error::shape(
+                "bias",
+                format!("{} elements", bias.len()),
+                format!("must be n = {n}: one for each column of D"),
+                "pass one value for each row of B",
+            ));
+        }
+        self.check_output_factors()?;
+        pair::check_basis(self.a.basis(), self.b.basis())?;
+        Ok(GemmDesc {
+            m,
+            n,
+            k,
+            a: self.a.operand(),
+            a_stride: self.a.row_stride(),
+            b: self.b.scheme(),
+            kept: self.b.kept(),
+            out: self.d.dtype(),
+            out_stride: self.d.row_stride(),
+            epilogue: Epilogue {
+                bias: self.bias.as_ref().map(VecRef::dtype),
+                activation: self.activation,
+                residual: self.residual.as_ref().map(MatRef::dtype),
+            },
+            accumulate: if self.beta.is_some() { Accumulate::Add } else { Accumulate::Replace },
+            accumulation: self.accumulation,
+            out_amax: if self.amax.is_some() { OutAmax::Store } else { OutAmax::Ignore },
+        })
+    }
+
+    /// An encode factor belongs to E4M3 output, and E4M3 output to an encode factor: a scale is never assumed.
+    fn check_output_factors(&self) -> Result<()> {
+        let out = self.d.dtype();
+        match (&self.out_encode, out) {
+            (None, DType::E4m3) => {
+                return Err(Error::dtype("D", out, "needs an encode factor", "pass it with GemmArgs::out_encode"));
+            }
+            (Some(_), out) if out != DType::E4m3 => {
+                return Err(Error::dtype("D", out, "takes no encode factor", "store e4m3, or drop out_encode"));
+            }
+            _ => {}
+        }
+        let numbers = [
+            ("out_encode", self.out_encode.as_ref().map(DeviceBytes::len)),
+            ("amax", self.amax.as_ref().map(DeviceBytesMut::len)),
+        ];
+        for (operand, bytes) in numbers {
+            if let Some(bytes) = bytes.filter(|&bytes| bytes < 4) {
+                return Err(Error::shape(
+                    operand,
+                    format!("{bytes} bytes"),
+                    "must hold one FP32 number",
+                    "pass a CudaSlice<f32>",
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,425 @@
+//! [`Core`]: what one formulation and finish of a problem ask of cuBLASLt, and what is left to our kernels. Pure tables.
+
+use crate::epilogue::{Activation, Epilogue};
+use crate::format::layout::ScaleLayout;
+use crate::format::{DType, Operand};
+
+use super::formulation::{Finish, Formulation, PairKind, pair_kind};
+use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+
+/// The cuBLASLt call of one formulation and finish, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Core {
+    pub(crate) formulation: Formulation,
+    pub(crate) finish: Finish,
+    /// Rows that the GEMM computes: m, or m padded.
+    pub(crate) rows: usize,
+    /// Scale modes of A and B in the call, which are not always those of the matrices.
+    pub(crate) a_scales: ScaleLayout,
+    pub(crate) b_scales: ScaleLayout,
+    /// Type and row stride of what the GEMM writes.
+    pub(crate) d_type: DType,
+    pub(crate) d_stride: usize,
+    /// What cuBLASLt fuses.
+    pub(crate) bias: Option<DType>,
+    pub(crate) activation: Activation,
+    pub(crate) accumulate: Accumulate,
+    pub(crate) amax: OutAmax,
+    pub(crate) accumulation: Accumulation,
+    /// Operands as plain numbers; `None` where the call takes codes.
+    pub(crate) values: Option<Values>,
+    /// Where alpha and beta come from.
+    pub(crate) factors: FactorPlace,
+    /// Scales of A's rows and B's rows that are left to the epilogue kernel.
+    pub(crate) rescale: [ScaleUse; 2],
+    /// Memory of the plan.
+    pub(crate) scratch: Scratch,
+}
+
+/// Operands of a product as plain numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Values {
+    pub(crate) dtype: DType,
+    pub(crate) a: ValueSource,
+    pub(crate) b: ValueSource,
+}
+
+/// Where the numbers of an operand are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ValueSource {
+    /// The caller has them: a plain A, or a B that keeps them.
+    Given,
+    /// Each call dequantizes them into the plan's scratch memory.
+    Scratch,
+}
+
+/// Where alpha and beta of the cuBLASLt call are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FactorPlace {
+    Host,
+    /// In the plan's scratch memory, where a kernel multiplies alpha by the second-level scales of whole matrices.
+    Device,
+}
+
+/// What the epilogue kernel multiplies by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleUse {
+    Nothing,
+    /// One number for the matrix.
+    One,
+    /// One number for each row.
+    Each,
+}
+
+/// Parts of a plan's memory in bytes, in this order, each at a multiple of 256.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Scratch {
+    /// What the GEMM writes, where that is not D.
+    pub(crate) sum: usize,
+    /// A as plain numbers.
+    pub(crate) a: usize,
+    /// B as plain numbers.
+    pub(crate) b: usize,
+    /// Alpha and beta.
+    pub(crate) factors: usize,
+}
+
+impl Scratch {
+    /// Offset and length of each part.
+    pub(crate) fn parts(&self) -> [(usize, usize); 4] {
+        let mut at = 0usize;
+        [self.sum, self.a, self.b, self.factors].map(|bytes| {
+            let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
+            at = start + bytes;
+            (start, bytes)
+        })
+    }
+
+    /// Bytes of all parts together.
+    pub(crate) fn bytes(&self) -> usize {
+        let [.., (start, bytes)] = self.parts();
+        start + bytes
+    }
+}
+
+impl Core {
+    /// Bytes of scratch memory that the plan owns.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch.bytes()
+    }
+}
+
+/// Rows the GEMM must compute: cuBLASLt wants m in fours where A has 1x128 scales (documented and observed).
+fn gemm_rows(desc: &GemmDesc) -> usize {
+    desc.m.next_multiple_of(desc.a.scheme().map_or(1, |a| a.spec().row_multiple))
+}
+
+/// The type in which operands are dequantized: A's own; F16 where NVFP4 goes into F16, which BF16 operands cannot; else BF16.
+fn value_type(desc: &GemmDesc) -> DType {
+    match desc.a {
+        Operand::Plain(dtype) => dtype,
+        Operand::Quantized(a) if desc.out == DType::F16 && a.is_nvfp4() => DType::F16,
+        Operand::Quantized(_) => DType::Bf16,
+    }
+}
+
+fn values(desc: &GemmDesc) -> Values {
+    let dtype = value_type(desc);
+    let a = if desc.a.scheme().is_some() { ValueSource::Scratch } else { ValueSource::Given };
+    let b = if desc.kept == KeptWeights::Dequantized(dtype) { ValueSource::Given } else { ValueSource::Scratch };
+    Values { dtype, a, b }
+}
+
+/// The second-level scales of an operand with block scales.
+fn second_level(operand: Operand) -> ScaleUse {
+    match operand.scheme().map(|scheme| scheme.spec().scale_layout) {
+        Some(ScaleLayout::Scalar) => ScaleUse::One,
+        Some(ScaleLayout::Outer) => ScaleUse::Each,
+        _ => ScaleUse::Nothing,
+    }
+}
+
+/// Who applies the scales that are not part of the GEMM: with a scale for each row on either side the epilogue kernel, for
+/// whole matrices alpha.
+fn outer_scales(desc: &GemmDesc, formulation: Formulation) -> (FactorPlace, [ScaleUse; 2]) {
+    let kind = pair_kind(desc);
+    let levels = [second_level(desc.a), second_level(desc.b.into())];
+    match (formulation, kind) {
+        (Formulation::Rescaled, _) => (FactorPlace::Host, levels),
+        (_, PairKind::Fp8(..)) => (FactorPlace::Host, [ScaleUse::Nothing; 2]),
+        _ if levels.contains(&ScaleUse::Each) => (FactorPlace::Host, levels),
+        _ if levels.contains(&ScaleUse::One) => (FactorPlace::Device, [ScaleUse::Nothing; 2]),
+        _ => (FactorPlace::Host, [ScaleUse::Nothing; 2]),
+    }
+}
+
+/// Why cuBLASLt cannot do this epilogue, if so. What is left over is still asked of the heuristic.
+fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
+    if let Some(Values { dtype, .. }) = values.filter(|v| v.dtype != desc.out && desc.out != DType::F32) {
+        return Some(format!("cuBLASLt stores {dtype} or f32 of {dtype} operands, not {}", desc.out));
+    }
+    let Epilogue { bias, activation, residual } = desc.epilogue;
+    if residual.is_some() {
+        return Some("cuBLASLt adds no residual".to_string());
+    }
+    if activation == Activation::Silu {
+        return Some("cuBLASLt has no SiLU".to_string());
+    }
+    if activation == Activation::Gelu && !matches!(desc.out, DType::Bf16 | DType::F16) {
+        return Some(format!("fused GELU is kept for bf16 and f16 output, not {}", desc.out));
+    }
+    if desc.accumulate == Accumulate::Add && activation != Activation::None {
+        return Some("an activation after accumulation is done in our kernel".to_string());
+    }
+    if desc.out == DType::E4m3 && (bias.is_some() || activation != Activation::None) {
+        // Observed (H200, cuBLASLt 13.1.0): amax came back as 97.5 where FP32 gives 97.2995, so the library rounds the sum
+        // to the bias type before it takes amax and encodes. Without bias and activation it stays in FP32.
+        return Some("cuBLASLt rounds to bf16 between epilogue and e4m3 output; our kernel stays in f32".to_string());
+    }
+    // Documented: with quantized operands F32 output takes a BF16 bias, with plain ones a bias of its own type.
+    let fused_bias = match desc.out {
+        DType::F16 => DType::F16,
+        DType::F32 if values.is_some() => DType::F32,
+        _ => DType::Bf16,
+    };
+    match bias {
+        Some(bias) if bias != fused_bias => {
+            Some(format!("cuBLASLt fuses a {fused_bias} bias into {} output, not {bias}", desc.out))
+        }
+        _ => None,
+    }
+}
+
+/// The call for one formulation and finish, or why this finish does not fit.
+pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Core, String> {
+    match (formulation, pair_kind(desc)) {
+        (Formulation::Native, PairKind::WeightOnly)
+        | (Formulation::DequantizedBf16, PairKind::Fp8(..))
+        | (Formulation::RepeatedScales | Formulation::Rescaled, PairKind::Block(_) | PairKind::WeightOnly) => {
+            return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
+        }
+        _ => {}
+    }
+    let rows = gemm_rows(desc);
+    let padded = rows != desc.m;
+    let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
+        (Formulation::Native, PairKind::Fp8(a, b)) => (a, b),
+        (Formulation::Native, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
+        (Formulation::RepeatedScales, _) => (ScaleLayout::Vec128, ScaleLayout::Vec128),
+        (Formulation::Rescaled, _) => (ScaleLayout::Scalar, ScaleLayout::Scalar),
+        (Formulation::DequantizedBf16, _) => (ScaleLayout::Absent, ScaleLayout::Absent),
+    };
+    let values = (formulation == Formulation::DequantizedBf16).then(|| values(desc));
+    let (factors, rescale) = outer_scales(desc, formulation);
+    let in_scratch = |source: Option<ValueSource>, rows: usize, dtype: DType| match source {
+        Some(ValueSource::Scratch) => rows * desc.k * dtype.bytes(),
+        Some(ValueSource::Given) | None => 0,
+    };
+    let dtype = values.map_or(DType::Bf16, |v| v.dtype);
+    let scratch = Scratch {
+        sum: 0,
+        a: in_scratch(values.map(|v| v.a), desc.m, dtype),
+        b: in_scratch(values.map(|v| v.b), desc.n, dtype),
+        factors: if factors == FactorPlace::Device { 16 } else { 0 },
+    };
+    // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
+    let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
+    let accumulation = if scalar_or_row { desc.accumulation } else { Accumulation::Precise };
+    let base = Core {
+        formulation,
+        finish,
+        rows,
+        a_scales,
+        b_scales,
+        d_type: desc.out,
+        d_stride: desc.out_stride,
+        bias: desc.epilogue.bias,
+        activation: desc.epilogue.activation,
+        accumulate: desc.accumulate,
+        amax: desc.out_amax,
+        accumulation,
+        values,
+        factors,
+        rescale,
+        scratch,
+    };
+    if finish == Finish::EpilogueKernel {
+        return Ok(Core {
+            scratch: Scratch { sum: rows * desc.n * DType::F32.bytes(), ..scratch },
+            d_type: DType::F32,
+            d_stride: desc.n,
+            bias: None,
+            activation: Activation::None,
+            accumulate: Accumulate::Replace,
+            amax: OutAmax::Ignore,
+            ..base
+        });
+    }
+    if rescale != [ScaleUse::Nothing; 2] {
+        return Err("scaling rows and columns is the epilogue kernel's work".to_string());
+    }
+    if let Some(reason) = not_fusable(desc, values) {
+        return Err(reason);
+    }
+    match (finish, padded) {
+        (Finish::Fused, false) => Ok(base),
+        (Finish::Fused, true) => Err(format!("m = {} is not a multiple of 4, as 1x128 scales of A need", desc.m)),
+        (_, false) => Err(format!("m = {} needs no padding", desc.m)),
+        (_, true) if desc.accumulate == Accumulate::Add => {
+            Err("D's old value is not in the padded scratch matrix".to_string())
+        }
+        (_, true) => {
+            let scratch = Scratch { sum: rows * desc.n * desc.out.bytes(), ..scratch };
+            Ok(Core { d_stride: desc.n, scratch, ..base })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Fp8Format, Scheme};
+
+    const F: Fp8Format = Fp8Format::E4M3;
+
+    fn desc(m: usize, a: Scheme, b: Scheme) -> GemmDesc {
+        GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16)
+    }
+
+    fn finishes(desc: &GemmDesc, formulation: Formulation) -> Vec<Finish> {
+        Finish::ALL.into_iter().filter(|f| core(desc, formulation, *f).is_ok()).collect()
+    }
+
+    #[test]
+    fn padding_and_epilogues_decide_the_finish() {
+        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
+        use Finish::{EpilogueKernel, Fused, PaddedCopy};
+        assert_eq!(finishes(&desc(8, vec, blk), Formulation::Native), [Fused, EpilogueKernel]);
+        assert_eq!(finishes(&desc(7, vec, blk), Formulation::Native), [PaddedCopy, EpilogueKernel]);
+        // 128x128 x 1x128 runs at any m.
+        assert_eq!(finishes(&desc(7, blk, vec), Formulation::Native), [Fused, EpilogueKernel]);
+        assert_eq!(finishes(&desc(7, row, row), Formulation::Rescaled), [EpilogueKernel]);
+        let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+        assert_eq!(finishes(&desc(8, vec, blk).with_epilogue(silu), Formulation::Native), [EpilogueKernel]);
+        let wide_bias = Epilogue { bias: Some(DType::F32), ..Epilogue::default() };
+        assert_eq!(finishes(&desc(8, vec, blk).with_epilogue(wide_bias), Formulation::Native), [EpilogueKernel]);
+        let tensor = Scheme::Fp8Tensor(F);
+        let encoded = GemmDesc { out: DType::E4m3, ..desc(8, tensor, tensor) };
+        assert_eq!(finishes(&encoded, Formulation::Native), [Fused, EpilogueKernel]);
+        let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
+        let relu = Epilogue { activation: Activation::Relu, ..Epilogue::default() };
+        for epilogue in [bias, relu] {
+            assert_eq!(finishes(&encoded.with_epilogue(epilogue), Formulation::Native), [EpilogueKernel]);
+        }
+        let add = GemmDesc { out: DType::F32, accumulate: Accumulate::Add, ..desc(7, vec, blk) };
+        assert_eq!(finishes(&add, Formulation::Native), [EpilogueKernel]);
+        assert_eq!(finishes(&GemmDesc { m: 8, ..add }, Formulation::Native), [Fused, EpilogueKernel]);
+    }
+
+    #[test]
+    fn scratch_is_counted_in_padded_rows() {
+        let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
+        let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
+        let padded = core(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
+        assert_eq!((padded.rows, padded.scratch_bytes()), (8, 8 * 4096 * 2));
+        assert_eq!(padded.accumulation, Accumulation::Precise);
+        assert_eq!((padded.a_scales, padded.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
+        let wide = core(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
+        assert_eq!(wide.scratch_bytes(), 8 * 4096 * 4);
+    }
+
+    #[test]
+    fn second_levels_go_into_alpha_or_to_the_epilogue_kernel() {
+        use FactorPlace::{Device, Host};
+        use ScaleUse::{Each, Nothing, One};
+        let (nv, row, mx) = (Scheme::Nvfp4.into(), Scheme::Nvfp4Row.into(), Scheme::Mxfp8(F).into());
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        for (a, b, factors, rescale) in [
+            (nv, Scheme::Nvfp4, Device, [Nothing, Nothing]),
+            (nv, Scheme::Nvfp4Row, Host, [One, Each]),
+            (row, Scheme::Nvfp4, Host, [Each, One]),
+            (row, Scheme::Nvfp4Row, Host, [Each, Each]),
+            (mx, Scheme::Mxfp8(F), Host, [Nothing, Nothing]),
+            (bf16, Scheme::Nvfp4, Device, [Nothing, Nothing]),
+            (f16, Scheme::Nvfp4Row, Host, [Nothing, Each]),
+            (bf16, Scheme::Mxfp8(F), Host, [Nothing, Nothing]),
+        ] {
+            for formulation in [Formulation::Native, Formulation::DequantizedBf16] {
+                let desc = GemmDesc::new(17, 4096, 7168, a, b, DType::F32);
+                let call = core(&desc, formulation, Finish::EpilogueKernel);
+                if formulation == Formulation::Native && a.scheme().is_none() {
+                    assert!(call.unwrap_err().contains("native does not serve"), "{desc}");
+                    continue;
+                }
+                let call = call.unwrap();
+                assert_eq!((call.factors, call.rescale), (factors, rescale), "{desc}");
+                let fused = core(&desc, formulation, Finish::Fused);
+                assert_eq!(fused.is_ok(), rescale == [Nothing, Nothing], "{desc}");
+                assert!(core(&desc, formulation, Finish::PaddedCopy).is_err(), "{desc}");
+            }
+        }
+        let fp8 = core(&desc(17, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), Formulation::Native, Finish::Fused).unwrap();
+        assert_eq!((fp8.factors, fp8.rescale), (Host, [Nothing, Nothing]));
+    }
+
+    #[test]
+    fn value_types_decide_what_is_fused() {
+        use Finish::{EpilogueKernel, Fused};
+        let (nv, mx) = (Operand::from(Scheme::Nvfp4), Operand::from(Scheme::Mxfp8(F)));
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        let both: &[Finish] = &[Fused, EpilogueKernel];
+        let kernel: &[Finish] = &[EpilogueKernel];
+        for (a, out, dtype, wanted) in [
+            (nv, DType::Bf16, DType::Bf16, both),
+            (nv, DType::F16, DType::F16, both),
+            (nv, DType::F32, DType::Bf16, both),
+            (mx, DType::F16, DType::Bf16, kernel),
+            (mx, DType::Bf16, DType::Bf16, both),
+            (bf16, DType::F16, DType::Bf16, kernel),
+            (f16, DType::Bf16, DType::F16, kernel),
+            (f16, DType::F16, DType::F16, both),
+            (f16, DType::F32, DType::F16, both),
+        ] {
+            let b = if a == mx { Scheme::Mxfp8(F) } else { Scheme::Nvfp4 };
+            let desc = GemmDesc::new(17, 4096, 7168, a, b, out);
+            assert_eq!(finishes(&desc, Formulation::DequantizedBf16), wanted, "{desc}");
+            let call = core(&desc, Formulation::DequantizedBf16, EpilogueKernel).unwrap();
+            assert_eq!(call.values.map(|v| v.dtype), Some(dtype), "{desc}");
+            assert_eq!((call.a_scales, call.b_scales), (ScaleLayout::Absent, ScaleLayout::Absent));
+            // A bias of D's own type is fused, whoever the operands are; with codes F32 output takes BF16.
+            for bias in [DType::Bf16, DType::F16, DType::F32] {
+                let biased = desc.with_epilogue(Epilogue { bias: Some(bias), ..Epilogue::default() });
+                let fused = core(&biased, Formulation::DequantizedBf16, Fused).is_ok();
+                assert_eq!(fused, wanted == both && bias == out, "{biased}");
+                let native = core(&biased, Formulation::Native, Fused).is_ok();
+                let taken = if out == DType::F16 { DType::F16 } else { DType::Bf16 };
+                assert_eq!(native, bias == taken && a.scheme().is_some(), "{biased}");
+            }
+        }
+    }
+
+    #[test]
+    fn scratch_holds_what_the_caller_does_not_bring() {
+        let scratch = |desc: &GemmDesc, finish| core(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
+        let nv = desc(17, Scheme::Nvfp4, Scheme::Nvfp4);
+        let (a, b) = (17 * 7168 * 2, 4096 * 7168 * 2);
+        assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16 });
+        let kept = nv.with_kept(KeptWeights::Dequantized(DType::Bf16));
+        assert_eq!(scratch(&kept, Finish::Fused), Scratch { sum: 0, a, b: 0, factors: 16 });
+        // Values of another type than the product's are of no use to it.
+        let other = nv.with_kept(KeptWeights::Dequantized(DType::F16));
+        assert_eq!(scratch(&other, Finish::Fused).b, b);
+        assert_eq!(scratch(&GemmDesc { out: DType::F16, ..other }, Finish::Fused).b, 0);
+        let weight_only = GemmDesc { a: Operand::Plain(DType::Bf16), ..kept };
+        assert_eq!(scratch(&weight_only, Finish::Fused).bytes(), 16);
+        let sum = 17 * 4096 * 4;
+        let whole = scratch(&weight_only, Finish::EpilogueKernel);
+        assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16 });
+        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16 }.parts();
+        assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16)]);
+        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0 }.bytes(), 556);
+        let mx = desc(17, Scheme::Mxfp8(F), Scheme::Mxfp8(F));
+        assert_eq!(core(&mx, Formulation::Native, Finish::Fused).unwrap().scratch_bytes(), 0);
+        assert_eq!(core(&nv, Formulation::Native, Finish::Fused).unwrap().scratch_bytes(), 16);
+    }
+}

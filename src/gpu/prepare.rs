@@ -1,0 +1,104 @@
+//! [`GemmPlan::prepare`]: what must come before the first call that is captured into a graph.
+
+use super::gemm::GemmPlan;
+use super::gemm_args::GemmArgs;
+use super::gemm_desc::{Accumulate, OutAmax};
+use super::handle::Handle;
+use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+use super::memory::{DeviceBytes, DeviceBytesMut, driver};
+use crate::error::{Error, Result};
+use crate::format::{DType, Operand};
+
+impl GemmPlan {
+    /// Everything that must come before a graph capture: makes in B what the formulation needs there (the repeated scales,
+    /// once for each B), and at the first call runs the product once on zeros, so that the driver has loaded its kernels.
+    ///
+    /// Allocates what it makes in B, and at the first call an A and a D that are freed in stream order; waits for nothing.
+    /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] inside graph capture, if there is work;
+    /// [`Error::Driver`] if there is no memory.
+    pub fn prepare(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        self.prepare_b(handle, b)?;
+        if self.kernels_loaded {
+            return Ok(());
+        }
+        handle.refuse_capture("running a product once before capture")?;
+        self.run_on_zeros(handle, b)?;
+        self.kernels_loaded = true;
+        Ok(())
+    }
+
+    /// The part of [`GemmPlan::prepare`] that concerns B.
+    pub(super) fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
+            return Err(Error::shape(
+                "B",
+                format!("{} x {} {}", b.rows(), b.cols(), b.scheme()),
+                format!("must be {} x {} {}, as planned", self.desc.n, self.desc.k, self.desc.b),
+                "plan for this B",
+            ));
+        }
+        if b.kept() != self.desc.kept {
+            return Err(Error::shape(
+                "B",
+                format!("values kept in B: {:?}", b.kept()),
+                format!("must be {:?}, as planned", self.desc.kept),
+                "call QuantMatrix::keep_dequantized before GemmArgs::desc, or GemmDesc::with_kept",
+            ));
+        }
+        if self.repeated_scale_bytes() == 0 { Ok(()) } else { b.repeat_scales(handle) }
+    }
+
+    /// Kernels first loaded inside a capture break it now and then, while other threads capture too (observed: H200, driver
+    /// 580, cuBLASLt 13.1.0, status 13).
+    fn run_on_zeros(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        let desc = self.desc;
+        if desc.is_empty() {
+            return Ok(());
+        }
+        let zeros = |elements: usize, dtype: DType| {
+            handle.stream().alloc_zeros::<u8>(elements * dtype.bytes()).map_err(|e| driver("allocating operands", e))
+        };
+        let (plain, quantized);
+        let mut d = zeros((desc.m - 1) * desc.out_stride + desc.n, desc.out)?;
+        let target = MatMut::new(&mut d, desc.out, desc.m, desc.n)?.with_row_stride(desc.out_stride)?;
+        let args = match desc.a {
+            Operand::Quantized(scheme) => {
+                quantized = QuantMatrix::zeros(handle, scheme, desc.m, desc.k)?;
+                GemmArgs::new(&quantized, b, target)
+            }
+            Operand::Plain(dtype) => {
+                plain = zeros((desc.m - 1) * desc.a_stride + desc.k, dtype)?;
+                let a = MatRef::new(&plain, dtype, desc.m, desc.k)?.with_row_stride(desc.a_stride)?;
+                GemmArgs::weight_only(a, b, target)
+            }
+        };
+        let mut args = args.activation(desc.epilogue.activation).accumulation(desc.accumulation);
+        let bias = desc.epilogue.bias.map(|dtype| zeros(desc.n, dtype).map(|v| (v, dtype))).transpose()?;
+        if let Some((bias, dtype)) = &bias {
+            args = args.bias(VecRef::new(bias, *dtype, desc.n)?);
+        }
+        let residual =
+            desc.epilogue.residual.map(|dtype| zeros(desc.m * desc.n, dtype).map(|v| (v, dtype))).transpose()?;
+        if let Some((residual, dtype)) = &residual {
+            args = args.residual(MatRef::new(residual, *dtype, desc.m, desc.n)?);
+        }
+        if desc.accumulate == Accumulate::Add {
+            args = args.accumulate(1.0);
+        }
+        // A place 16-byte aligned for the factor, and one for the amax.
+        let encode = zeros(4, DType::F32)?;
+        let mut amax = zeros(4, DType::F32)?;
+        if desc.out == DType::E4m3 {
+            args = args.out_encode(DeviceBytes::from(encode.slice(..4)));
+        }
+        if desc.out_amax == OutAmax::Store {
+            let mut amax = amax.slice_mut(..4);
+            args = args.amax(DeviceBytesMut::from(&mut amax));
+            return self.run(handle, &mut args);
+        }
+        self.run(handle, &mut args)
+    }
+}
