@@ -3,11 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use scaled_gemm::{Activation, DType, Fp8Format, Preset, Recipe, Scheme};
+use scaled_gemm::checkpoint::NibbleOrder;
+use scaled_gemm::{
+    Activation, Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, Error, ErrorMath,
+    ErrorMetric, Fp8Format, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
+};
 
 use crate::shapes::{ShapeList, parse_shapes};
 
-/// FP8 block-scaled matrix products: quantize, multiply, verify, benchmark.
+/// FP8, MXFP8 and NVFP4 block-scaled matrix products: quantize, multiply, verify, benchmark.
 ///
 /// D = A B^T of quantized matrices: A is m x k, B is n x k, D is m x n. Without a command: a short bench.
 #[derive(Debug, Parser)]
@@ -32,7 +36,7 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Turn the quantized matrices of a safetensors file back into plain ones.
     Dequantize(DequantizeArgs),
-    /// D = A B^T (+ bias) of quantized matrices in files.
+    /// D = A B^T (+ bias) of quantized matrices in files; A may be plain.
     Gemm(GemmArgs),
     /// Time every formulation and algorithm for these shapes and keep the best (GPU only).
     Tune(TuneArgs),
@@ -83,7 +87,8 @@ pub struct BenchArgs {
     /// Rows of A for shapes that do not give them.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
-    /// Schemes of the weights; activations follow (fp8-128x128 weights multiply fp8-1x128 activations).
+    /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
+    /// weights. nvfp4-row is that of activations, with nvfp4 weights.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
@@ -110,18 +115,39 @@ pub struct QuantizeArgs {
     /// Safetensors file to write.
     #[arg(short, long)]
     pub output: PathBuf,
-    /// fp8-tensor, fp8-row, fp8-1x128 or fp8-128x128.
+    /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4 or nvfp4-row.
     #[arg(long, value_parser = parse_scheme_name)]
     pub recipe: &'static str,
-    /// Code format: e4m3 or e5m2.
-    #[arg(long, value_parser = parse_format, default_value = "e4m3")]
-    pub format: Fp8Format,
-    /// Rule for the scales: torchao, transformer-engine, deepseek or deepgemm.
-    #[arg(long, value_parser = parse_preset, default_value = "torchao")]
-    pub preset: Preset,
-    /// Round scales to powers of two.
+    /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
+    #[arg(long, value_parser = parse_format)]
+    pub format: Option<CodeFormat>,
+    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek or deepgemm.
+    #[arg(long, value_parser = parse_preset)]
+    pub preset: Option<Preset>,
+    /// fp8: round scales to powers of two.
     #[arg(long)]
     pub power_of_two: bool,
+    /// mxfp8: rule for the scales: up (default), floor, ceil, even or rceil.
+    #[arg(long, value_parser = parse_mx_rounding, value_name = "RULE")]
+    pub mx_rounding: Option<MxRounding>,
+    /// nvfp4: scale each block to 6 or to 4, whichever has the smaller error: mae or mse.
+    #[arg(long, value_parser = parse_metric, value_name = "ERROR")]
+    pub four_over_six: Option<ErrorMetric>,
+    /// nvfp4 with --four-over-six: how errors are computed: strict (default) or fast.
+    #[arg(long, value_parser = parse_math, value_name = "MATH", requires = "four_over_six")]
+    pub error_math: Option<ErrorMath>,
+    /// nvfp4: largest block scale aimed at: 448 (default), or 256 with --four-over-six.
+    #[arg(long, value_parser = parse_bound, value_name = "MAX")]
+    pub e4m3_max: Option<E4m3Bound>,
+    /// nvfp4: one block scale for each 16 x 16 tile.
+    #[arg(long = "tile-16x16")]
+    pub tile_16x16: bool,
+    /// nvfp4: transform each 16 columns before quantizing; such matrices multiply such matrices only.
+    #[arg(long)]
+    pub hadamard: bool,
+    /// nvfp4: round codes at random, reproducibly for a seed; the n-th matrix of the file uses offset n.
+    #[arg(long, value_name = "SEED")]
+    pub stochastic: Option<u64>,
     /// Quantize only the tensors whose name matches this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
@@ -134,10 +160,49 @@ pub struct QuantizeArgs {
 }
 
 impl QuantizeArgs {
-    /// The recipe that the options describe.
-    pub fn recipe(&self) -> Recipe {
-        let recipe = Recipe::new(scheme(self.recipe, self.format)).with_preset(self.preset);
-        if self.power_of_two { recipe.power_of_two() } else { recipe }
+    /// The recipe that the options describe, for the n-th matrix of a file.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for options that exclude each other.
+    pub fn recipe(&self, matrix: u64) -> scaled_gemm::Result<Recipe> {
+        let scheme = self.scheme()?;
+        let mut recipe = Recipe::new(scheme).with_preset(self.preset.unwrap_or(Recipe::default_preset(scheme)));
+        if self.power_of_two {
+            recipe = recipe.power_of_two();
+        }
+        let recipe = recipe.with_mx(self.mx_rounding.unwrap_or_default()).with_nvfp4(Nvfp4Options {
+            block_scale: match self.four_over_six {
+                Some(metric) => BlockScaleRule::FourOverSix { metric, math: self.error_math.unwrap_or_default() },
+                None => BlockScaleRule::Plain,
+            },
+            bound: self.e4m3_max.unwrap_or_default(),
+            shape: if self.tile_16x16 { BlockShape::Tile16x16 } else { BlockShape::Row1x16 },
+            basis: if self.hadamard { Basis::Hadamard16 } else { Basis::Plain },
+            rounding: match self.stochastic {
+                Some(seed) => CodeRounding::Stochastic { seed, offset: matrix },
+                None => CodeRounding::Nearest,
+            },
+        });
+        recipe.check()?;
+        Ok(recipe)
+    }
+
+    fn scheme(&self) -> scaled_gemm::Result<Scheme> {
+        let default = scheme(self.recipe, Fp8Format::E4M3);
+        let Some(format) = self.format else { return Ok(default) };
+        Scheme::from_name(self.recipe, format).ok_or_else(|| {
+            let formats: Vec<_> = Scheme::ALL
+                .iter()
+                .map(|s| s.spec())
+                .filter(|s| s.name == self.recipe)
+                .map(|s| s.format.name())
+                .collect();
+            Error::unsupported(
+                format!("{} with the code format {}", self.recipe, format.name()),
+                format!("its codes are {}", formats.join(" or ")),
+                "choose one of these, or leave --format out",
+            )
+        })
     }
 }
 
@@ -151,6 +216,9 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
+    /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
+    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    pub nibble_order: Option<NibbleOrder>,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -158,12 +226,21 @@ pub struct DequantizeArgs {
 
 #[derive(Debug, Args)]
 pub struct GemmArgs {
-    /// A, m x k: FILE:TENSOR.
+    /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 (bf16 where it is mxfp8).
     #[arg(long, value_parser = parse_file_tensor)]
     pub a: FileTensor,
     /// B, n x k: FILE:TENSOR.
     #[arg(long, value_parser = parse_file_tensor)]
     pub b: FileTensor,
+    /// Where nvfp4 bytes of both files hold the even column: low-first (in the low half, default) or high-first.
+    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    pub nibble_order: Option<NibbleOrder>,
+    /// The same for A's file alone.
+    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    pub a_nibble_order: Option<NibbleOrder>,
+    /// The same for B's file alone.
+    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    pub b_nibble_order: Option<NibbleOrder>,
     /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
     #[arg(long, value_parser = parse_file_tensor)]
     pub bias: Option<FileTensor>,
@@ -195,7 +272,7 @@ pub struct TuneArgs {
     /// Rows of A for shapes that do not give them.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
-    /// Schemes of the weights; activations follow.
+    /// Schemes of the weights; activations follow, as in bench.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
@@ -236,17 +313,43 @@ pub fn scheme_names() -> Vec<&'static str> {
     names
 }
 
-/// The scheme of a name that [`parse_scheme_name`] let through.
+/// The scheme of a name that [`parse_scheme_name`] let through, in this format if it has a choice.
 pub fn scheme(name: &str, format: Fp8Format) -> Scheme {
-    Scheme::from_name(name, format).unwrap_or(Scheme::Fp8Tensor(format))
+    let named = || Scheme::ALL.into_iter().filter(|s| s.spec().name == name);
+    let chosen = named().find(|s| s.spec().format == format).or_else(|| named().next());
+    chosen.unwrap_or(Scheme::Fp8Tensor(format))
 }
 
 fn parse_scheme_name(text: &str) -> Result<&'static str, String> {
     known("recipe", text, scheme_names(), |name| name)
 }
 
-fn parse_format(text: &str) -> Result<Fp8Format, String> {
-    known("format", text, [Fp8Format::E4M3, Fp8Format::E5M2], Fp8Format::name)
+fn parse_format(text: &str) -> Result<CodeFormat, String> {
+    known("format", text, [CodeFormat::E4M3, CodeFormat::E5M2, CodeFormat::E2M1], CodeFormat::name)
+}
+
+fn parse_mx_rounding(text: &str) -> Result<MxRounding, String> {
+    known("rule", text, MxRounding::ALL, MxRounding::name)
+}
+
+fn parse_metric(text: &str) -> Result<ErrorMetric, String> {
+    known("error", text, [ErrorMetric::Mae, ErrorMetric::Mse], ErrorMetric::name)
+}
+
+fn parse_math(text: &str) -> Result<ErrorMath, String> {
+    known("math", text, [ErrorMath::Strict, ErrorMath::Fast], ErrorMath::name)
+}
+
+fn parse_bound(text: &str) -> Result<E4m3Bound, String> {
+    let name = |bound| match bound {
+        E4m3Bound::Max448 => "448",
+        E4m3Bound::Max256 => "256",
+    };
+    known("bound", text, [E4m3Bound::Max448, E4m3Bound::Max256], name)
+}
+
+fn parse_nibble_order(text: &str) -> Result<NibbleOrder, String> {
+    known("order", text, NibbleOrder::ALL, NibbleOrder::name)
 }
 
 fn parse_preset(text: &str) -> Result<Preset, String> {

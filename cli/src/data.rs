@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use ndarray::Array2;
+use scaled_gemm::reference::hadamard16_inverse;
 use scaled_gemm::{DType, Error, HostQuantMatrix, Result};
 
 /// SplitMix64.
@@ -93,15 +94,31 @@ pub fn rows_of(q: &HostQuantMatrix, start: usize, len: usize) -> Result<HostQuan
     if !start.is_multiple_of(128) || start >= q.rows().max(1) {
         return Err(Error::shape("rows", format!("start {start}"), "must be a multiple of 128 inside", "move it"));
     }
+    let (scheme, cols) = (q.scheme(), q.cols());
     let len = len.min(q.rows() - start);
-    let [_, col_groups] = q.scheme().scale_grid(q.rows(), q.cols());
-    let [row_groups, _] = q.scheme().scale_grid(len, q.cols());
-    let first = match q.scheme().spec().group_rows {
+    let [_, col_groups] = scheme.scale_grid(q.rows(), cols);
+    let [row_groups, _] = scheme.scale_grid(len, cols);
+    let first = match scheme.spec().group_rows {
         scaled_gemm::Extent::All => 0,
         scaled_gemm::Extent::Elements(size) => start / size,
     };
     let scales: Vec<f32> =
         (0..row_groups * col_groups).map(|i| q.scale_at(first + i / col_groups, i % col_groups)).collect();
-    let codes = q.logical_codes()[start * q.cols()..(start + len) * q.cols()].to_vec();
-    HostQuantMatrix::from_logical(q.scheme(), len, q.cols(), codes, &scales)
+    let [block_rows, blocks] = scheme.block_grid(len, cols);
+    let block_scales: Vec<u8> =
+        (0..block_rows * blocks).map(|i| q.block_scale_at(start + i / blocks, i % blocks)).collect();
+    let codes = (start..start + len).flat_map(|row| q.row_codes(row)).copied().collect();
+    HostQuantMatrix::from_block_logical(scheme, len, cols, codes, &scales, &block_scales)
+        .map(|m| m.with_basis(q.basis()))
+}
+
+/// The values of the data whose transform these are: [`hadamard16_inverse`] of each 16 columns.
+pub fn undo_hadamard(values: &mut Array2<f32>) {
+    for mut row in values.rows_mut() {
+        for mut block in row.exact_chunks_mut(16) {
+            let mut sixteen = [0.0; 16];
+            sixteen.iter_mut().zip(&block).for_each(|(to, from)| *to = *from);
+            block.iter_mut().zip(hadamard16_inverse(&sixteen)).for_each(|(to, from)| *to = from);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! `scaled-gemm`: quantize, multiply, verify and benchmark FP8 matrices.
+//! `scaled-gemm`: quantize, multiply, verify and benchmark FP8, MXFP8 and NVFP4 matrices.
 //!
 //! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input.
 
@@ -8,6 +8,7 @@ mod data;
 mod device;
 mod output;
 mod plot;
+mod recipes;
 mod shapes;
 
 use std::process::ExitCode;

@@ -30,6 +30,18 @@ impl Line {
     }
 }
 
+/// What was measured, and under which conditions.
+struct Run<'a> {
+    device: &'a dyn Device,
+    request: &'a Request<'a>,
+    /// Bytes a second of a large copy.
+    copy: f64,
+    /// Before and after.
+    clocks: [String; 2],
+    lines: &'a [Line],
+    skipped: &'a [String],
+}
+
 /// What to measure.
 struct Request<'a> {
     shapes: &'a ShapeList,
@@ -94,7 +106,8 @@ fn finished(lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
 
 fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>, String, Value), Failure> {
     let problems = request.shapes.problems(&request.ms);
-    let bar = step_bar(problems.len() * (1 + request.schemes.len()));
+    let pairs: Vec<Pair> = request.schemes.iter().flat_map(|name| Pair::of_weights(name)).collect();
+    let bar = step_bar(problems.len() * (1 + pairs.len()));
     let copy = device.copy_rate()?;
     let (mut lines, mut skipped) = (Vec::new(), Vec::new());
     let clocks_before = device.clocks();
@@ -105,14 +118,13 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
         let baseline_us = match device.time_baseline(mnk) {
             Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
                 skipped.push(format!("{m} x {n} x {k}: no baseline: {error}"));
-                bar.inc(request.schemes.len() as u64);
+                bar.inc(pairs.len() as u64);
                 continue;
             }
             result => result?,
         };
-        for name in &request.schemes {
-            let pair = Pair::of_weights(name);
-            let support = device.support(mnk, pair.a.scheme, pair.b.scheme, request.out);
+        for &pair in &pairs {
+            let support = device.support(mnk, pair.a.operand(), pair.b.scheme, request.out);
             if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
                 skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
             } else {
@@ -124,105 +136,101 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
     }
     bar.finish_and_clear();
     let clocks = [clocks_before, device.clocks()];
-    let text = describe(device, request, copy, &clocks, &lines, &skipped);
-    let value = record(device, request, copy, &clocks, &lines, &skipped);
+    let run = Run { device, request, copy, clocks, lines: &lines, skipped: &skipped };
+    let (text, value) = (run.describe(), run.record());
     Ok((lines, text, value))
 }
 
-fn describe(
-    device: &dyn Device,
-    request: &Request<'_>,
-    copy: f64,
-    clocks: &[String; 2],
-    lines: &[Line],
-    skipped: &[String],
-) -> String {
-    let mut text = String::new();
-    for (name, value) in device.facts() {
-        text += &format!("{name:<13} {value}\n");
+impl Run<'_> {
+    fn describe(&self) -> String {
+        let mut text = String::new();
+        for (name, value) in self.device.facts() {
+            text += &format!("{name:<13} {value}\n");
+        }
+        text += &format!(
+            "baseline      {}\ncopy          {} GB/s read + write\n",
+            self.device.baseline(),
+            number(self.copy * 1e-9)
+        );
+        if !self.clocks[0].is_empty() {
+            text += &format!("clocks        {} before, {} after\n", self.clocks[0], self.clocks[1]);
+        }
+        text += &format!(
+            "data          standard normal, BF16; output {}\ntimes         {}\n\n",
+            self.request.out,
+            self.device.method()
+        );
+        let header = [
+            "m",
+            "n",
+            "k",
+            "A x B",
+            "by",
+            "baseline us",
+            "TFLOP/s",
+            "gemm us",
+            "TFLOP/s",
+            "x",
+            "quantize us",
+            "x with it",
+            "error",
+        ];
+        let rows: Vec<Vec<String>> = self
+            .lines
+            .iter()
+            .map(|l| {
+                let [m, n, k] = l.mnk;
+                let [alone, with] = l.ratios();
+                vec![
+                    m.to_string(),
+                    n.to_string(),
+                    k.to_string(),
+                    l.pair.name(),
+                    l.time.formulation.clone(),
+                    number(l.baseline_us),
+                    number(l.tflops(l.baseline_us)),
+                    number(l.time.gemm_us),
+                    number(l.tflops(l.time.gemm_us)),
+                    number(alone),
+                    number(l.time.quantize_us),
+                    number(l.time.both_us),
+                    number(with),
+                    number(l.time.error),
+                ]
+            })
+            .collect();
+        text += &table(&header, 0, &rows);
+        text += "\nx: times faster than the baseline, without and with the quantization of A. error: largest error of checked elements, as a fraction of its bound.\n";
+        for line in self.skipped {
+            text += &format!("not run: {line}\n");
+        }
+        text
     }
-    text += &format!("baseline      {}\ncopy          {} GB/s read + write\n", device.baseline(), number(copy * 1e-9));
-    if !clocks[0].is_empty() {
-        text += &format!("clocks        {} before, {} after\n", clocks[0], clocks[1]);
-    }
-    text +=
-        &format!("data          standard normal, BF16; output {}\ntimes         {}\n\n", request.out, device.method());
-    let header = [
-        "m",
-        "n",
-        "k",
-        "A x B",
-        "by",
-        "baseline us",
-        "TFLOP/s",
-        "gemm us",
-        "TFLOP/s",
-        "x",
-        "quantize us",
-        "x with it",
-        "error",
-    ];
-    let rows: Vec<Vec<String>> = lines
-        .iter()
-        .map(|l| {
-            let [m, n, k] = l.mnk;
-            let [alone, with] = l.ratios();
-            vec![
-                m.to_string(),
-                n.to_string(),
-                k.to_string(),
-                l.pair.name(),
-                l.time.formulation.clone(),
-                number(l.baseline_us),
-                number(l.tflops(l.baseline_us)),
-                number(l.time.gemm_us),
-                number(l.tflops(l.time.gemm_us)),
-                number(alone),
-                number(l.time.quantize_us),
-                number(l.time.both_us),
-                number(with),
-                number(l.time.error),
-            ]
-        })
-        .collect();
-    text += &table(&header, 0, &rows);
-    text += "\nx: times faster than the baseline, without and with the quantization of A. error: largest error of checked elements, as a fraction of its bound.\n";
-    for line in skipped {
-        text += &format!("not run: {line}\n");
-    }
-    text
-}
 
-fn record(
-    device: &dyn Device,
-    request: &Request<'_>,
-    copy: f64,
-    clocks: &[String; 2],
-    lines: &[Line],
-    skipped: &[String],
-) -> Value {
-    let rows: Vec<Value> = lines
+    fn record(&self) -> Value {
+        let rows: Vec<Value> = self.lines
         .iter()
         .map(|l| {
             let [alone, with] = l.ratios();
             json!({
                 "m": l.mnk[0], "n": l.mnk[1], "k": l.mnk[2],
-                "a": l.pair.a.scheme.to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
+                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
                 "baseline_us": l.baseline_us, "baseline_tflops": l.tflops(l.baseline_us),
                 "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,
                 "quantize_us": l.time.quantize_us, "both_us": l.time.both_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,
             })
         })
         .collect();
-    let facts: serde_json::Map<String, Value> =
-        device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
-    json!({
-        "device": device.name(), "title": device.title(), "facts": facts, "baseline": device.baseline(),
-        "method": device.method(),
-        "copy_bytes_per_second": copy, "clocks": clocks, "out_dtype": request.out.name(),
-        "data": "standard normal, bf16", "rows": rows, "not_run": skipped,
-        "command": std::env::args().collect::<Vec<_>>().join(" "),
-    })
+        let facts: serde_json::Map<String, Value> =
+            self.device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
+        json!({
+            "device": self.device.name(), "title": self.device.title(), "facts": facts, "baseline": self.device.baseline(),
+            "method": self.device.method(),
+            "copy_bytes_per_second": self.copy, "clocks": self.clocks, "out_dtype": self.request.out.name(),
+            "data": "standard normal, bf16", "rows": rows, "not_run": self.skipped,
+            "command": std::env::args().collect::<Vec<_>>().join(" "),
+        })
+    }
 }
 
 /// m, microseconds, TFLOP/s.

@@ -1,6 +1,6 @@
 //! `info`: the device, its libraries, and which pairs of schemes run on it by which formulation.
 
-use scaled_gemm::{DType, Scheme};
+use scaled_gemm::{DType, Operand, Scheme};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, InfoArgs};
@@ -15,7 +15,8 @@ pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let facts = device.facts();
     let mut rows = Vec::new();
     let mut pairs = Vec::new();
-    for a in Scheme::ALL {
+    let plain = [DType::Bf16, DType::F16].map(Operand::Plain);
+    for a in Scheme::ALL.into_iter().map(Operand::from).chain(plain) {
         for b in Scheme::ALL {
             let support = device.support(SHAPE, a, b, DType::Bf16);
             let reasons: Vec<String> = support.refused.iter().map(|(what, why)| format!("{what}: {why}")).collect();

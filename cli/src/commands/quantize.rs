@@ -2,16 +2,17 @@
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe};
 use scaled_gemm::format::pair::check_quantize_cols;
-use scaled_gemm::{DType, Error};
+use scaled_gemm::{BlockScaleRule, BlockShape, DType, Error, Recipe};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::output::{Failure, Form, Outcome, byte_bar, bytes, table};
+use crate::recipes::{describe, options};
 
 /// What happens to a tensor.
 enum Plan {
-    Quantize(DType),
+    Quantize(DType, Recipe),
     /// Copied; the reason is worth saying.
     CopyBecause(&'static str),
     /// Copied, as nobody would expect otherwise.
@@ -19,10 +20,18 @@ enum Plan {
 }
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let first = args.recipe(0)?;
     let input = Checkpoint::open(&args.input)?;
-    let recipe = args.recipe();
-    let plans: Vec<Plan> = input.tensors().iter().map(|t| plan(args, &input, t)).collect();
-    if !plans.iter().any(|p| matches!(p, Plan::Quantize(_))) {
+    let mut matrices = 0..;
+    let mut plans = Vec::new();
+    for tensor in input.tensors() {
+        plans.push(match plan(args, &input, tensor, first) {
+            // Each matrix rounds with random bytes of its own.
+            Plan::Quantize(source, _) => Plan::Quantize(source, args.recipe(matrices.next().unwrap_or_default())?),
+            other => other,
+        });
+    }
+    if !plans.iter().any(|p| matches!(p, Plan::Quantize(..))) {
         return Err(Failure::Use(nothing_to_do(args, input.tensors(), &plans)));
     }
     let mut layout = FileLayout::new();
@@ -31,8 +40,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     }
     for (tensor, plan) in input.tensors().iter().zip(&plans) {
         match (plan, tensor.shape.as_slice()) {
-            (Plan::Quantize(source), &[n, k]) => {
-                layout.quantized(&tensor.name, n, k, WrittenRecipe { recipe, source: *source });
+            (Plan::Quantize(source, recipe), &[n, k]) => {
+                layout.quantized(&tensor.name, n, k, WrittenRecipe { recipe: *recipe, source: *source });
             }
             _ => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
@@ -44,14 +53,14 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (mut before, mut after) = (0, 0);
     for (tensor, plan) in input.tensors().iter().zip(&plans) {
         bar.set_message(tensor.name.clone());
-        if let Plan::Quantize(source) = plan {
+        if let Plan::Quantize(source, recipe) = plan {
             let (x, _) = input.matrix(&tensor.name)?;
             if !args.allow_non_finite {
                 refuse_non_finite(&tensor.name, &x)?;
             }
-            let q = device.quantize(x.view(), *source, recipe)?;
+            let q = device.quantize(x.view(), *source, *recipe)?;
             writer.write_quantized(&tensor.name, &q)?;
-            let size = (q.logical_codes().len() + 4 * q.logical_scales().len()) as u64;
+            let size = (q.logical_codes().len() + q.logical_block_scales().len() + 4 * q.logical_scales().len()) as u64;
             before += tensor.bytes();
             after += size;
             rows.push(vec![
@@ -78,11 +87,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
 
     let mut text = table(&["tensor", "shape", "from", "before", "after"], 1, &rows);
     text += &format!(
-        "\n{} matrices to {} ({}, {}), {} to {}, in {}\n",
+        "\n{} matrices to {} ({}), {} to {}, in {}\n",
         rows.len(),
-        recipe.scheme,
-        recipe.preset.name(),
-        if args.power_of_two { "power-of-two scales" } else { "exact scales" },
+        first.scheme,
+        describe(first),
         bytes(before),
         bytes(after),
         args.output.display()
@@ -94,30 +102,42 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         .collect();
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(),
-        "scheme": recipe.scheme.spec().name, "format": recipe.format().name(), "preset": recipe.preset.name(),
-        "power_of_two": args.power_of_two, "quantized": done, "copied": copied,
+        "scheme": first.scheme.spec().name, "format": first.format().name(), "preset": first.preset.name(),
+        "power_of_two": args.power_of_two, "options": options(first), "quantized": done, "copied": copied,
     });
     Ok(Outcome::new(Form::from_flag(args.json), text, value))
 }
 
-fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo) -> Plan {
+fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo, recipe: Recipe) -> Plan {
     let source = match tensor.dtype {
         Dtype::BF16 => DType::Bf16,
         Dtype::F16 => DType::F16,
         Dtype::F32 => DType::F32,
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause("FP8 already"),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 if !input.is_scale(&tensor.name) => return Plan::CopyBecause("FP8 already"),
+        Dtype::U8 if is_codes(input, &tensor.name) => return Plan::CopyBecause("NVFP4 already"),
         _ => return Plan::Copy,
     };
     if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
         return Plan::Copy;
     }
+    // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
+    let whole_tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
     match *tensor.shape.as_slice() {
         [n, k] if n > 0 && k > 0 => match check_quantize_cols(&tensor.name, k) {
-            Ok(()) => Plan::Quantize(source),
+            Ok(()) if whole_tiles && !n.is_multiple_of(16) => {
+                Plan::CopyBecause("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
+            }
+            Ok(()) => Plan::Quantize(source, recipe),
             Err(_) => Plan::CopyBecause("columns not a multiple of 16"),
         },
         _ => Plan::CopyBecause("not a matrix"),
     }
+}
+
+/// True for the codes of an NVFP4 matrix, whatever the matrix is called.
+fn is_codes(input: &Checkpoint, name: &str) -> bool {
+    let quantized = input.quantized();
+    quantized.contains(&name) || name.strip_suffix("_packed").is_some_and(|matrix| quantized.contains(&matrix))
 }
 
 fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {

@@ -19,7 +19,7 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> std::result::Result<Outcome
         .shapes
         .problems(&ms)
         .into_iter()
-        .flat_map(|mnk| names.iter().map(move |name| (mnk, Pair::of_weights(name))))
+        .flat_map(|mnk| names.iter().flat_map(|name| Pair::of_weights(name)).map(move |pair| (mnk, pair)))
         .collect();
     let bar = step_bar(problems.len());
     let records = device.tune(&problems, args.out_dtype, &mut |message| {

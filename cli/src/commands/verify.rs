@@ -6,17 +6,23 @@
 use ndarray::Array2;
 use scaled_gemm::format::pair::check_pair;
 use scaled_gemm::reference::{self, GemmInputs, sqnr_db};
-use scaled_gemm::{Activation, DType, Fp8Format, HostQuantMatrix, Preset, Recipe, Scheme};
+use scaled_gemm::{
+    Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, HostQuantMatrix, MxRounding, Nvfp4Options, Recipe,
+    Scheme,
+};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, VerifyArgs};
-use crate::data::{Random, normal, round_to};
-use crate::device::{self, Device};
+use crate::data::{Random, normal, round_to, undo_hadamard};
+use crate::device::{self, Activations, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, number, step_bar, table};
+use crate::recipes::{describe, options, variants};
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
-/// Shape of the quantized matrices: ragged tiles and rows.
+/// Shape of the quantized matrices: ragged tiles, rows and blocks of 32.
 const MATRIX: [usize; 2] = [131, 400];
+/// The same for recipes that want whole tiles of 16 rows.
+const WHOLE_TILES: [usize; 2] = [144, 400];
 /// Shapes of the products: one row, an odd number of them, more than a tile; ragged along k.
 const PRODUCTS: [[usize; 3]; 3] = [[1, 8, 16], [17, 264, 400], [130, 136, 1040]];
 
@@ -30,33 +36,24 @@ struct Findings {
 
 pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
-    let schemes = Scheme::ALL.len();
-    let bar = step_bar(schemes + schemes * schemes);
+    let (all, products) = (variants(args.seed), products(device.name()));
+    let bar = step_bar(all.len() + products.len());
     let (mut recipes, mut pairs) = (Findings::default(), Findings::default());
-    for scheme in Scheme::ALL {
-        bar.set_message(scheme.to_string());
-        for preset in Preset::ALL {
-            for recipe in
-                [Recipe::new(scheme).with_preset(preset), Recipe::new(scheme).with_preset(preset).power_of_two()]
-            {
-                check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
-            }
-        }
+    for recipe in all {
+        bar.set_message(recipe.scheme.to_string());
+        check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
         bar.inc(1);
     }
-    for a in Scheme::ALL {
-        for b in Scheme::ALL {
-            bar.set_message(format!("{a} x {b}"));
-            if check_pair(a, b, device.name()).is_ok() {
-                check_products(device.as_mut(), a, b, args.seed, &mut pairs)?;
-            }
-            bar.inc(1);
-        }
+    for pair in products {
+        bar.set_message(format!("{} x {}", name(pair.a), pair.b.scheme));
+        check_products(device.as_mut(), pair, args.seed, &mut pairs)?;
+        bar.inc(1);
     }
     bar.finish_and_clear();
 
     let mut text = format!("Recipes: {} x {} normal values, rows of different size\n\n", MATRIX[0], MATRIX[1]);
-    text += &table(&["scheme", "preset", "scales", "codes", "scales", "SQNR dB", "floor", ""], 5, &recipes.rows);
+    let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
+    text += &table(&header, 5, &recipes.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(&["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
     let failed: Vec<String> = recipes.failed.into_iter().chain(pairs.failed).collect();
@@ -72,13 +69,47 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     Ok(outcome)
 }
 
-/// Least SQNR of normal values: for a mantissa of p bits and any magnitude, the step of a value in [1, 2) is 2^-p, its
-/// mean square error 2^-2p / 12, the mean square of such a value 3 / (2 ln 2): 32 dB for p = 3, 26 for p = 2. Values of
-/// one binade only come 2 dB lower.
-fn sqnr_floor(format: Fp8Format) -> f64 {
-    match format {
-        Fp8Format::E4M3 => 30.0,
-        Fp8Format::E5M2 => 24.0,
+/// Every pair that is legal anywhere, plain activations included, and one pair in the Hadamard basis.
+fn products(device: &str) -> Vec<Pair> {
+    let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() };
+    let hadamard = Recipe::new(Scheme::Nvfp4).with_nvfp4(hadamard);
+    let quantized = Scheme::ALL.map(|scheme| Activations::Quantized(Recipe::new(scheme)));
+    let all = quantized.into_iter().chain([DType::Bf16, DType::F16].map(Activations::Plain));
+    let pairs = all.flat_map(|a| Scheme::ALL.map(|b| Pair { a, b: Recipe::new(b) }));
+    let mut pairs: Vec<_> = pairs.filter(|p| check_pair(p.a.operand(), p.b.scheme, device).is_ok()).collect();
+    pairs.push(Pair { a: Activations::Quantized(hadamard), b: hadamard });
+    pairs
+}
+
+/// A with its basis, as a reader of the table knows it.
+fn name(a: Activations) -> String {
+    match a {
+        Activations::Quantized(recipe) if recipe.basis() == Basis::Hadamard16 => format!("{} hadamard", recipe.scheme),
+        other => other.operand().to_string(),
+    }
+}
+
+/// Least SQNR of the test matrix, in dB.
+///
+/// FP8 and MXFP8: for a mantissa of p bits and any magnitude, the step of a value in [1, 2) is 2^-p, its mean square error
+/// 2^-2p / 12, the mean square of such a value 3 / (2 ln 2): 32 dB for p = 3, 26 for p = 2. Values of one binade only come
+/// 2 dB lower. The MX rules floor and even let the largest values of some blocks saturate; that may cost 2 dB more.
+///
+/// NVFP4, normal values of variance s^2 in units of the code: the steps 1/2, 1, 2 below 2, below 4 and above give mean square
+/// errors of 1/48, 1/12, 1/3. The largest of 16 such values is about 2.1 s and becomes 6, so s = 2.9: 51, 32 and 17 % of the
+/// values lie in the three ranges, the error is 0.094, the signal 8.2, which is 19.4 dB. E4M3 scales are off by at most
+/// 1/16, which moves values to other steps rather than adding an error; 1 dB is left for that and for the draw. Random
+/// rounding has twice the variance: 3 dB. A tile's largest of 256 is about 3 s of its largest rows: s = 2 there, and half, a
+/// quarter and so on in the other rows, whose error is about 1/48 whatever their size: 0.052 + 0.024 + 3 / 48 of 4 + 1 + ... =
+/// 5.33, 15.9 dB; 1 dB for the draw again, and half a dB more as few tiles hold all sizes.
+fn sqnr_floor(recipe: Recipe) -> f64 {
+    let saturating = if matches!(recipe.mx, MxRounding::Floor | MxRounding::Even) { 2.0 } else { 0.0 };
+    match recipe.format() {
+        CodeFormat::E4M3 => 30.0 - saturating,
+        CodeFormat::E5M2 => 24.0 - saturating,
+        CodeFormat::E2M1 if recipe.nvfp4.shape == BlockShape::Tile16x16 => 14.4,
+        CodeFormat::E2M1 if recipe.nvfp4.rounding != CodeRounding::Nearest => 15.4,
+        CodeFormat::E2M1 => 18.4,
     }
 }
 
@@ -94,45 +125,54 @@ fn test_matrix(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32>
 }
 
 fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings) -> Result<(), Failure> {
-    let floor = sqnr_floor(recipe.format());
+    let floor = sqnr_floor(recipe);
+    let [rows, cols] = if recipe.nvfp4.shape == BlockShape::Tile16x16 { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
     for (i, dtype) in WIDE.into_iter().enumerate() {
-        let x = test_matrix(MATRIX[0], MATRIX[1], dtype, seed + i as u64);
+        let x = test_matrix(rows, cols, dtype, seed + i as u64);
         let want = reference::quantize(x.view(), dtype, recipe)?;
         let got = device.quantize(x.view(), dtype, recipe)?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
         scales += differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits());
-        let decoded = device.dequantize(&got, DType::F32)?;
+        scales += differences(want.block_scales(), got.block_scales(), |a, b| a == b);
+        let mut decoded = device.dequantize(&got, DType::F32)?;
         let right = reference::dequantize(&got, DType::F32);
         values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        if got.basis() != recipe.basis() {
+            found.failed.push(format!("{} {}: the basis is {:?}", recipe.scheme, describe(recipe), got.basis()));
+        }
+        if recipe.basis() == Basis::Hadamard16 {
+            undo_hadamard(&mut decoded);
+        }
         sqnr = sqnr.min(match (x.as_slice(), decoded.as_slice()) {
             (Some(x), Some(decoded)) => sqnr_db(x, decoded),
             _ => f64::NAN,
         });
     }
     let passed = codes + scales + values == 0 && sqnr >= floor;
-    let rounding = if recipe.rounding == Default::default() { "exact" } else { "power-of-two" };
     let spell = |n: usize| if n == 0 { "equal".to_string() } else { format!("{n} differ") };
     found.rows.push(vec![
         recipe.scheme.to_string(),
-        recipe.preset.name().into(),
-        rounding.into(),
+        describe(recipe),
         spell(codes),
         spell(scales),
+        spell(values),
         number(sqnr),
         number(floor),
         verdict(passed),
     ]);
+    let rounding = if recipe.rounding == Default::default() { "exact" } else { "power-of-two" };
     found.values.push(json!({
         "scheme": recipe.scheme.to_string(), "preset": recipe.preset.name(), "rounding": rounding,
+        "options": options(recipe), "recipe": describe(recipe),
         "codes_different": codes, "scales_different": scales, "decoded_different": values,
         "sqnr_db": sqnr, "sqnr_floor_db": floor, "passed": passed,
     }));
     if !passed {
         found.failed.push(format!(
-            "{} {} {rounding}: {codes} codes, {scales} scales, {values} decoded values differ, SQNR {}",
+            "{} {}: {codes} codes, {scales} scales, {values} decoded values differ, SQNR {}",
             recipe.scheme,
-            recipe.preset.name(),
+            describe(recipe),
             number(sqnr)
         ));
     }
@@ -147,13 +187,8 @@ fn differences<T>(want: &[T], got: &[T], equal: impl Fn(&T, &T) -> bool) -> usiz
     want.iter().zip(got).filter(|(a, b)| !equal(a, b)).count()
 }
 
-fn check_products(
-    device: &mut dyn Device,
-    a: Scheme,
-    b: Scheme,
-    seed: u64,
-    found: &mut Findings,
-) -> Result<(), Failure> {
+fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Findings) -> Result<(), Failure> {
+    let (a, b) = (pair.a.operand(), pair.b.scheme);
     let mut cells = Vec::new();
     let mut passed = true;
     let mut ratios = serde_json::Map::new();
@@ -165,12 +200,16 @@ fn check_products(
                 worst = None;
                 break;
             }
-            let quantized = |rows, scheme, seed| -> scaled_gemm::Result<HostQuantMatrix> {
-                reference::quantize(test_matrix(rows, k, DType::Bf16, seed).view(), DType::Bf16, Recipe::new(scheme))
+            let quantized = |rows, recipe, seed| -> scaled_gemm::Result<HostQuantMatrix> {
+                reference::quantize(test_matrix(rows, k, DType::Bf16, seed).view(), DType::Bf16, recipe)
             };
-            let (qa, qb) = (quantized(m, a, seed + 10)?, quantized(n, b, seed + 20)?);
+            let qa = match pair.a {
+                Activations::Quantized(recipe) => HostA::Quantized(quantized(m, recipe, seed + 10)?),
+                Activations::Plain(dtype) => HostA::Plain(test_matrix(m, k, dtype, seed + 10), dtype),
+            };
+            let qb = quantized(n, pair.b, seed + 20)?;
             let bias = normal(1, n, DType::Bf16, seed + 30).into_raw_vec_and_offset().0;
-            let mut inputs = GemmInputs::new(&qa, &qb, out);
+            let mut inputs = GemmInputs::new(qa.operand(), &qb, out);
             // One shape bare, one with a bias, one with all of the epilogue that files can have.
             if i > 0 {
                 inputs.bias = Some((&bias, DType::Bf16));
@@ -178,13 +217,13 @@ fn check_products(
             if i == 2 {
                 inputs.activation = Activation::Silu;
             }
-            let (accumulator, gelu) = device.arithmetic();
+            let (accumulator, gelu) = device.arithmetic(a, b);
             let bound = reference::gemm_bound(&inputs, accumulator, gelu)?;
             match bound.check(device.gemm(&inputs)?.view()) {
                 Ok(ratio) => worst = worst.map(|w| w.max(ratio)),
                 Err(line) => {
                     worst = Some(f64::INFINITY);
-                    found.failed.push(format!("{a} x {b} to {out} at m {m}, n {n}, k {k}: {line}"));
+                    found.failed.push(format!("{} x {b} to {out} at m {m}, n {n}, k {k}: {line}", name(pair.a)));
                 }
             }
         }
@@ -192,11 +231,12 @@ fn check_products(
         cells.push(worst.map_or("-".to_string(), number));
         ratios.insert(out.name().to_string(), worst.map_or(Value::Null, Value::from));
     }
-    let mut row = vec![a.to_string(), b.to_string()];
+    let names = [name(pair.a), name(Activations::Quantized(pair.b))];
+    found.values.push(json!({"a": names[0], "b": names[1], "error_of_bound": ratios, "passed": passed}));
+    let mut row = names.to_vec();
     row.extend(cells);
     row.push(verdict(passed));
     found.rows.push(row);
-    found.values.push(json!({"a": a.to_string(), "b": b.to_string(), "error_of_bound": ratios, "passed": passed}));
     Ok(())
 }
 

@@ -1,17 +1,18 @@
 //! The CPU: the library's reference, on all cores.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs};
-use scaled_gemm::{DType, Error, HostQuantMatrix, Recipe, Result, Scheme};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
-use super::{Device, Pair, PairTime, Support};
+use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::normal;
+use crate::data::{normal, rows_of};
 use crate::output::Failure;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
@@ -80,11 +81,11 @@ impl Device for Cpu {
         reference::scaled_gemm(inputs)
     }
 
-    fn arithmetic(&self) -> (Accumulator, Gelu) {
+    fn arithmetic(&self, _a: Operand, _b: Scheme) -> (Accumulator, Gelu) {
         (Accumulator::Fp32, Gelu::Ieee)
     }
 
-    fn support(&mut self, [m, n, k]: [usize; 3], a: Scheme, b: Scheme, out: DType) -> Support {
+    fn support(&mut self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> Support {
         let checked = check_pair(a, b, "cpu").and(check_output(a, b, out)).and(check_shape(m, n, k, out));
         match checked {
             Ok(()) => Support { ways: vec!["reference".into()], refused: Vec::new() },
@@ -108,19 +109,30 @@ impl Device for Cpu {
     fn time_pair(&mut self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<PairTime> {
         let (x, w) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
         let b = reference::quantize(w.view(), DType::Bf16, pair.b)?;
-        let a = reference::quantize(x.view(), DType::Bf16, pair.a)?;
-        let d = reference::scaled_gemm(&GemmInputs::new(&a, &b, out))?;
-        let rows = |rows| Ok(d.slice(s![rows, ..]).to_owned());
-        let error = sampled_error(&a, &b, out, self.arithmetic(), rows)?;
-        let gemm = |a: &HostQuantMatrix| reference::scaled_gemm(&GemmInputs::new(a, &b, out));
-        let quantize = || reference::quantize(x.view(), DType::Bf16, pair.a);
-        Ok(PairTime {
-            gemm_us: median_us(|| gemm(&a))?,
-            quantize_us: median_us(quantize)?,
-            both_us: median_us(|| gemm(&quantize()?))?,
-            formulation: "reference".into(),
-            error,
-        })
+        let quantize = |recipe| reference::quantize(x.view(), DType::Bf16, recipe);
+        let a = match pair.a {
+            Activations::Quantized(recipe) => HostA::Quantized(quantize(recipe)?),
+            Activations::Plain(dtype) => HostA::Plain(x.clone(), dtype),
+        };
+        let gemm = |a: HostOperand<'_>| reference::scaled_gemm(&GemmInputs::new(a, &b, out));
+        let d = gemm(a.operand())?;
+        let rows_of_a = |rows: Range<usize>| {
+            Ok(match &a {
+                HostA::Quantized(q) => HostA::Quantized(rows_of(q, rows.start, rows.len())?),
+                HostA::Plain(x, dtype) => HostA::Plain(x.slice(s![rows, ..]).to_owned(), *dtype),
+            })
+        };
+        let rows_of_d = |rows| Ok(d.slice(s![rows, ..]).to_owned());
+        let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme);
+        let error = sampled_error(m, rows_of_a, &b, out, arithmetic, rows_of_d)?;
+        let gemm_us = median_us(|| gemm(a.operand()))?;
+        let (quantize_us, both_us) = match pair.a {
+            Activations::Quantized(recipe) => {
+                (median_us(|| quantize(recipe))?, median_us(|| gemm((&quantize(recipe)?).into()))?)
+            }
+            Activations::Plain(_) => (0.0, gemm_us),
+        };
+        Ok(PairTime { gemm_us, quantize_us, both_us, formulation: "reference".into(), error })
     }
 
     fn copy_rate(&mut self) -> Result<f64> {

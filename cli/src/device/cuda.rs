@@ -1,6 +1,7 @@
 //! A GPU through the library's `gpu` module. Matrices are copied there and back; times are device time.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,13 +11,13 @@ use scaled_gemm::gpu::{
     Accumulation, Bf16Gemm, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource, MatMut, MatRef,
     PlanOptions, QuantMatrix, QuantizeTo, TuneOptions, TuneTable, VecRef, copy, time_calls,
 };
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs};
-use scaled_gemm::{DType, Error, HostQuantMatrix, Recipe, Result, Scheme};
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
-use super::{Device, Pair, PairTime, Support};
+use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::{from_bytes, normal_bytes, to_bytes};
+use crate::data::{from_bytes, normal_bytes, rows_of, to_bytes};
 use crate::output::Failure;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
@@ -38,10 +39,33 @@ pub fn open() -> Result<Box<dyn Device>> {
 
 /// Operands of one product, several times over, so that each call finds cold ones.
 struct Sets {
+    activations: Activations,
     x: Vec<CudaSlice<u8>>,
+    /// Empty where A stays plain.
     a: Vec<QuantMatrix>,
     b: Vec<QuantMatrix>,
     d: Vec<CudaSlice<u8>>,
+}
+
+impl Sets {
+    /// The operands of one call.
+    fn args(&mut self, [m, n, k]: [usize; 3], out: DType, call: usize) -> Result<GemmArgs<'_>> {
+        let at = call % self.d.len();
+        let d = MatMut::new(&mut self.d[at], out, m, n)?;
+        Ok(match self.activations {
+            Activations::Quantized(_) => GemmArgs::new(&self.a[at], &self.b[at], d),
+            Activations::Plain(dtype) => GemmArgs::weight_only(MatRef::new(&self.x[at], dtype, m, k)?, &self.b[at], d),
+        })
+    }
+}
+
+/// The type that `DequantizedBf16` multiplies in, and weights are kept in.
+fn kept_dtype(a: Operand, out: DType) -> DType {
+    match a {
+        Operand::Plain(dtype) => dtype,
+        Operand::Quantized(scheme) if scheme.is_nvfp4() && out == DType::F16 => DType::F16,
+        Operand::Quantized(_) => DType::Bf16,
+    }
 }
 
 impl Cuda {
@@ -75,39 +99,72 @@ impl Cuda {
         (2 * self.handle.device().l2_bytes / bytes.max(1) + 1).clamp(1, CALLS)
     }
 
-    fn desc(&self, [m, n, k]: [usize; 3], a: Scheme, b: Scheme, out: DType) -> GemmDesc {
+    fn desc(&self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> GemmDesc {
         GemmDesc::new(m, n, k, a, b, out).with_accumulation(self.accumulation)
     }
 
     fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
-        let host_x = normal_bytes(m, k, DType::Bf16, 1);
+        let source = match pair.a {
+            Activations::Quantized(_) => DType::Bf16,
+            Activations::Plain(dtype) => dtype,
+        };
+        let host_x = normal_bytes(m, k, source, 1);
         let host_w = normal_bytes(n, k, DType::Bf16, 2);
         let count = self.sets(m * k + n * k + m * n * out.bytes());
         let w = self.upload(&host_w)?;
         let w = MatRef::new(&w, DType::Bf16, n, k)?;
         let x = self.duplicates(self.upload(&host_x)?, count)?;
-        let view = |x| MatRef::new(x, DType::Bf16, m, k);
+        let view = |x| MatRef::new(x, source, m, k);
         Ok(Sets {
-            a: x.iter().map(|x| self.handle.quantize(&view(x)?, pair.a)).collect::<Result<_>>()?,
+            activations: pair.a,
+            a: match pair.a {
+                Activations::Quantized(recipe) => {
+                    x.iter().map(|x| self.handle.quantize(&view(x)?, recipe)).collect::<Result<_>>()?
+                }
+                Activations::Plain(_) => Vec::new(),
+            },
             b: (0..count).map(|_| self.handle.quantize(&w, pair.b)).collect::<Result<_>>()?,
             d: (0..count).map(|_| self.zeros(m * n * out.bytes())).collect::<Result<_>>()?,
             x,
         })
     }
 
+    /// The plan for these operands. Where it would dequantize the weights in each call, they are kept dequantized: that is
+    /// what a model's weights are worth, and what the plan is then for. Says whether.
+    fn plan(&self, mnk: [usize; 3], pair: Pair, out: DType, sets: &mut Sets) -> Result<(GemmPlan, bool)> {
+        let desc = self.desc(mnk, pair.a.operand(), pair.b.scheme, out);
+        let plan = self.handle.plan(&desc)?;
+        if plan.formulation() != Formulation::DequantizedBf16 {
+            return Ok((plan, false));
+        }
+        for b in &sets.b {
+            b.keep_dequantized(&self.handle, kept_dtype(desc.a, out))?;
+        }
+        let desc = sets.args(mnk, out, 0)?.accumulation(self.accumulation).desc()?;
+        Ok((self.handle.plan(&desc)?, true))
+    }
+
     fn execute(&self, plan: &mut GemmPlan, sets: &mut Sets, call: usize) -> Result<()> {
-        let (m, n, out) = (plan.desc().m, plan.desc().n, plan.desc().out);
-        let at = call % sets.d.len();
-        let d = MatMut::new(&mut sets.d[at], out, m, n)?;
-        let args = GemmArgs::new(&sets.a[at], &sets.b[at], d).accumulation(self.accumulation);
+        let (mnk, out) = ([plan.desc().m, plan.desc().n, plan.desc().k], plan.desc().out);
+        let args = sets.args(mnk, out, call)?.accumulation(self.accumulation);
         plan.execute(&self.handle, args)
     }
 
-    fn quantize_a(&self, sets: &mut Sets, recipe: Recipe, call: usize) -> Result<()> {
+    /// Quantizes A as its recipe says; nothing where it stays plain.
+    fn quantize_a(&self, sets: &mut Sets, call: usize) -> Result<()> {
+        let Activations::Quantized(recipe) = sets.activations else { return Ok(()) };
         let at = call % sets.a.len();
         let (rows, cols) = (sets.a[at].rows(), sets.a[at].cols());
         let x = MatRef::new(&sets.x[at], DType::Bf16, rows, cols)?;
         self.handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut sets.a[at]))
+    }
+
+    /// Rows of a plain matrix on the device.
+    fn rows(&self, data: &CudaSlice<u8>, rows: Range<usize>, cols: usize, dtype: DType) -> Result<Array2<f32>> {
+        let row = cols * dtype.bytes();
+        let part = data.slice(rows.start * row..rows.end * row);
+        let part = self.handle.stream().clone_dtod(&part).map_err(|e| driver("copying on the GPU", e))?;
+        self.download(&part, rows.len(), cols, dtype)
     }
 }
 
@@ -182,17 +239,26 @@ impl Device for Cuda {
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
-        let (m, n, out) = (inputs.a.rows(), inputs.b.rows(), inputs.out);
-        let a = QuantMatrix::from_host(&self.handle, inputs.a)?;
+        let (m, n, k, out) = (inputs.a.rows(), inputs.b.rows(), inputs.a.cols(), inputs.out);
         let b = QuantMatrix::from_host(&self.handle, inputs.b)?;
         let mut d = self.zeros(m * n * out.bytes())?;
+        let target = MatMut::new(&mut d, out, m, n)?;
+        let (quantized, plain);
+        let args = match inputs.a {
+            HostOperand::Quantized(a) => {
+                quantized = QuantMatrix::from_host(&self.handle, a)?;
+                GemmArgs::new(&quantized, &b, target)
+            }
+            HostOperand::Plain(x, dtype) => {
+                plain = self.upload(&to_bytes(x, dtype))?;
+                GemmArgs::weight_only(MatRef::new(&plain, dtype, m, k)?, &b, target)
+            }
+        };
         let bias = match inputs.bias {
             Some((values, dtype)) => Some((self.upload(&to_bytes(values, dtype))?, dtype, values.len())),
             None => None,
         };
-        let mut args = GemmArgs::new(&a, &b, MatMut::new(&mut d, out, m, n)?)
-            .activation(inputs.activation)
-            .accumulation(self.accumulation);
+        let mut args = args.activation(inputs.activation).accumulation(self.accumulation);
         if let Some((data, dtype, len)) = &bias {
             args = args.bias(VecRef::new(data, *dtype, *len)?);
         }
@@ -200,15 +266,18 @@ impl Device for Cuda {
         self.download(&d, m, n, out)
     }
 
-    fn arithmetic(&self) -> (Accumulator, Gelu) {
-        let accumulator = match self.accumulation {
-            Accumulation::Precise => Accumulator::TensorCorePromoted,
-            Accumulation::Fast => Accumulator::TensorCoreFast,
+    fn arithmetic(&self, a: Operand, b: Scheme) -> (Accumulator, Gelu) {
+        let native_blocks = self.handle.device().compute_capability.0 >= 10;
+        let accumulator = match (b.spec().block, self.accumulation) {
+            (Some(_), _) if !native_blocks || a.scheme().is_none() => Accumulator::TensorCoreWide,
+            // How those cores add is not known here: the widest bound.
+            (Some(_), _) | (None, Accumulation::Fast) => Accumulator::TensorCoreFast,
+            (None, Accumulation::Precise) => Accumulator::TensorCorePromoted,
         };
         (accumulator, Gelu::Approximate)
     }
 
-    fn support(&mut self, mnk: [usize; 3], a: Scheme, b: Scheme, out: DType) -> Support {
+    fn support(&mut self, mnk: [usize; 3], a: Operand, b: Scheme, out: DType) -> Support {
         let desc = self.desc(mnk, a, b, out);
         let ways = match self.handle.supports(&desc) {
             Ok(ways) => ways,
@@ -258,34 +327,37 @@ impl Device for Cuda {
     }
 
     fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<PairTime> {
-        let n = mnk[1];
+        let [m, n, k] = mnk;
         let mut sets = self.prepare(mnk, pair, out)?;
-        let desc = self.desc(mnk, pair.a.scheme, pair.b.scheme, out);
-        let mut plan = self.handle.plan(&desc)?;
+        let (mut plan, kept) = self.plan(mnk, pair, out, &mut sets)?;
         for b in &sets.b {
             plan.prepare(&self.handle, b)?;
         }
         let gemm_us = time_calls(&self.handle, CALLS, REPLAYS, |i| self.execute(&mut plan, &mut sets, i))?;
-        let quantize_us = time_calls(&self.handle, CALLS, REPLAYS, |i| self.quantize_a(&mut sets, pair.a, i))?;
-        let both_us = time_calls(&self.handle, CALLS, REPLAYS, |i| {
-            self.quantize_a(&mut sets, pair.a, i)?;
-            self.execute(&mut plan, &mut sets, i)
-        })?;
-        let (a, b) = (sets.a[0].to_host(&self.handle)?, sets.b[0].to_host(&self.handle)?);
-        let row = n * out.bytes();
-        let error = sampled_error(&a, &b, out, self.arithmetic(), |rows| {
-            let len = rows.len();
-            let part = sets.d[0].slice(rows.start * row..rows.end * row);
-            let part = self.handle.stream().clone_dtod(&part).map_err(|e| driver("copying on the GPU", e))?;
-            self.download(&part, len, n, out)
-        })?;
-        Ok(PairTime {
-            gemm_us,
-            quantize_us,
-            both_us,
-            formulation: format!("{} {}", plan.formulation(), plan.finish()),
-            error,
-        })
+        let (quantize_us, both_us) = match pair.a {
+            Activations::Quantized(_) => {
+                let quantize_us = time_calls(&self.handle, CALLS, REPLAYS, |i| self.quantize_a(&mut sets, i))?;
+                let both_us = time_calls(&self.handle, CALLS, REPLAYS, |i| {
+                    self.quantize_a(&mut sets, i)?;
+                    self.execute(&mut plan, &mut sets, i)
+                })?;
+                (quantize_us, both_us)
+            }
+            Activations::Plain(_) => (0.0, gemm_us),
+        };
+        let a = sets.a.first().map(|a| a.to_host(&self.handle)).transpose()?;
+        let rows_of_a = |rows: Range<usize>| match (&a, pair.a) {
+            (Some(a), _) => Ok(HostA::Quantized(rows_of(a, rows.start, rows.len())?)),
+            (None, Activations::Plain(dtype)) => Ok(HostA::Plain(self.rows(&sets.x[0], rows, k, dtype)?, dtype)),
+            (None, Activations::Quantized(_)) => {
+                Err(Error::shape("A", "no matrix", "was quantized", "report it: the program made it"))
+            }
+        };
+        let (b, arithmetic) = (sets.b[0].to_host(&self.handle)?, self.arithmetic(pair.a.operand(), pair.b.scheme));
+        let error = sampled_error(m, rows_of_a, &b, out, arithmetic, |rows| self.rows(&sets.d[0], rows, n, out))?;
+        let keeping = if kept { ", weights kept dequantized" } else { "" };
+        let formulation = format!("{} {}{keeping}", plan.formulation(), plan.finish());
+        Ok(PairTime { gemm_us, quantize_us, both_us, formulation, error })
     }
 
     fn copy_rate(&mut self) -> Result<f64> {
@@ -311,11 +383,9 @@ impl Device for Cuda {
         let mut table = TuneTable::default();
         for &(mnk, pair) in problems {
             let [m, n, k] = mnk;
-            let desc = self.desc(mnk, pair.a.scheme, pair.b.scheme, out);
             let mut sets = self.prepare(mnk, pair, out)?;
-            let mut plan = self.handle.plan(&desc)?;
-            let d = MatMut::new(&mut sets.d[0], out, m, n)?;
-            let args = GemmArgs::new(&sets.a[0], &sets.b[0], d).accumulation(self.accumulation);
+            let (mut plan, _) = self.plan(mnk, pair, out, &mut sets)?;
+            let args = sets.args(mnk, out, 0)?.accumulation(self.accumulation);
             let report = plan.autotune(&self.handle, args, &TuneOptions::default())?;
             let us = report.record.measured_us().unwrap_or(f64::NAN);
             step(format!("{m} x {n} x {k} {}: {} {us:.1} us", pair.name(), report.record.formulation()));

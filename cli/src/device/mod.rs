@@ -9,31 +9,80 @@ use std::path::Path;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::format::pair::check_pair;
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs};
-use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Recipe, Result, Scheme};
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::{Failure, note};
 
-/// The recipes of both operands.
+/// How A comes to a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activations {
+    /// Quantized by this recipe.
+    Quantized(Recipe),
+    /// As it is.
+    Plain(DType),
+}
+
+impl Activations {
+    /// Scheme or element type.
+    pub fn operand(self) -> Operand {
+        match self {
+            Self::Quantized(recipe) => recipe.scheme.into(),
+            Self::Plain(dtype) => Operand::Plain(dtype),
+        }
+    }
+}
+
+/// How both operands are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
-    pub a: Recipe,
+    pub a: Activations,
     pub b: Recipe,
 }
 
 impl Pair {
-    /// The pair that weights of this scheme name belong to: both alike, or 1x128 activations where two alike cannot be.
-    pub fn of_weights(name: &str) -> Self {
-        let b = scheme(name, Fp8Format::E4M3);
-        let both = check_pair(b, b, "cpu").is_ok();
-        let a = if both { b } else { Scheme::Fp8Block1x128(Fp8Format::E4M3) };
-        Self { a: Recipe::new(a), b: Recipe::new(b) }
+    /// The pairs that weights of this scheme name belong to: both alike, or 1x128 activations where two alike cannot be;
+    /// plain BF16 activations too for NVFP4 weights. Row scales of NVFP4 are for activations, with `nvfp4` weights.
+    pub fn of_weights(name: &str) -> Vec<Self> {
+        let alike = scheme(name, Fp8Format::E4M3);
+        let recipe = |a: Scheme| Activations::Quantized(Recipe::new(a));
+        let (activations, b) = if alike == Scheme::Nvfp4Row {
+            (vec![recipe(alike)], Scheme::Nvfp4)
+        } else if alike == Scheme::Nvfp4 {
+            (vec![recipe(alike), Activations::Plain(DType::Bf16)], alike)
+        } else if check_pair(alike, alike, "cpu").is_ok() {
+            (vec![recipe(alike)], alike)
+        } else {
+            (vec![recipe(Scheme::Fp8Block1x128(Fp8Format::E4M3))], alike)
+        };
+        activations.into_iter().map(|a| Self { a, b: Recipe::new(b) }).collect()
     }
 
     /// `fp8-1x128 x fp8-128x128`.
     pub fn name(&self) -> String {
-        format!("{} x {}", self.a.scheme.spec().name, self.b.scheme.spec().name)
+        let a = match self.a {
+            Activations::Quantized(recipe) => recipe.scheme.spec().name,
+            Activations::Plain(dtype) => dtype.name(),
+        };
+        format!("{a} x {}", self.b.scheme.spec().name)
+    }
+}
+
+/// A in host memory.
+pub enum HostA {
+    Quantized(HostQuantMatrix),
+    /// Values that the type holds exactly.
+    Plain(Array2<f32>, DType),
+}
+
+impl HostA {
+    /// What the reference multiplies.
+    pub fn operand(&self) -> HostOperand<'_> {
+        match self {
+            Self::Quantized(matrix) => matrix.into(),
+            Self::Plain(values, dtype) => HostOperand::Plain(values.view(), *dtype),
+        }
     }
 }
 
@@ -42,7 +91,7 @@ impl Pair {
 pub struct PairTime {
     /// Microseconds of the product of quantized operands.
     pub gemm_us: f64,
-    /// Microseconds of the quantization of A.
+    /// Microseconds of the quantization of A; 0 if it is plain.
     pub quantize_us: f64,
     /// Microseconds of the one after the other.
     pub both_us: f64,
@@ -81,17 +130,17 @@ pub trait Device {
     /// Quantizes a matrix of values that `source` holds exactly.
     fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix>;
 
-    /// The values of a quantized matrix, rounded to `out`.
+    /// The values of a quantized matrix, rounded to `out`. Rows in a Hadamard basis stay in it.
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>>;
 
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
 
-    /// What adds the products here, and who computes a GELU: which bound applies.
-    fn arithmetic(&self) -> (Accumulator, Gelu);
+    /// What adds the products of this pair here, and who computes a GELU: which bound applies.
+    fn arithmetic(&self, a: Operand, b: Scheme) -> (Accumulator, Gelu);
 
     /// How this pair runs at this shape.
-    fn support(&mut self, mnk: [usize; 3], a: Scheme, b: Scheme, out: DType) -> Support;
+    fn support(&mut self, mnk: [usize; 3], a: Operand, b: Scheme, out: DType) -> Support;
 
     /// What [`Device::time_baseline`] measures, in words.
     fn baseline(&self) -> String;
