@@ -49,8 +49,8 @@ fn help_version_and_wrong_use() {
     }
     assert_words(&bad(2, &["frobnicate"]), &["frobnicate", "--help"]);
     assert_words(&bad(2, &["quantize"]), &["--output", "--recipe"]);
-    let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128";
-    for later in ["mxfp8", "nvfp4", "fp8", ""] {
+    let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4, nvfp4-row";
+    for later in ["mxfp4", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
         assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown recipe", known]);
     }
@@ -72,7 +72,16 @@ fn info_lists_the_pairs_and_why_not() {
     let value = json(&["info", "--json"]);
     assert_eq!(value["device"], "cpu");
     let pairs = value["pairs"].as_array().unwrap();
-    assert_eq!(pairs.len(), 64);
+    assert_eq!(pairs.len(), 14 * 12);
+    let by = |a: &str, b: &str| {
+        let pair = pairs.iter().find(|p| p["a"] == a && p["b"] == b).unwrap();
+        pair["formulations"].as_array().unwrap().len()
+    };
+    assert_eq!(
+        (by("nvfp4-row", "nvfp4"), by("f16", "nvfp4"), by("bf16", "mxfp8:e4m3"), by("f16", "mxfp8:e4m3")),
+        (1, 1, 1, 0)
+    );
+    assert_words(&text, &["nvfp4-row", "mxfp8:e5m2", "bf16"]);
     let tiles = pairs.iter().find(|p| p["a"] == "fp8-128x128:e4m3" && p["b"] == "fp8-128x128:e4m3").unwrap();
     assert_words(tiles["refused"][0]["reason"].as_str().unwrap(), &["1x128"]);
 }
@@ -89,8 +98,14 @@ fn the_device_can_be_named_before_the_command() {
 fn verify_passes() {
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true);
-    assert_eq!(value["recipes"].as_array().unwrap().len(), 64);
-    assert_eq!(value["pairs"].as_array().unwrap().len(), 15);
+    let recipes = value["recipes"].as_array().unwrap();
+    assert_eq!(recipes.len(), 64 + 10 + 31);
+    assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
+    assert!(recipes.iter().any(|r| r["options"]["hadamard"] == true && r["options"]["stochastic"] == 1));
+    let pairs = value["pairs"].as_array().unwrap();
+    assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 1);
+    assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
+    assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }
 
 #[test]
@@ -110,6 +125,16 @@ fn bench_prints_writes_and_draws() {
     assert!(value["copy_bytes_per_second"].as_f64().unwrap() > 0.0);
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "n = 32, k = 64: TFLOP/s", "fp8-row x fp8-row", "f32"]);
     assert_eq!(json(&[&shapes[..], &["--json"]].concat())["rows"].as_array().unwrap().len(), 6);
+    let shapes = ["bench", "--shapes", "5x16x48", "--schemes", "nvfp4,nvfp4-row,mxfp8", "--json"];
+    let value = json(&shapes);
+    let rows = value["rows"].as_array().unwrap();
+    let pairs: Vec<_> =
+        rows.iter().map(|r| format!("{} {}", r["a"].as_str().unwrap(), r["b"].as_str().unwrap())).collect();
+    assert_eq!(pairs, ["nvfp4 nvfp4", "bf16 nvfp4", "nvfp4-row nvfp4", "mxfp8:e4m3 mxfp8:e4m3"]);
+    for row in rows {
+        assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row}");
+        assert_eq!(row["quantize_us"] == 0.0, row["a"] == "bf16");
+    }
     // A shape that cannot run is said, and the others still run.
     let text = good(&["bench", "--shapes", "4x16x40,4x16x48", "--schemes", "fp8-row"]);
     assert_words(&text, &["not run: 4 x 16 x 40", "k = 40", "multiple of 16"]);

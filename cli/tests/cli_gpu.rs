@@ -6,7 +6,8 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, assert_words, f32_tensor, model, read_f32, run_on, sqnr_db, write};
+use common::{Folder, assert_words, f32_tensor, model, read_f32, run_on, sqnr_db, values, write};
+use safetensors::tensor::Dtype;
 use serde_json::Value;
 
 /// Whether there is a GPU to test on.
@@ -57,18 +58,31 @@ fn files_equal_those_of_the_cpu() {
     let folder = Folder::new();
     let input = folder.file("in");
     model(&input);
-    for recipe in ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128"] {
-        for format in ["e4m3", "e5m2"] {
-            let mut files = Vec::new();
-            for device in ["cpu", "cuda"] {
-                let (packed, back) = (folder.file(&format!("q-{device}")), folder.file(&format!("b-{device}")));
-                good(device, &["quantize", &input, "-o", &packed, "--recipe", recipe, "--format", format]);
-                good(device, &["dequantize", &packed, "-o", &back]);
-                files.push((fs::read(&packed).unwrap(), fs::read(&back).unwrap()));
-            }
-            assert!(files[0].0 == files[1].0, "{recipe} {format}: quantized files differ");
-            assert!(files[0].1 == files[1].1, "{recipe} {format}: dequantized files differ");
+    let fp8 = ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8"];
+    let fp8 = fp8.into_iter().flat_map(|r| ["e4m3", "e5m2"].map(|f| (r, vec!["--format", f])));
+    let options: [(&str, &[&str]); 11] = [
+        ("mxfp8", &["--mx-rounding", "even"]),
+        ("nvfp4", &[]),
+        ("nvfp4", &["--preset", "torchao"]),
+        ("nvfp4", &["--tile-16x16"]),
+        ("nvfp4", &["--hadamard"]),
+        ("nvfp4", &["--stochastic", "3"]),
+        ("nvfp4", &["--hadamard", "--stochastic", "3"]),
+        ("nvfp4", &["--four-over-six", "mae"]),
+        ("nvfp4", &["--four-over-six", "mse", "--error-math", "fast", "--e4m3-max", "256"]),
+        ("nvfp4-row", &[]),
+        ("nvfp4-row", &["--four-over-six", "mse"]),
+    ];
+    for (recipe, options) in fp8.chain(options.map(|(recipe, options)| (recipe, options.to_vec()))) {
+        let mut files = Vec::new();
+        for device in ["cpu", "cuda"] {
+            let (packed, back) = (folder.file(&format!("q-{device}")), folder.file(&format!("b-{device}")));
+            good(device, &[&["quantize", &input, "-o", &packed, "--recipe", recipe], options.as_slice()].concat());
+            good(device, &["dequantize", &packed, "-o", &back]);
+            files.push((fs::read(&packed).unwrap(), fs::read(&back).unwrap()));
         }
+        assert!(files[0].0 == files[1].0, "{recipe} {options:?}: quantized files differ");
+        assert!(files[0].1 == files[1].1, "{recipe} {options:?}: dequantized files differ");
     }
 }
 
@@ -79,14 +93,33 @@ fn products_agree_with_the_cpu() {
     }
     let folder = Folder::new();
     let (x, w, qx, qw) = (folder.file("x"), folder.file("w"), folder.file("qx"), folder.file("qw"));
+    let plain = folder.file("plain");
     model(&w);
     write(&x, &[f32_tensor("x", [5, 272], 7)]);
-    for (activations, weights) in
-        [("fp8-tensor", "fp8-tensor"), ("fp8-row", "fp8-row"), ("fp8-1x128", "fp8-1x128"), ("fp8-1x128", "fp8-128x128")]
-    {
-        good("cpu", &["quantize", &x, "-o", &qx, "--recipe", activations]);
-        good("cpu", &["quantize", &w, "-o", &qw, "--recipe", weights]);
-        let (a, b, bias) = (format!("{qx}:x"), format!("{qw}:layer.weight"), format!("{qw}:layer.bias"));
+    let bf16: Vec<u8> = values(5 * 272, 7).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+    write(&plain, &[("x", Dtype::BF16, vec![5, 272], bf16)]);
+    let pairs: [(&str, &str, &[&str]); 12] = [
+        ("fp8-tensor", "fp8-tensor", &[]),
+        ("fp8-row", "fp8-row", &[]),
+        ("fp8-1x128", "fp8-1x128", &[]),
+        ("fp8-1x128", "fp8-128x128", &[]),
+        ("mxfp8", "mxfp8", &[]),
+        ("nvfp4", "nvfp4", &[]),
+        ("nvfp4", "nvfp4", &["--hadamard"]),
+        ("nvfp4-row", "nvfp4", &[]),
+        ("nvfp4-row", "nvfp4-row", &["--four-over-six", "mae"]),
+        ("plain", "mxfp8", &[]),
+        ("plain", "nvfp4", &[]),
+        ("plain", "nvfp4-row", &[]),
+    ];
+    for (activations, weights, options) in pairs {
+        let mut a = format!("{plain}:x");
+        if activations != "plain" {
+            good("cpu", &[&["quantize", &x, "-o", &qx, "--recipe", activations], options].concat());
+            a = format!("{qx}:x");
+        }
+        good("cpu", &[&["quantize", &w, "-o", &qw, "--recipe", weights], options].concat());
+        let (b, bias) = (format!("{qw}:layer.weight"), format!("{qw}:layer.bias"));
         let d: Vec<Vec<f32>> = ["cpu", "cuda"]
             .into_iter()
             .map(|device| {
@@ -96,7 +129,8 @@ fn products_agree_with_the_cpu() {
                 read_f32(&d, "d").1
             })
             .collect();
-        // A few units of 2^-13, the precision of tensor cores; `verify` holds the rigorous bound.
+        // A few units of 2^-13 for FP8, the precision of its tensor cores, less for the others; `verify` holds the rigorous
+        // bound.
         let db = sqnr_db(&d[0], &d[1]);
         assert!(db > 60.0, "{activations} x {weights}: {db} dB");
     }
@@ -112,14 +146,21 @@ fn tune_then_bench_with_the_records() {
     let shape = ["--shapes", "512x512", "--m", "4,64"];
     good("cuda", &[&["tune", "-o", &records][..], &shape].concat());
     let tuned: Value = serde_json::from_slice(&fs::read(&records).unwrap()).unwrap();
-    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(8), "{tuned:#}");
+    // Four pairs of FP8, mxfp8, nvfp4 by nvfp4, by rows and by plain activations; two m.
+    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(16), "{tuned:#}");
     let bench = ["bench", "--tuning", &records, "--plot", &plot, "--json"];
     let value = json(&[&bench[..], &shape].concat());
     let rows = value["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 8, "{value:#}");
+    assert_eq!(rows.len(), 16, "{value:#}");
     for row in rows {
         assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row:#}");
         assert!(row["both_us"].as_f64().unwrap() >= row["gemm_us"].as_f64().unwrap(), "{row:#}");
+        let formulation = row["formulation"].as_str().unwrap();
+        assert_eq!(
+            formulation.starts_with("dequantized-bf16"),
+            formulation.ends_with("weights kept dequantized"),
+            "{row:#}"
+        );
     }
     assert_words(value["baseline"].as_str().unwrap(), &["BF16", "cuBLASLt"]);
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);
