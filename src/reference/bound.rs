@@ -394,11 +394,12 @@ impl TensorCore {
         self.sum += sum.into_iter().sum::<f64>();
         self.low = self.low.min(self.sum);
         self.high = self.high.max(self.sum);
-        self.error += total(lost);
-        if adder.additions > 1 {
-            self.error += 2.0 * f64::from(adder.additions) * if absolute > 0.0 { unit } else { 0.0 };
-        } else {
-            self.error += if size > 0.0 { unit } else { 0.0 };
+        // The accumulator, for being aligned and, with several additions, for each of their results.
+        let truncations = if adder.additions > 1 { 2.0 * f64::from(adder.additions) } else { 1.0 };
+        let idle = if adder.additions > 1 { absolute == 0.0 } else { size == 0.0 };
+        let accumulator = if idle { 0.0 } else { truncations * unit };
+        self.error += total(lost) + accumulator;
+        if adder.additions == 1 {
             self.error += (self.high - self.low + self.error) * power(-adder.kept);
         }
         absolute
