@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
 # Runs a bundle made by scripts/bundle.sh on a GPU machine.
-# usage: run.sh test [NAME...] | bench [NAME...] | sanitize [TOOL...] | nvrtc | all      results under $OUT (default: ./out)
+# usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | sanitize [TOOL...] | nvrtc [NAME...] | all | where
+# results under $OUT (default: ./out); where: prints the folder that holds the program and the executables
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+if [ ! -d "$here/tests" ]; then
+    tree=${TMPDIR:-/tmp}/scaled-gemm-bundle-$(cksum <"$here/bundle.tar.xz" | tr ' ' -)
+    if [ ! -d "$tree" ]; then
+        rm -rf "$tree.new" && mkdir -p "$tree.new"
+        tar -xJf "$here/bundle.tar.xz" -C "$tree.new" 2>/dev/null ||
+            python3 -m tarfile -e "$here/bundle.tar.xz" "$tree.new" ||
+            { echo "unpacking $here/bundle.tar.xz needs tar with xz, or python3" >&2; exit 2; }
+        mv "$tree.new" "$tree"
+    fi
+    here=$tree
+fi
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
 logs=$(mktemp -d)
@@ -38,16 +50,21 @@ what=${1:-all}; shift || true
 case $what in
     test) run_tests -- "$@" ;;
     bench) run_benches "$@" ;;
-    nvrtc) SCALED_GEMM_KERNELS=nvrtc run_tests -- "${@:-gpu_quantize}" ;;
+    exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
+    nvrtc)
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_nvfp4 gpu_mxfp8
+        SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
         # them, so these run the tests that reach each kernel.
-        ours='at (quantize|dequantize|amax|epilogue|repeat)_'
+        ours='at (quantize_|dequantize_|amax_|hadamard_|epilogue_|repeat_|alpha_|gemm_factors)'
         for tool in ${@:-memcheck racecheck synccheck initcheck}; do
             echo "## compute-sanitizer --tool $tool"
-            for name in gpu_epilogue gpu_quantize gpu_gemm gpu_graph gpu_threads gpu_tune gpu_memory; do
+            for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_graph gpu_threads gpu_tune gpu_memory; do
                 tests=()
+                # Their small tests reach each kernel for block scales, aligned and not.
+                case $name in gpu_nvfp4 | gpu_mxfp8) tests=(each_kernel_once dequantize refusals) ;; esac
                 if [ "$tool" != memcheck ]; then
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
@@ -65,7 +82,8 @@ case $what in
                 echo "$tool $name: $(grep -hE 'SUMMARY|^test result' "$log" | tr '\n' ' ')"
             done
         done ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize; run_benches ;;
-    *) echo "usage: run.sh test | bench | sanitize | nvrtc | all" >&2; exit 2 ;;
+    where) echo "$here" ;;
+    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_nvfp4 gpu_mxfp8; run_benches ;;
+    *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed

@@ -21,6 +21,25 @@ fn recipes() -> impl Iterator<Item = Recipe> {
     FORMATS.into_iter().flat_map(|f| MxRounding::ALL.map(|mx| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx)))
 }
 
+/// Small, for runs under a sanitizer: aligned rows and others, in every direction, and back.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(80);
+    for (rows, cols) in [(48, 144), (3, 1040)] {
+        for dtype in INPUTS {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for offset in [0, 1] {
+                let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
+                recipes().for_each(|recipe| x.check(&handle, recipe));
+            }
+            for recipe in FORMATS.map(|f| Recipe::new(Scheme::Mxfp8(f))) {
+                check_dequantize(&handle, &reference::quantize(x.view(), dtype, recipe).unwrap());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };

@@ -41,6 +41,26 @@ fn whole() -> impl Iterator<Item = Recipe> {
     recipes().into_iter().filter(|r| r.scheme == Scheme::Nvfp4)
 }
 
+/// Small, for runs under a sanitizer: rows held in registers and rows read twice, aligned and not.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Rng(60);
+    for (rows, cols) in [(48, 144), (3, 8208)] {
+        for dtype in INPUTS {
+            let x = spread(&mut rng, rows, cols, dtype);
+            for offset in [0, 1] {
+                let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
+                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
+                whole().for_each(|recipe| x.check_given(&handle, recipe, GlobalScale::Amax(40.0)));
+            }
+            for recipe in [Recipe::new(Scheme::Nvfp4), Recipe::new(Scheme::Nvfp4Row)] {
+                check_dequantize(&handle, &reference::quantize(x.view(), dtype, recipe).unwrap());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
