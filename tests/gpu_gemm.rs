@@ -389,8 +389,8 @@ fn refused_pairs_name_both_schemes_the_gpu_and_a_way_out() {
     let Some(handle) = handle() else { return };
     let device = handle.device().to_string();
     let mut refusals = 0;
-    for sa in Scheme::ALL {
-        for sb in Scheme::ALL.into_iter().filter(|sb| !pairs().contains(&(sa, *sb))) {
+    for sa in Scheme::FP8 {
+        for sb in Scheme::FP8.into_iter().filter(|sb| !pairs().contains(&(sa, *sb))) {
             let (a, b) = (zeros(&handle, sa, 4, 128), zeros(&handle, sb, 16, 128));
             let mut d = poisoned(&handle, 4 * 16 * 2);
             let d = MatMut::new(&mut d, DType::Bf16, 4, 16).unwrap();

@@ -3,17 +3,18 @@
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::pair::check_pair;
-use scaled_gemm::reference::{self, Accumulator, Bound, Gelu, GemmInputs, SumBound};
+use scaled_gemm::reference::{self, Accumulator, Bound, Gelu, GemmInputs, HostOperand, SumBound};
 use scaled_gemm::{
     Accumulate, Accumulation, Activation, DType, Epilogue, Extent, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc,
-    GemmPlan, Handle, HostQuantMatrix, MatMut, MatRef, OutAmax, PlanOptions, QuantMatrix, Recipe, Scheme, VecRef,
+    GemmPlan, Handle, HostQuantMatrix, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, Recipe, Scheme,
+    VecRef,
 };
 
 use super::{Rng, bytes_of, round_to, upload, upload_strided, values_of};
 
 pub const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
-/// The pairs of scheme families that multiply, by their names.
+/// The pairs of FP8 scheme families that multiply, by their names.
 pub const FAMILIES: [(&str, &str); 5] = [
     ("fp8-tensor", "fp8-tensor"),
     ("fp8-row", "fp8-row"),
@@ -33,7 +34,7 @@ pub fn mixes((a, b): (&str, &str)) -> Vec<(Scheme, Scheme)> {
     pairs
 }
 
-/// Every pair that multiplies.
+/// Every pair of FP8 matrices that multiplies.
 pub fn pairs() -> Vec<(Scheme, Scheme)> {
     FAMILIES.into_iter().flat_map(mixes).collect()
 }
@@ -78,7 +79,26 @@ pub fn quantized(x: &Array2<f32>, scheme: Scheme) -> HostQuantMatrix {
     reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap()
 }
 
-/// A and B, on the host and on the device.
+/// A and B of a product, on the host and on the device.
+pub trait Product {
+    fn shape(&self) -> [usize; 3];
+    fn host_a(&self) -> HostOperand<'_>;
+    fn host_b(&self) -> &HostQuantMatrix;
+    fn b(&self) -> &QuantMatrix;
+    /// The plain product into packed rows of `out`.
+    fn problem(&self, out: DType) -> GemmDesc;
+    fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a>;
+
+    fn sums(&self, accumulation: Accumulation) -> SumBound {
+        let accumulator = match self.host_b().scheme().spec().block {
+            Some(_) => Accumulator::TensorCoreWide,
+            None => accumulator(accumulation),
+        };
+        SumBound::new(self.host_a(), self.host_b(), accumulator)
+    }
+}
+
+/// A quantized A and B.
 pub struct Operands {
     pub host_a: HostQuantMatrix,
     pub host_b: HostQuantMatrix,
@@ -96,13 +116,88 @@ impl Operands {
         let b = QuantMatrix::from_host(handle, &host_b).unwrap();
         Self { host_a, host_b, a, b }
     }
+}
 
-    pub fn shape(&self) -> [usize; 3] {
+impl Product for Operands {
+    fn shape(&self) -> [usize; 3] {
         [self.a.rows(), self.b.rows(), self.a.cols()]
     }
 
-    pub fn sums(&self, accumulation: Accumulation) -> SumBound {
-        SumBound::new(&self.host_a, &self.host_b, accumulator(accumulation))
+    fn host_a(&self) -> HostOperand<'_> {
+        HostOperand::Quantized(&self.host_a)
+    }
+
+    fn host_b(&self) -> &HostQuantMatrix {
+        &self.host_b
+    }
+
+    fn b(&self) -> &QuantMatrix {
+        &self.b
+    }
+
+    fn problem(&self, out: DType) -> GemmDesc {
+        let [m, n, k] = self.shape();
+        GemmDesc::new(m, n, k, self.a.scheme(), self.b.scheme(), out).with_kept(self.b.kept())
+    }
+
+    fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a> {
+        GemmArgs::new(&self.a, &self.b, d)
+    }
+}
+
+/// A plain A, whose rows lie apart by `a_gap` elements, and a quantized B.
+pub struct PlainOperands {
+    pub host_a: Array2<f32>,
+    pub dtype: DType,
+    pub a_gap: usize,
+    pub host_b: HostQuantMatrix,
+    a: CudaSlice<u8>,
+    pub b: QuantMatrix,
+}
+
+impl PlainOperands {
+    pub fn of(handle: &Handle, x: &Array2<f32>, dtype: DType, a_gap: usize, host_b: HostQuantMatrix) -> Self {
+        let host_a = x.mapv(|v| round_to(dtype, v));
+        let a = upload_strided(handle, &host_a, dtype, x.ncols() + a_gap, 0);
+        let b = QuantMatrix::from_host(handle, &host_b).unwrap();
+        Self { host_a, dtype, a_gap, host_b, a, b }
+    }
+
+    /// Other activations at the same address.
+    pub fn rewrite(&mut self, handle: &Handle, x: &Array2<f32>) {
+        let other = Self::of(handle, x, self.dtype, self.a_gap, self.host_b.clone());
+        handle.stream().memcpy_dtod(&other.a, &mut self.a).unwrap();
+        self.host_a = other.host_a;
+    }
+}
+
+impl Product for PlainOperands {
+    fn shape(&self) -> [usize; 3] {
+        [self.host_a.nrows(), self.b.rows(), self.host_a.ncols()]
+    }
+
+    fn host_a(&self) -> HostOperand<'_> {
+        HostOperand::Plain(self.host_a.view(), self.dtype)
+    }
+
+    fn host_b(&self) -> &HostQuantMatrix {
+        &self.host_b
+    }
+
+    fn b(&self) -> &QuantMatrix {
+        &self.b
+    }
+
+    fn problem(&self, out: DType) -> GemmDesc {
+        let [m, n, k] = self.shape();
+        let desc = GemmDesc::new(m, n, k, Operand::Plain(self.dtype), self.b.scheme(), out);
+        desc.with_a_stride(k + self.a_gap).with_kept(self.b.kept())
+    }
+
+    fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a> {
+        let [m, _, k] = self.shape();
+        let a = MatRef::new(&self.a, self.dtype, m, k).unwrap().with_row_stride(k + self.a_gap).unwrap();
+        GemmArgs::weight_only(a, &self.b, d)
     }
 }
 
@@ -138,9 +233,9 @@ impl Case {
         }
     }
 
-    pub fn desc(&self, ops: &Operands) -> GemmDesc {
-        let [m, n, k] = ops.shape();
-        GemmDesc::new(m, n, k, ops.a.scheme(), ops.b.scheme(), self.out)
+    pub fn desc(&self, ops: &impl Product) -> GemmDesc {
+        let [_, n, _] = ops.shape();
+        ops.problem(self.out)
             .with_out_stride(n + self.gap)
             .with_epilogue(Epilogue { bias: self.bias, activation: self.activation, residual: self.residual })
             .with_accumulate(if self.beta.is_some() { Accumulate::Add } else { Accumulate::Replace })
@@ -191,7 +286,7 @@ impl Extras {
     }
 
     /// The same problem for the reference.
-    pub fn inputs<'a>(&'a self, ops: &'a Operands, case: &Case) -> GemmInputs<'a> {
+    pub fn inputs<'a>(&'a self, ops: &'a impl Product, case: &Case) -> GemmInputs<'a> {
         GemmInputs {
             alpha: case.alpha,
             accumulate: case.beta.map(|beta| (beta, self.old.view())),
@@ -199,7 +294,7 @@ impl Extras {
             activation: case.activation,
             residual: case.residual.map(|dtype| (self.residual.view(), dtype)),
             out_encode: if case.out == DType::E4m3 { case.encode } else { 1.0 },
-            ..GemmInputs::new(&ops.host_a, &ops.host_b, case.out)
+            ..GemmInputs::new(ops.host_a(), ops.host_b(), case.out)
         }
     }
 }
@@ -227,7 +322,7 @@ pub struct Stored {
 }
 
 impl Output {
-    pub fn new(handle: &Handle, ops: &Operands, extras: &Extras, case: &Case) -> Self {
+    pub fn new(handle: &Handle, ops: &impl Product, extras: &Extras, case: &Case) -> Self {
         let [rows, cols, _] = ops.shape();
         let (size, stride) = (case.out.bytes(), cols + case.gap);
         let mut bytes = vec![0xFF; rows * stride * size + GUARD];
@@ -261,8 +356,8 @@ impl Output {
     }
 
     /// The arguments of a call into this output.
-    pub fn args<'a>(&'a mut self, ops: &'a Operands, extras: &'a Extras, case: &Case) -> GemmArgs<'a> {
-        self.args_of(&ops.a, &ops.b, extras, case)
+    pub fn args<'a>(&'a mut self, ops: &'a impl Product, extras: &'a Extras, case: &Case) -> GemmArgs<'a> {
+        self.args_with(|d| ops.call(d), extras, case)
     }
 
     pub fn args_of<'a>(
@@ -272,9 +367,18 @@ impl Output {
         extras: &'a Extras,
         case: &Case,
     ) -> GemmArgs<'a> {
+        self.args_with(|d| GemmArgs::new(a, b, d), extras, case)
+    }
+
+    fn args_with<'a>(
+        &'a mut self,
+        call: impl FnOnce(MatMut<'a>) -> GemmArgs<'a>,
+        extras: &'a Extras,
+        case: &Case,
+    ) -> GemmArgs<'a> {
         let d = MatMut::new(&mut self.buffer, self.dtype, self.rows, self.cols);
         let d = d.unwrap().with_row_stride(self.stride).unwrap();
-        let mut args = GemmArgs::new(a, b, d).alpha(case.alpha).activation(case.activation);
+        let mut args = call(d).alpha(case.alpha).activation(case.activation);
         args = args.accumulation(case.accumulation);
         if let Some(beta) = case.beta {
             args = args.accumulate(beta);
@@ -313,7 +417,7 @@ impl Output {
 }
 
 impl Stored {
-    pub fn values(&self, ops: &Operands, case: &Case) -> Array2<f32> {
+    pub fn values(&self, ops: &impl Product, case: &Case) -> Array2<f32> {
         let [m, n, _] = ops.shape();
         Array2::from_shape_vec((m, n), values_of(case.out, &self.bytes)).unwrap()
     }
@@ -328,8 +432,8 @@ pub fn gelu(finish: Finish) -> Gelu {
 }
 
 /// Runs a prepared plan once into a fresh output.
-pub fn execute(handle: &Handle, plan: &mut GemmPlan, ops: &Operands, extras: &Extras, case: &Case) -> Stored {
-    plan.prepare(handle, &ops.b).unwrap();
+pub fn execute(handle: &Handle, plan: &mut GemmPlan, ops: &impl Product, extras: &Extras, case: &Case) -> Stored {
+    plan.prepare(handle, ops.b()).unwrap();
     let mut output = Output::new(handle, ops, extras, case);
     plan.execute(handle, output.args(ops, extras, case)).unwrap();
     output.read(handle, &plan.explain())
@@ -363,7 +467,7 @@ pub fn plan(handle: &Handle, desc: &GemmDesc, formulation: Formulation) -> GemmP
 
 /// Computes the case by every formulation offered and checks each result against the bound. Gives the largest error as a
 /// fraction of its tolerance.
-pub fn check_case(handle: &Handle, ops: &Operands, extras: &Extras, sums: &SumBound, case: &Case) -> f64 {
+pub fn check_case(handle: &Handle, ops: &impl Product, extras: &Extras, sums: &SumBound, case: &Case) -> f64 {
     let desc = case.desc(ops);
     let inputs = extras.inputs(ops, case);
     let mut worst = 0.0f64;
