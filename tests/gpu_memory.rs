@@ -7,7 +7,8 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
-    Activation, DType, Handle, MatMut, MatRef, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, Scheme,
+    Activation, DType, Fp8Format, Handle, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantizeTo, Recipe,
+    RescaleArgs, Scheme,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -70,6 +71,46 @@ fn allocates_nothing(handle: &Handle, pool: Option<&Pool>, words: &str, mut call
     panic!("free bytes of the device before and after a hundred calls, three times: {free:?}\n{words}");
 }
 
+/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in the plan's own memory.
+fn block_products(handle: &Handle, pool: Option<&Pool>, rng: &mut Rng) {
+    let (m, n, k) = (17, 528, 576);
+    let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3));
+    let silu = Case { activation: Activation::Silu, alpha: 0.5, ..Case::new(DType::F32) };
+    let layer = Case { bias: Some(DType::F32), residual: Some(DType::Bf16), beta: Some(0.5), ..silu };
+    let extras = Extras::new(handle, rng, m, n, &[0]);
+    for keep in [false, true] {
+        for (a, b) in [(nv, nv), (row, nv), (row, row), (mx, mx)] {
+            let ops = Operands::new(handle, rng, [m, n, k], (a, b));
+            every_way(handle, pool, &ops, &extras, &[Case::new(DType::Bf16), layer], keep);
+        }
+        for (dtype, b) in [(DType::F16, nv), (DType::Bf16, row), (DType::Bf16, mx)] {
+            let ops = PlainOperands::of(handle, &tiled(rng, m, k), dtype, 8, quantized(&tiled(rng, n, k), b));
+            every_way(handle, pool, &ops, &extras, &[Case::new(dtype), layer], keep);
+        }
+    }
+}
+
+fn every_way(handle: &Handle, pool: Option<&Pool>, ops: &impl Product, extras: &Extras, cases: &[Case], keep: bool) {
+    if keep {
+        let dtype = if ops.problem(DType::F32).a == Operand::Plain(DType::F16) { DType::F16 } else { DType::Bf16 };
+        ops.b().keep_dequantized(handle, dtype).unwrap();
+    }
+    for case in cases {
+        for formulation in offered(handle, &case.desc(ops)) {
+            let mut plan = plan(handle, &case.desc(ops), formulation);
+            plan.prepare(handle, ops.b()).unwrap();
+            let words = plan.explain();
+            let mut output = Output::new(handle, ops, extras, case);
+            allocates_nothing(handle, pool, &words, || {
+                plan.execute(handle, output.args(ops, extras, case)).unwrap();
+            });
+            allocates_nothing(handle, pool, &format!("scaled_gemm: {words}"), || {
+                handle.scaled_gemm(output.args(ops, extras, case)).unwrap();
+            });
+        }
+    }
+}
+
 /// One test, so that nothing else runs beside it.
 #[test]
 fn execute_and_the_into_calls_allocate_nothing() {
@@ -127,6 +168,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
             handle.quantize_into(&x, Recipe::new(scheme), to).unwrap();
         });
     }
+    block_products(&handle, pool, &mut rng);
     let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
     allocates_nothing(&handle, pool, "rescale_into", || {
         let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();

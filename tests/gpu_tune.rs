@@ -35,18 +35,22 @@ fn same_choice(record: &TuneRecord, other: &TuneRecord) -> bool {
 
 /// Tunes one problem, and follows its record through JSON, a file, other plans and another handle.
 fn tune(handle: &Handle, shape: [usize; 3], pair: (Scheme, Scheme), case: Case, cache: CacheState) {
-    let mut rng = Rng(61);
-    let ops = typical(handle, &mut rng, shape, pair);
+    let ops = typical(handle, &mut Rng(61), shape, pair);
+    tune_product(handle, &ops, case, cache);
+}
+
+fn tune_product(handle: &Handle, ops: &impl Product, case: Case, cache: CacheState) {
+    let (mut rng, shape) = (Rng(64), ops.shape());
     let extras = Extras::new(handle, &mut rng, shape[0], shape[1], &[case.gap]);
-    let desc = case.desc(&ops);
+    let desc = case.desc(ops);
     let offered = offered(handle, &desc);
     if offered.is_empty() {
         println!("skipped: {} has no {desc}", handle.device());
         return;
     }
     let mut plan = handle.plan(&desc).unwrap();
-    let mut output = Output::new(handle, &ops, &extras, &case);
-    let report = plan.autotune(handle, output.args(&ops, &extras, &case), &options(cache)).unwrap();
+    let mut output = Output::new(handle, ops, &extras, &case);
+    let report = plan.autotune(handle, output.args(ops, &extras, &case), &options(cache)).unwrap();
     output.reset(handle);
 
     println!("{desc}");
@@ -70,9 +74,9 @@ fn tune(handle: &Handle, shape: [usize; 3], pair: (Scheme, Scheme), case: Case, 
         "{words}"
     );
 
-    let want = execute(handle, &mut plan, &ops, &extras, &case);
-    let bound = ops.sums(case.accumulation).with(&extras.inputs(&ops, &case), gelu(plan.finish())).unwrap();
-    bound.check(want.values(&ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{words}"));
+    let want = execute(handle, &mut plan, ops, &extras, &case);
+    let bound = ops.sums(case.accumulation).with(&extras.inputs(ops, &case), gelu(plan.finish())).unwrap();
+    bound.check(want.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{words}"));
 
     let record = plan.record().unwrap();
     assert_eq!(record, report.record);
@@ -88,9 +92,9 @@ fn tune(handle: &Handle, shape: [usize; 3], pair: (Scheme, Scheme), case: Case, 
         assert!(same_choice(&planned.record().unwrap(), &record), "{}", planned.explain());
         planned
     };
-    assert!(execute(handle, &mut by_record(handle), &ops, &extras, &case) == want, "planned from the record\n{words}");
+    assert!(execute(handle, &mut by_record(handle), ops, &extras, &case) == want, "planned from the record\n{words}");
     let second = Handle::from_stream(handle.stream().context().new_stream().unwrap()).unwrap();
-    assert!(execute(&second, &mut by_record(&second), &ops, &extras, &case) == want, "on another handle\n{words}");
+    assert!(execute(&second, &mut by_record(&second), ops, &extras, &case) == want, "on another handle\n{words}");
 
     // A table in a file decides what plan and scaled_gemm take, until it is taken away.
     static FILES: AtomicUsize = AtomicUsize::new(0);
@@ -103,9 +107,9 @@ fn tune(handle: &Handle, shape: [usize; 3], pair: (Scheme, Scheme), case: Case, 
     std::fs::remove_file(&file).unwrap();
     let mut tuned = second.plan(&desc).unwrap();
     assert!(tuned.explain().contains("a record says so"), "{}", tuned.explain());
-    assert!(execute(&second, &mut tuned, &ops, &extras, &case) == want, "from the table\n{words}");
-    let mut output = Output::new(&second, &ops, &extras, &case);
-    second.scaled_gemm(output.args(&ops, &extras, &case)).unwrap();
+    assert!(execute(&second, &mut tuned, ops, &extras, &case) == want, "from the table\n{words}");
+    let mut output = Output::new(&second, ops, &extras, &case);
+    second.scaled_gemm(output.args(ops, &extras, &case)).unwrap();
     assert!(output.read(&second, &words) == want, "scaled_gemm with the table\n{words}");
     assert_eq!(second.cached_plans().0, 1);
     second.set_tuning(TuneTable::default());
@@ -133,6 +137,22 @@ fn tensors_added_to_d() {
     tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
     let case = Case { beta: Some(1.0), alpha: 0.5, ..Case::new(DType::F32) };
     tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
+}
+
+#[test]
+fn blocks_of_sixteen_and_weights_alone() {
+    let Some(handle) = handle() else { return };
+    let (nv, mx) = (Scheme::Nvfp4, Scheme::Mxfp8(E4M3));
+    tune(&handle, [64, 2112, 1024], (nv, nv), Case::new(DType::Bf16), CacheState::Cold);
+    let layer = Case { beta: Some(0.5), bias: Some(DType::F32), alpha: 0.5, ..Case::new(DType::F32) };
+    tune(&handle, [17, 520, 1024], (nv, Scheme::Nvfp4Row), layer, CacheState::Warm);
+    tune(&handle, [130, 520, 1040], (mx, mx), layer, CacheState::Warm);
+    let mut rng = Rng(65);
+    let (x, w) = (normal(&mut rng, 16, 1024, DType::Bf16), normal(&mut rng, 2112, 1024, DType::Bf16));
+    let ops = PlainOperands::of(&handle, &x, DType::Bf16, 8, quantized(&w, nv));
+    tune_product(&handle, &ops, Case::new(DType::Bf16), CacheState::Cold);
+    ops.b.keep_dequantized(&handle, DType::Bf16).unwrap();
+    tune_product(&handle, &ops, Case { gap: 8, ..Case::new(DType::Bf16) }, CacheState::Cold);
 }
 
 /// Needs no GPU: measured times that a careless JSON reader returns one unit off.
