@@ -235,7 +235,7 @@ fn near_ties_of_four_over_six() {
     let Some(handle) = handle() else { return };
     let mut rng = Rng(67);
     for (amax, power) in
-        [(5.0f32, 0), (3.466796875, 0), (2.375, 0), (5.0, 40), (5.0, 63), (5.0, 90), (5.0, -40), (5.0, -60), (5.0, -75)]
+        [(5.0f32, 0), (3.4667969, 0), (2.375, 0), (5.0, 40), (5.0, 63), (5.0, 90), (5.0, -40), (5.0, -60), (5.0, -75)]
     {
         // Far from 1, squares of errors overflow or vanish in the units of the data, and not in those of the codes.
         let (amax, rows) = (amax * 2f32.powi(power), if power == 0 { 512 } else { 128 });
