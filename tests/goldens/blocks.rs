@@ -6,8 +6,8 @@ use scaled_gemm::codec::{
 use scaled_gemm::layout::ScaleLayout;
 use scaled_gemm::reference::nvfp4::{four_over_six_block, four_over_six_tile, tree_sum};
 use scaled_gemm::reference::{
-    amax, dequantize, hadamard16, philox4x32_10, quantize, quantize_transposed_with_scale, quantize_with_scale,
-    transformer_engine,
+    GemmInputs, amax, dequantize, hadamard16, philox4x32_10, quantize, quantize_transposed_with_scale,
+    quantize_with_scale, scaled_gemm, transformer_engine,
 };
 use scaled_gemm::{
     BlockScaleRule, BlockShape, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale, HostQuantMatrix,
@@ -377,8 +377,14 @@ fn check_row_scaled_gemm(input: &Value, expect: &Value) {
     let w_amax = amax(&w);
     let qw = quantize(row(&w), DType::F32, PLAIN).unwrap();
     let bias = bits(&input["bias"]);
+    // The same through the whole path: both rows, eight equal rows of w.
+    let rows = ndarray::Array2::from_shape_fn((2, 16), |(i, j)| [6.0, 1.0, 0.0][j.min(2)] / [1.0, 16.0][i]);
+    let weights = ndarray::Array2::from_shape_fn((8, 16), |(_, j)| w[j]);
+    let a = quantize(rows.view(), DType::F32, Recipe::new(Scheme::Nvfp4Row)).unwrap();
+    let b = quantize(weights.view(), DType::F32, PLAIN).unwrap();
+    let whole = scaled_gemm(&GemmInputs::new(&a, &b, DType::F32)).unwrap();
     // The rows of [row_scaled_2x16].
-    for (want, scale) in expect["rows"].as_array().unwrap().iter().zip([1.0f32, 0.0625]) {
+    for (at, (want, scale)) in expect["rows"].as_array().unwrap().iter().zip([1.0f32, 0.0625]).enumerate() {
         let mut x = vec![0.0f32; 16];
         (x[0], x[1]) = (6.0 * scale, scale);
         let qx = quantize(row(&x), DType::F32, Recipe::new(Scheme::Nvfp4Row)).unwrap();
@@ -398,6 +404,8 @@ fn check_row_scaled_gemm(input: &Value, expect: &Value) {
         same(te(bias), &want["plus_bias"]);
         same(round_to(DType::Bf16, te(bias)), &want["bf16"]);
         // Ours: fl(fl(fl(sum * alpha) * scale_a) * scale_b), four roundings with those of the scales, as many as theirs.
-        near(sum * 1.0 * qx.scale_at(0, 0) * qw.scale_at(0, 0), te(0.0), 5.0);
+        let ours = sum * 1.0 * qx.scale_at(0, 0) * qw.scale_at(0, 0);
+        near(ours, te(0.0), 5.0);
+        whole.row(at).iter().for_each(|y| assert_eq!(y.to_bits(), ours.to_bits()));
     }
 }
