@@ -165,9 +165,10 @@ fn quantize_and_multiply(
     let GemmDesc { m, n, k, .. } = *desc;
     let mut plan = handle.plan(desc).unwrap();
     weights.iter().for_each(|b| plan.prepare(handle, b).unwrap());
-    let mut codes = QuantMatrix::zeros(handle, desc.a, m, k).unwrap();
+    let scheme = desc.a.scheme().expect("A is quantized here");
+    let mut codes = QuantMatrix::zeros(handle, scheme, m, k).unwrap();
     let time = time_calls(handle, calls, 5, |i| {
-        handle.quantize_into(&pool.matrix(100 + i % 4, m, k), Recipe::new(desc.a), QuantizeTo::Plain(&mut codes))?;
+        handle.quantize_into(&pool.matrix(100 + i % 4, m, k), Recipe::new(scheme), QuantizeTo::Plain(&mut codes))?;
         let out = MatMut::new(&mut d[i % 2], DType::Bf16, m, n)?;
         plan.execute(handle, GemmArgs::new(&codes, &weights[i % weights.len()], out))
     });
