@@ -1,5 +1,7 @@
 //! `quantize`: the 2-D weights of a file become quantized ones; everything else is copied as it is.
 
+use std::collections::HashSet;
+
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe};
 use scaled_gemm::format::pair::check_quantize_cols;
 use scaled_gemm::{BlockScaleRule, BlockShape, DType, Error, Recipe};
@@ -22,10 +24,11 @@ enum Plan {
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.recipe(0)?;
     let input = Checkpoint::open(&args.input)?;
+    let codes = codes(&input);
     let mut matrices = 0..;
     let mut plans = Vec::new();
     for tensor in input.tensors() {
-        plans.push(match plan(args, &input, tensor, first) {
+        plans.push(match plan(args, &input, &codes, tensor, first) {
             // Each matrix rounds with random bytes of its own.
             Plan::Quantize(source, _) => Plan::Quantize(source, args.recipe(matrices.next().unwrap_or_default())?),
             other => other,
@@ -108,13 +111,13 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     Ok(Outcome::new(Form::from_flag(args.json), text, value))
 }
 
-fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo, recipe: Recipe) -> Plan {
+fn plan(args: &QuantizeArgs, input: &Checkpoint, codes: &HashSet<String>, tensor: &TensorInfo, recipe: Recipe) -> Plan {
     let source = match tensor.dtype {
         Dtype::BF16 => DType::Bf16,
         Dtype::F16 => DType::F16,
         Dtype::F32 => DType::F32,
         Dtype::F8_E4M3 | Dtype::F8_E5M2 if !input.is_scale(&tensor.name) => return Plan::CopyBecause("FP8 already"),
-        Dtype::U8 if is_codes(input, &tensor.name) => return Plan::CopyBecause("NVFP4 already"),
+        Dtype::U8 if codes.contains(&tensor.name) => return Plan::CopyBecause("NVFP4 already"),
         _ => return Plan::Copy,
     };
     if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
@@ -134,10 +137,9 @@ fn plan(args: &QuantizeArgs, input: &Checkpoint, tensor: &TensorInfo, recipe: Re
     }
 }
 
-/// True for the codes of an NVFP4 matrix, whatever the matrix is called.
-fn is_codes(input: &Checkpoint, name: &str) -> bool {
-    let quantized = input.quantized();
-    quantized.contains(&name) || name.strip_suffix("_packed").is_some_and(|matrix| quantized.contains(&matrix))
+/// The tensors that hold codes of quantized matrices, whatever those are called.
+fn codes(input: &Checkpoint) -> HashSet<String> {
+    input.quantized().into_iter().flat_map(|name| [name.to_string(), format!("{name}_packed")]).collect()
 }
 
 fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
