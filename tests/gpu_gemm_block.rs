@@ -46,6 +46,7 @@ fn blocked(rng: &mut Rng, rows: usize, cols: usize) -> Array2<f32> {
 }
 
 /// Either kind of product.
+#[expect(clippy::large_enum_variant, reason = "a test holds two of them at a time")]
 enum Both {
     Quantized(Operands),
     Plain(PlainOperands),

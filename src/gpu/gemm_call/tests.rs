@@ -160,7 +160,7 @@ fn block_scales_lie_where_the_modes_read_them() {
             let held = q.block_scales();
             assert_eq!(held.len(), mode.bytes(rows, cols), "{scheme} {rows} x {cols}");
             // cuBLAS documentation, block scaling factors layout: tiles of 128 x 4, 512 bytes each.
-            let tiles = blocks.next_multiple_of(4) / 4;
+            let tiles = usize::div_ceil(blocks, 4);
             let mut seen = vec![false; held.len()];
             for row in 0..rows {
                 for at in 0..blocks {
