@@ -224,9 +224,22 @@ __device__ __forceinline__ float round_scaled(float y) {
 
 constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
 
-// True where `round_scaled` serves a block with this multiplier: nothing beyond 7 (which would round to 8), no multiplier
-// so small that 2^-14 of it loses bits.
-__device__ __forceinline__ bool fits_fast(float amax, float inv) { return inv > 1e-30f && __fmul_rn(amax, inv) < 7.0f; }
+// fl(1 / p) for p in [1e-30, 1e30]: the steps of __frcp_rn without its test of the range.
+__device__ __forceinline__ float reciprocal(float p) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
+    return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
+}
+
+// The multiplier of a block with scale s; `safe` tells whether it is right. A block of zeros gets 1: its codes are zeros
+// whatever multiplies them.
+__device__ __forceinline__ float safe_multiplier(float s, float amax, const Second& second, bool& safe) {
+    const float p = amax == 0.0f ? 1.0f : __fmul_rn(s, second.dec);
+    const float inv = reciprocal(p);
+    // Nothing beyond 7, which would round to 8, and no multiplier so small that 2^-14 of it loses bits.
+    safe = p > 1e-30f && p < 1e30f && __fmul_rn(amax, inv) < 7.0f;
+    return inv;
+}
 
 // Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
 // and code do not burden it.
@@ -317,17 +330,20 @@ __device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, bool finit
     Codes out;
     u32 unused;
     ue4m3_pair(at_most_flt_max(__fmul_rn(amax, second.sixth)), 0.0f, out.scale, unused);
-    const float inv = multiplier(ue4m3_value(out.scale), second);
+    const float s = ue4m3_value(out.scale);
     forget(b);
 #ifdef HARDWARE_E2M1
+    const float inv = multiplier(s, second);
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
     out.packed = hardware_e2m1(v);
 #else
-    if (!finite || !fits_fast(amax, inv)) {
+    bool safe;
+    const float inv = safe_multiplier(s, amax, second, safe);
+    if (!finite || !safe) {
         SlowBlock slow = slow_input(b, amax, 0);
-        out.packed = slow_codes(slow.x, inv, &rule, 0);
+        out.packed = slow_codes(slow.x, multiplier(s, second), &rule, 0);
         return out;
     }
     const float scaled = __fmul_rn(inv, CODE_UNIT);
@@ -359,9 +375,10 @@ __device__ __forceinline__ Codes four_over_six_block(Block<T>& b, float amax, bo
     const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
     ue4m3_pair(fminf(__fmul_rn(base, 1.5f), 448.0f), fminf(base, 448.0f), s4, s6);
     const float v4 = ue4m3_value(s4), v6 = ue4m3_value(s6);
-    const float inv4 = multiplier(v4, second), inv6 = multiplier(v6, second);
+    bool safe4, safe6;
+    const float inv4 = safe_multiplier(v4, amax, second, safe4), inv6 = safe_multiplier(v6, amax, second, safe6);
     forget(b);
-    bool sure = finite && fits_fast(amax, inv4) && fits_fast(amax, inv6);
+    bool sure = finite && safe4 && safe6;
     if (sure) {
         const float m4 = __fmul_rn(inv4, CODE_UNIT), m6 = __fmul_rn(inv6, CODE_UNIT);
         const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);

@@ -32,8 +32,9 @@ __device__ __forceinline__ Candidates candidates(const Block<T>& b, float amax, 
     Candidates out;
     four_over_six_scales(amax, second, out.s4, out.s6);
     const float v4 = ue4m3_value(out.s4), v6 = ue4m3_value(out.s6);
-    const float inv4 = multiplier(v4, second), inv6 = multiplier(v6, second);
-    if (!finite || !fits_fast(amax, inv4) || !fits_fast(amax, inv6) || (rule.strict && !compares)) {
+    bool safe4, safe6;
+    const float inv4 = safe_multiplier(v4, amax, second, safe4), inv6 = safe_multiplier(v6, amax, second, safe6);
+    if (!finite || !safe4 || !safe6 || (rule.strict && !compares)) {
         SlowBlock slow = slow_input(b, amax, 0);
         slow_candidates(&slow, &second, &rule);
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
@@ -182,10 +183,9 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
         data[i] = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
     }
     if (!given.each && threadIdx.x < 2) {
-        const float* from = threadIdx.x == 0 ? given.rows : given.cols;
-        if (from) {
-            shared_second[threadIdx.x] = second_level(*from, rule.given, rule.six_e);
-            float* scale = threadIdx.x == 0 ? out.scales : out.scales_t;
+        float* scale = threadIdx.x == 0 ? out.scales : out.scales_t;
+        if (scale) {
+            shared_second[threadIdx.x] = second_level(threadIdx.x == 0 ? *given.rows : *given.cols, rule.given, rule.six_e);
             if (blockIdx.x == 0) *scale = shared_second[threadIdx.x].scale;
         }
     }
