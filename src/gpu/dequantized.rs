@@ -15,7 +15,8 @@ impl QuantMatrix {
     ///
     /// BF16 for most products, where it is exact; F16 for NVFP4 weights with plain F16 activations, or of NVFP4 products into
     /// F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4. Writing to
-    /// the matrix drops it. Allocates; waits for nothing. A second call in the same type does nothing.
+    /// the matrix drops it, so do not while a captured graph reads it. Allocates; waits for nothing. A second call in the same
+    /// type does nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a scheme without block scales, another type than these, a matrix that keeps another type
