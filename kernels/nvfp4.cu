@@ -7,32 +7,54 @@
 // rows of a tile; the data of its next group are on their way while it works on one.
 constexpr u32 WARP_BLOCKS = 8;
 
-struct Lane {
-    u32 block;   // of its rows
-    u32 in_row;  // 0 .. 3: which of the four rows
+
+// Where a lane begins. grid.y is a multiple of 32, so that a step of the grid is a number of whole tiles of 128 rows.
+struct Walk {
+    u32 block;     // of the lane's rows
+    u32 within;    // its row within a tile
+    u32 scale_at;  // the place of its block scale within a tile of 128 rows by 4 blocks
+    u32 tile;      // its first tile of 128 rows
+    u32 tiles;     // tiles of 128 rows
+    u32 step;      // from one of its tiles to the next
 };
 
-__device__ __forceinline__ Lane lane_place() {
-    const u32 lane = threadIdx.x % 32;
-    return {(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 8, lane / 8};
-}
-
-// Row of a lane in a group, and the place of its block scale.
-__device__ __forceinline__ u64 row_of(u64 group, Lane at) { return group + group / 32 * 96 + 32 * at.in_row; }
-__device__ __forceinline__ u64 scale_place(u64 group, Lane at, u32 blocks) {
-    return (group / 32 * ((blocks + 3) / 4) + at.block / 4) * 512 + group % 32 * 16 + at.in_row * 4 + at.block % 4;
+__device__ __forceinline__ Walk walk(u32 rows) {
+    const u32 lane = threadIdx.x % 32, group = blockIdx.y % 32;
+    Walk w;
+    w.block = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 8;
+    w.within = group + 32 * (lane / 8);
+    w.scale_at = group * 16 + lane / 8 * 4 + w.block % 4;
+    w.tile = blockIdx.y / 32;
+    w.tiles = (u32)(((u64)rows + 127) / 128);
+    w.step = gridDim.y / 32;
+    return w;
 }
 
 constexpr u32 KIND_PLAIN = 0;
 constexpr u32 KIND_MAE = 1;
 constexpr u32 KIND_MSE = 2;
 
+// What the short path does not serve.
+template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule) {
+    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), 0);
+    return slow_block(&slow, &second, &rule);
+}
+
 template <class T, u32 KIND>
 __device__ __forceinline__ Codes quantize_block(Block<T>& data, const Second& second, const Nvfp4Rule& rule, bool compares) {
-    bool finite;
-    const float amax = block_amax(data, finite);
-    if constexpr (KIND == KIND_PLAIN) return plain_block(data, amax, finite, second, rule);
-    return four_over_six_block<T, KIND == KIND_MSE>(data, amax, finite, second, rule, compares);
+    const float amax = amax_or_nan(data);
+    const u32 zeros[4] = {0, 0, 0, 0};
+    if (!in_range(second, amax)) return amax == 0.0f ? Codes{pack(zeros, data), 0} : other_block(data, second, rule);
+    if constexpr (KIND == KIND_PLAIN) {
+        return plain_block(data, amax, second);
+    } else {
+        Choice c = both_candidates<T, KIND == KIND_MSE>(data, amax, second);
+        if (rule.strict && !(compares && decides_strictly<KIND == KIND_MSE>(c, amax, second))) return other_block(data, second, rule);
+        const bool four = c.e4 < c.e6;
+#pragma unroll
+        for (int k = 0; k < 4; k++) c.w6[k] = four ? c.w4[k] : c.w6[k];
+        return {pack(c.w6, data), four ? c.s4 : c.s6};
+    }
 }
 
 // One second level for the matrix.
@@ -40,19 +62,19 @@ template <class T, bool ALIGNED, u32 KIND>
 __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, const float* given, u32 backwards, u8* codes, u8* block_scales, float* scale) {
     __shared__ Second shared_second;
     const u32 blocks = cols / 16;
-    const Lane at = lane_place();
-    const u32 groups = (rows + 127) / 128 * 32;
-    begin();
+    const Walk at = walk(rows);
+    const bool column = at.block < blocks;
     // After an amax pass the end of the matrix is what L2 still holds: begin there.
-    const auto group_of = [&](u32 step) { return backwards ? groups - 1 - step : step; };
-    const auto fetch = [&](u32 step) {
-        if (step < groups) {
-            const u64 row = row_of(group_of(step), at);
-            if (row < rows && at.block < blocks) return load_block<ALIGNED>(x + row * x_stride + at.block * 16);
-        }
-        return zero_block<T>();
-    };
-    Block<T> next = fetch(blockIdx.y);
+    const u32 first = backwards ? at.tiles - 1 - at.tile : at.tile;
+    const i64 step = backwards ? -(i64)at.step : (i64)at.step;
+    u64 row = (u64)first * 128 + at.within;
+    const T* in = x + row * x_stride + at.block * 16;
+    uint2* out = (uint2*)codes + row * blocks + at.block;
+    u8* scales = block_scales + ((u64)first * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at;
+    const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * blocks, scales_step = step * ((blocks + 3) / 4) * 512;
+    begin();
+    Block<T> next = zero_block<T>();
+    if (column && at.tile < at.tiles && row < rows) next = load_block<ALIGNED>(in);
     if (threadIdx.x == 0) {
         shared_second = second_level(given[0], rule.given, rule.six_e);
         if (blockIdx.x == 0 && blockIdx.y == 0) *scale = shared_second.scale;
@@ -61,16 +83,20 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     const Second second = shared_second;
     const bool compares = errors_compare(second, rule.six_e);
     if (at.block >= (blocks + 3) / 4 * 4) return;
-    for (u32 step = blockIdx.y; step < groups; step += gridDim.y) {
+    for (u32 tile = at.tile; tile < at.tiles; tile += at.step) {
         Block<T> data = next;
-        next = fetch(step + gridDim.y);
-        const u64 group = group_of(step), row = row_of(group, at);
-        Codes out = {{0, 0}, 0};
-        if (row < rows && at.block < blocks) {
-            out = quantize_block<T, KIND>(data, second, rule, compares);
-            *(uint2*)(codes + (row * blocks + at.block) * 8) = out.packed;
+        const bool inside = column && row < rows;
+        row += step * 128;
+        in += in_step;
+        if (column && tile + at.step < at.tiles && row < rows) next = load_block<ALIGNED>(in);
+        Codes result = {{0, 0}, 0};
+        if (inside) {
+            result = quantize_block<T, KIND>(data, second, rule, compares);
+            *out = result.packed;
         }
-        block_scales[scale_place(group, at, blocks)] = (u8)out.scale;
+        *scales = (u8)result.scale;
+        out += out_step;
+        scales += scales_step;
     }
 }
 
@@ -79,7 +105,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
 #define PLAIN_BLOCKS 5
 #endif
 #ifndef CHOICE_BLOCKS
-#define CHOICE_BLOCKS 4
+#define CHOICE_BLOCKS 3
 #endif
 template <class T, bool ALIGNED, u32 KIND>
 constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : CHOICE_BLOCKS;
@@ -123,12 +149,11 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
             for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) block_scales[tiled_index(blocks, row, b)] = 0;
             continue;
         }
-        bool finite;
         float amax = 0.0f;
         if constexpr (HELD) {
-            amax = block_amax(data, finite);
+            amax = amax_ignoring_nan(data);
         } else {
-            for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) amax = fmaxf(amax, block_amax(load_block<ALIGNED>(in + 16 * b), finite));
+            for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) amax = fmaxf(amax, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
         }
         amax = block_max(amax, scratch[turn]);
         if (threadIdx.x == 0) {
@@ -175,41 +200,43 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, true)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, false)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, true)
 
-// Sixteen values of eight bytes of codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so
+// The values of the two codes of a byte, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so
 // the upper byte of an F16 one, 2^14 too small.
-__device__ __forceinline__ void decode_block(uint2 packed, float f, float (&v)[16]) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        const u32 byte = (k < 4 ? packed.x : packed.y) >> 8 * (k % 4);
-        const u32 lo = (byte & 7) << 9 | (byte & 8) << 12, hi = (byte & 0x70) << 5 | (byte & 0x80) << 8;
-        v[2 * k] = __fmul_rn(__fmul_rn(to_float(F16{(u16)lo}), 16384.0f), f);
-        v[2 * k + 1] = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
-    }
+__device__ __forceinline__ void decode_byte(u32 byte, float f, float& even, float& odd) {
+    const u32 lo = (byte & 7) << 9 | (byte & 8) << 12, hi = (byte & 0x70) << 5 | (byte & 0x80) << 8;
+    even = __fmul_rn(__fmul_rn(to_float(F16{(u16)lo}), 16384.0f), f);
+    odd = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
 }
 
 // y = round(fl(code * fl(s * scale))).
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
+    const u32 blocks = cols / 16;
+    const Walk at = walk(rows);
+    if (at.block >= blocks) return;
+    for (u64 tile = at.tile; tile < at.tiles; tile += at.step) {
+        const u64 row = tile * 128 + at.within;
+        if (row >= rows) return;
+        const uint2 packed = __ldg((const uint2*)codes + row * blocks + at.block);
+        float f = ue4m3_value(block_scales[(tile * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at] & 0x7F);
+        if (scales) f = __fmul_rn(f, scales[row * scale_step]);
+        float v[2][8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) decode_byte((k < 4 ? packed.x : packed.y) >> 8 * (k % 4), f, v[k / 4][2 * (k % 4)], v[k / 4][2 * (k % 4) + 1]);
+        T* to = y + row * y_stride + at.block * 16;
+        store<ALIGNED>(to, v[0]);
+        store<ALIGNED>(to + 8, v[1]);
+    }
+}
+
 #define DEQUANTIZE_NVFP4(name, T, ALIGNED, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(256) dequantize_nvfp4_##name(                                            \
         const u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                      \
         const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16] */                                      \
-        const float* __restrict__ scales,     /* decode factors: null: 1 */                                               \
+        const float* __restrict__ scales,     /* decode factors; null: 1 */                                               \
         u32 scale_step,                       /* 0: one for the matrix, 1: one for each row */                            \
-        u32 rows, u32 cols,                                                                                               \
+        u32 rows, u32 cols,                   /* cols: multiple of 16 */                                                  \
         T* __restrict__ y,                    /* [rows][cols], row stride y_stride elements */                            \
         u64 y_stride)                                                                                                     \
-    {                                                                                                                     \
-        const u32 blocks = cols / 16;                                                                                     \
-        const Lane at = lane_place();                                                                                     \
-        const u64 row = row_of(blockIdx.y, at);                                                                           \
-        begin();                                                                                                          \
-        if (row >= rows || at.block >= blocks) return;                                                                    \
-        const uint2 packed = __ldg((const uint2*)(codes + (row * blocks + at.block) * 8));                                \
-        float f = ue4m3_value(block_scales[scale_place(blockIdx.y, at, blocks)] & 0x7F);                                  \
-        if (scales) f = __fmul_rn(f, scales[row * scale_step]);                                                           \
-        float v[16];                                                                                                      \
-        decode_block(packed, f, v);                                                                                       \
-        T* to = y + row * y_stride + at.block * 16;                                                                       \
-        store<ALIGNED>(to, *(const float(*)[8])(v));                                                                      \
-        store<ALIGNED>(to + 8, *(const float(*)[8])(v + 8));                                                              \
-    }
+    { begin(); dequantize<T, ALIGNED>(codes, block_scales, scales, scale_step, rows, cols, y, y_stride); }
 FOR_EACH_TYPE(DEQUANTIZE_NVFP4)

@@ -39,6 +39,8 @@ struct Second {
     float scale;   // the stored decode factor
     float dec;     // fl(1 / encode)
     float sixth;   // fl(encode * fl(1/6))
+    u32 first;     // FP32 patterns first .. first + count - 1: the block maxima for which the short paths are right
+    u32 count;
 };
 
 __device__ __forceinline__ float at_most_flt_max(float x) { return fminf(x, FLT_MAX); }  // NaN too
@@ -58,13 +60,20 @@ __device__ __forceinline__ Second second_level(float given, u32 kind, float six_
     }
     s.dec = __frcp_rn(s.encode);
     s.sixth = __fmul_rn(s.encode, 0.16666667f);  // 0x3E2AAAAB
+    // The short paths want amax * encode / 6 in [2^-6, 500]: there a block scale is a normal E4M3 number, or 448, and the largest
+    // element times the multiplier stays below 7, so that nothing rounds to 8. Within 1e-24 and 1e29 no step of theirs, of
+    // the exact division or of the doubt about strict errors leaves the normal range. Zero, infinity and NaN are outside.
+    const float lowest = fmaxf(__fmul_rn(0.1f, s.dec), 1e-24f), highest = fminf(__fmul_rn(2900.0f, s.dec), 1e29f);
+    s.first = __float_as_uint(lowest);
+    s.count = highest > lowest ? __float_as_uint(highest) - s.first : 0;
     return s;
 }
 
-// fl(a / d) for a normal quotient and remainder, r = fl(1 / d): one correction makes it the rounded quotient (checked for
-// d = 6, 1536 and 2688 over all mantissas). Elsewhere the division itself.
+__device__ __forceinline__ bool in_range(const Second& second, float amax) { return __float_as_uint(amax) - second.first < second.count; }
+
+// fl(a / d) for a normal quotient and remainder, or a = 0; r = fl(1 / d): one correction makes it the rounded quotient
+// (checked for d = 6, 1536 and 2688 over all mantissas).
 __device__ __forceinline__ float divide(float a, float d, float r) {
-    if (!(a > 1e-30f && a < 1e30f)) return __fdiv_rn(a, d);
     const float q = __fmul_rn(a, r);
     return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
 }
@@ -87,8 +96,14 @@ __device__ __forceinline__ float multiplier(float s, const Second& second) {
 
 // s4 and s6 of a block.
 __device__ __forceinline__ void four_over_six_scales(float amax, const Second& second, u32& s4, u32& s6) {
-    const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
+    const float base = __fmul_rn(__fdiv_rn(amax, 6.0f), second.encode);
     ue4m3_pair(fminf(__fmul_rn(base, 1.5f), 448.0f), fminf(base, 448.0f), s4, s6);
+}
+
+// The same for amax in range, where the cast's saturation does what the minimum does.
+__device__ __forceinline__ void scales_in_range(float amax, const Second& second, u32& s4, u32& s6) {
+    const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
+    ue4m3_pair(__fmul_rn(base, 1.5f), base, s4, s6);
 }
 
 // ---- E2M1 ----
@@ -156,7 +171,7 @@ struct Codes {
     u32 scale;     // E4M3
 };
 
-// max |x| as a pattern: NaN counts and is larger than infinity. 16-bit elements are compared as integers, two at a time:
+// max |x| as a pattern of T: NaN counts and is larger than infinity. 16-bit elements are compared as integers, two at a time:
 // an exact maximum whatever the compiler makes of packed floats.
 template <class T> __device__ __forceinline__ u32 amax_pattern(const Block<T>& b) {
     u32 m = 0;
@@ -171,19 +186,15 @@ template <class T> __device__ __forceinline__ u32 amax_pattern(const Block<T>& b
     }
 }
 
-// max |x| with NaN ignored; `finite` tells whether all are.
-template <class T> __device__ __forceinline__ float block_amax(const Block<T>& b, bool& finite) {
+// max |x|; NaN or a larger pattern if one is among them.
+template <class T> __device__ __forceinline__ float amax_or_nan(const Block<T>& b) {
     const u32 m = amax_pattern(b);
-    if constexpr (sizeof(T) == 4) {
-        finite = m < 0x7F800000u;
-        if (finite) return __uint_as_float(m);
-    } else {
-        T top;
-        top.bits = (u16)m;
-        const float f = to_float(top);
-        finite = f <= FLT_MAX;
-        if (finite) return f;
-    }
+    if constexpr (sizeof(T) == 4) return __uint_as_float(m);
+    else return to_float(T{(u16)m});
+}
+
+// max |x| with NaN ignored.
+template <class T> __device__ __forceinline__ float amax_ignoring_nan(const Block<T>& b) {
     return amax8(b.half[1], amax8(b.half[0], 0.0f));
 }
 
@@ -229,16 +240,6 @@ __device__ __forceinline__ float reciprocal(float p) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
     return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
-}
-
-// The multiplier of a block with scale s; `safe` tells whether it is right. A block of zeros gets 1: its codes are zeros
-// whatever multiplies them.
-__device__ __forceinline__ float safe_multiplier(float s, float amax, const Second& second, bool& safe) {
-    const float p = amax == 0.0f ? 1.0f : __fmul_rn(s, second.dec);
-    const float inv = reciprocal(p);
-    // Nothing beyond 7, which would round to 8, and no multiplier so small that 2^-14 of it loses bits.
-    safe = p > 1e-30f && p < 1e30f && __fmul_rn(amax, inv) < 7.0f;
-    return inv;
 }
 
 // Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
@@ -322,30 +323,21 @@ template <class T> __device__ __forceinline__ SlowBlock slow_input(const Block<T
     return slow;
 }
 
-// ---- The short paths ----
+// ---- The short paths: amax `in_range`, no NaN, nearest ----
 
-// Plain rule, nearest. `finite`: no NaN and no infinity in the block; amax: of the block or its tile.
-template <class T>
-__device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule) {
+// Plain rule. amax: of the block or its tile.
+template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, const Second& second) {
     Codes out;
     u32 unused;
-    ue4m3_pair(at_most_flt_max(__fmul_rn(amax, second.sixth)), 0.0f, out.scale, unused);
-    const float s = ue4m3_value(out.scale);
+    ue4m3_pair(__fmul_rn(amax, second.sixth), 0.0f, out.scale, unused);
+    const float inv = reciprocal(__fmul_rn(ue4m3_value(out.scale), second.dec));
     forget(b);
 #ifdef HARDWARE_E2M1
-    const float inv = multiplier(s, second);
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
     out.packed = hardware_e2m1(v);
 #else
-    bool safe;
-    const float inv = safe_multiplier(s, amax, second, safe);
-    if (!finite || !safe) {
-        SlowBlock slow = slow_input(b, amax, 0);
-        out.packed = slow_codes(slow.x, multiplier(s, second), &rule, 0);
-        return out;
-    }
     const float scaled = __fmul_rn(inv, CODE_UNIT);
     u32 w[4];
 #pragma unroll
@@ -360,63 +352,56 @@ __device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, bool finit
     return out;
 }
 
-// 4over6, nearest. Both candidates side by side; their errors in the units of the codes (`fast`), exactly and in order.
-//
-// Strict errors are compared through these: with u = 2^-24, X = amax of the block * encode, and d the fast error of one
-// element, the strict one times encode is within 5u (|x| encode + |d|) + 3u |d| of it (three roundings of v, one of encode, one
-// of fl(x encode), two subtractions; |q s| <= |x| encode + |d|), and |x| encode <= X. A sum of 16 adds at most 16u of itself on
-// either side. So MAE sums differ by at most 16 * 5u X + 40u e each; for two of them 2^-16 X + 2^-18 (e4 + e6) is more than
-// enough. Squares: |D^2 - d^2| <= 2 |d| c + c^2 with c = 5u X + 8u |d|, and sum |d| <= 4 sqrt(e), so 40u X sqrt(e) + 400 u^2 X^2
-// + 60u e each; 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough. A block closer than that, and
-// every block where encode is not the rounded 6E / amax, is computed literally.
-template <class T, bool MSE>
-__device__ __forceinline__ Codes four_over_six_block(Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule, bool compares) {
+// Both candidates of 4over6: magnitudes (`bytes4`), scales, and errors in the units of the codes (`fast`), exact and in order.
+struct Choice {
+    u32 w4[4], w6[4];
+    float e4, e6;
     u32 s4, s6;
-    const float base = __fmul_rn(divide(amax, 6.0f, 0.16666667f), second.encode);
-    ue4m3_pair(fminf(__fmul_rn(base, 1.5f), 448.0f), fminf(base, 448.0f), s4, s6);
-    const float v4 = ue4m3_value(s4), v6 = ue4m3_value(s6);
-    bool safe4, safe6;
-    const float inv4 = safe_multiplier(v4, amax, second, safe4), inv6 = safe_multiplier(v6, amax, second, safe6);
+};
+
+template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
+    Choice c;
+    scales_in_range(amax, second, c.s4, c.s6);
+    const float v4 = ue4m3_value(c.s4), v6 = ue4m3_value(c.s6);
+    const float m4 = __fmul_rn(reciprocal(__fmul_rn(v4, second.dec)), CODE_UNIT);
+    const float m6 = __fmul_rn(reciprocal(__fmul_rn(v6, second.dec)), CODE_UNIT);
+    const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
     forget(b);
-    bool sure = finite && safe4 && safe6;
-    if (sure) {
-        const float m4 = __fmul_rn(inv4, CODE_UNIT), m6 = __fmul_rn(inv6, CODE_UNIT);
-        const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
-        float e4 = 0.0f, e6 = 0.0f;
-        u32 w4[4], w6[4];
+    c.e4 = c.e6 = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float q4[4], q6[4];
+    for (int k = 0; k < 4; k++) {
+        float q4[4], q6[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float x = fabsf(element(b, 4 * k + i));
-                q4[i] = round_scaled(__fmul_rn(x, m4));
-                q6[i] = round_scaled(__fmul_rn(x, m6));
-                // The product is exact, so the fused subtraction rounds once, as the unfused one does.
-                const float xs = __fmul_rn(x, second.encode);
-                const float d4 = __fmaf_rn(q4[i], t4, -xs), d6 = __fmaf_rn(q6[i], t6, -xs);
-                e4 = __fadd_rn(e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
-                e6 = __fadd_rn(e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
-            }
-            w4[k] = bytes4(q4);
-            w6[k] = bytes4(q6);
+        for (int i = 0; i < 4; i++) {
+            const float x = fabsf(element(b, 4 * k + i));
+            q4[i] = round_scaled(__fmul_rn(x, m4));
+            q6[i] = round_scaled(__fmul_rn(x, m6));
+            // The product is exact, so the fused subtraction rounds once, as the unfused one does.
+            const float xs = __fmul_rn(x, second.encode);
+            const float d4 = __fmaf_rn(q4[i], t4, -xs), d6 = __fmaf_rn(q6[i], t6, -xs);
+            c.e4 = __fadd_rn(c.e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
+            c.e6 = __fadd_rn(c.e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
         }
-        if (rule.strict) {
-            const float x = __fmul_rn(amax, second.encode), sum = e4 + e6;
-            float doubt = x * 1.52587890625e-5f + sum * 3.814697265625e-6f;
-            if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(e4) + sqrtf(e6)) + x * x * 1.4551915e-11f + sum * 7.62939453125e-6f;
-            // Equal scales give equal candidates: a tie whatever the units.
-            sure = s4 == s6 || (compares && amax > 1e-25f && fabsf(e4 - e6) > doubt);
-        }
-        const bool four = e4 < e6;
-        if (sure) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) w6[k] = four ? w4[k] : w6[k];
-            return {pack(w6, b), four ? s4 : s6};
-        }
+        c.w4[k] = bytes4(q4);
+        c.w6[k] = bytes4(q6);
     }
-    SlowBlock slow = slow_input(b, amax, 0);
-    return slow_block(&slow, &second, &rule);
+    return c;
+}
+
+// True if the fast errors of a block decide as its strict ones do.
+//
+// With u = 2^-24, X = amax of the block * encode, and d the fast error of one element, the strict one times encode is within
+// 5u (|x| encode + |d|) + 3u |d| of it (three roundings of v, one of encode, one of fl(x encode), two subtractions;
+// |q s| <= |x| encode + |d|), and |x| encode <= X. A sum of 16 adds at most 16u of itself on either side. So MAE sums differ by
+// at most 16 * 5u X + 40u e each; for two of them 2^-16 X + 2^-18 (e4 + e6) is more than enough. Squares:
+// |D^2 - d^2| <= 2 |d| c + c^2 with c = 5u X + 8u |d|, and sum |d| <= 4 sqrt(e), so 40u X sqrt(e) + 400 u^2 X^2 + 60u e each;
+// 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough.
+template <bool MSE> __device__ __forceinline__ bool decides_strictly(const Choice& c, float amax, const Second& second) {
+    const float x = amax * second.encode, sum = c.e4 + c.e6;
+    float doubt = x * 1.52587890625e-5f + sum * 3.814697265625e-6f;
+    if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(c.e4) + sqrtf(c.e6)) + x * x * 1.4551915e-11f + sum * 7.62939453125e-6f;
+    // Equal scales give equal candidates: a tie whatever the units.
+    return c.s4 == c.s6 || fabsf(c.e4 - c.e6) > doubt;
 }
 
 // True if fast errors are strict ones in other units: encode is 6E / amax within rounding, and nothing leaves the normal range.

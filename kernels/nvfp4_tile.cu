@@ -20,7 +20,7 @@ struct Nvfp4Given {
     u32 each;           // 1: a second level for each row of the output
 };
 
-// Candidates of 4over6 with exact errors in the recipe's own units: as `four_over_six_block`, without its shortcut.
+// Candidates of 4over6 with exact errors in the recipe's own units, by the short way where it serves.
 struct Candidates {
     uint2 c4, c6;
     float e4, e6;
@@ -28,20 +28,19 @@ struct Candidates {
 };
 
 template <class T>
-__device__ __forceinline__ Candidates candidates(const Block<T>& b, float amax, bool finite, const Second& second, const Nvfp4Rule& rule, bool compares) {
+__device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool serves, const Second& second, const Nvfp4Rule& rule, bool compares) {
     Candidates out;
-    four_over_six_scales(amax, second, out.s4, out.s6);
-    const float v4 = ue4m3_value(out.s4), v6 = ue4m3_value(out.s6);
-    bool safe4, safe6;
-    const float inv4 = safe_multiplier(v4, amax, second, safe4), inv6 = safe_multiplier(v6, amax, second, safe6);
-    if (!finite || !safe4 || !safe6 || (rule.strict && !compares)) {
+    if (!serves || (rule.strict && !compares)) {
         SlowBlock slow = slow_input(b, amax, 0);
         slow_candidates(&slow, &second, &rule);
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
     }
-    const float m4 = __fmul_rn(inv4, CODE_UNIT), m6 = __fmul_rn(inv6, CODE_UNIT);
+    scales_in_range(amax, second, out.s4, out.s6);
+    const float v4 = ue4m3_value(out.s4), v6 = ue4m3_value(out.s6);
+    const float m4 = __fmul_rn(reciprocal(__fmul_rn(v4, second.dec)), CODE_UNIT);
+    const float m6 = __fmul_rn(reciprocal(__fmul_rn(v6, second.dec)), CODE_UNIT);
     const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
-    const float reciprocal = __frcp_rn(rule.six_e);
+    const float six_e_inverse = __frcp_rn(rule.six_e);
     u32 w4[4], w6[4];
     out.e4 = out.e6 = 0.0f;
 #pragma unroll
@@ -55,10 +54,8 @@ __device__ __forceinline__ Candidates candidates(const Block<T>& b, float amax, 
             float d4, d6;
             if (rule.strict) {
                 // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
-                const float a4 = __fmul_rn(__fmul_rn(q4[i], t4), second.amax), a6 = __fmul_rn(__fmul_rn(q6[i], t6), second.amax);
-                const float r4 = __fmul_rn(a4, reciprocal), r6 = __fmul_rn(a6, reciprocal);
-                d4 = __fsub_rn(__fmaf_rn(__fmaf_rn(-r4, rule.six_e, a4), reciprocal, r4), x);
-                d6 = __fsub_rn(__fmaf_rn(__fmaf_rn(-r6, rule.six_e, a6), reciprocal, r6), x);
+                d4 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q4[i], t4), second.amax), rule.six_e, six_e_inverse), x);
+                d6 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q6[i], t6), second.amax), rule.six_e, six_e_inverse), x);
             } else {
                 const float xs = __fmul_rn(x, second.encode);
                 d4 = __fmaf_rn(q4[i], t4, -xs);
@@ -87,14 +84,16 @@ __device__ __forceinline__ float tree_sum(float e) {
 // come here together. `index`: the block's place in the output, for random bytes.
 template <class T>
 __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, const Nvfp4Rule& rule, u64 index) {
-    bool finite;
-    float amax = block_amax(b, finite);
+    float amax = amax_or_nan(b);
+    const bool finite = amax <= FLT_MAX;
+    if (!finite) amax = amax_ignoring_nan(b);
     if (rule.tile) {
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
     }
+    const bool serves = finite && in_range(second, amax);
     if (rule.rule == FOUR_OVER_SIX) {
-        const Candidates c = candidates(b, amax, finite, second, rule, errors_compare(second, rule.six_e));
+        const Candidates c = candidates(b, amax, serves, second, rule, errors_compare(second, rule.six_e));
         float e4 = c.e4, e6 = c.e6;
         if (rule.tile) {
             e4 = tree_sum(e4);
@@ -102,7 +101,7 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         }
         return e4 < e6 ? Codes{c.c4, c.s4} : Codes{c.c6, c.s6};
     }
-    if (rule.rule == PLAIN && !rule.stochastic) return plain_block(b, amax, finite, second, rule);
+    if (rule.rule == PLAIN && !rule.stochastic && serves) return plain_block(b, amax, second);
     SlowBlock slow = slow_input(b, amax, index);
     return slow_block(&slow, &second, &rule);
 }
@@ -254,7 +253,6 @@ __device__ __forceinline__ void amax_transformed(const T* x, u64 x_stride, u32 r
     const u32 tiles = (cols + TILE_COLS - 1) / TILE_COLS;
     const u64 first_row = (u64)(blockIdx.x / tiles) * TILE_ROWS;
     const u32 first_col = blockIdx.x % tiles * TILE_COLS;
-    bool finite;
     float by_row = 0.0f, by_col = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -262,7 +260,7 @@ __device__ __forceinline__ void amax_transformed(const T* x, u64 x_stride, u32 r
         row_place(i, r, b);
         const bool inside = first_row + r < rows && first_col + b * 16 < cols;
         const Block<T> data = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
-        if (row_amax) by_row = fmaxf(by_row, block_amax(hadamard(data), finite));
+        if (row_amax) by_row = fmaxf(by_row, amax_ignoring_nan(hadamard(data)));
         if (col_amax) stage(tile, r, b, data);
     }
     __syncthreads();
@@ -271,7 +269,7 @@ __device__ __forceinline__ void amax_transformed(const T* x, u64 x_stride, u32 r
         for (int i = 0; i < 2; i++) {
             u32 c, b;
             col_place(i, c, b);
-            by_col = fmaxf(by_col, block_amax(hadamard(column_block(tile, c, b)), finite));
+            by_col = fmaxf(by_col, amax_ignoring_nan(hadamard(column_block(tile, c, b))));
         }
     }
     by_row = block_max(by_row, scratch[0]);

@@ -8,7 +8,7 @@ use super::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{Basis, DType, Fp8Format, Recipe, Scheme};
+use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, Recipe, Scheme};
 
 /// Which operands a quantizer writes.
 ///
@@ -188,7 +188,8 @@ impl Handle {
             out.set_basis(recipe.basis());
         }
         let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
-        let plain_spans = plain_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
+        let plain_spans =
+            plain_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
         let plain = plain_spans.as_ref().map(output);
         let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
         let transposed_spans =
@@ -385,6 +386,16 @@ type Targets<'a> = (Option<&'a mut QuantMatrix>, Option<&'a mut QuantMatrix>);
 
 /// Takes the targets apart and checks that they fit.
 fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Result<Targets<'a>> {
+    let tiles_of_lines =
+        recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
+    if tiles_of_lines && !x.rows().is_multiple_of(16) {
+        return Err(Error::shape(
+            "rows of x for 4over6 in 16x16 tiles",
+            x.rows().to_string(),
+            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
+            "pad the rows with zeros, or use 1x16 blocks",
+        ));
+    }
     let (plain, transposed) = match to {
         QuantizeTo::Plain(out) => (Some(out), None),
         QuantizeTo::Transposed(out) => (None, Some(out)),

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use cudarc::driver::CudaModule;
 
 use super::{
-    ByInput, GRID_Y, Input, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue, extent,
-    format_code, is_aligned, launch,
+    ByInput, GRID_Y, Input, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue,
+    extent, format_code, is_aligned, launch,
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxRounding, Preset, Recipe,
-    Scheme,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxRounding, Preset,
+    Recipe, Scheme,
 };
 use crate::gpu::memory::{LaunchStream, Span};
 
@@ -23,7 +23,7 @@ const TILE: [usize; 2] = [64, 128];
 pub(crate) struct BlockKernels {
     /// By rule: plain, 4over6 with absolute and with squared errors.
     given: [ByInput; 3],
-    /// By rule; first for rows that are read twice, then for one block of 16 in each thread's registers.
+    /// By rule; first for rows that are read twice, then for rows held in registers.
     row: [[ByInput; 2]; 3],
     tile: ByInput,
     amax_hadamard: ByInput,
@@ -41,8 +41,8 @@ impl BlockKernels {
     ) -> Result<Self> {
         let rule = |name: &str| -> Result<[ByInput; 2]> {
             Ok([
-                by_input(rows, &format!("quantize_nvfp4_row_{name}_0"))?,
-                by_input(rows, &format!("quantize_nvfp4_row_{name}_1"))?,
+                by_input(rows, &format!("quantize_nvfp4_row_{name}_long"))?,
+                by_input(rows, &format!("quantize_nvfp4_row_{name}_held"))?,
             ])
         };
         Ok(Self {
@@ -250,10 +250,18 @@ fn check_transposable(x: &Input<'_>) -> Result<()> {
     ))
 }
 
-/// Warps that walk four rows by `width` columns each, rows padded to 128: blocks of eight warps.
-fn warp_grid(rows: usize, cols: usize, width: usize) -> (usize, usize) {
-    let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(width).max(1);
+/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8`.
+fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
+    let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(128).max(1);
     (units.div_ceil(8).max(1), 1)
+}
+
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/nvfp4.cu`): x covers the columns, y is 32 times the
+/// number of tiles at work at once, at most what `resident` blocks fill, and such that all take equally many steps.
+fn walk_grid(rows: usize, cols: usize, resident: usize) -> (usize, usize) {
+    let (x, tiles) = (cols.div_ceil(1024).max(1), rows.div_ceil(128).max(1));
+    let at_once = (resident / (32 * x)).clamp(1, tiles.min(GRID_Y / 32));
+    (x, 32 * tiles.div_ceil(tiles.div_ceil(at_once)))
 }
 
 impl Kernels {
@@ -272,12 +280,16 @@ impl Kernels {
         let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
             let threads = (x.cols / 16).next_multiple_of(32).max(64);
-            let held = usize::from(threads <= 512);
+            let held = threads <= 512;
+            let threads = threads.min(512);
+            // As many rows at work as threads fit, 1536 of a multiprocessor at these registers (1024 with both candidates).
+            let resident = self.sm_count * (if place == 0 { 1536 } else { 1024 } / threads).max(1);
+            let rows_at_once = x.rows.next_multiple_of(128).min(resident);
             return enqueue!(
                 stream,
-                by_input(&self.block.row[place][held], x.dtype, x.aligned())?,
-                (x.rows.next_multiple_of(128), 1),
-                if held == 1 { threads as u32 } else { 512 },
+                by_input(&self.block.row[place][usize::from(held)], x.dtype, x.aligned())?,
+                (rows_at_once, 1),
+                threads as u32,
                 x.x.address,
                 x.row_stride as u64,
                 rows,
@@ -288,10 +300,20 @@ impl Kernels {
                 out.scales.address,
             );
         };
+        // What `given_blocks` of the kernel says.
+        let fast = x.dtype != DType::F32 && x.aligned();
+        let resident = self.sm_count
+            * if !fast {
+                2
+            } else if place == 0 {
+                5
+            } else {
+                3
+            };
         enqueue!(
             stream,
             by_input(&self.block.given[place], x.dtype, x.aligned())?,
-            warp_grid(x.rows, x.cols, 128),
+            walk_grid(x.rows, x.cols, resident),
             THREADS,
             x.x.address,
             x.row_stride as u64,
@@ -418,7 +440,7 @@ impl Kernels {
             return enqueue!(
                 stream,
                 by_input(&self.block.mxfp8, x.dtype, x.aligned())?,
-                warp_grid(x.rows, x.cols, 128),
+                warp_grid(x.rows, x.cols),
                 THREADS,
                 x.x.address,
                 x.row_stride as u64,
@@ -430,8 +452,7 @@ impl Kernels {
             );
         }
         check_transposable(x)?;
-        let place =
-            |o: Option<&BlockOutput<'_>>| [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales))];
+        let place = |o: Option<&BlockOutput<'_>>| [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales))];
         let ([codes, block_scales], [codes_t, block_scales_t]) = (place(out), place(transposed));
         enqueue!(
             stream,
@@ -495,7 +516,7 @@ impl Kernels {
         enqueue!(
             stream,
             by_input(&self.block.dequantize_nvfp4, dtype, aligned)?,
-            warp_grid(rows, cols, 128),
+            walk_grid(rows, cols, usize::MAX),
             THREADS,
             codes.address,
             block_scales.address,
