@@ -1,7 +1,7 @@
 //! How NVFP4 codes are chosen: the options of a recipe, and the arithmetic of scales in operation order.
 //!
 //! `fl(.)` is one FP32 operation rounded to nearest even, `E4M3(.)` and `E2M1(.)` are the saturating casts of
-//! [`codec`](super::codec), E is the bound of the block scales (448, or 256 with 4over6). Every 16 consecutive elements of a row
+//! [`codec`], E is the bound of the block scales (448, or 256 with 4over6). Every 16 consecutive elements of a row
 //! are a block with one E4M3 scale `s`; the whole matrix, or each row, has a second-level scale.
 //!
 //! ```text
@@ -225,7 +225,8 @@ impl SecondLevel {
 
     /// `s` and `inv` of a block by torchao's rule, `scale` being its per-tensor scale `pts`.
     ///
-    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then.
+    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Below an amax of
+    /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN, code 7, as they do there.
     pub fn torchao(&self, block_amax: f32) -> (u8, f32) {
         let pts = if self.scale == 0.0 { 1.0 } else { self.scale };
         let s = codec::encode_e4m3((block_amax / 6.0 / pts).clamp(0.015625, 448.0));

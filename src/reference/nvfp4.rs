@@ -6,7 +6,7 @@
 //!
 //! | step | operations |
 //! |---|---|
-//! | 0 transform | Hadamard recipes only: 16 elements of a row become 16 BF16 numbers ([`hadamard16`](super::hadamard16)); below, x is these |
+//! | 0 transform | Hadamard recipes only: 16 elements of a row become 16 BF16 numbers ([`hadamard16`]); below, x is these |
 //! | 1 amax | `max abs x`, NaN ignored, 0 if nothing is left: of the matrix or of each row, and of each block or tile |
 //! | 2 second level | `encode = min((6 E) / amax, FLT_MAX)`, 1 if amax or encode is 0; stored `scale = amax / (6 E)` |
 //! | 3 plain scale | `s = E4M3(min(amax_b * (encode * (1 / 6)), FLT_MAX))`, `1 / 6 = 0x3E2AAAAB` |

@@ -182,7 +182,7 @@ pub fn naive(x: &Array2<f32>, recipe: Recipe, given: Option<f32>) -> Bytes {
         for b in 0..blocks {
             let tile = x.slice(s![top..(top + height).min(rows), b * 16..b * 16 + 16]);
             let lines: Vec<Vec<f32>> = tile.rows().into_iter().map(|r| r.to_vec()).collect();
-            let (block_amax, factor) = (amax(&tile), encode_factor(largest(top), e));
+            let (block_amax, factor) = (amax(tile), encode_factor(largest(top), e));
             let s = if recipe.preset == Preset::TorchAo {
                 let scale = if whole == 0.0 { 1.0 } else { whole / 2688.0 };
                 encode_e4m3((block_amax / 6.0 / scale).clamp(1.0 / 64.0, 448.0))
