@@ -137,7 +137,7 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
 }
 
 #define QUANTIZE_MXFP8_TILE(name, T, ALIGNED, ...)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) quantize_mxfp8_tile_##name(              \
+    extern "C" __global__ void __launch_bounds__(256, 2) quantize_mxfp8_tile_##name(                                      \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
         u32 rows,                 /* multiple of 16 where the transposed output is wanted */                              \

@@ -40,16 +40,20 @@ template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& 
     return slow_block(&slow, &second, &rule);
 }
 
+// amax: `amax_or_nan` of the block.
 template <class T, u32 KIND>
-__device__ __forceinline__ Codes quantize_block(Block<T>& data, const Second& second, const Nvfp4Rule& rule, bool compares) {
-    const float amax = amax_or_nan(data);
+__device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, const Second& second, const Nvfp4Rule& rule, bool compares) {
     const u32 zeros[4] = {0, 0, 0, 0};
-    if (!in_range(second, amax)) return amax == 0.0f ? Codes{pack(zeros, data), 0} : other_block(data, second, rule);
+    if (!in_range(second, amax)) return amax == 0.0f && second.count ? Codes{pack(zeros, data), 0} : other_block(data, second, rule);
     if constexpr (KIND == KIND_PLAIN) {
         return plain_block(data, amax, second);
     } else {
-        Choice c = both_candidates<T, KIND == KIND_MSE>(data, amax, second);
-        if (rule.strict && !(compares && decides_strictly<KIND == KIND_MSE>(c, amax, second))) return other_block(data, second, rule);
+        constexpr bool MSE = KIND == KIND_MSE;
+        Choice c = both_candidates<T, MSE>(data, amax, second);
+        if (rule.strict) {
+            if (!compares) return other_block(data, second, rule);
+            if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
+        }
         const bool four = c.e4 < c.e6;
 #pragma unroll
         for (int k = 0; k < 4; k++) c.w6[k] = four ? c.w4[k] : c.w6[k];
@@ -91,7 +95,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
         if (column && tile + at.step < at.tiles && row < rows) next = load_block<ALIGNED>(in);
         Codes result = {{0, 0}, 0};
         if (inside) {
-            result = quantize_block<T, KIND>(data, second, rule, compares);
+            result = quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
             *out = result.packed;
         }
         *scales = (u8)result.scale;
@@ -130,54 +134,54 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
 // fetches its next row while it works on one. HELD = false: rows too long for registers are read twice.
 template <class T, bool ALIGNED, u32 KIND, bool HELD>
 __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u8* codes, u8* block_scales, float* scales) {
+    // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
-    __shared__ Second shared_second[2];
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks);
-    const u64 padded_rows = ((u64)rows + 127) / 128 * 128;
+    const u32 padded_rows = (u32)(((u64)rows + 127) / 128 * 128);
     begin();
-    const auto fetch = [&](u64 row) {
+    const auto fetch = [&](u32 row) {
         return row < rows && threadIdx.x < blocks ? load_block<ALIGNED>(x + row * x_stride + 16 * threadIdx.x) : zero_block<T>();
     };
     Block<T> next = zero_block<T>();
     if constexpr (HELD) next = fetch(blockIdx.x);
-    u32 turn = 0;  // two places in shared memory in turn: a slow warp may still read the last row's
-    for (u64 row = blockIdx.x; row < padded_rows; row += gridDim.x, turn ^= 1) {
-        const T* in = x + row * x_stride;
-        Block<T> data = next;
-        if constexpr (HELD) next = fetch(row + gridDim.x);
+    u32 turn = 0;
+    for (u32 row = blockIdx.x; row < padded_rows; row += gridDim.x, turn ^= 1) {
+        u8* scales_of_row = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
+        const auto scale_at = [&](u32 b) -> u8& { return scales_of_row[b / 4 * 512 + b % 4]; };
         if (row >= rows) {
-            for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) block_scales[tiled_index(blocks, row, b)] = 0;
+            for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) scale_at(b) = 0;
             continue;
         }
-        float amax = 0.0f;
+        const T* in = x + row * x_stride;
+        uint2* out = (uint2*)codes + (u64)row * blocks;
+        Block<T> data = next;
+        if constexpr (HELD) next = fetch(row + gridDim.x);
+        float amax = 0.0f, of_row;
         if constexpr (HELD) {
-            amax = amax_ignoring_nan(data);
+            amax = amax_or_nan(data);
+            of_row = amax == amax ? amax : amax_ignoring_nan(data);
         } else {
-            for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) amax = fmaxf(amax, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
+            of_row = 0.0f;
+            for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) of_row = fmaxf(of_row, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
         }
-        amax = block_max(amax, scratch[turn]);
-        if (threadIdx.x == 0) {
-            shared_second[turn] = second_level(amax, GIVEN_AMAX, rule.six_e);
-            scales[row] = shared_second[turn].scale;
-        }
-        __syncthreads();
-        const Second second = shared_second[turn];
+        const Second second = second_of(block_max(of_row, scratch[turn]), rule.six_e);
+        if (threadIdx.x == 0) scales[row] = second.scale;
         const bool compares = errors_compare(second, rule.six_e);
-        const auto write = [&](u32 b, Block<T>& held) {
-            Codes out = {{0, 0}, 0};
+        const auto write = [&](u32 b, Block<T>& held, float amax) {
+            Codes result = {{0, 0}, 0};
             if (b < blocks) {
-                forget(held);
-                out = quantize_block<T, KIND>(held, second, rule, compares);
-                *(uint2*)(codes + (row * blocks + b) * 8) = out.packed;
+                result = quantize_block<T, KIND>(held, amax, second, rule, compares);
+                out[b] = result.packed;
             }
-            if (b < padded_blocks) block_scales[tiled_index(blocks, row, b)] = (u8)out.scale;
+            if (b < padded_blocks) scale_at(b) = (u8)result.scale;
         };
         if constexpr (HELD) {
-            write(threadIdx.x, data);
+            forget(data);
+            write(threadIdx.x, data, amax);
         } else {
             for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
                 if (b < blocks) data = load_block<ALIGNED>(in + 16 * b);
-                write(b, data);
+                write(b, data, amax_or_nan(data));
             }
         }
     }
@@ -214,18 +218,30 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
     const u32 blocks = cols / 16;
     const Walk at = walk(rows);
     if (at.block >= blocks) return;
-    for (u64 tile = at.tile; tile < at.tiles; tile += at.step) {
-        const u64 row = tile * 128 + at.within;
-        if (row >= rows) return;
-        const uint2 packed = __ldg((const uint2*)codes + row * blocks + at.block);
-        float f = ue4m3_value(block_scales[(tile * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at] & 0x7F);
-        if (scales) f = __fmul_rn(f, scales[row * scale_step]);
-        float v[2][8];
+    // Two rows at a time, to have more bytes on the way.
+    for (u64 tile = at.tile; tile < at.tiles; tile += 2 * at.step) {
+        uint2 packed[2];
+        float f[2];
 #pragma unroll
-        for (int k = 0; k < 8; k++) decode_byte((k < 4 ? packed.x : packed.y) >> 8 * (k % 4), f, v[k / 4][2 * (k % 4)], v[k / 4][2 * (k % 4) + 1]);
-        T* to = y + row * y_stride + at.block * 16;
-        store<ALIGNED>(to, v[0]);
-        store<ALIGNED>(to + 8, v[1]);
+        for (int i = 0; i < 2; i++) {
+            const u64 here = tile + i * at.step, row = here * 128 + at.within;
+            if (row >= rows) continue;
+            packed[i] = __ldg((const uint2*)codes + row * blocks + at.block);
+            f[i] = ue4m3_value(block_scales[(here * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at] & 0x7F);
+            if (scales) f[i] = __fmul_rn(f[i], scales[row * scale_step]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u64 row = (tile + i * at.step) * 128 + at.within;
+            if (row >= rows) continue;
+            float v[2][8];
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                decode_byte((k < 4 ? packed[i].x : packed[i].y) >> 8 * (k % 4), f[i], v[k / 4][2 * (k % 4)], v[k / 4][2 * (k % 4) + 1]);
+            T* to = y + row * y_stride + at.block * 16;
+            store<ALIGNED>(to, v[0]);
+            store<ALIGNED>(to + 8, v[1]);
+        }
     }
 }
 

@@ -45,7 +45,24 @@ struct Second {
 
 __device__ __forceinline__ float at_most_flt_max(float x) { return fminf(x, FLT_MAX); }  // NaN too
 
-__device__ __forceinline__ Second second_level(float given, u32 kind, float six_e) {
+// What follows from encode.
+__device__ __forceinline__ void derive(Second& s);
+
+// fl(1 / p) for p in [1e-30, 1e30]: the steps of __frcp_rn without its test of the range.
+__device__ __forceinline__ float reciprocal(float p) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
+    return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
+}
+
+// fl(a / d) for a normal quotient and remainder, or a = 0; r = fl(1 / d): one correction makes it the rounded quotient
+// (checked over all mantissas: of a for d = 6, 1536 and 2688, of d for a = 1536 and 2688).
+__device__ __forceinline__ float divide(float a, float d, float r) {
+    const float q = __fmul_rn(a, r);
+    return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
+}
+
+static __device__ __noinline__ Second second_level(float given, u32 kind, float six_e) {
     Second s;
     if (kind == GIVEN_ENCODE) {
         s.encode = given;
@@ -59,6 +76,11 @@ __device__ __forceinline__ Second second_level(float given, u32 kind, float six_
         s.scale = decode ? given : __fdiv_rn(given, six_e);
     }
     s.dec = __frcp_rn(s.encode);
+    derive(s);
+    return s;
+}
+
+__device__ __forceinline__ void derive(Second& s) {
     s.sixth = __fmul_rn(s.encode, 0.16666667f);  // 0x3E2AAAAB
     // The short paths want amax * encode / 6 in [2^-6, 500]: there a block scale is a normal E4M3 number, or 448, and the largest
     // element times the multiplier stays below 7, so that nothing rounds to 8. Within 1e-24 and 1e29 no step of theirs, of
@@ -66,17 +88,21 @@ __device__ __forceinline__ Second second_level(float given, u32 kind, float six_
     const float lowest = fmaxf(__fmul_rn(0.1f, s.dec), 1e-24f), highest = fminf(__fmul_rn(2900.0f, s.dec), 1e29f);
     s.first = __float_as_uint(lowest);
     s.count = highest > lowest ? __float_as_uint(highest) - s.first : 0;
+}
+
+// The same from an amax, in line: every thread of a row does it, which is quicker than waiting for one.
+__device__ __forceinline__ Second second_of(float amax, float six_e) {
+    if (!(amax > 1e-20f && amax < 1e25f)) return second_level(amax, GIVEN_AMAX, six_e);
+    Second s;
+    s.amax = amax;
+    s.encode = divide(six_e, amax, reciprocal(amax));
+    s.scale = divide(amax, six_e, reciprocal(six_e));
+    s.dec = reciprocal(s.encode);
+    derive(s);
     return s;
 }
 
 __device__ __forceinline__ bool in_range(const Second& second, float amax) { return __float_as_uint(amax) - second.first < second.count; }
-
-// fl(a / d) for a normal quotient and remainder, or a = 0; r = fl(1 / d): one correction makes it the rounded quotient
-// (checked for d = 6, 1536 and 2688 over all mantissas).
-__device__ __forceinline__ float divide(float a, float d, float r) {
-    const float q = __fmul_rn(a, r);
-    return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
-}
 
 // E4M3 codes of two numbers that are not negative, and back.
 __device__ __forceinline__ void ue4m3_pair(float lo, float hi, u32& code_lo, u32& code_hi) {
@@ -235,13 +261,6 @@ __device__ __forceinline__ float round_scaled(float y) {
 
 constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
 
-// fl(1 / p) for p in [1e-30, 1e30]: the steps of __frcp_rn without its test of the range.
-__device__ __forceinline__ float reciprocal(float p) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
-    return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
-}
-
 // Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
 // and code do not burden it.
 struct SlowBlock {
@@ -352,6 +371,38 @@ template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, flo
     return out;
 }
 
+// Plain rule, rounded at random: t = fma(u / 256, step(|v|), |v|), down to a multiple of step(t), at most 6. `magic` of
+// `round_scaled` is 2^23 steps, and adding it towards zero rounds down.
+template <class T>
+__device__ __forceinline__ Codes stochastic_block(Block<T>& b, float amax, const Second& second, const Nvfp4Rule& rule, u64 index) {
+    Codes out;
+    u32 unused;
+    ue4m3_pair(__fmul_rn(amax, second.sixth), 0.0f, out.scale, unused);
+    const float scaled = __fmul_rn(reciprocal(__fmul_rn(ue4m3_value(out.scale), second.dec)), CODE_UNIT);
+    const uint4 random = philox(rule.seed, rule.offset, index);
+    forget(b);
+    u32 w[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float q[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float y = __fmul_rn(fabsf(element(b, 4 * k + i)), scaled);
+            const int power = __float_as_int(y) & 0x7F800000;
+            const float steps = __int_as_float(max(power + (22 << 23), 0x43800000));
+            // The byte in bits 8 to 15 of 2^23 adds 256 u to it; u / 256 steps is that times 2^-16 times 2^-23.
+            const u32 byte = __byte_perm(word(random, k), 0x4B000000u, 0x7604 | i << 4);
+            const float u = __fsub_rn(__uint_as_float(byte), 8388608.0f);
+            const float t = fminf(__fmaf_rn(__fmul_rn(u, 0x1p-39f), steps, y), 6.0f * CODE_UNIT);
+            const float magic = __int_as_float(max((__float_as_int(t) & 0x7F800000) + (22 << 23), 0x43800000));
+            q[i] = __fsub_rn(__fadd_rz(t, magic), magic);
+        }
+        w[k] = bytes4(q);
+    }
+    out.packed = pack(w, b);
+    return out;
+}
+
 // Both candidates of 4over6: magnitudes (`bytes4`), scales, and errors in the units of the codes (`fast`), exact and in order.
 struct Choice {
     u32 w4[4], w6[4];
@@ -388,6 +439,25 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
     return c;
 }
 
+// The strict errors of both candidates, in place of the fast ones: by the formulas, in order.
+template <class T, bool MSE>
+__device__ __forceinline__ void strict_errors(const Block<T>& b, Choice& c, const Second& second, float six_e) {
+    const float t4 = __fmul_rn(ue4m3_value(c.s4), 16384.0f), t6 = __fmul_rn(ue4m3_value(c.s6), 16384.0f);
+    const float inverse = reciprocal(six_e);
+    c.e4 = c.e6 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float x = fabsf(element(b, i));
+        // A byte of magnitudes is the upper byte of an F16 number. fl(q s) is exact.
+        const u32 h4 = c.w4[i / 4] >> 8 * (i % 4) << 8 & 0xFF00, h6 = c.w6[i / 4] >> 8 * (i % 4) << 8 & 0xFF00;
+        const float a4 = __fmul_rn(__fmul_rn(to_float(F16{(u16)h4}), t4), second.amax);
+        const float a6 = __fmul_rn(__fmul_rn(to_float(F16{(u16)h6}), t6), second.amax);
+        const float d4 = __fsub_rn(divide(a4, six_e, inverse), x), d6 = __fsub_rn(divide(a6, six_e, inverse), x);
+        c.e4 = __fadd_rn(c.e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
+        c.e6 = __fadd_rn(c.e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
+    }
+}
+
 // True if the fast errors of a block decide as its strict ones do.
 //
 // With u = 2^-24, X = amax of the block * encode, and d the fast error of one element, the strict one times encode is within
@@ -395,13 +465,16 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
 // |q s| <= |x| encode + |d|), and |x| encode <= X. A sum of 16 adds at most 16u of itself on either side. So MAE sums differ by
 // at most 16 * 5u X + 40u e each; for two of them 2^-16 X + 2^-18 (e4 + e6) is more than enough. Squares:
 // |D^2 - d^2| <= 2 |d| c + c^2 with c = 5u X + 8u |d|, and sum |d| <= 4 sqrt(e), so 40u X sqrt(e) + 400 u^2 X^2 + 60u e each;
-// 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough.
+// 2^-17 X (sqrt(e4) + sqrt(e6)) + 2^-36 X^2 + 2^-17 (e4 + e6) is more than enough, as long as strict squares are normal
+// numbers: amax between 1e-14 and 1e17.
 template <bool MSE> __device__ __forceinline__ bool decides_strictly(const Choice& c, float amax, const Second& second) {
     const float x = amax * second.encode, sum = c.e4 + c.e6;
     float doubt = x * 1.52587890625e-5f + sum * 3.814697265625e-6f;
     if constexpr (MSE) doubt = x * 7.62939453125e-6f * (sqrtf(c.e4) + sqrtf(c.e6)) + x * x * 1.4551915e-11f + sum * 7.62939453125e-6f;
     // Equal scales give equal candidates: a tie whatever the units.
-    return c.s4 == c.s6 || fabsf(c.e4 - c.e6) > doubt;
+    if (c.s4 == c.s6) return true;
+    if (MSE && !(amax > 1e-14f && amax < 1e17f)) return false;
+    return fabsf(c.e4 - c.e6) > doubt;
 }
 
 // True if fast errors are strict ones in other units: encode is 6E / amax within rounding, and nothing leaves the normal range.

@@ -80,9 +80,13 @@ __device__ __forceinline__ float tree_sum(float e) {
     return e;
 }
 
+// What a kernel knows of its rule: MODE_PLAIN is the plain rule, rounded to nearest, in the data's own basis.
+constexpr u32 MODE_PLAIN = 0;
+constexpr u32 MODE_ANY = 1;
+
 // One block a lane; sixteen neighbouring lanes hold the sixteen lines of a tile where tiles share scales. All lanes of a warp
 // come here together. `index`: the block's place in the output, for random bytes.
-template <class T>
+template <class T, u32 MODE>
 __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, const Nvfp4Rule& rule, u64 index) {
     float amax = amax_or_nan(b);
     const bool finite = amax <= FLT_MAX;
@@ -92,6 +96,13 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         for (int step = 8; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
     }
     const bool serves = finite && in_range(second, amax);
+    if constexpr (MODE == MODE_PLAIN) {
+        const u32 zeros[4] = {0, 0, 0, 0};
+        if (serves) return plain_block(b, amax, second);
+        if (amax == 0.0f && second.count) return {pack(zeros, b), 0};
+        SlowBlock slow = slow_input(b, amax, index);
+        return slow_block(&slow, &second, &rule);
+    }
     if (rule.rule == FOUR_OVER_SIX) {
         const Candidates c = candidates(b, amax, serves, second, rule, errors_compare(second, rule.six_e));
         float e4 = c.e4, e6 = c.e6;
@@ -101,16 +112,20 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         }
         return e4 < e6 ? Codes{c.c4, c.s4} : Codes{c.c6, c.s6};
     }
-    if (rule.rule == PLAIN && !rule.stochastic && serves) return plain_block(b, amax, second);
+    if (rule.rule == PLAIN && serves) return rule.stochastic ? stochastic_block(b, amax, second, rule, index) : plain_block(b, amax, second);
     SlowBlock slow = slow_input(b, amax, index);
     return slow_block(&slow, &second, &rule);
 }
 
-template <class T>
+template <class T, u32 MODE>
 __device__ __forceinline__ Codes transformed_block(Block<T>& b, const Second& second, const Nvfp4Rule& rule, u64 index) {
-    if (!rule.hadamard) return any_block(b, second, rule, index);
-    Block<Bf16> y = hadamard(b);
-    return any_block(y, second, rule, index);
+    if constexpr (MODE == MODE_ANY) {
+        if (rule.hadamard) {
+            Block<Bf16> y = hadamard(b);
+            return any_block<Bf16, MODE>(y, second, rule, index);
+        }
+    }
+    return any_block<T, MODE>(b, second, rule, index);
 }
 
 // Elements between the rows of the staged tile: 16-byte aligned rows whose words fall on different banks.
@@ -163,14 +178,15 @@ template <class T> __device__ __forceinline__ void stage(T* tile, u32 row, u32 b
         for (u32 k = 0; k < sizeof(T) / 2; k++) to[h * (sizeof(T) / 2) + k] = b.half[h].q[k];
 }
 
-template <class T, bool ALIGNED>
+template <class T, bool ALIGNED, u32 MODE>
 __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, const Nvfp4Given& given, const Nvfp4Out& out) {
     __shared__ __align__(16) T tile[TILE_ROWS * PITCH<T>];
     __shared__ uint2 packed[TILE_COLS * (TILE_ROWS / 16)];
     __shared__ Second shared_second[2];
     const u32 tiles = (cols + TILE_COLS - 1) / TILE_COLS;
-    const u64 first_row = (u64)(blockIdx.x / tiles) * TILE_ROWS;
-    const u32 first_col = blockIdx.x % tiles * TILE_COLS;
+    // An empty matrix has one block, which writes its second level.
+    const u64 first_row = tiles == 0 ? 0 : (u64)(blockIdx.x / tiles) * TILE_ROWS;
+    const u32 first_col = tiles == 0 ? 0 : blockIdx.x % tiles * TILE_COLS;
     const u32 blocks = cols / 16, blocks_t = rows / 16;
     begin();
     Block<T> data[2];
@@ -188,6 +204,7 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
             if (blockIdx.x == 0) *scale = shared_second[threadIdx.x].scale;
         }
     }
+    if (rows == 0 || cols == 0) return;
     if (out.codes_t) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -204,9 +221,9 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
             row_place(i, r, b);
             const u64 row = first_row + r, block = first_col / 16 + b;
             const bool inside = row < rows && block < blocks;
-            const Second second = given.each ? second_level(inside ? given.rows[row] : 0.0f, GIVEN_AMAX, rule.six_e) : shared_second[0];
+            const Second second = given.each ? second_of(inside ? given.rows[row] : 0.0f, rule.six_e) : shared_second[0];
             if (given.each && inside && block == 0) out.scales[row] = second.scale;
-            Codes c = transformed_block(data[i], second, rule, row * blocks + block);
+            Codes c = transformed_block<T, MODE>(data[i], second, rule, row * blocks + block);
             if (inside) *(uint2*)(out.codes + (row * blocks + block) * 8) = c.packed;
             if (block < round_up4(blocks)) out.block_scales[tiled_index(blocks, row, block)] = inside ? (u8)c.scale : 0;
         }
@@ -219,9 +236,9 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
         const u64 col = first_col + c, block = first_row / 16 + b;
         const bool inside = col < cols && block < blocks_t;
         Block<T> turned = column_block(tile, c, b);
-        const Second second = given.each ? second_level(inside ? given.cols[col] : 0.0f, GIVEN_AMAX, rule.six_e) : shared_second[1];
+        const Second second = given.each ? second_of(inside ? given.cols[col] : 0.0f, rule.six_e) : shared_second[1];
         if (given.each && inside && block == 0) out.scales_t[col] = second.scale;
-        const Codes codes = transformed_block(turned, second, rule, col * blocks_t + block);
+        const Codes codes = transformed_block<T, MODE>(turned, second, rule, col * blocks_t + block);
         packed[c * (TILE_ROWS / 16) + b] = codes.packed;
         if (block < round_up4(blocks_t)) out.block_scales_t[tiled_index(blocks_t, col, block)] = inside ? (u8)codes.scale : 0;
     }
@@ -235,15 +252,16 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
     }
 }
 
-#define QUANTIZE_NVFP4_TILE(name, T, ALIGNED, ...)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) quantize_nvfp4_tile_##name(                                         \
+#define QUANTIZE_NVFP4_TILE(name, T, ALIGNED, NAME, MODE)                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) quantize_nvfp4_##NAME##_##name(                                     \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
         u32 rows,                 /* multiple of 16 where the transposed output is wanted */                              \
         u32 cols,                 /* multiple of 16 */                                                                    \
         Nvfp4Rule rule, Nvfp4Given given, Nvfp4Out out)                                                                   \
-    { quantize_tile_nv<T, ALIGNED>(x, x_stride, rows, cols, rule, given, out); }
-FOR_EACH_TYPE(QUANTIZE_NVFP4_TILE)
+    { quantize_tile_nv<T, ALIGNED, MODE>(x, x_stride, rows, cols, rule, given, out); }
+FOR_EACH_TYPE(QUANTIZE_NVFP4_TILE, tile_plain, MODE_PLAIN)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_TILE, tile_any, MODE_ANY)
 
 // max |y| of the transformed rows, and of the transformed columns.
 template <class T, bool ALIGNED>

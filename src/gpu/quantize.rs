@@ -243,7 +243,11 @@ impl Handle {
         out_t: Option<&BlockOutput<'_>>,
     ) -> Result<()> {
         let (stream, kernels) = (self.launch_stream(), self.kernels());
-        if input.rows == 0 && out_t.is_none() {
+        if input.rows == 0 || input.cols == 0 {
+            // Rows without elements have amax 0, and so has their scale.
+            for (out, rows) in [(out, input.rows), (out_t, input.cols)] {
+                out.map_or(Ok(()), |out| kernels.zero(stream, out.scales, rows * 4))?;
+            }
             return Ok(());
         }
         if out_t.is_none() && Kernels::row_amax_in_pass(recipe) {
@@ -256,9 +260,7 @@ impl Handle {
         }
         kernels.zero(stream, &amax, rows + cols)?;
         let (row_amax, col_amax) = (amax.slice(0, rows), amax.slice(rows, cols));
-        if input.rows > 0 && input.cols > 0 {
-            kernels.amax_row_column(stream, input, out.map(|_| &row_amax), out_t.map(|_| &col_amax))?;
-        }
+        kernels.amax_row_column(stream, input, out.map(|_| &row_amax), out_t.map(|_| &col_amax))?;
         let given = [Some(Given::RowAmax(&row_amax)), Some(Given::RowAmax(&col_amax))];
         kernels.quantize_nvfp4(stream, input, recipe, given, true, out, out_t)
     }

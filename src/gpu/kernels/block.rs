@@ -25,7 +25,8 @@ pub(crate) struct BlockKernels {
     given: [ByInput; 3],
     /// By rule; first for rows that are read twice, then for rows held in registers.
     row: [[ByInput; 2]; 3],
-    tile: ByInput,
+    /// For the plain rule, rounded to nearest, in the data's own basis; for any.
+    tile: [ByInput; 2],
     amax_hadamard: ByInput,
     mxfp8: ByInput,
     mxfp8_tile: ByInput,
@@ -52,7 +53,7 @@ impl BlockKernels {
                 by_input(rows, "quantize_nvfp4_mse")?,
             ],
             row: [rule("plain")?, rule("mae")?, rule("mse")?],
-            tile: by_input(tiles, "quantize_nvfp4_tile")?,
+            tile: [by_input(tiles, "quantize_nvfp4_tile_plain")?, by_input(tiles, "quantize_nvfp4_tile_any")?],
             amax_hadamard: by_input(tiles, "amax_hadamard")?,
             mxfp8: by_input(mx, "quantize_mxfp8")?,
             mxfp8_tile: by_input(mx, "quantize_mxfp8_tile")?,
@@ -153,6 +154,11 @@ impl Nvfp4Rule {
             seed,
             offset,
         }
+    }
+
+    /// True for the plain rule, rounded to nearest, in the data's own basis; 16x16 tiles or not.
+    fn is_plain(&self) -> bool {
+        matches!(self, Self { hadamard: 0, stochastic: 0, rule: 0, .. })
     }
 
     /// Place in the tables of kernels along rows; `None` for what only the tile kernel does.
@@ -372,11 +378,11 @@ impl Kernels {
         };
         let ([codes, block_scales, scales], [codes_t, block_scales_t, scales_t]) = (place(out), place(transposed));
         let target = Nvfp4Out { codes, block_scales, scales, codes_t, block_scales_t, scales_t };
-        // Two tiles of 64 rows cover one of 128 x 4 scales, padding included.
-        let tiles = x.rows.next_multiple_of(128) / TILE[0] * x.cols.div_ceil(TILE[1]);
+        // Two tiles of 64 rows cover one of 128 x 4 scales, padding included. An empty matrix still has a second level.
+        let tiles = (x.rows.next_multiple_of(128) / TILE[0] * x.cols.div_ceil(TILE[1])).max(1);
         enqueue!(
             stream,
-            by_input(&self.block.tile, x.dtype, x.aligned())?,
+            by_input(&self.block.tile[usize::from(!rule.is_plain())], x.dtype, x.aligned())?,
             (tiles, 1),
             THREADS,
             x.x.address,
@@ -516,7 +522,8 @@ impl Kernels {
         enqueue!(
             stream,
             by_input(&self.block.dequantize_nvfp4, dtype, aligned)?,
-            walk_grid(rows, cols, usize::MAX),
+            // Each block takes two tiles where there are more than fill the GPU several times.
+            walk_grid(rows, cols, self.sm_count * 16),
             THREADS,
             codes.address,
             block_scales.address,
