@@ -13,10 +13,11 @@ template <u32 FORMAT, class T> __device__ __forceinline__ uint2 encode_scaled(co
 }
 
 template <u32 LAYOUT> __device__ __forceinline__ float scale_of(const float* scales, u32 rows, u32 cols, u64 row, u32 col) {
-    if constexpr (LAYOUT == SCALAR) return scales[0];
-    if constexpr (LAYOUT == OUTER) return scales[row];
-    if constexpr (LAYOUT == VEC128) return scales[vec128_index(rows, row, col / 128)];
-    return scales[blk128_index((cols + 127) / 128, row / 128, col / 128)];
+    u64 at = 0;
+    if constexpr (LAYOUT == OUTER) at = row;
+    if constexpr (LAYOUT == VEC128) at = vec128_index(rows, row, col / 128);
+    if constexpr (LAYOUT == BLK128) at = blk128_index((cols + 127) / 128, row / 128, col / 128);
+    return __ldg(scales + at);
 }
 
 // Each thread takes two vectors of eight codes, one block apart; grid.x covers a row, grid.y walks the rows.
@@ -25,19 +26,22 @@ __device__ __forceinline__ void dequantize(const u8* codes, const float* scales,
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
         uint2 c[2];
         u64 col[2];
+        float scale[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             col[half] = (((u64)blockIdx.x * 2 + half) * blockDim.x + threadIdx.x) * 8;
-            if (col[half] < cols) c[half] = __ldg((const uint2*)(codes + row * cols + col[half]));
+            if (col[half] >= cols) continue;
+            c[half] = __ldg((const uint2*)(codes + row * cols + col[half]));
+            // With the codes, not after the first store, which it would wait for.
+            scale[half] = scale_of<LAYOUT>(scales, rows, cols, row, (u32)col[half]);
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (col[half] >= cols) continue;
-            const float scale = scale_of<LAYOUT>(scales, rows, cols, row, (u32)col[half]);
             float v[8];
             decode8(format, c[half], v);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale[half]);
             store<ALIGNED>(y + row * y_stride + col[half], v);
         }
     }

@@ -102,30 +102,30 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
     const u32 lane = threadIdx.x % 32;
     const Place p = place();
     const u64 row = (u64)(blockIdx.x / tiles) * 128 + p.row, col = (u64)(blockIdx.x % tiles) * 128 + p.col;
+    __shared__ __align__(16) u8 collected[512], collected_t[512];
     begin();
     Vec8<T> data[8];
     load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
-    float m[8];
     if (out.codes) {
         u8* to = out.codes + row * cols + col;
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             const u32 byte = mx_byte(rule, lanes_max<4>(amax8(data[r], 0.0f)));
-            if (lane % 4 == 0) out.block_scales[tiled_index((cols + 31) / 32, row + r, col / 32)] = (u8)byte;
+            if (lane % 4 == 0) collected[(p.row + r) % 32 * 16 + (p.row + r) / 32 * 4 + p.col / 32] = (u8)byte;
             if (row + r < rows && col < cols) *(uint2*)to = encode_scaled<FORMAT>(data[r], mx_encode(byte));
             to += cols;
         }
     }
     if (out.codes_t) {
+        float m[8];
         column_max(data, m);
         u8* to = out.codes_t + col * rows + row;
-        const u32 blocks = (rows + 31) / 32;
 #pragma unroll
         for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             const u32 byte = mx_byte(rule, m[c]);
-            if (lane / 8 == 0) out.block_scales_t[tiled_index(blocks, col + c, row / 32)] = (u8)byte;
+            if (lane / 8 == 0) collected_t[(p.col + c) % 32 * 16 + (p.col + c) / 32 * 4 + p.row / 32] = (u8)byte;
             const float e = mx_encode(byte);
             float v[8];
 #pragma unroll
@@ -134,6 +134,12 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
             to += rows;
         }
     }
+    // The scales of a tile are 512 bytes in either output; single bytes made the L2 cache the limit (observed: H200, 2026-11).
+    __syncthreads();
+    const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
+    if (out.codes && threadIdx.x < 32) ((uint4*)(out.block_scales + ((u64)tile_row * tiles + tile_col) * 512))[threadIdx.x] = ((const uint4*)collected)[threadIdx.x];
+    if (out.codes_t && threadIdx.x / 32 == 1)
+        ((uint4*)(out.block_scales_t + ((u64)tile_col * ((rows + 127) / 128) + tile_row) * 512))[threadIdx.x % 32] = ((const uint4*)collected_t)[threadIdx.x % 32];
 }
 
 #define QUANTIZE_MXFP8_TILE(name, T, ALIGNED, ...)                                                                        \
@@ -163,13 +169,15 @@ FOR_EACH_TYPE(QUANTIZE_MXFP8_TILE)
         for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {                                                        \
             uint2 c[2];                                                                                                   \
             u64 col[2];                                                                                                   \
+            float scale[2];                                                                                               \
             _Pragma("unroll") for (int half = 0; half < 2; half++) {                                                      \
                 col[half] = (((u64)blockIdx.x * 2 + half) * blockDim.x + threadIdx.x) * 8;                                \
-                if (col[half] < cols) c[half] = __ldg((const uint2*)(codes + row * cols + col[half]));                    \
+                if (col[half] >= cols) continue;                                                                          \
+                c[half] = __ldg((const uint2*)(codes + row * cols + col[half]));                                          \
+                scale[half] = mx_scale(__ldg(block_scales + tiled_index((cols + 31) / 32, row, col[half] / 32)));         \
             }                                                                                                             \
             _Pragma("unroll") for (int half = 0; half < 2; half++) {                                                      \
                 if (col[half] >= cols) continue;                                                                          \
-                const float scale = mx_scale(block_scales[tiled_index((cols + 31) / 32, row, col[half] / 32)]);           \
                 float v[8];                                                                                               \
                 decode8(format, c[half], v);                                                                              \
                 _Pragma("unroll") for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);                              \

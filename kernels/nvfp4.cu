@@ -2,13 +2,12 @@
 // Transposes, 16x16 tiles, the Hadamard transform and random rounding are in nvfp4_tile.cu.
 #include "nvfp4.cuh"
 
-// A warp takes four rows, 32 apart, by eight blocks at a time: 256 consecutive bytes of each 16-bit row, and 16 consecutive
-// bytes in each of two tiles of block scales. It keeps its columns and walks the groups of rows, of which 32 make the 128
-// rows of a tile; the data of its next group are on their way while it works on one.
-constexpr u32 WARP_BLOCKS = 8;
+// A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
+// lie side by side. Narrower stores of scales made the L2 cache the limit (observed: H200, 2026-11). It keeps its columns
+// and walks tiles of 128 rows; the data of its next tile are on their way while it works on one.
+constexpr u32 WARP_BLOCKS = 4;
 
-
-// Where a lane begins. grid.y is a multiple of 32, so that a step of the grid is a number of whole tiles of 128 rows.
+// Where a lane begins. grid.y is a multiple of 16, so that a step of the grid is a number of whole tiles of 128 rows.
 struct Walk {
     u32 block;     // of the lane's rows
     u32 within;    // its row within a tile
@@ -19,20 +18,22 @@ struct Walk {
 };
 
 __device__ __forceinline__ Walk walk(u32 rows) {
-    const u32 lane = threadIdx.x % 32, group = blockIdx.y % 32;
+    const u32 lane = threadIdx.x % 32, pair = blockIdx.y % 16;
     Walk w;
-    w.block = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 8;
-    w.within = group + 32 * (lane / 8);
-    w.scale_at = group * 16 + lane / 8 * 4 + w.block % 4;
-    w.tile = blockIdx.y / 32;
-    w.tiles = (u32)(((u64)rows + 127) / 128);
-    w.step = gridDim.y / 32;
+    w.block = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 4;
+    w.within = pair * 2 + lane / 16 + lane / 4 % 4 * 32;
+    w.scale_at = pair * 32 + lane;
+    w.tile = blockIdx.y / 16;
+    w.tiles = rows / 128 + (rows % 128 != 0);
+    w.step = gridDim.y / 16;
     return w;
 }
 
 constexpr u32 KIND_PLAIN = 0;
 constexpr u32 KIND_MAE = 1;
 constexpr u32 KIND_MSE = 2;
+constexpr u32 KIND_STRICT_MAE = 3;
+constexpr u32 KIND_STRICT_MSE = 4;
 
 // What the short path does not serve.
 template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule) {
@@ -48,9 +49,9 @@ __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, cons
     if constexpr (KIND == KIND_PLAIN) {
         return plain_block(data, amax, second);
     } else {
-        constexpr bool MSE = KIND == KIND_MSE;
+        constexpr bool MSE = KIND == KIND_MSE || KIND == KIND_STRICT_MSE;
         Choice c = both_candidates<T, MSE>(data, amax, second);
-        if (rule.strict) {
+        if constexpr (KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE) {
             if (!compares) return other_block(data, second, rule);
             if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
         }
@@ -70,12 +71,12 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     const bool column = at.block < blocks;
     // After an amax pass the end of the matrix is what L2 still holds: begin there.
     const u32 first = backwards ? at.tiles - 1 - at.tile : at.tile;
-    const i64 step = backwards ? -(i64)at.step : (i64)at.step;
-    u64 row = (u64)first * 128 + at.within;
+    const int step = backwards ? -(int)at.step : (int)at.step;
+    u32 row = first * 128 + at.within;
     const T* in = x + row * x_stride + at.block * 16;
-    uint2* out = (uint2*)codes + row * blocks + at.block;
+    uint2* out = (uint2*)codes + (u64)row * blocks + at.block;
     u8* scales = block_scales + ((u64)first * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at;
-    const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * blocks, scales_step = step * ((blocks + 3) / 4) * 512;
+    const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * (i64)blocks, scales_step = step * (i64)((blocks + 3) / 4) * 512;
     begin();
     Block<T> next = zero_block<T>();
     if (column && at.tile < at.tiles && row < rows) next = load_block<ALIGNED>(in);
@@ -109,10 +110,13 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
 #define PLAIN_BLOCKS 5
 #endif
 #ifndef CHOICE_BLOCKS
-#define CHOICE_BLOCKS 3
+#define CHOICE_BLOCKS 4
+#endif
+#ifndef STRICT_BLOCKS
+#define STRICT_BLOCKS 3
 #endif
 template <class T, bool ALIGNED, u32 KIND>
-constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : CHOICE_BLOCKS;
+constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : KIND <= KIND_MSE ? CHOICE_BLOCKS : STRICT_BLOCKS;
 
 #define QUANTIZE_NVFP4(name, T, ALIGNED, NAME, KIND)                                                                      \
     extern "C" __global__ void __launch_bounds__(256, (given_blocks<T, ALIGNED, KIND>)) quantize_nvfp4_##NAME##_##name(   \
@@ -129,60 +133,80 @@ constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN
 FOR_EACH_TYPE(QUANTIZE_NVFP4, plain, KIND_PLAIN)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, mae, KIND_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
+FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
+FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
 
 // A second level for each row, its amax found in the same pass. A block holds a row, one block of 16 in each thread, and
-// fetches its next row while it works on one. HELD = false: rows too long for registers are read twice.
+// fetches its next row while it works on one. It takes eight rows in turn whose block scales lie side by side, and stores
+// these together (`together` = 8), or single rows where there are too few (1).
+// HELD = false: rows too long for registers are read twice; `together` is 1.
 template <class T, bool ALIGNED, u32 KIND, bool HELD>
-__device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u8* codes, u8* block_scales, float* scales) {
+__device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u32 together, u8* codes, u8* block_scales, float* scales) {
     // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
+    __shared__ __align__(16) u8 collected[HELD ? 512 * 8 : 16];  // [tile of 4 blocks][8 rows][4]
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks);
-    const u32 padded_rows = (u32)(((u64)rows + 127) / 128 * 128);
+    const u32 padded_rows = (rows / 128 + (rows % 128 != 0)) * 128;
+    const auto row_of = [&](u32 step) {
+        if (together == 1) return blockIdx.x + step * gridDim.x;
+        const u32 unit = blockIdx.x + step / 8 * gridDim.x;
+        return unit / 16 * 128 + unit % 16 * 2 + step / 4 % 2 + step % 4 * 32;
+    };
     begin();
     const auto fetch = [&](u32 row) {
         return row < rows && threadIdx.x < blocks ? load_block<ALIGNED>(x + row * x_stride + 16 * threadIdx.x) : zero_block<T>();
     };
     Block<T> next = zero_block<T>();
-    if constexpr (HELD) next = fetch(blockIdx.x);
-    u32 turn = 0;
-    for (u32 row = blockIdx.x; row < padded_rows; row += gridDim.x, turn ^= 1) {
-        u8* scales_of_row = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4;
-        const auto scale_at = [&](u32 b) -> u8& { return scales_of_row[b / 4 * 512 + b % 4]; };
-        if (row >= rows) {
-            for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) scale_at(b) = 0;
-            continue;
-        }
-        const T* in = x + row * x_stride;
-        uint2* out = (uint2*)codes + (u64)row * blocks;
+    if constexpr (HELD) next = fetch(row_of(0));
+    for (u32 step = 0;; step++) {
+        const u32 row = row_of(step);
+        if (row >= padded_rows) break;
         Block<T> data = next;
-        if constexpr (HELD) next = fetch(row + gridDim.x);
-        float amax = 0.0f, of_row;
-        if constexpr (HELD) {
-            amax = amax_or_nan(data);
-            of_row = amax == amax ? amax : amax_ignoring_nan(data);
-        } else {
-            of_row = 0.0f;
-            for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) of_row = fmaxf(of_row, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
-        }
-        const Second second = second_of(block_max(of_row, scratch[turn]), rule.six_e);
-        if (threadIdx.x == 0) scales[row] = second.scale;
-        const bool compares = errors_compare(second, rule.six_e);
-        const auto write = [&](u32 b, Block<T>& held, float amax) {
-            Codes result = {{0, 0}, 0};
-            if (b < blocks) {
-                result = quantize_block<T, KIND>(held, amax, second, rule, compares);
-                out[b] = result.packed;
-            }
-            if (b < padded_blocks) scale_at(b) = (u8)result.scale;
+        if constexpr (HELD) next = fetch(row_of(step + 1));
+        u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
+        const auto keep_scale = [&](u32 b, u32 scale) {
+            if (HELD && together == 8) collected[b / 4 * 32 + step % 8 * 4 + b % 4] = (u8)scale;
+            else tile[b / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + b % 4] = (u8)scale;
         };
-        if constexpr (HELD) {
-            forget(data);
-            write(threadIdx.x, data, amax);
+        if (row >= rows) {
+            for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) keep_scale(b, 0);
         } else {
-            for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
-                if (b < blocks) data = load_block<ALIGNED>(in + 16 * b);
-                write(b, data, amax_or_nan(data));
+            const T* in = x + row * x_stride;
+            uint2* out = (uint2*)codes + (u64)row * blocks;
+            float amax = 0.0f, of_row = 0.0f;
+            if constexpr (HELD) {
+                amax = amax_or_nan(data);
+                of_row = amax == amax ? amax : amax_ignoring_nan(data);
+            } else {
+                for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) of_row = fmaxf(of_row, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
             }
+            const Second second = second_of(block_max(of_row, scratch[step % 2]), rule.six_e);
+            if (threadIdx.x == 0) scales[row] = second.scale;
+            const bool compares = errors_compare(second, rule.six_e);
+            const auto write = [&](u32 b, Block<T>& held, float amax) {
+                Codes result = {{0, 0}, 0};
+                if (b < blocks) {
+                    result = quantize_block<T, KIND>(held, amax, second, rule, compares);
+                    out[b] = result.packed;
+                }
+                if (b < padded_blocks) keep_scale(b, result.scale);
+            };
+            if constexpr (HELD) {
+                forget(data);
+                write(threadIdx.x, data, amax);
+            } else {
+                for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
+                    if (b < blocks) data = load_block<ALIGNED>(in + 16 * b);
+                    write(b, data, amax_or_nan(data));
+                }
+            }
+        }
+        if (HELD && together == 8 && step % 8 == 7) {
+            __syncthreads();
+            // Half a sector of 32 scales a thread.
+            for (u32 i = threadIdx.x; i < padded_blocks / 2; i += blockDim.x)
+                *(uint4*)(tile + i / 2 * 512 + (row % 32 - 1) * 16 + i % 2 * 16) = ((const uint4*)collected)[i];
+            __syncthreads();
         }
     }
 }
@@ -193,16 +217,21 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         u64 x_stride, u32 rows,                                                                                           \
         u32 cols,                       /* multiple of 16 */                                                              \
         Nvfp4Rule rule,                                                                                                   \
+        u32 together,                   /* rows that a block takes in turn: 1 or 8 */                                     \
         u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                            \
-        u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], padding written as 0 */                      \
+        u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned, padding written as 0 */     \
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \
-    { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, codes, block_scales, scales); }
+    { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, false)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, true)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, false)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, true)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, false)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, true)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, long, false)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, true)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, false)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, true)
 
 // The values of the two codes of a byte, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so
 // the upper byte of an F16 one, 2^14 too small.

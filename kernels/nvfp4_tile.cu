@@ -99,7 +99,7 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
     if constexpr (MODE == MODE_PLAIN) {
         const u32 zeros[4] = {0, 0, 0, 0};
         if (serves) return plain_block(b, amax, second);
-        if (amax == 0.0f && second.count) return {pack(zeros, b), 0};
+        if (finite && amax == 0.0f && second.count) return {pack(zeros, b), 0};
         SlowBlock slow = slow_input(b, amax, index);
         return slow_block(&slow, &second, &rule);
     }
@@ -182,6 +182,9 @@ template <class T, bool ALIGNED, u32 MODE>
 __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, const Nvfp4Given& given, const Nvfp4Out& out) {
     __shared__ __align__(16) T tile[TILE_ROWS * PITCH<T>];
     __shared__ uint2 packed[TILE_COLS * (TILE_ROWS / 16)];
+    // Scales in the order of memory, to be stored together: single bytes made the L2 cache the limit (observed: H200, 2026-11).
+    __shared__ __align__(16) u8 collected[2][32][8];   // rows: [tile of 4 blocks][row % 32][row / 32][4]
+    __shared__ __align__(16) u8 collected_t[512];      // transpose: one tile of 128 x 4
     __shared__ Second shared_second[2];
     const u32 tiles = (cols + TILE_COLS - 1) / TILE_COLS;
     // An empty matrix has one block, which writes its second level.
@@ -225,8 +228,14 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
             if (given.each && inside && block == 0) out.scales[row] = second.scale;
             Codes c = transformed_block<T, MODE>(data[i], second, rule, row * blocks + block);
             if (inside) *(uint2*)(out.codes + (row * blocks + block) * 8) = c.packed;
-            if (block < round_up4(blocks)) out.block_scales[tiled_index(blocks, row, block)] = inside ? (u8)c.scale : 0;
+            collected[b / 4][r % 32][r / 32 * 4 + b % 4] = inside ? (u8)c.scale : 0;
         }
+        __syncthreads();
+        // Eight bytes of a row and the one 32 further: the upper or the lower half of a tile's sixteen.
+        const u32 at = threadIdx.x % 32, half = threadIdx.x / 32;
+        const u64 tiles4 = (blocks + 3) / 4, tile4 = first_col / 64 + half;
+        if (half < 2 && tile4 < tiles4)
+            *(uint2*)(out.block_scales + (first_row / 128 * tiles4 + tile4) * 512 + at * 16 + first_row % 128 / 64 * 8) = *(const uint2*)collected[half][at];
     }
     if (!out.codes_t) return;
 #pragma unroll 1
@@ -240,9 +249,12 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
         if (given.each && inside && block == 0) out.scales_t[col] = second.scale;
         const Codes codes = transformed_block<T, MODE>(turned, second, rule, col * blocks_t + block);
         packed[c * (TILE_ROWS / 16) + b] = codes.packed;
-        if (block < round_up4(blocks_t)) out.block_scales_t[tiled_index(blocks_t, col, block)] = inside ? (u8)codes.scale : 0;
+        collected_t[c % 32 * 16 + c / 32 * 4 + b] = inside ? (u8)codes.scale : 0;
     }
     __syncthreads();
+    const u64 tiles4 = (blocks_t + 3) / 4;
+    if (threadIdx.x < 32 && first_row / 64 < tiles4)
+        *(uint4*)(out.block_scales_t + (first_col / 128 * tiles4 + first_row / 64) * 512 + threadIdx.x * 16) = ((const uint4*)collected_t)[threadIdx.x];
     // Four lanes write the 32 bytes of one row of the transpose.
 #pragma unroll
     for (int i = 0; i < 2; i++) {

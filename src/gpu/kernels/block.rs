@@ -21,10 +21,10 @@ const TILE: [usize; 2] = [64, 128];
 
 /// The kernels for block scales.
 pub(crate) struct BlockKernels {
-    /// By rule: plain, 4over6 with absolute and with squared errors.
-    given: [ByInput; 3],
+    /// By rule: plain, 4over6 with absolute and with squared errors, fast and then strict.
+    given: [ByInput; 5],
     /// By rule; first for rows that are read twice, then for rows held in registers.
-    row: [[ByInput; 2]; 3],
+    row: [[ByInput; 2]; 5],
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
     amax_hadamard: ByInput,
@@ -51,8 +51,10 @@ impl BlockKernels {
                 by_input(rows, "quantize_nvfp4_plain")?,
                 by_input(rows, "quantize_nvfp4_mae")?,
                 by_input(rows, "quantize_nvfp4_mse")?,
+                by_input(rows, "quantize_nvfp4_strict_mae")?,
+                by_input(rows, "quantize_nvfp4_strict_mse")?,
             ],
-            row: [rule("plain")?, rule("mae")?, rule("mse")?],
+            row: [rule("plain")?, rule("mae")?, rule("mse")?, rule("strict_mae")?, rule("strict_mse")?],
             tile: [by_input(tiles, "quantize_nvfp4_tile_plain")?, by_input(tiles, "quantize_nvfp4_tile_any")?],
             amax_hadamard: by_input(tiles, "amax_hadamard")?,
             mxfp8: by_input(mx, "quantize_mxfp8")?,
@@ -165,7 +167,9 @@ impl Nvfp4Rule {
     fn along_rows(&self) -> Option<usize> {
         match self {
             Self { tile: 0, hadamard: 0, stochastic: 0, rule: 0, .. } => Some(0),
-            Self { tile: 0, hadamard: 0, stochastic: 0, rule: 1, mse, .. } => Some(1 + *mse as usize),
+            Self { tile: 0, hadamard: 0, stochastic: 0, rule: 1, mse, strict, .. } => {
+                Some((1 + mse + 2 * strict) as usize)
+            }
             _ => None,
         }
     }
@@ -235,11 +239,12 @@ struct MxOut {
     block_scales_t: u64,
 }
 
-/// Codes are stored eight bytes at a time, block scales one at a time.
+/// Codes are stored eight bytes at a time, block scales up to sixteen.
 fn check_output(out: &BlockOutput<'_>, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     check_bytes("codes", out.codes, scheme.code_bytes(rows, cols))?;
     check_aligned("codes", out.codes, 8)?;
     check_bytes("block scales", out.block_scales, scheme.block_scale_len(rows, cols))?;
+    check_aligned("block scales", out.block_scales, 16)?;
     check_bytes("scales", out.scales, scheme.scale_len(rows, cols) * 4)?;
     check_aligned("scales", out.scales, 4)
 }
@@ -262,12 +267,11 @@ fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
     (units.div_ceil(8).max(1), 1)
 }
 
-/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/nvfp4.cu`): x covers the columns, y is 32 times the
-/// number of tiles at work at once, at most what `resident` blocks fill, and such that all take equally many steps.
-fn walk_grid(rows: usize, cols: usize, resident: usize) -> (usize, usize) {
-    let (x, tiles) = (cols.div_ceil(1024).max(1), rows.div_ceil(128).max(1));
-    let at_once = (resident / (32 * x)).clamp(1, tiles.min(GRID_Y / 32));
-    (x, 32 * tiles.div_ceil(tiles.div_ceil(at_once)))
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/nvfp4.cu`) in this many steps: x covers the columns, y
+/// is 16 times the number of tiles at work at once.
+fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
+    let tiles = rows.div_ceil(128).max(1);
+    (cols.div_ceil(512).max(1), 16 * tiles.div_ceil(steps).min(GRID_Y / 16))
 }
 
 impl Kernels {
@@ -288,9 +292,11 @@ impl Kernels {
             let threads = (x.cols / 16).next_multiple_of(32).max(64);
             let held = threads <= 512;
             let threads = threads.min(512);
-            // As many rows at work as threads fit, 1536 of a multiprocessor at these registers (1024 with both candidates).
-            let resident = self.sm_count * (if place == 0 { 1536 } else { 1024 } / threads).max(1);
-            let rows_at_once = x.rows.next_multiple_of(128).min(resident);
+            // As many rows at work as threads fit, 1536 of a multiprocessor at these registers (768 with both candidates).
+            let resident = self.sm_count * (if place == 0 { 1536 } else { 768 } / threads).max(1);
+            let padded = x.rows.next_multiple_of(128);
+            let together = if held && padded / 8 >= 2 * self.sm_count { 8u32 } else { 1 };
+            let rows_at_once = (padded / together as usize).min(resident);
             return enqueue!(
                 stream,
                 by_input(&self.block.row[place][usize::from(held)], x.dtype, x.aligned())?,
@@ -301,25 +307,20 @@ impl Kernels {
                 rows,
                 cols,
                 rule,
+                together,
                 out.codes.address,
                 out.block_scales.address,
                 out.scales.address,
             );
         };
-        // What `given_blocks` of the kernel says.
-        let fast = x.dtype != DType::F32 && x.aligned();
-        let resident = self.sm_count
-            * if !fast {
-                2
-            } else if place == 0 {
-                5
-            } else {
-                3
-            };
+        // A few steps for each block, once there are more than enough blocks; what `given_blocks` of the kernel says.
+        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
+        let (columns, lines) = walk_grid(x.rows, x.cols, 1);
+        let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
         enqueue!(
             stream,
             by_input(&self.block.given[place], x.dtype, x.aligned())?,
-            walk_grid(x.rows, x.cols, resident),
+            walk_grid(x.rows, x.cols, steps),
             THREADS,
             x.x.address,
             x.row_stride as u64,
@@ -522,8 +523,7 @@ impl Kernels {
         enqueue!(
             stream,
             by_input(&self.block.dequantize_nvfp4, dtype, aligned)?,
-            // Each block takes two tiles where there are more than fill the GPU several times.
-            walk_grid(rows, cols, self.sm_count * 16),
+            walk_grid(rows, cols, 2),
             THREADS,
             codes.address,
             block_scales.address,
