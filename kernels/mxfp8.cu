@@ -180,7 +180,7 @@ FOR_EACH_TYPE(QUANTIZE_MXFP8_TILE)
                 if (col[half] >= cols) continue;                                                                          \
                 float v[8];                                                                                               \
                 decode8(format, c[half], v);                                                                              \
-                _Pragma("unroll") for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);                              \
+                _Pragma("unroll") for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale[half]);                              \
                 store<ALIGNED>(y + row * y_stride + col[half], v);                                                        \
             }                                                                                                             \
         }                                                                                                                 \
