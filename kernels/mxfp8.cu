@@ -94,6 +94,9 @@ struct MxOut {
     u8* block_scales_t;  // tiled 128x4 of [cols][ceil(rows / 32)]
 };
 
+// Place of a scale within a tile of 128 x 4.
+__device__ __forceinline__ u32 scale_place(u32 row, u32 block) { return row % 32 * 16 + row / 32 * 4 + block; }
+
 // A tile of 128 x 128 as in tile.cuh: the 32 rows of a warp are one block of each of its columns, and four lanes of a row one
 // block of that row, so every scale is found by shuffles. A tile's scales are one tile of 128 x 4 in either output.
 template <class T, bool ALIGNED, u32 FORMAT>
@@ -106,36 +109,47 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
     begin();
     Vec8<T> data[8];
     load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
+    // Scale bytes first, through shared memory: what they need is out of the registers then.
     if (out.codes) {
-        u8* to = out.codes + row * cols + col;
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            const u32 byte = mx_byte(rule, lanes_max<4>(amax8(data[r], 0.0f)));
-            if (lane % 4 == 0) collected[(p.row + r) % 32 * 16 + (p.row + r) / 32 * 4 + p.col / 32] = (u8)byte;
-            if (row + r < rows && col < cols) *(uint2*)to = encode_scaled<FORMAT>(data[r], mx_encode(byte));
-            to += cols;
+            const float amax = lanes_max<4>(amax8(data[r], 0.0f));
+            if (lane % 4 == r % 4) collected[scale_place(p.row + r, p.col / 32)] = (u8)mx_byte(rule, amax);
         }
     }
     if (out.codes_t) {
         float m[8];
         column_max(data, m);
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+            if (lane / 8 == c % 4) collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, m[c]);
+    }
+    __syncthreads();
+    if (out.codes && col < cols) {
+        u8* to = out.codes + row * cols + col;
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            forget(data[r]);
+            if (row + r >= rows) break;
+            *(uint2*)to = encode_scaled<FORMAT>(data[r], mx_encode(collected[scale_place(p.row + r, p.col / 32)]));
+            to += cols;
+        }
+    }
+    if (out.codes_t && col < cols && row < rows) {
         u8* to = out.codes_t + col * rows + row;
 #pragma unroll
         for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
-            const u32 byte = mx_byte(rule, m[c]);
-            if (lane / 8 == 0) collected_t[(p.col + c) % 32 * 16 + (p.col + c) / 32 * 4 + p.row / 32] = (u8)byte;
-            const float e = mx_encode(byte);
+            const float e = mx_encode(collected_t[scale_place(p.col + c, p.row / 32)]);
             float v[8];
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
-            if (row < rows && col < cols) *(uint2*)to = encode8<FORMAT>(v);
+            *(uint2*)to = encode8<FORMAT>(v);
             to += rows;
         }
     }
-    // The scales of a tile are 512 bytes in either output; single bytes made the L2 cache the limit (observed: H200, 2026-11).
-    __syncthreads();
+    // The scales of a tile are 512 bytes in either output; as single bytes they would be stores of parts of sectors.
     const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
     if (out.codes && threadIdx.x < 32) ((uint4*)(out.block_scales + ((u64)tile_row * tiles + tile_col) * 512))[threadIdx.x] = ((const uint4*)collected)[threadIdx.x];
     if (out.codes_t && threadIdx.x / 32 == 1)
@@ -143,7 +157,7 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
 }
 
 #define QUANTIZE_MXFP8_TILE(name, T, ALIGNED, ...)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, 2) quantize_mxfp8_tile_##name(                                      \
+    extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) quantize_mxfp8_tile_##name(              \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
         u32 rows,                 /* multiple of 16 where the transposed output is wanted */                              \

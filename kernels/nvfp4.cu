@@ -73,13 +73,14 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     const u32 first = backwards ? at.tiles - 1 - at.tile : at.tile;
     const int step = backwards ? -(int)at.step : (int)at.step;
     u32 row = first * 128 + at.within;
-    const T* in = x + row * x_stride + at.block * 16;
+    const T* in = x + row * x_stride + at.block / 2 * 32;
+    const bool even = at.block / 2 * 2 < blocks, odd = at.block / 2 * 2 + 1 < blocks;
+    const auto fetch = [&](const T* from, bool inside) { return load_halves<ALIGNED, 1>(from, inside && even, inside && odd); };
     uint2* out = (uint2*)codes + (u64)row * blocks + at.block;
     u8* scales = block_scales + ((u64)first * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at;
     const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * (i64)blocks, scales_step = step * (i64)((blocks + 3) / 4) * 512;
     begin();
-    Block<T> next = zero_block<T>();
-    if (column && at.tile < at.tiles && row < rows) next = load_block<ALIGNED>(in);
+    Block<T> next = fetch(in, at.tile < at.tiles && row < rows);
     if (threadIdx.x == 0) {
         shared_second = second_level(given[0], rule.given, rule.six_e);
         if (blockIdx.x == 0 && blockIdx.y == 0) *scale = shared_second.scale;
@@ -89,11 +90,11 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     const bool compares = errors_compare(second, rule.six_e);
     if (at.block >= (blocks + 3) / 4 * 4) return;
     for (u32 tile = at.tile; tile < at.tiles; tile += at.step) {
-        Block<T> data = next;
+        Block<T> data = own_block<1>(next);
         const bool inside = column && row < rows;
         row += step * 128;
         in += in_step;
-        if (column && tile + at.step < at.tiles && row < rows) next = load_block<ALIGNED>(in);
+        next = fetch(in, tile + at.step < at.tiles && row < rows);
         Codes result = {{0, 0}, 0};
         if (inside) {
             result = quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
@@ -153,8 +154,9 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         return unit / 16 * 128 + unit % 16 * 2 + step / 4 % 2 + step % 4 * 32;
     };
     begin();
+    const u32 pair = threadIdx.x / 2 * 2;
     const auto fetch = [&](u32 row) {
-        return row < rows && threadIdx.x < blocks ? load_block<ALIGNED>(x + row * x_stride + 16 * threadIdx.x) : zero_block<T>();
+        return load_halves<ALIGNED, 1>(x + row * x_stride + 16 * pair, row < rows && pair < blocks, row < rows && pair + 1 < blocks);
     };
     Block<T> next = zero_block<T>();
     if constexpr (HELD) next = fetch(row_of(0));
@@ -162,7 +164,10 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         const u32 row = row_of(step);
         if (row >= padded_rows) break;
         Block<T> data = next;
-        if constexpr (HELD) next = fetch(row_of(step + 1));
+        if constexpr (HELD) {
+            data = own_block<1>(next);
+            next = fetch(row_of(step + 1));
+        }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
             if (HELD && together == 8) collected[b / 4 * 32 + step % 8 * 4 + b % 4] = (u8)scale;
@@ -211,8 +216,12 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
     }
 }
 
+template <class T, bool ALIGNED, u32 KIND, bool HELD>
+constexpr u32 row_blocks = HELD && KIND == KIND_PLAIN && ALIGNED && sizeof(T) == 2 ? 3 : 1;
+
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
-    extern "C" __global__ void __launch_bounds__(512) quantize_nvfp4_row_##NAME##_##WHICH##_##name(                       \
+    extern "C" __global__ void __launch_bounds__(512, (row_blocks<T, ALIGNED, KIND, HELD>))                               \
+    quantize_nvfp4_row_##NAME##_##WHICH##_##name(                                                                         \
         const T* __restrict__ x,        /* [rows][cols], row stride x_stride elements */                                  \
         u64 x_stride, u32 rows,                                                                                           \
         u32 cols,                       /* multiple of 16 */                                                              \
@@ -241,35 +250,47 @@ __device__ __forceinline__ void decode_byte(u32 byte, float f, float& even, floa
     odd = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
 }
 
-// y = round(fl(code * fl(s * scale))).
+// y = round(fl(code * fl(s * scale))). Two neighbouring lanes exchange halves of their blocks, so that each store of the pair
+// fills whole sectors.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
+    constexpr int ROWS = 2;
     const u32 blocks = cols / 16;
     const Walk at = walk(rows);
-    if (at.block >= blocks) return;
-    // Two rows at a time, to have more bytes on the way.
-    for (u64 tile = at.tile; tile < at.tiles; tile += 2 * at.step) {
-        uint2 packed[2];
-        float f[2];
+    const u32 lane = threadIdx.x % 2, pair = at.block / 2 * 2;
+    if (at.block / WARP_BLOCKS * WARP_BLOCKS >= blocks) return;
+    for (u64 tile = at.tile; tile < at.tiles; tile += ROWS * at.step) {
+        uint2 packed[ROWS];
+        float f[ROWS];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < ROWS; i++) {
             const u64 here = tile + i * at.step, row = here * 128 + at.within;
-            if (row >= rows) continue;
+            packed[i] = {0, 0};
+            f[i] = 0.0f;
+            if (row >= rows || at.block >= blocks) continue;
             packed[i] = __ldg((const uint2*)codes + row * blocks + at.block);
-            f[i] = ue4m3_value(block_scales[(here * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at] & 0x7F);
-            if (scales) f[i] = __fmul_rn(f[i], scales[row * scale_step]);
+            f[i] = ue4m3_value(__ldg(block_scales + (here * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at) & 0x7F);
+            if (scales) f[i] = __fmul_rn(f[i], __ldg(scales + row * scale_step));
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < ROWS; i++) {
+            // The even lane keeps the first half of its block and takes that of the odd one; the odd lane the second halves.
+            const u32 mine = lane ? packed[i].y : packed[i].x;
+            const u32 other = __shfl_xor_sync(0xFFFFFFFFu, lane ? packed[i].x : packed[i].y, 1);
+            const float other_f = __shfl_xor_sync(0xFFFFFFFFu, f[i], 1);
             const u64 row = (tile + i * at.step) * 128 + at.within;
             if (row >= rows) continue;
-            float v[2][8];
+            T* to = y + row * y_stride + pair * 16 + lane * 8;
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                decode_byte((k < 4 ? packed[i].x : packed[i].y) >> 8 * (k % 4), f[i], v[k / 4][2 * (k % 4)], v[k / 4][2 * (k % 4) + 1]);
-            T* to = y + row * y_stride + at.block * 16;
-            store<ALIGNED>(to, v[0]);
-            store<ALIGNED>(to + 8, v[1]);
+            for (u32 b = 0; b < 2; b++) {
+                if (pair + b >= blocks) continue;
+                const u32 word = b == lane ? mine : other;
+                const float factor = b == lane ? f[i] : other_f;
+                float v[8];
+#pragma unroll
+                for (int k = 0; k < 4; k++) decode_byte(word >> 8 * k, factor, v[2 * k], v[2 * k + 1]);
+                store<ALIGNED>(to + b * 16, v);
+            }
         }
     }
 }

@@ -187,6 +187,36 @@ template <class T> __device__ __forceinline__ void forget(Block<T>& b) {
     forget(b.half[1]);
 }
 
+// Two lanes `APART` load their two neighbouring blocks together, a half of each at a time: a lane that loaded its own 32 bytes
+// in two steps would touch every sector of memory twice, and the L2 cache was the limit then (observed: H200, 2026-11).
+// `load_halves` gives this lane's half of the even block and of the odd one; `own_block` exchanges them. All lanes of a warp
+// come to `own_block` together.
+template <u32 APART> __device__ __forceinline__ u32 half_of_lane() { return threadIdx.x / APART % 2; }
+
+// `from`: element 0 of the even block of the pair; whether each block is inside the matrix.
+template <bool ALIGNED, u32 APART, class T>
+__device__ __forceinline__ Block<T> load_halves(const T* from, bool even, bool odd) {
+    const T* p = from + 8 * half_of_lane<APART>();
+    return {{even ? load<ALIGNED>(p) : zero8<T>(), odd ? load<ALIGNED>(p + 16) : zero8<T>()}};
+}
+
+template <u32 APART, class T> __device__ __forceinline__ Block<T> own_block(const Block<T>& halves) {
+    const bool odd = half_of_lane<APART>();
+    Block<T> own;
+#pragma unroll
+    for (u32 k = 0; k < sizeof(T) / 2; k++) {
+        const uint4 even_half = halves.half[0].q[k], odd_half = halves.half[1].q[k];
+        uint4 other = odd ? even_half : odd_half;
+        other.x = __shfl_xor_sync(0xFFFFFFFFu, other.x, APART);
+        other.y = __shfl_xor_sync(0xFFFFFFFFu, other.y, APART);
+        other.z = __shfl_xor_sync(0xFFFFFFFFu, other.z, APART);
+        other.w = __shfl_xor_sync(0xFFFFFFFFu, other.w, APART);
+        own.half[0].q[k] = odd ? other : even_half;
+        own.half[1].q[k] = odd ? odd_half : other;
+    }
+    return own;
+}
+
 template <bool ALIGNED, class T> __device__ __forceinline__ Block<T> load_block(const T* p) {
     return {{load<ALIGNED>(p), load<ALIGNED>(p + 8)}};
 }

@@ -145,6 +145,16 @@ __device__ __forceinline__ void col_place(u32 i, u32& col, u32& block) {
     block = pair % 4;
 }
 
+// This lane's halves of its block and the one beside it, sixteen lanes away, for step `i`.
+template <class T, bool ALIGNED>
+__device__ __forceinline__ Block<T> row_halves(const T* x, u64 x_stride, u32 rows, u32 cols, u64 first_row, u32 first_col, u32 i) {
+    u32 r, b;
+    row_place(i, r, b);
+    const u32 col = first_col + b / 2 * 32;
+    const bool row = first_row + r < rows;
+    return load_halves<ALIGNED, 16>(x + (first_row + r) * x_stride + col, row && col < cols, row && col + 16 < cols);
+}
+
 // A block of the transpose out of the staged tile.
 template <class T> __device__ __forceinline__ Block<T> column_block(const T* tile, u32 col, u32 block) {
     const T* from = tile + block * 16 * PITCH<T> + col;
@@ -170,18 +180,21 @@ template <class T> __device__ __forceinline__ Block<T> column_block(const T* til
     return b;
 }
 
-template <class T> __device__ __forceinline__ void stage(T* tile, u32 row, u32 block, const Block<T>& b) {
-    uint4* to = (uint4*)(tile + row * PITCH<T> + block * 16);
+// Puts what `row_halves` gave into the tile.
+template <class T> __device__ __forceinline__ void stage(T* tile, u32 i, const Block<T>& halves) {
+    u32 r, b;
+    row_place(i, r, b);
+    uint4* to = (uint4*)(tile + r * PITCH<T> + b / 2 * 32 + 8 * half_of_lane<16>());
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
-        for (u32 k = 0; k < sizeof(T) / 2; k++) to[h * (sizeof(T) / 2) + k] = b.half[h].q[k];
+        for (u32 k = 0; k < sizeof(T) / 2; k++) to[h * sizeof(T) + k] = halves.half[h].q[k];
 }
 
 template <class T, bool ALIGNED, u32 MODE>
 __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, const Nvfp4Given& given, const Nvfp4Out& out) {
     __shared__ __align__(16) T tile[TILE_ROWS * PITCH<T>];
-    __shared__ uint2 packed[TILE_COLS * (TILE_ROWS / 16)];
+    __shared__ uint2 packed[TILE_COLS * TILE_ROWS / 16];
     // Scales in the order of memory, to be stored together: single bytes made the L2 cache the limit (observed: H200, 2026-11).
     __shared__ __align__(16) u8 collected[2][32][8];   // rows: [tile of 4 blocks][row % 32][row / 32][4]
     __shared__ __align__(16) u8 collected_t[512];      // transpose: one tile of 128 x 4
@@ -194,12 +207,7 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
     begin();
     Block<T> data[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 r, b;
-        row_place(i, r, b);
-        const bool inside = first_row + r < rows && first_col + b * 16 < cols;
-        data[i] = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
-    }
+    for (int i = 0; i < 2; i++) data[i] = row_halves<T, ALIGNED>(x, x_stride, rows, cols, first_row, first_col, i);
     if (!given.each && threadIdx.x < 2) {
         float* scale = threadIdx.x == 0 ? out.scales : out.scales_t;
         if (scale) {
@@ -210,11 +218,7 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
     if (rows == 0 || cols == 0) return;
     if (out.codes_t) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            u32 r, b;
-            row_place(i, r, b);
-            stage(tile, r, b, data[i]);
-        }
+        for (int i = 0; i < 2; i++) stage(tile, i, data[i]);
     }
     __syncthreads();
     if (out.codes) {
@@ -226,8 +230,9 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
             const bool inside = row < rows && block < blocks;
             const Second second = given.each ? second_of(inside ? given.rows[row] : 0.0f, rule.six_e) : shared_second[0];
             if (given.each && inside && block == 0) out.scales[row] = second.scale;
-            Codes c = transformed_block<T, MODE>(data[i], second, rule, row * blocks + block);
-            if (inside) *(uint2*)(out.codes + (row * blocks + block) * 8) = c.packed;
+            Block<T> own = own_block<16>(data[i]);
+            const Codes c = transformed_block<T, MODE>(own, second, rule, row * blocks + block);
+            packed[r * (TILE_COLS / 16) + b] = c.packed;
             collected[b / 4][r % 32][r / 32 * 4 + b % 4] = inside ? (u8)c.scale : 0;
         }
         __syncthreads();
@@ -236,6 +241,14 @@ __device__ __forceinline__ void quantize_tile_nv(const T* x, u64 x_stride, u32 r
         const u64 tiles4 = (blocks + 3) / 4, tile4 = first_col / 64 + half;
         if (half < 2 && tile4 < tiles4)
             *(uint2*)(out.block_scales + (first_row / 128 * tiles4 + tile4) * 512 + at * 16 + first_row % 128 / 64 * 8) = *(const uint2*)collected[half][at];
+        // Eight lanes write the 64 bytes of one row.
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 place = threadIdx.x + i * blockDim.x;
+            const u64 row = first_row + place / 8, block = first_col / 16 + place % 8;
+            if (row < rows && block < blocks) *(uint2*)(out.codes + (row * blocks + block) * 8) = packed[place];
+        }
+        __syncthreads();
     }
     if (!out.codes_t) return;
 #pragma unroll 1
@@ -286,12 +299,9 @@ __device__ __forceinline__ void amax_transformed(const T* x, u64 x_stride, u32 r
     float by_row = 0.0f, by_col = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        u32 r, b;
-        row_place(i, r, b);
-        const bool inside = first_row + r < rows && first_col + b * 16 < cols;
-        const Block<T> data = inside ? load_block<ALIGNED>(x + (first_row + r) * x_stride + first_col + b * 16) : zero_block<T>();
-        if (row_amax) by_row = fmaxf(by_row, amax_ignoring_nan(hadamard(data)));
-        if (col_amax) stage(tile, r, b, data);
+        const Block<T> data = row_halves<T, ALIGNED>(x, x_stride, rows, cols, first_row, first_col, i);
+        if (row_amax) by_row = fmaxf(by_row, amax_ignoring_nan(hadamard(own_block<16>(data))));
+        if (col_amax) stage(tile, i, data);
     }
     __syncthreads();
     if (col_amax) {
