@@ -1,13 +1,23 @@
-//! Block-scaled FP8 matrix products on NVIDIA GPUs, and on the CPU with the same bytes.
+//! Block-scaled FP8, MXFP8 and NVFP4 matrix products on NVIDIA GPUs, and on the CPU with the same bytes.
 //!
 //! ```text
-//! D = epilogue( alpha * sum_k a[i,k] * b[j,k]  +  beta * C )        a = code_a * scale_a,  b = code_b * scale_b
+//! D = epilogue( alpha * sum_k a[i,k] * b[j,k]  +  beta * C )        a = code_a * scales_a,  b = code_b * scales_b
 //! ```
 //!
-//! A is `m x k`, B is `n x k` (the weight of a linear layer), D is `m x n`, all row-major. A scale multiplies a code.
+//! A is `m x k`, B is `n x k` (the weight of a linear layer), D is `m x n`, all row-major. Scales multiply codes: FP8 has
+//! FP32 scales, MXFP8 a power of two for each 32 codes, NVFP4 an E4M3 scale for each 16 and an FP32 one above it ([`Scheme`]).
+//! A may be plain where only the weights are quantized ([`Operand`]).
 //!
-//! On a GPU: [`Handle`] is a stream with all that work on it needs, [`Handle::quantize`] makes a [`QuantMatrix`] by a
-//! [`Recipe`], and [`Handle::scaled_gemm`] or a [`GemmPlan`] multiplies.
+#![cfg_attr(
+    feature = "cuda",
+    doc = "On a GPU: [`Handle`] is a stream with all that work on it needs, [`Handle::quantize`] makes a [`QuantMatrix`] by a \
+           [`Recipe`], and [`Handle::scaled_gemm`] or a [`GemmPlan`] multiplies."
+)]
+#![cfg_attr(
+    not(feature = "cuda"),
+    doc = "On a GPU (feature `cuda`, which this build lacks): `Handle::quantize` makes a `QuantMatrix` by a [`Recipe`], and \
+           `Handle::scaled_gemm` or a `GemmPlan` multiplies."
+)]
 //!
 #![cfg_attr(feature = "cuda", doc = "```no_run")]
 #![cfg_attr(not(feature = "cuda"), doc = "```text")]
@@ -54,10 +64,13 @@
 //! | `fp8-row` x `fp8-row` | sm_90: native, rescaled; other GPUs from sm_89 on: rescaled |
 //! | `fp8-1x128` x `fp8-128x128` | sm_90: native, repeated scales |
 //! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native |
+//! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16 |
+//! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 |
+//! | BF16 or F16 x `nvfp4` or `nvfp4-row`; BF16 x `mxfp8` | sm_80 and newer: dequantized |
 //!
-//! E4M3 x E4M3, or E4M3 with E5M2 on either side; into BF16, F16 or F32, and E4M3 for tensor x tensor. The CPU has every
-//! pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is the GPU half:
-//! it needs nothing of CUDA to build and loads the libraries at run time.
+//! FP8 and MXFP8 codes are E4M3 x E4M3, or E4M3 with E5M2 on either side. D is BF16, F16 or F32, and E4M3 for tensor x tensor.
+//! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is
+//! the GPU half: it needs nothing of CUDA to build and loads the libraries at run time.
 
 pub mod checkpoint;
 pub mod epilogue;
