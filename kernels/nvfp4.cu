@@ -37,8 +37,8 @@ constexpr u32 KIND_STRICT_MSE = 4;
 
 // What the short path does not serve.
 template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule) {
-    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), 0);
-    return slow_block(&slow, &second, &rule);
+    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), second, rule, 0);
+    return slow_block(&slow);
 }
 
 // amax: `amax_or_nan` of the block.
@@ -217,7 +217,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
 }
 
 template <class T, bool ALIGNED, u32 KIND, bool HELD>
-constexpr u32 row_blocks = HELD && KIND == KIND_PLAIN && ALIGNED && sizeof(T) == 2 ? 3 : 1;
+constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 ? 1 : HELD && KIND == KIND_PLAIN ? 3 : 2;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
     extern "C" __global__ void __launch_bounds__(512, (row_blocks<T, ALIGNED, KIND, HELD>))                               \

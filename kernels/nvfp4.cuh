@@ -292,8 +292,11 @@ __device__ __forceinline__ float round_scaled(float y) {
 constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
 
 // Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
-// and code do not burden it.
+// and code do not burden it. Second level and rule are copied: the address of the kernel's own would put these into local
+// memory in every thread, which cost more bandwidth than all results (observed: H200, 2026-11).
 struct SlowBlock {
+    Second second;
+    Nvfp4Rule rule;
     float x[16];
     float amax;     // of the block, or of its tile
     u64 index;      // of the block in the matrix, for random bytes
@@ -302,22 +305,22 @@ struct SlowBlock {
     uint2 c4, c6;
 };
 
-static __device__ __noinline__ uint2 slow_codes(const float* x, float inv, const Nvfp4Rule* rule, u64 index) {
+static __device__ __noinline__ uint2 slow_codes(const SlowBlock* b, float inv) {
     u32 words[2] = {0, 0};
     uint4 random = {0, 0, 0, 0};
-    if (rule->stochastic) random = philox(rule->seed, rule->offset, index);
+    if (b->rule.stochastic) random = philox(b->rule.seed, b->rule.offset, b->index);
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
-        const float v = __fmul_rn(x[i], inv);
+        const float v = __fmul_rn(b->x[i], inv);
         const u32 r = i < 8 ? (i < 4 ? random.x : random.y) : (i < 12 ? random.z : random.w);
-        const u32 code = rule->stochastic ? encode_e2m1_stochastic(v, r >> 8 * (i % 4) & 0xFF) : encode_e2m1(v);
+        const u32 code = b->rule.stochastic ? encode_e2m1_stochastic(v, r >> 8 * (i % 4) & 0xFF) : encode_e2m1(v);
         if (i < 8) words[0] |= code << 4 * i; else words[1] |= code << 4 * (i - 8);
     }
     return {words[0], words[1]};
 }
 
 // One error sum of 4over6, elements in order.
-static __device__ __noinline__ float slow_error(const float* x, uint2 codes, float s, const Second* second, const Nvfp4Rule* rule) {
+static __device__ __noinline__ float slow_error(const SlowBlock* b, uint2 codes, float s) {
     float e = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
@@ -325,46 +328,50 @@ static __device__ __noinline__ float slow_error(const float* x, uint2 codes, flo
         const float q = code & 8 ? -e2m1_magnitude(code) : e2m1_magnitude(code);
         const float qs = __fmul_rn(q, s);
         float d;
-        if (rule->strict) d = __fsub_rn(__fdiv_rn(__fmul_rn(qs, second->amax), rule->six_e), x[i]);
-        else d = __fsub_rn(qs, __fmul_rn(x[i], second->encode));
-        e = __fadd_rn(e, rule->mse ? __fmul_rn(d, d) : fabsf(d));
+        if (b->rule.strict) d = __fsub_rn(__fdiv_rn(__fmul_rn(qs, b->second.amax), b->rule.six_e), b->x[i]);
+        else d = __fsub_rn(qs, __fmul_rn(b->x[i], b->second.encode));
+        e = __fadd_rn(e, b->rule.mse ? __fmul_rn(d, d) : fabsf(d));
     }
     return e;
 }
 
-static __device__ __noinline__ void slow_candidates(SlowBlock* b, const Second* second, const Nvfp4Rule* rule) {
-    four_over_six_scales(b->amax, *second, b->s4, b->s6);
+static __device__ __noinline__ void slow_candidates(SlowBlock* b) {
+    four_over_six_scales(b->amax, b->second, b->s4, b->s6);
     const float v4 = ue4m3_value(b->s4), v6 = ue4m3_value(b->s6);
-    b->c4 = slow_codes(b->x, multiplier(v4, *second), rule, b->index);
-    b->c6 = slow_codes(b->x, multiplier(v6, *second), rule, b->index);
-    b->e4 = slow_error(b->x, b->c4, v4, second, rule);
-    b->e6 = slow_error(b->x, b->c6, v6, second, rule);
+    b->c4 = slow_codes(b, multiplier(v4, b->second));
+    b->c6 = slow_codes(b, multiplier(v6, b->second));
+    b->e4 = slow_error(b, b->c4, v4);
+    b->e6 = slow_error(b, b->c6, v6);
 }
 
-static __device__ __noinline__ Codes slow_block(SlowBlock* b, const Second* second, const Nvfp4Rule* rule) {
-    if (rule->rule == FOUR_OVER_SIX) {
-        slow_candidates(b, second, rule);
+static __device__ __noinline__ Codes slow_block(SlowBlock* b) {
+    const Second& second = b->second;
+    if (b->rule.rule == FOUR_OVER_SIX) {
+        slow_candidates(b);
         return b->e4 < b->e6 ? Codes{b->c4, b->s4} : Codes{b->c6, b->s6};
     }
     Codes out;
     float inv;
     u32 unused;
-    if (rule->rule == TORCHAO_NV) {
-        const float pts = second->scale == 0.0f ? 1.0f : second->scale;
+    if (b->rule.rule == TORCHAO_NV) {
+        const float pts = second.scale == 0.0f ? 1.0f : second.scale;
         const float t = __fdiv_rn(__fdiv_rn(b->amax, 6.0f), pts);
         // A NaN stays one.
         ue4m3_pair(t != t ? t : fminf(fmaxf(t, 0.015625f), 448.0f), 0.0f, out.scale, unused);
         inv = __fdiv_rn(__frcp_rn(pts), ue4m3_value(out.scale));
     } else {
-        ue4m3_pair(at_most_flt_max(__fmul_rn(b->amax, second->sixth)), 0.0f, out.scale, unused);
-        inv = multiplier(ue4m3_value(out.scale), *second);
+        ue4m3_pair(at_most_flt_max(__fmul_rn(b->amax, second.sixth)), 0.0f, out.scale, unused);
+        inv = multiplier(ue4m3_value(out.scale), second);
     }
-    out.packed = slow_codes(b->x, inv, rule, b->index);
+    out.packed = slow_codes(b, inv);
     return out;
 }
 
-template <class T> __device__ __forceinline__ SlowBlock slow_input(const Block<T>& b, float amax, u64 index) {
+template <class T>
+__device__ __forceinline__ SlowBlock slow_input(const Block<T>& b, float amax, const Second& second, const Nvfp4Rule& rule, u64 index) {
     SlowBlock slow;
+    slow.second = second;
+    slow.rule = rule;
 #pragma unroll
     for (int i = 0; i < 16; i++) slow.x[i] = element(b, i);
     slow.amax = amax;

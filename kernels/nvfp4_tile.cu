@@ -31,8 +31,8 @@ template <class T>
 __device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool serves, const Second& second, const Nvfp4Rule& rule, bool compares) {
     Candidates out;
     if (!serves || (rule.strict && !compares)) {
-        SlowBlock slow = slow_input(b, amax, 0);
-        slow_candidates(&slow, &second, &rule);
+        SlowBlock slow = slow_input(b, amax, second, rule, 0);
+        slow_candidates(&slow);
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
     }
     scales_in_range(amax, second, out.s4, out.s6);
@@ -100,8 +100,8 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         const u32 zeros[4] = {0, 0, 0, 0};
         if (serves) return plain_block(b, amax, second);
         if (finite && amax == 0.0f && second.count) return {pack(zeros, b), 0};
-        SlowBlock slow = slow_input(b, amax, index);
-        return slow_block(&slow, &second, &rule);
+        SlowBlock slow = slow_input(b, amax, second, rule, index);
+        return slow_block(&slow);
     }
     if (rule.rule == FOUR_OVER_SIX) {
         const Candidates c = candidates(b, amax, serves, second, rule, errors_compare(second, rule.six_e));
@@ -113,8 +113,8 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         return e4 < e6 ? Codes{c.c4, c.s4} : Codes{c.c6, c.s6};
     }
     if (rule.rule == PLAIN && serves) return rule.stochastic ? stochastic_block(b, amax, second, rule, index) : plain_block(b, amax, second);
-    SlowBlock slow = slow_input(b, amax, index);
-    return slow_block(&slow, &second, &rule);
+    SlowBlock slow = slow_input(b, amax, second, rule, index);
+    return slow_block(&slow);
 }
 
 template <class T, u32 MODE>
