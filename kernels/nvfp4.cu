@@ -29,6 +29,8 @@ __device__ __forceinline__ Walk walk(u32 rows) {
     return w;
 }
 
+constexpr u32 ROW_THREADS = 512;  // of a row kernel at the most
+
 constexpr u32 KIND_PLAIN = 0;
 constexpr u32 KIND_MAE = 1;
 constexpr u32 KIND_MSE = 2;
@@ -73,14 +75,14 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     const u32 first = backwards ? at.tiles - 1 - at.tile : at.tile;
     const int step = backwards ? -(int)at.step : (int)at.step;
     u32 row = first * 128 + at.within;
-    const T* in = x + row * x_stride + at.block / 2 * 32;
+    const T* in = x + row * x_stride + at.block / 2 * 32 + 8 * half_of_lane<1>();
     const bool even = at.block / 2 * 2 < blocks, odd = at.block / 2 * 2 + 1 < blocks;
-    const auto fetch = [&](const T* from, bool inside) { return load_halves<ALIGNED, 1>(from, inside && even, inside && odd); };
     uint2* out = (uint2*)codes + (u64)row * blocks + at.block;
     u8* scales = block_scales + ((u64)first * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at;
     const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * (i64)blocks, scales_step = step * (i64)((blocks + 3) / 4) * 512;
     begin();
-    Block<T> next = fetch(in, at.tile < at.tiles && row < rows);
+    Block<T> next = zero_block<T>();
+    if (at.tile < at.tiles && row < rows) load_halves<ALIGNED>(next, in, even, odd);
     if (threadIdx.x == 0) {
         shared_second = second_level(given[0], rule.given, rule.six_e);
         if (blockIdx.x == 0 && blockIdx.y == 0) *scale = shared_second.scale;
@@ -94,7 +96,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
         const bool inside = column && row < rows;
         row += step * 128;
         in += in_step;
-        next = fetch(in, tile + at.step < at.tiles && row < rows);
+        if (tile + at.step < at.tiles && row < rows) load_halves<ALIGNED>(next, in, even, odd);
         Codes result = {{0, 0}, 0};
         if (inside) {
             result = quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
@@ -108,7 +110,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
 
 // Blocks of a multiprocessor, as the registers of each kind allow.
 #ifndef PLAIN_BLOCKS
-#define PLAIN_BLOCKS 5
+#define PLAIN_BLOCKS 4
 #endif
 #ifndef CHOICE_BLOCKS
 #define CHOICE_BLOCKS 4
@@ -137,15 +139,15 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
 
-// A second level for each row, its amax found in the same pass. A block holds a row, one block of 16 in each thread, and
+// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
 // fetches its next row while it works on one. It takes eight rows in turn whose block scales lie side by side, and stores
 // these together (`together` = 8), or single rows where there are too few (1).
-// HELD = false: rows too long for registers are read twice; `together` is 1.
-template <class T, bool ALIGNED, u32 KIND, bool HELD>
+// HELD = 0: rows too long for registers are read twice; `together` is 1.
+template <class T, bool ALIGNED, u32 KIND, int HELD>
 __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u32 together, u8* codes, u8* block_scales, float* scales) {
     // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
-    __shared__ __align__(16) u8 collected[HELD ? 512 * 8 : 16];  // [tile of 4 blocks][8 rows][4]
+    __shared__ __align__(16) u8 collected[HELD ? ROW_THREADS * HELD * 8 : 16];  // [tile of 4 blocks][8 rows][4]
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks);
     const u32 padded_rows = (rows / 128 + (rows % 128 != 0)) * 128;
     const auto row_of = [&](u32 step) {
@@ -153,20 +155,30 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         const u32 unit = blockIdx.x + step / 8 * gridDim.x;
         return unit / 16 * 128 + unit % 16 * 2 + step / 4 % 2 + step % 4 * 32;
     };
-    begin();
-    const u32 pair = threadIdx.x / 2 * 2;
+    const T* mine = x + threadIdx.x / 2 * 32 + 8 * half_of_lane<1>();
+    constexpr int COUNT = HELD ? HELD : 1;
+    Block<T> next[COUNT];
     const auto fetch = [&](u32 row) {
-        return load_halves<ALIGNED, 1>(x + row * x_stride + 16 * pair, row < rows && pair < blocks, row < rows && pair + 1 < blocks);
+        if (row >= rows) return;
+        const T* from = mine + row * x_stride;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const u32 pair = (threadIdx.x + i * blockDim.x) / 2 * 2;
+            load_halves<ALIGNED>(next[i], from + i * blockDim.x * 16, pair < blocks, pair + 1 < blocks);
+        }
     };
-    Block<T> next = zero_block<T>();
-    if constexpr (HELD) next = fetch(row_of(0));
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) next[i] = zero_block<T>();
+    begin();
+    if constexpr (HELD > 0) fetch(row_of(0));
     for (u32 step = 0;; step++) {
         const u32 row = row_of(step);
         if (row >= padded_rows) break;
-        Block<T> data = next;
-        if constexpr (HELD) {
-            data = own_block<1>(next);
-            next = fetch(row_of(step + 1));
+        Block<T> data[COUNT];
+        if constexpr (HELD > 0) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(next[i]);
+            fetch(row_of(step + 1));
         }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
@@ -178,10 +190,14 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         } else {
             const T* in = x + row * x_stride;
             uint2* out = (uint2*)codes + (u64)row * blocks;
-            float amax = 0.0f, of_row = 0.0f;
-            if constexpr (HELD) {
-                amax = amax_or_nan(data);
-                of_row = amax == amax ? amax : amax_ignoring_nan(data);
+            float amax[COUNT], of_row = 0.0f;
+            if constexpr (HELD > 0) {
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    amax[i] = amax_or_nan(data[i]);
+                    const float known = amax[i] == amax[i] ? amax[i] : amax_ignoring_nan(data[i]);
+                    if (threadIdx.x + i * blockDim.x < blocks) of_row = fmaxf(of_row, known);
+                }
             } else {
                 for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) of_row = fmaxf(of_row, amax_ignoring_nan(load_block<ALIGNED>(in + 16 * b)));
             }
@@ -196,13 +212,16 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
                 }
                 if (b < padded_blocks) keep_scale(b, result.scale);
             };
-            if constexpr (HELD) {
-                forget(data);
-                write(threadIdx.x, data, amax);
+            if constexpr (HELD > 0) {
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    forget(data[i]);
+                    write(threadIdx.x + i * blockDim.x, data[i], amax[i]);
+                }
             } else {
                 for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
-                    if (b < blocks) data = load_block<ALIGNED>(in + 16 * b);
-                    write(b, data, amax_or_nan(data));
+                    if (b < blocks) data[0] = load_block<ALIGNED>(in + 16 * b);
+                    write(b, data[0], amax_or_nan(data[0]));
                 }
             }
         }
@@ -216,11 +235,11 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
     }
 }
 
-template <class T, bool ALIGNED, u32 KIND, bool HELD>
-constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 ? 1 : HELD && KIND == KIND_PLAIN ? 3 : 2;
+template <class T, bool ALIGNED, u32 KIND, int HELD>
+constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 || KIND > KIND_MSE ? 1 : 2;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
-    extern "C" __global__ void __launch_bounds__(512, (row_blocks<T, ALIGNED, KIND, HELD>))                               \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, (row_blocks<T, ALIGNED, KIND, HELD>))                               \
     quantize_nvfp4_row_##NAME##_##WHICH##_##name(                                                                         \
         const T* __restrict__ x,        /* [rows][cols], row stride x_stride elements */                                  \
         u64 x_stride, u32 rows,                                                                                           \
@@ -231,16 +250,16 @@ constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 ? 1 : HELD && KIND == KIND
         u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned, padding written as 0 */     \
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \
     { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, false)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, true)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, false)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, true)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, false)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, true)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, long, false)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, true)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, false)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, true)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, 0)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 2)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, 0)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, 0)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, long, 0)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 1)
 
 // The values of the two codes of a byte, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so
 // the upper byte of an F16 one, 2^14 too small.
@@ -250,47 +269,35 @@ __device__ __forceinline__ void decode_byte(u32 byte, float f, float& even, floa
     odd = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
 }
 
-// y = round(fl(code * fl(s * scale))). Two neighbouring lanes exchange halves of their blocks, so that each store of the pair
-// fills whole sectors.
+// y = round(fl(code * fl(s * scale))). A warp takes 1024 columns of a row, eight a lane in each of four steps; the eight warps of
+// a block are the eight rows whose block scales share sectors.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
-    constexpr int ROWS = 2;
-    const u32 blocks = cols / 16;
-    const Walk at = walk(rows);
-    const u32 lane = threadIdx.x % 2, pair = at.block / 2 * 2;
-    if (at.block / WARP_BLOCKS * WARP_BLOCKS >= blocks) return;
-    for (u64 tile = at.tile; tile < at.tiles; tile += ROWS * at.step) {
-        uint2 packed[ROWS];
-        float f[ROWS];
+    constexpr int STEPS = 4;
+    const u32 warp = threadIdx.x / 32, pair = blockIdx.y % 16, blocks = cols / 16;
+    const u32 first = blockIdx.x * (STEPS * 256) + threadIdx.x % 32 * 8;
+    for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
+        const u64 row = tile * 128ull + pair * 2 + warp % 2 + warp / 2 * 32;
+        if (row >= rows) continue;
+        const u8* tile_scales = block_scales + (u64)tile * ((blocks + 3) / 4) * 512 + (pair * 2 + warp % 2) * 16 + warp / 2 * 4;
+        const float scale = scales ? __ldg(scales + row * scale_step) : 1.0f;
+        u32 packed[STEPS];
+        float f[STEPS];
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const u64 here = tile + i * at.step, row = here * 128 + at.within;
-            packed[i] = {0, 0};
-            f[i] = 0.0f;
-            if (row >= rows || at.block >= blocks) continue;
-            packed[i] = __ldg((const uint2*)codes + row * blocks + at.block);
-            f[i] = ue4m3_value(__ldg(block_scales + (here * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at) & 0x7F);
-            if (scales) f[i] = __fmul_rn(f[i], __ldg(scales + row * scale_step));
+        for (int i = 0; i < STEPS; i++) {
+            const u32 col = first + i * 256;
+            if (col >= cols) continue;
+            packed[i] = __ldg((const u32*)(codes + (row * cols + col) / 2));
+            f[i] = __fmul_rn(ue4m3_value(__ldg(tile_scales + col / 64 * 512 + col / 16 % 4) & 0x7F), scale);
         }
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            // The even lane keeps the first half of its block and takes that of the odd one; the odd lane the second halves.
-            const u32 mine = lane ? packed[i].y : packed[i].x;
-            const u32 other = __shfl_xor_sync(0xFFFFFFFFu, lane ? packed[i].x : packed[i].y, 1);
-            const float other_f = __shfl_xor_sync(0xFFFFFFFFu, f[i], 1);
-            const u64 row = (tile + i * at.step) * 128 + at.within;
-            if (row >= rows) continue;
-            T* to = y + row * y_stride + pair * 16 + lane * 8;
+        for (int i = 0; i < STEPS; i++) {
+            const u32 col = first + i * 256;
+            if (col >= cols) continue;
+            float v[8];
 #pragma unroll
-            for (u32 b = 0; b < 2; b++) {
-                if (pair + b >= blocks) continue;
-                const u32 word = b == lane ? mine : other;
-                const float factor = b == lane ? f[i] : other_f;
-                float v[8];
-#pragma unroll
-                for (int k = 0; k < 4; k++) decode_byte(word >> 8 * k, factor, v[2 * k], v[2 * k + 1]);
-                store<ALIGNED>(to + b * 16, v);
-            }
+            for (int k = 0; k < 4; k++) decode_byte(packed[i] >> 8 * k, f[i], v[2 * k], v[2 * k + 1]);
+            store<ALIGNED>(y + row * y_stride + col, v);
         }
     }
 }

@@ -193,11 +193,12 @@ template <class T> __device__ __forceinline__ void forget(Block<T>& b) {
 // come to `own_block` together.
 template <u32 APART> __device__ __forceinline__ u32 half_of_lane() { return threadIdx.x / APART % 2; }
 
-// `from`: element 0 of the even block of the pair; whether each block is inside the matrix.
-template <bool ALIGNED, u32 APART, class T>
-__device__ __forceinline__ Block<T> load_halves(const T* from, bool even, bool odd) {
-    const T* p = from + 8 * half_of_lane<APART>();
-    return {{even ? load<ALIGNED>(p) : zero8<T>(), odd ? load<ALIGNED>(p + 16) : zero8<T>()}};
+// `from`: this lane's half of the even block; that of the odd one is 16 elements on. What is not inside the matrix is left
+// alone: no result comes of it.
+template <bool ALIGNED, class T>
+__device__ __forceinline__ void load_halves(Block<T>& halves, const T* from, bool even, bool odd) {
+    if (even) halves.half[0] = load<ALIGNED>(from);
+    if (odd) halves.half[1] = load<ALIGNED>(from + 16);
 }
 
 template <u32 APART, class T> __device__ __forceinline__ Block<T> own_block(const Block<T>& halves) {

@@ -152,7 +152,9 @@ __device__ __forceinline__ Block<T> row_halves(const T* x, u64 x_stride, u32 row
     row_place(i, r, b);
     const u32 col = first_col + b / 2 * 32;
     const bool row = first_row + r < rows;
-    return load_halves<ALIGNED, 16>(x + (first_row + r) * x_stride + col, row && col < cols, row && col + 16 < cols);
+    Block<T> halves = zero_block<T>();
+    load_halves<ALIGNED>(halves, x + (first_row + r) * x_stride + col + 8 * half_of_lane<16>(), row && col < cols, row && col + 16 < cols);
+    return halves;
 }
 
 // A block of the transpose out of the staged tile.

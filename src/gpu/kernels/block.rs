@@ -289,11 +289,12 @@ impl Kernels {
     ) -> Result<()> {
         let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
-            let threads = (x.cols / 16).next_multiple_of(32).max(64);
+            // Two blocks of 16 in each thread, one where it keeps two candidates; as many rows at work as threads fit, 1024 of
+            // a multiprocessor at these registers.
+            let threads = (x.cols / if place == 0 { 32 } else { 16 }).next_multiple_of(32).max(64);
             let held = threads <= 512;
             let threads = threads.min(512);
-            // As many rows at work as threads fit, 1536 of a multiprocessor at these registers (768 with both candidates).
-            let resident = self.sm_count * (if place == 0 { 1536 } else { 768 } / threads).max(1);
+            let resident = self.sm_count * (1024 / threads);
             let padded = x.rows.next_multiple_of(128);
             let together = if held && padded / 8 >= 2 * self.sm_count { 8u32 } else { 1 };
             let rows_at_once = (padded / together as usize).min(resident);
@@ -314,7 +315,7 @@ impl Kernels {
             );
         };
         // A few steps for each block, once there are more than enough blocks; what `given_blocks` of the kernel says.
-        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
+        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [4, 4, 4, 3, 3][place] };
         let (columns, lines) = walk_grid(x.rows, x.cols, 1);
         let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
         enqueue!(
@@ -503,8 +504,9 @@ impl Kernels {
         }
         let aligned = is_aligned(y.address, rows, y_stride, dtype);
         let (rows32, cols32, stride) = (rows as u32, cols as u32, y_stride as u64);
+        // Eight rows by 1024 columns a block; sixteen blocks along y are a tile of 128 rows.
+        let grid = (cols.div_ceil(1024), 16 * rows.div_ceil(128).min(GRID_Y / 16));
         if let Scheme::Mxfp8(format) = scheme {
-            let grid = (cols.div_ceil(THREADS as usize * 16), rows.clamp(1, GRID_Y));
             return enqueue!(
                 stream,
                 by_input(&self.block.dequantize_mxfp8, dtype, aligned)?,
@@ -523,7 +525,7 @@ impl Kernels {
         enqueue!(
             stream,
             by_input(&self.block.dequantize_nvfp4, dtype, aligned)?,
-            walk_grid(rows, cols, 2),
+            grid,
             THREADS,
             codes.address,
             block_scales.address,
