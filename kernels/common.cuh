@@ -69,6 +69,15 @@ template <class T> __device__ __forceinline__ Vec8<T> load8(const T* p) {
     return v;
 }
 
+// The same only if `wanted`; otherwise `v` stays what it was. No branch, and no zeros to be written first.
+template <class T> __device__ __forceinline__ void load8_if(bool wanted, Vec8<T>& v, const T* p) {
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++)
+        asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                     : "+r"(v.q[i].x), "+r"(v.q[i].y), "+r"(v.q[i].z), "+r"(v.q[i].w)
+                     : "l"((const char*)p + 16 * i), "r"((u32)wanted));
+}
+
 // The same from an address that is not 16-byte aligned.
 template <class T> __device__ __forceinline__ Vec8<T> load8_unaligned(const T* p) {
     Vec8<T> v;

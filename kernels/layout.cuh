@@ -15,6 +15,19 @@ __device__ __forceinline__ u64 tiled_index(u64 blocks, u64 row, u64 block) {
     return (row / 128 * ((blocks + 3) / 4) + block / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
 }
 
+// The 32 scales of eight rows by four blocks lie in one sector: rows 2 pair and 2 pair + 1 of a tile of 128, and those 32, 64
+// and 96 further. `block` is any of the four blocks.
+struct SectorScales { uint4 q[2]; };
+
+__device__ __forceinline__ SectorScales load_sector(const u8* scales, u64 blocks, u64 tile, u32 pair, u64 block) {
+    const uint4* p = (const uint4*)(scales + (tile * ((blocks + 3) / 4) + block / 4) * 512 + pair * 32);
+    return {{__ldg(p), __ldg(p + 1)}};
+}
+
+// Row j of the eight, counted from the first, and its scale; `j` must be a compile-time constant after unrolling.
+__device__ __forceinline__ u32 sector_row(int j) { return j / 4 + j % 4 * 32; }
+__device__ __forceinline__ u32 sector_scale(const SectorScales& s, int j, u32 block) { return word(s.q[j / 4], j % 4) >> 8 * (block % 4) & 0xFF; }
+
 // Order of the scales, as the kernels receive it (src/gpu/kernels.rs).
 constexpr u32 SCALAR = 0;
 constexpr u32 OUTER = 1;

@@ -169,35 +169,36 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
     }
 FOR_EACH_TYPE(QUANTIZE_MXFP8_TILE)
 
-// y = round(fl(code * 2^(byte - 127))). A warp takes 1024 columns of a row, eight a lane in each of four steps; the eight warps of
-// a block are the eight rows whose block scales share sectors.
+// y = round(fl(code * 2^(byte - 127))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
+// block of threads writes long stretches of one row after the other and reads each sector of scales once.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_mx(const u8* codes, const u8* block_scales, u32 rows, u32 cols, u32 format, T* y, u64 y_stride) {
-    constexpr int STEPS = 4;
-    const u32 warp = threadIdx.x / 32, pair = blockIdx.y % 16, blocks = (cols + 31) / 32;
-    const u32 first = blockIdx.x * (STEPS * 256) + threadIdx.x % 32 * 8;
+    constexpr int AT_ONCE = 4;
+    const u32 pair = blockIdx.y % 16, blocks = (cols + 31) / 32;
+    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (col >= cols) return;
     for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
-        const u64 row = tile * 128ull + pair * 2 + warp % 2 + warp / 2 * 32;
-        if (row >= rows) continue;
-        const u8* tile_scales = block_scales + (u64)tile * ((blocks + 3) / 4) * 512 + (pair * 2 + warp % 2) * 16 + warp / 2 * 4;
-        uint2 c[STEPS];
-        float scale[STEPS];
+        const SectorScales sector = load_sector(block_scales, blocks, tile, pair, col / 32);
+        const u64 first = tile * 128ull + pair * 2;
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            const u32 col = first + i * 256;
-            if (col >= cols) continue;
-            c[i] = __ldg((const uint2*)(codes + row * cols + col));
-            scale[i] = mx_scale(__ldg(tile_scales + col / 128 * 512 + col / 32 % 4));
-        }
+        for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
+            uint2 c[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            const u32 col = first + i * 256;
-            if (col >= cols) continue;
-            float v[8];
-            decode8(format, c[i], v);
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row < rows) c[j] = __ldg((const uint2*)(codes + row * cols + col));
+            }
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale[i]);
-            store<ALIGNED>(y + row * y_stride + col, v);
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row >= rows) continue;
+                const float scale = mx_scale(sector_scale(sector, j0 + j, col / 32));
+                float v[8];
+                decode8(format, c[j], v);
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale);
+                store<ALIGNED>(y + row * y_stride + col, v);
+            }
         }
     }
 }
@@ -205,7 +206,7 @@ __device__ __forceinline__ void dequantize_mx(const u8* codes, const u8* block_s
 #define DEQUANTIZE_MXFP8(name, T, ALIGNED, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(256) dequantize_mxfp8_##name(                                            \
         const u8* __restrict__ codes,         /* [rows][cols], 8-byte aligned */                                          \
-        const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][ceil(cols / 32)] */                                \
+        const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][ceil(cols / 32)], 16-byte aligned */               \
         u32 rows, u32 cols,                   /* cols: multiple of 16 */                                                  \
         u32 format,                           /* E4M3 or E5M2 */                                                          \
         T* __restrict__ y,                    /* [rows][cols], row stride y_stride elements */                            \

@@ -77,12 +77,12 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     u32 row = first * 128 + at.within;
     const T* in = x + row * x_stride + at.block / 2 * 32 + 8 * half_of_lane<1>();
     const bool even = at.block / 2 * 2 < blocks, odd = at.block / 2 * 2 + 1 < blocks;
-    uint2* out = (uint2*)codes + (u64)row * blocks + at.block;
     u8* scales = block_scales + ((u64)first * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at;
-    const i64 in_step = step * 128 * (i64)x_stride, out_step = step * 128 * (i64)blocks, scales_step = step * (i64)((blocks + 3) / 4) * 512;
+    const i64 in_step = step * 128 * (i64)x_stride, scales_step = step * (i64)((blocks + 3) / 4) * 512;
     begin();
     Block<T> next = zero_block<T>();
-    if (at.tile < at.tiles && row < rows) load_halves<ALIGNED>(next, in, even, odd);
+    const bool begins = at.tile < at.tiles && row < rows;
+    load_halves<ALIGNED>(next, in, begins && even, begins && odd);
     if (threadIdx.x == 0) {
         shared_second = second_level(given[0], rule.given, rule.six_e);
         if (blockIdx.x == 0 && blockIdx.y == 0) *scale = shared_second.scale;
@@ -94,23 +94,25 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     for (u32 tile = at.tile; tile < at.tiles; tile += at.step) {
         Block<T> data = own_block<1>(next);
         const bool inside = column && row < rows;
+        // From the row each time: a pointer kept beside it cost the registers of one more block of threads.
+        uint2* out = (uint2*)codes + (u64)row * blocks + at.block;
         row += step * 128;
         in += in_step;
-        if (tile + at.step < at.tiles && row < rows) load_halves<ALIGNED>(next, in, even, odd);
+        const bool more = tile + at.step < at.tiles && row < rows;
+        load_halves<ALIGNED>(next, in, more && even, more && odd);
         Codes result = {{0, 0}, 0};
         if (inside) {
             result = quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
             *out = result.packed;
         }
         *scales = (u8)result.scale;
-        out += out_step;
         scales += scales_step;
     }
 }
 
 // Blocks of a multiprocessor, as the registers of each kind allow.
 #ifndef PLAIN_BLOCKS
-#define PLAIN_BLOCKS 4
+#define PLAIN_BLOCKS 5
 #endif
 #ifndef CHOICE_BLOCKS
 #define CHOICE_BLOCKS 4
@@ -139,8 +141,8 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
 
-// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
-// fetches its next row while it works on one. It takes eight rows in turn whose block scales lie side by side, and stores
+// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread.
+// It takes eight rows in turn whose block scales lie side by side, and stores
 // these together (`together` = 8), or single rows where there are too few (1).
 // HELD = 0: rows too long for registers are read twice; `together` is 1.
 template <class T, bool ALIGNED, u32 KIND, int HELD>
@@ -157,28 +159,25 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
     };
     const T* mine = x + threadIdx.x / 2 * 32 + 8 * half_of_lane<1>();
     constexpr int COUNT = HELD ? HELD : 1;
-    Block<T> next[COUNT];
-    const auto fetch = [&](u32 row) {
-        if (row >= rows) return;
+    const auto fetch = [&](Block<T> (&halves)[COUNT], u32 row) {
         const T* from = mine + row * x_stride;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const u32 pair = (threadIdx.x + i * blockDim.x) / 2 * 2;
-            load_halves<ALIGNED>(next[i], from + i * blockDim.x * 16, pair < blocks, pair + 1 < blocks);
+            load_halves<ALIGNED>(halves[i], from + i * blockDim.x * 16, row < rows && pair < blocks, row < rows && pair + 1 < blocks);
         }
     };
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) next[i] = zero_block<T>();
     begin();
-    if constexpr (HELD > 0) fetch(row_of(0));
     for (u32 step = 0;; step++) {
         const u32 row = row_of(step);
         if (row >= padded_rows) break;
         Block<T> data[COUNT];
         if constexpr (HELD > 0) {
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(next[i]);
-            fetch(row_of(step + 1));
+            for (int i = 0; i < COUNT; i++) data[i] = zero_block<T>();
+            fetch(data, row);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(data[i]);
         }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
@@ -269,35 +268,38 @@ __device__ __forceinline__ void decode_byte(u32 byte, float f, float& even, floa
     odd = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
 }
 
-// y = round(fl(code * fl(s * scale))). A warp takes 1024 columns of a row, eight a lane in each of four steps; the eight warps of
-// a block are the eight rows whose block scales share sectors.
+// y = round(fl(code * fl(s * scale))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
+// block of threads writes long stretches of one row after the other and reads each sector of scales once.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
-    constexpr int STEPS = 4;
-    const u32 warp = threadIdx.x / 32, pair = blockIdx.y % 16, blocks = cols / 16;
-    const u32 first = blockIdx.x * (STEPS * 256) + threadIdx.x % 32 * 8;
+    constexpr int AT_ONCE = 4;
+    const u32 pair = blockIdx.y % 16, blocks = cols / 16;
+    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (col >= cols) return;
     for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
-        const u64 row = tile * 128ull + pair * 2 + warp % 2 + warp / 2 * 32;
-        if (row >= rows) continue;
-        const u8* tile_scales = block_scales + (u64)tile * ((blocks + 3) / 4) * 512 + (pair * 2 + warp % 2) * 16 + warp / 2 * 4;
-        const float scale = scales ? __ldg(scales + row * scale_step) : 1.0f;
-        u32 packed[STEPS];
-        float f[STEPS];
+        const SectorScales sector = load_sector(block_scales, blocks, tile, pair, col / 16);
+        const u64 first = tile * 128ull + pair * 2;
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            const u32 col = first + i * 256;
-            if (col >= cols) continue;
-            packed[i] = __ldg((const u32*)(codes + (row * cols + col) / 2));
-            f[i] = __fmul_rn(ue4m3_value(__ldg(tile_scales + col / 64 * 512 + col / 16 % 4) & 0x7F), scale);
-        }
+        for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
+            u32 packed[AT_ONCE];
+            float f[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            const u32 col = first + i * 256;
-            if (col >= cols) continue;
-            float v[8];
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row >= rows) continue;
+                packed[j] = __ldg((const u32*)(codes + (row * cols + col) / 2));
+                f[j] = ue4m3_value(sector_scale(sector, j0 + j, col / 16) & 0x7F);
+                if (scales) f[j] = __fmul_rn(f[j], __ldg(scales + row * scale_step));
+            }
 #pragma unroll
-            for (int k = 0; k < 4; k++) decode_byte(packed[i] >> 8 * k, f[i], v[2 * k], v[2 * k + 1]);
-            store<ALIGNED>(y + row * y_stride + col, v);
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row >= rows) continue;
+                float v[8];
+#pragma unroll
+                for (int k = 0; k < 4; k++) decode_byte(packed[j] >> 8 * k, f[j], v[2 * k], v[2 * k + 1]);
+                store<ALIGNED>(y + row * y_stride + col, v);
+            }
         }
     }
 }
@@ -305,7 +307,7 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
 #define DEQUANTIZE_NVFP4(name, T, ALIGNED, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(256) dequantize_nvfp4_##name(                                            \
         const u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                      \
-        const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16] */                                      \
+        const u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned */                     \
         const float* __restrict__ scales,     /* decode factors; null: 1 */                                               \
         u32 scale_step,                       /* 0: one for the matrix, 1: one for each row */                            \
         u32 rows, u32 cols,                   /* cols: multiple of 16 */                                                  \

@@ -197,8 +197,13 @@ template <u32 APART> __device__ __forceinline__ u32 half_of_lane() { return thre
 // alone: no result comes of it.
 template <bool ALIGNED, class T>
 __device__ __forceinline__ void load_halves(Block<T>& halves, const T* from, bool even, bool odd) {
-    if (even) halves.half[0] = load<ALIGNED>(from);
-    if (odd) halves.half[1] = load<ALIGNED>(from + 16);
+    if constexpr (ALIGNED) {
+        load8_if(even, halves.half[0], from);
+        load8_if(odd, halves.half[1], from + 16);
+    } else {
+        if (even) halves.half[0] = load<ALIGNED>(from);
+        if (odd) halves.half[1] = load<ALIGNED>(from + 16);
+    }
 }
 
 template <u32 APART, class T> __device__ __forceinline__ Block<T> own_block(const Block<T>& halves) {

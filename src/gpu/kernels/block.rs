@@ -291,7 +291,7 @@ impl Kernels {
         let Some((given, backwards)) = given else {
             // Two blocks of 16 in each thread, one where it keeps two candidates; as many rows at work as threads fit, 1024 of
             // a multiprocessor at these registers.
-            let threads = (x.cols / if place == 0 { 32 } else { 16 }).next_multiple_of(32).max(64);
+            let threads = x.cols.div_ceil(if place == 0 { 32 } else { 16 }).next_multiple_of(32).max(64);
             let held = threads <= 512;
             let threads = threads.min(512);
             let resident = self.sm_count * (1024 / threads);
@@ -315,7 +315,7 @@ impl Kernels {
             );
         };
         // A few steps for each block, once there are more than enough blocks; what `given_blocks` of the kernel says.
-        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [4, 4, 4, 3, 3][place] };
+        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
         let (columns, lines) = walk_grid(x.rows, x.cols, 1);
         let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
         enqueue!(
@@ -489,6 +489,7 @@ impl Kernels {
         check_bytes("codes", codes, scheme.code_bytes(rows, cols))?;
         check_aligned("codes", codes, 8)?;
         check_bytes("block scales", block_scales, scheme.block_scale_len(rows, cols))?;
+        check_aligned("block scales", block_scales, 16)?;
         check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
         check_aligned("output", y, dtype.bytes() as u64)?;
         if !cols.is_multiple_of(16) || rows > u32::MAX as usize || cols > i32::MAX as usize {
@@ -504,8 +505,8 @@ impl Kernels {
         }
         let aligned = is_aligned(y.address, rows, y_stride, dtype);
         let (rows32, cols32, stride) = (rows as u32, cols as u32, y_stride as u64);
-        // Eight rows by 1024 columns a block; sixteen blocks along y are a tile of 128 rows.
-        let grid = (cols.div_ceil(1024), 16 * rows.div_ceil(128).min(GRID_Y / 16));
+        // Eight rows by eight columns a thread; sixteen blocks along y are a tile of 128 rows.
+        let grid = (cols.div_ceil(THREADS as usize * 8), 16 * rows.div_ceil(128).min(GRID_Y / 16));
         if let Scheme::Mxfp8(format) = scheme {
             return enqueue!(
                 stream,
