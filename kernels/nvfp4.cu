@@ -29,7 +29,7 @@ __device__ __forceinline__ Walk walk(u32 rows) {
     return w;
 }
 
-constexpr u32 ROW_THREADS = 512;  // of a row kernel at the most
+constexpr u32 ROW_BLOCKS = 1024;  // the longest row that a row kernel holds, in blocks of 16
 
 constexpr u32 KIND_PLAIN = 0;
 constexpr u32 KIND_MAE = 1;
@@ -149,7 +149,7 @@ template <class T, bool ALIGNED, u32 KIND, int HELD>
 __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u32 together, u8* codes, u8* block_scales, float* scales) {
     // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
-    __shared__ __align__(16) u8 collected[HELD ? ROW_THREADS * HELD * 8 : 16];  // [tile of 4 blocks][8 rows][4]
+    __shared__ __align__(16) u8 collected[HELD ? ROW_BLOCKS * 8 : 16];  // [tile of 4 blocks][8 rows][4]
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks);
     const u32 padded_rows = (rows / 128 + (rows % 128 != 0)) * 128;
     const auto row_of = [&](u32 step) {
@@ -234,11 +234,13 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
     }
 }
 
+// Threads of a row kernel at the most: the rows they hold have up to ROW_BLOCKS blocks of 16.
+template <int HELD> constexpr u32 row_threads = HELD ? ROW_BLOCKS / HELD : 512;
 template <class T, bool ALIGNED, u32 KIND, int HELD>
-constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 || KIND > KIND_MSE ? 1 : 2;
+constexpr u32 row_blocks = !HELD || !ALIGNED || sizeof(T) == 4 ? 1 : KIND > KIND_MSE ? 2 : 3;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS, (row_blocks<T, ALIGNED, KIND, HELD>))                               \
+    extern "C" __global__ void __launch_bounds__(row_threads<HELD>, (row_blocks<T, ALIGNED, KIND, HELD>))                         \
     quantize_nvfp4_row_##NAME##_##WHICH##_##name(                                                                         \
         const T* __restrict__ x,        /* [rows][cols], row stride x_stride elements */                                  \
         u64 x_stride, u32 rows,                                                                                           \
@@ -250,22 +252,34 @@ constexpr u32 row_blocks = !ALIGNED || sizeof(T) == 4 || KIND > KIND_MSE ? 1 : 2
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \
     { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 2)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 4)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, 4)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, 4)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 4)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 1)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 4)
 
-// The values of the two codes of a byte, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so
-// the upper byte of an F16 one, 2^14 too small.
-__device__ __forceinline__ void decode_byte(u32 byte, float f, float& even, float& odd) {
-    const u32 lo = (byte & 7) << 9 | (byte & 8) << 12, hi = (byte & 0x70) << 5 | (byte & 0x80) << 8;
-    even = __fmul_rn(__fmul_rn(to_float(F16{(u16)lo}), 16384.0f), f);
-    odd = __fmul_rn(__fmul_rn(to_float(F16{(u16)hi}), 16384.0f), f);
+// The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte
+// of an F16 one, 2^14 too small, which f makes up for unless it is huge. The two products put both halves of a byte in place,
+// where the masks find them.
+__device__ __forceinline__ void decode_word(u32 codes, float f, float (&v)[8]) {
+    const bool huge = f > 1e30f;
+    const float factor = huge ? f : __fmul_rn(f, 16384.0f);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 byte = __byte_perm(codes, 0, 0x4440 | k);
+        const u32 halves = (byte * 0x00200200u & 0x0E000E00u) | (byte * 0x01001000u & 0x80008000u);
+        v[2 * k] = to_float(F16{(u16)halves});
+        v[2 * k + 1] = to_float(F16{(u16)(halves >> 16)});
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (huge) v[k] = __fmul_rn(v[k], 16384.0f);
+        v[k] = __fmul_rn(v[k], factor);
+    }
 }
 
 // y = round(fl(code * fl(s * scale))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
@@ -296,8 +310,7 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
                 const u64 row = first + sector_row(j0 + j);
                 if (row >= rows) continue;
                 float v[8];
-#pragma unroll
-                for (int k = 0; k < 4; k++) decode_byte(packed[j] >> 8 * k, f[j], v[2 * k], v[2 * k + 1]);
+                decode_word(packed[j], f[j], v);
                 store<ALIGNED>(y + row * y_stride + col, v);
             }
         }

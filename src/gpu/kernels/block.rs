@@ -289,12 +289,12 @@ impl Kernels {
     ) -> Result<()> {
         let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
-            // Two blocks of 16 in each thread, one where it keeps two candidates; as many rows at work as threads fit, 1024 of
-            // a multiprocessor at these registers.
-            let threads = x.cols.div_ceil(if place == 0 { 32 } else { 16 }).next_multiple_of(32).max(64);
-            let held = threads <= 512;
-            let threads = threads.min(512);
-            let resident = self.sm_count * (1024 / threads);
+            // Four blocks of 16 in each thread (`row_threads` of the kernel); as many rows at work as registers allow.
+            let threads = x.cols.div_ceil(64).next_multiple_of(32).max(64);
+            let held = threads <= 256;
+            let threads = if held { threads } else { 512 };
+            let registers = if place > 2 { 128 } else { 80 };
+            let resident = self.sm_count * (65536 / registers / threads).max(1);
             let padded = x.rows.next_multiple_of(128);
             let together = if held && padded / 8 >= 2 * self.sm_count { 8u32 } else { 1 };
             let rows_at_once = (padded / together as usize).min(resident);
