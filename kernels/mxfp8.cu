@@ -173,7 +173,7 @@ FOR_EACH_TYPE(QUANTIZE_MXFP8_TILE)
 // block of threads writes long stretches of one row after the other and reads each sector of scales once.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_mx(const u8* codes, const u8* block_scales, u32 rows, u32 cols, u32 format, T* y, u64 y_stride) {
-    constexpr int AT_ONCE = 4;
+    constexpr int AT_ONCE = 8;
     const u32 pair = blockIdx.y % 16, blocks = (cols + 31) / 32;
     const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     if (col >= cols) return;

@@ -141,8 +141,8 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
 
-// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread.
-// It takes eight rows in turn whose block scales lie side by side, and stores
+// A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
+// fetches its next row while it works on one. It takes eight rows in turn whose block scales lie side by side, and stores
 // these together (`together` = 8), or single rows where there are too few (1).
 // HELD = 0: rows too long for registers are read twice; `together` is 1.
 template <class T, bool ALIGNED, u32 KIND, int HELD>
@@ -159,25 +159,27 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
     };
     const T* mine = x + threadIdx.x / 2 * 32 + 8 * half_of_lane<1>();
     constexpr int COUNT = HELD ? HELD : 1;
-    const auto fetch = [&](Block<T> (&halves)[COUNT], u32 row) {
+    Block<T> next[COUNT];
+    const auto fetch = [&](u32 row) {
         const T* from = mine + row * x_stride;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const u32 pair = (threadIdx.x + i * blockDim.x) / 2 * 2;
-            load_halves<ALIGNED>(halves[i], from + i * blockDim.x * 16, row < rows && pair < blocks, row < rows && pair + 1 < blocks);
+            load_halves<ALIGNED>(next[i], from + i * blockDim.x * 16, row < rows && pair < blocks, row < rows && pair + 1 < blocks);
         }
     };
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) next[i] = zero_block<T>();
     begin();
+    if constexpr (HELD > 0) fetch(row_of(0));
     for (u32 step = 0;; step++) {
         const u32 row = row_of(step);
         if (row >= padded_rows) break;
         Block<T> data[COUNT];
         if constexpr (HELD > 0) {
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) data[i] = zero_block<T>();
-            fetch(data, row);
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(data[i]);
+            for (int i = 0; i < COUNT; i++) data[i] = own_block<1>(next[i]);
+            fetch(row_of(step + 1));
         }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
@@ -237,7 +239,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
 // Threads of a row kernel at the most: the rows they hold have up to ROW_BLOCKS blocks of 16.
 template <int HELD> constexpr u32 row_threads = HELD ? ROW_BLOCKS / HELD : 512;
 template <class T, bool ALIGNED, u32 KIND, int HELD>
-constexpr u32 row_blocks = !HELD || !ALIGNED || sizeof(T) == 4 ? 1 : KIND > KIND_MSE ? 2 : 3;
+constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLAIN ? 2 : 1;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
     extern "C" __global__ void __launch_bounds__(row_threads<HELD>, (row_blocks<T, ALIGNED, KIND, HELD>))                         \
@@ -252,15 +254,15 @@ constexpr u32 row_blocks = !HELD || !ALIGNED || sizeof(T) == 4 ? 1 : KIND > KIND
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \
     { quantize_row<T, ALIGNED, KIND, HELD>(x, x_stride, rows, cols, rule, together, codes, block_scales, scales); }
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 4)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, plain, KIND_PLAIN, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, 4)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mae, KIND_MAE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, 4)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, mse, KIND_MSE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 4)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
-FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 4)
+FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 
 // The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte
 // of an F16 one, 2^14 too small, which f makes up for unless it is huge. The two products put both halves of a byte in place,
@@ -286,7 +288,7 @@ __device__ __forceinline__ void decode_word(u32 codes, float f, float (&v)[8]) {
 // block of threads writes long stretches of one row after the other and reads each sector of scales once.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scales, const float* scales, u32 scale_step, u32 rows, u32 cols, T* y, u64 y_stride) {
-    constexpr int AT_ONCE = 4;
+    constexpr int AT_ONCE = 8;
     const u32 pair = blockIdx.y % 16, blocks = cols / 16;
     const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     if (col >= cols) return;
@@ -295,22 +297,23 @@ __device__ __forceinline__ void dequantize(const u8* codes, const u8* block_scal
         const u64 first = tile * 128ull + pair * 2;
 #pragma unroll
         for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
+            // Loads alone in this loop: anything else under its condition would keep them from being on the way together.
             u32 packed[AT_ONCE];
-            float f[AT_ONCE];
+            float of_row[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const u64 row = first + sector_row(j0 + j);
-                if (row >= rows) continue;
-                packed[j] = __ldg((const u32*)(codes + (row * cols + col) / 2));
-                f[j] = ue4m3_value(sector_scale(sector, j0 + j, col / 16) & 0x7F);
-                if (scales) f[j] = __fmul_rn(f[j], __ldg(scales + row * scale_step));
+                if (row < rows) packed[j] = __ldg((const u32*)(codes + (row * cols + col) / 2));
+                of_row[j] = 1.0f;
+                if (scales && row < rows) of_row[j] = __ldg(scales + row * scale_step);
             }
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const u64 row = first + sector_row(j0 + j);
                 if (row >= rows) continue;
+                const float f = __fmul_rn(ue4m3_value(sector_scale(sector, j0 + j, col / 16) & 0x7F), of_row[j]);
                 float v[8];
-                decode_word(packed[j], f[j], v);
+                decode_word(packed[j], f, v);
                 store<ALIGNED>(y + row * y_stride + col, v);
             }
         }

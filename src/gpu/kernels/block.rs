@@ -289,11 +289,11 @@ impl Kernels {
     ) -> Result<()> {
         let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
-            // Four blocks of 16 in each thread (`row_threads` of the kernel); as many rows at work as registers allow.
-            let threads = x.cols.div_ceil(64).next_multiple_of(32).max(64);
-            let held = threads <= 256;
-            let threads = if held { threads } else { 512 };
-            let registers = if place > 2 { 128 } else { 80 };
+            // Two blocks of 16 in each thread (`row_threads` of the kernel); as many rows at work as registers allow.
+            let threads = x.cols.div_ceil(32).next_multiple_of(32).max(64);
+            let held = threads <= 512;
+            let threads = threads.min(512);
+            let registers = if place == 0 { 64 } else { 128 };
             let resident = self.sm_count * (65536 / registers / threads).max(1);
             let padded = x.rows.next_multiple_of(128);
             let together = if held && padded / 8 >= 2 * self.sm_count { 8u32 } else { 1 };
