@@ -15,7 +15,8 @@ pub use dtype::DType;
 pub use host::HostQuantMatrix;
 pub use mx::MxRounding;
 pub use nvfp4::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options, SecondLevel,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options,
+    SecondLevel,
 };
 pub use operand::Operand;
 pub use recipe::{GroupScale, Preset, Recipe, ScaleRounding, TensorScale};

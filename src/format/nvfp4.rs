@@ -201,9 +201,7 @@ impl SecondLevel {
         match given {
             GlobalScale::Amax(amax) => Self { encode: encode_of(amax, six_e / amax), amax, scale: amax / six_e },
             GlobalScale::Encode(encode) => Self { encode, amax: six_e / encode, scale: 1.0 / encode },
-            GlobalScale::Decode(scale) => {
-                Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale }
-            }
+            GlobalScale::Decode(scale) => Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale },
         }
     }
 

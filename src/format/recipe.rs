@@ -178,7 +178,11 @@ impl Recipe {
             Err(Error::unsupported(format!("{what} with {}", self.scheme), reason, remedy))
         };
         if self.scheme.spec().block.is_some() && self.rounding != ScaleRounding::Exact {
-            return refuse("rounding scales to powers of two", "its block scales have a format of their own", "leave it out");
+            return refuse(
+                "rounding scales to powers of two",
+                "its block scales have a format of their own",
+                "leave it out",
+            );
         }
         if self.mx != MxRounding::Up && !matches!(self.scheme, Scheme::Mxfp8(_)) {
             return refuse("a rule for MX scales", "they belong to mxfp8", "leave it out, or quantize as mxfp8");
@@ -214,7 +218,8 @@ impl Recipe {
             Preset::TransformerEngine => {}
             Preset::TorchAo if options == Nvfp4Options::default() && !row => {}
             Preset::TorchAo => {
-                let reason = "torchao's rule knows one scale for the matrix, plain block scales and rounding to nearest";
+                let reason =
+                    "torchao's rule knows one scale for the matrix, plain block scales and rounding to nearest";
                 return refuse("the preset torchao with NVFP4 options", reason, "use the preset transformer-engine");
             }
             Preset::DeepSeek | Preset::DeepGemm => {
@@ -239,7 +244,8 @@ impl Recipe {
             return refuse("16x16 tiles with the Hadamard transform", reason, "use 1x16 blocks");
         }
         if tiles && stochastic {
-            let reason = "tiles exist so that a weight and its transpose hold the same numbers, and random rounding breaks that";
+            let reason =
+                "tiles exist so that a weight and its transpose hold the same numbers, and random rounding breaks that";
             return refuse("16x16 tiles with stochastic rounding", reason, "round weights to nearest");
         }
         if row && tiles {
@@ -247,7 +253,8 @@ impl Recipe {
             return refuse("16x16 tiles", reason, "use nvfp4, or 1x16 blocks");
         }
         if row && hadamard {
-            let reason = "the row scale would have to be that of the transformed row, which no published consumer expects";
+            let reason =
+                "the row scale would have to be that of the transformed row, which no published consumer expects";
             return refuse("the Hadamard transform", reason, "use nvfp4");
         }
         if row && stochastic {

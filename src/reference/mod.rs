@@ -23,5 +23,6 @@ pub use metrics::{calc_diff, sqnr_db};
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;
 pub use quantize::{
-    amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale, quantize_with_scale,
+    amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
+    quantize_with_scale,
 };

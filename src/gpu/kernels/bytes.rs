@@ -89,12 +89,7 @@ impl QuantMatrix {
     /// alive until the matrix is dropped and all work enqueued with it is done, replays of captured graphs included.
     /// Nothing else may write it meanwhile, nor read what this crate writes; cudarc's events do not cover it, so ordering
     /// against other streams is the caller's business.
-    pub unsafe fn from_raw_parts(
-        scheme: Scheme,
-        rows: usize,
-        cols: usize,
-        addresses: Parts<u64>,
-    ) -> Result<Self> {
+    pub unsafe fn from_raw_parts(scheme: Scheme, rows: usize, cols: usize, addresses: Parts<u64>) -> Result<Self> {
         let Parts { codes, scales, block_scales } = addresses;
         for (operand, address) in [("codes", codes), ("scales", scales), ("block scales", block_scales)] {
             if !address.is_multiple_of(16) {

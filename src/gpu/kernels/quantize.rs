@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 
 use super::{
-    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue, extent, format_code, is_aligned,
-    launch,
+    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue, extent,
+    format_code, is_aligned, launch,
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
