@@ -110,15 +110,17 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     }
 }
 
-// Blocks of a multiprocessor, as the registers of each kind allow.
-#ifndef PLAIN_BLOCKS
+// Blocks of a multiprocessor that fit without spilling, tuned where it was measured.
+#if __CUDA_ARCH__ == 900
 #define PLAIN_BLOCKS 5
-#endif
-#ifndef CHOICE_BLOCKS
 #define CHOICE_BLOCKS 4
-#endif
-#ifndef STRICT_BLOCKS
 #define STRICT_BLOCKS 3
+#define ROW_PLAIN_BLOCKS 2
+#else
+#define PLAIN_BLOCKS 4
+#define CHOICE_BLOCKS 3
+#define STRICT_BLOCKS 2
+#define ROW_PLAIN_BLOCKS 1
 #endif
 template <class T, bool ALIGNED, u32 KIND>
 constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : KIND <= KIND_MSE ? CHOICE_BLOCKS : STRICT_BLOCKS;
@@ -239,7 +241,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
 // Threads of a row kernel at the most: the rows they hold have up to ROW_BLOCKS blocks of 16.
 template <int HELD> constexpr u32 row_threads = HELD ? ROW_BLOCKS / HELD : 512;
 template <class T, bool ALIGNED, u32 KIND, int HELD>
-constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLAIN ? 2 : 1;
+constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLAIN ? ROW_PLAIN_BLOCKS : 1;
 
 #define QUANTIZE_NVFP4_ROW(name, T, ALIGNED, NAME, KIND, WHICH, HELD)                                                     \
     extern "C" __global__ void __launch_bounds__(row_threads<HELD>, (row_blocks<T, ALIGNED, KIND, HELD>))                         \
