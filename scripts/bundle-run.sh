@@ -61,7 +61,7 @@ case $what in
         ours='at (quantize_|dequantize_|amax_|hadamard_|epilogue_|repeat_|alpha_|gemm_factors)'
         for tool in ${@:-memcheck racecheck synccheck initcheck}; do
             echo "## compute-sanitizer --tool $tool"
-            for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_graph gpu_threads gpu_tune gpu_memory; do
+            for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory; do
                 tests=()
                 # Their small tests reach each kernel for block scales, aligned and not.
                 case $name in gpu_nvfp4 | gpu_mxfp8) tests=(each_kernel_once dequantize refusals) ;; esac
@@ -69,7 +69,7 @@ case $what in
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
                         gpu_gemm) tests=(e4m3_output) ;;
-                        gpu_graph | gpu_threads | gpu_tune | gpu_memory) continue ;;
+                        gpu_gemm_block | gpu_graph | gpu_threads | gpu_tune | gpu_memory) continue ;;
                     esac
                 fi
                 log=$logs/$name.log
