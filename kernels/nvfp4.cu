@@ -144,20 +144,20 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
 
 // A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
-// fetches its next row while it works on one. It takes eight rows in turn whose block scales lie side by side, and stores
-// these together (`together` = 8), or single rows where there are too few (1).
+// fetches its next row while it works on one. It takes four rows in turn, 32 apart, whose block scales lie side by side, and
+// stores these together (`together` = 4), or single rows where there are too few (1).
 // HELD = 0: rows too long for registers are read twice; `together` is 1.
 template <class T, bool ALIGNED, u32 KIND, int HELD>
 __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows, u32 cols, const Nvfp4Rule& rule, u32 together, u8* codes, u8* block_scales, float* scales) {
     // Two places in turn: a slow warp may still read the last row's.
     __shared__ float scratch[2][32];
-    __shared__ __align__(16) u8 collected[HELD ? ROW_BLOCKS * 8 : 16];  // [tile of 4 blocks][8 rows][4]
+    __shared__ __align__(16) u8 collected[HELD ? ROW_BLOCKS * 4 : 16];  // [tile of 4 blocks][4 rows][4]
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks);
     const u32 padded_rows = (rows / 128 + (rows % 128 != 0)) * 128;
     const auto row_of = [&](u32 step) {
         if (together == 1) return blockIdx.x + step * gridDim.x;
-        const u32 unit = blockIdx.x + step / 8 * gridDim.x;
-        return unit / 16 * 128 + unit % 16 * 2 + step / 4 % 2 + step % 4 * 32;
+        const u32 unit = blockIdx.x + step / 4 * gridDim.x;
+        return unit / 32 * 128 + unit % 32 + step % 4 * 32;
     };
     const T* mine = x + threadIdx.x / 2 * 32 + 8 * half_of_lane<1>();
     constexpr int COUNT = HELD ? HELD : 1;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
         }
         u8* tile = block_scales + (u64)(row / 128) * (padded_blocks / 4) * 512;
         const auto keep_scale = [&](u32 b, u32 scale) {
-            if (HELD && together == 8) collected[b / 4 * 32 + step % 8 * 4 + b % 4] = (u8)scale;
+            if (HELD && together == 4) collected[b / 4 * 16 + step % 4 * 4 + b % 4] = (u8)scale;
             else tile[b / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + b % 4] = (u8)scale;
         };
         if (row >= rows) {
@@ -228,11 +228,11 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 rows,
                 }
             }
         }
-        if (HELD && together == 8 && step % 8 == 7) {
+        if (HELD && together == 4 && step % 4 == 3) {
             __syncthreads();
-            // Half a sector of 32 scales a thread.
-            for (u32 i = threadIdx.x; i < padded_blocks / 2; i += blockDim.x)
-                *(uint4*)(tile + i / 2 * 512 + (row % 32 - 1) * 16 + i % 2 * 16) = ((const uint4*)collected)[i];
+            // The sixteen scales of four rows and four blocks a thread.
+            for (u32 i = threadIdx.x; i < padded_blocks / 4; i += blockDim.x)
+                *(uint4*)(tile + (u64)i * 512 + row % 32 * 16) = ((const uint4*)collected)[i];
             __syncthreads();
         }
     }
@@ -250,7 +250,7 @@ constexpr u32 row_blocks = HELD && ALIGNED && sizeof(T) == 2 && KIND == KIND_PLA
         u64 x_stride, u32 rows,                                                                                           \
         u32 cols,                       /* multiple of 16 */                                                              \
         Nvfp4Rule rule,                                                                                                   \
-        u32 together,                   /* rows that a block takes in turn: 1 or 8 */                                     \
+        u32 together,                   /* rows that a block takes in turn: 1 or 4 */                                     \
         u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                            \
         u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], 16-byte aligned, padding written as 0 */     \
         float* __restrict__ scales)     /* [rows] decode factors */                                                       \

@@ -289,15 +289,16 @@ impl Kernels {
     ) -> Result<()> {
         let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
-            // Two blocks of 16 in each thread (`row_threads` of the kernel); as many rows at work as registers allow.
+            // Two blocks of 16 in each thread (`row_threads` of the kernel). Groups of four rows are blocks of their own, which
+            // the GPU deals out as multiprocessors come free; single rows are as many as registers allow at once.
             let threads = x.cols.div_ceil(32).next_multiple_of(32).max(64);
             let held = threads <= 512;
             let threads = threads.min(512);
             let registers = if place == 0 { 64 } else { 128 };
             let resident = self.sm_count * (65536 / registers / threads).max(1);
             let padded = x.rows.next_multiple_of(128);
-            let together = if held && padded / 8 >= 2 * self.sm_count { 8u32 } else { 1 };
-            let rows_at_once = (padded / together as usize).min(resident);
+            let together = if held && padded / 4 >= 4 * self.sm_count { 4u32 } else { 1 };
+            let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
             return enqueue!(
                 stream,
                 by_input(&self.block.row[place][usize::from(held)], x.dtype, x.aligned())?,
