@@ -2,8 +2,8 @@
 // Mirror of src/format/nvfp4.rs and src/reference/nvfp4.rs, operation by operation. A thread owns a whole block, so that its
 // error sums run in order without an exchange.
 //
-// Most blocks take a short path (`fast_block`) whose results are proved equal where it is used; the others, and every option
-// that is not about speed, take `slow_block`, which follows the formulas literally.
+// Most blocks take a short path (`plain_block`, `both_candidates`), right where `in_range` says so; the others, and options
+// that no short path knows, take `slow_block`, which follows the formulas literally.
 #pragma once
 #include "codec.cuh"
 #include "layout.cuh"
