@@ -33,27 +33,6 @@ const PAIRS: [(Operand, Scheme); 4] = [
 const TOKENS: [Scheme; 3] = [NV, NV_ROW, MX];
 const WEIGHTS: [Scheme; 2] = [NV, MX];
 
-/// (n, k) of DeepSeek-V3, Llama-3-70B, Qwen3-30B-A3B's experts, Qwen3-32B.
-const SHAPES: [(usize, usize); 17] = [
-    (2112, 7168),
-    (576, 7168),
-    (24576, 1536),
-    (32768, 512),
-    (7168, 16384),
-    (4096, 7168),
-    (7168, 2048),
-    (10240, 8192),
-    (8192, 8192),
-    (57344, 8192),
-    (8192, 28672),
-    (1536, 2048),
-    (2048, 768),
-    (10240, 5120),
-    (5120, 8192),
-    (51200, 5120),
-    (5120, 25600),
-];
-const QUICK: [(usize, usize); 3] = [(4096, 7168), (7168, 2048), (24576, 1536)];
 const ROWS: [usize; 6] = [1, 16, 128, 2048, 4096, 8192];
 /// Rows at which weights that are not kept are measured, too.
 const ROWS_NOT_KEPT: [usize; 3] = [1, 16, 4096];

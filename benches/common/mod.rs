@@ -9,6 +9,29 @@ use scaled_gemm::{DType, Handle, time_calls};
 pub mod testing;
 pub use testing::Rng;
 
+/// (n, k) of DeepSeek-V3, Llama-3-70B, Qwen3-30B-A3B's experts, Qwen3-32B.
+pub const SHAPES: [(usize, usize); 17] = [
+    (2112, 7168),
+    (576, 7168),
+    (24576, 1536),
+    (32768, 512),
+    (7168, 16384),
+    (4096, 7168),
+    (7168, 2048),
+    (10240, 8192),
+    (8192, 8192),
+    (57344, 8192),
+    (8192, 28672),
+    (1536, 2048),
+    (2048, 768),
+    (10240, 5120),
+    (5120, 8192),
+    (51200, 5120),
+    (5120, 25600),
+];
+/// The three of them that `SCALED_GEMM_SHAPES=quick` takes.
+pub const QUICK: [(usize, usize); 3] = [(4096, 7168), (7168, 2048), (24576, 1536)];
+
 /// Random normal numbers as `dtype`, `elements` of them: a block of four million, repeated.
 pub fn random(handle: &Handle, seed: u64, elements: usize, dtype: DType) -> CudaSlice<u8> {
     let block = elements.min(4 << 20);
