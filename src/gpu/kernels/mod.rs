@@ -15,11 +15,11 @@ pub(crate) use block::{BlockCodes, BlockOutput, Given};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use quantize::{Factor, Input, Output};
 
-use super::compile::{self, KernelFile, KernelSource};
-use super::libraries;
-use super::memory::{LaunchStream, Span, driver};
 use crate::error::{Error, Result};
 use crate::format::{CodeFormat, DType};
+use crate::gpu::compile::{self, KernelFile, KernelSource};
+use crate::gpu::device::libraries;
+use crate::gpu::device::memory::{LaunchStream, Span, driver};
 
 const THREADS: u32 = 256;
 /// Blocks along `grid.y` at the most; the kernels walk the rest.
