@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::gpu::lt::{self, Candidate, Search};
+use crate::gpu::device::search::{Candidate, Search, file_of_name};
+use crate::gpu::lt;
 
 const NVRTC: Search = Search {
     library: "NVRTC",
@@ -44,7 +45,7 @@ pub(crate) fn nvrtc_available() -> Result<Option<PathBuf>> {
             (Err(reason), _) => Err(reason),
         })?;
     }
-    let file = lt::file_of_name("libnvrtc.so");
+    let file = file_of_name("libnvrtc.so");
     if let Some(folder) = file.as_deref().and_then(Path::parent) {
         load_builtins(folder);
     }

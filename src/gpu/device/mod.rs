@@ -2,3 +2,4 @@
 
 pub(crate) mod libraries;
 pub(crate) mod memory;
+pub(crate) mod search;

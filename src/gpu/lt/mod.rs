@@ -6,7 +6,6 @@ mod algo;
 mod attributes;
 mod call;
 pub(crate) mod quirks;
-mod search;
 mod types;
 
 #[cfg(test)]
@@ -26,11 +25,11 @@ use cudarc::driver::CudaContext;
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use search::*;
 pub(crate) use types::*;
 
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::{Span, driver};
+use crate::gpu::device::search::{CUBLASLT, Candidate, file_of_address};
 use quirks::Version;
 
 /// cuBLASLt as this process has it.
@@ -43,7 +42,7 @@ pub(crate) struct Library {
     scalar_alignment: u64,
 }
 
-/// The library, found and loaded by the first call that succeeds; see `lt/search.rs` for where it is looked for.
+/// The library, found and loaded by the first call that succeeds; see `device/search.rs` for where it is looked for.
 pub(crate) fn library() -> Result<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
