@@ -159,7 +159,7 @@ impl Handle {
     /// # Errors
     /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt; [`Error::Kernel`].
     pub fn new(ordinal: usize) -> Result<Self> {
-        libraries::driver_available()?;
+        libraries::driver_available(lt::keep_loaded)?;
         let count = CudaContext::device_count().map_err(|e| Error::NoGpu {
             reason: format!("the driver does not start: {e}"),
             remedy: "check nvidia-smi, and CUDA_VISIBLE_DEVICES".to_string(),

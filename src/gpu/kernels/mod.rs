@@ -20,6 +20,7 @@ use crate::format::{CodeFormat, DType};
 use crate::gpu::compile::{self, KernelFile, KernelSource};
 use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{LaunchStream, Span, driver};
+use crate::gpu::lt;
 
 const THREADS: u32 = 256;
 /// Blocks along `grid.y` at the most; the kernels walk the rest.
@@ -338,7 +339,7 @@ impl Kernels {
 
 /// The version of the NVRTC in this process, loading it if need be.
 pub(crate) fn nvrtc_version() -> Result<String> {
-    libraries::nvrtc_available()?;
+    libraries::nvrtc_available(lt::keep_loaded)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present (asked just above) and writes the two integers.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
