@@ -11,12 +11,13 @@ use crate::format::layout::ScaleLayout;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::{Candidate, CandidateOffer, Search};
 use crate::gpu::gemm::core::Scratch;
-use crate::gpu::gemm::desc::{GemmDesc, KeptWeights};
+use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{self, Finish, Formulation, PairKind};
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::lt::quirks::Version;
 use crate::gpu::matrix::QuantMatrix;
+use crate::gpu::matrix::derived::KeptWeights;
 
 /// How to plan. `Default` leaves every choice to the crate.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::matrix::derived::KeptWeights;
 
 /// Layout of the JSON; a file of another version is refused.
 const VERSION: u32 = 1;

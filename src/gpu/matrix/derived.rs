@@ -2,12 +2,21 @@
 //! of a weight by [`QuantMatrix::keep_dequantized`], or made in a plan's scratch memory by each call.
 
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::format::{DType, Scheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
-use crate::gpu::gemm::desc::{KeptWeights, check_kept};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::BlockCodes;
 use crate::gpu::matrix::{KeptValues, QuantMatrix};
+
+/// Whether a matrix of weights keeps its values (codes times block scales) as plain numbers beside its codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KeptWeights {
+    /// Codes and scales only.
+    #[default]
+    Nothing,
+    /// [`QuantMatrix::keep_dequantized`] has made them in this type: BF16, or F16 for NVFP4.
+    Dequantized(DType),
+}
 
 impl QuantMatrix {
     /// Makes `code[i, j] * block_scale[i, block]` once as a packed `rows x cols` matrix of `dtype`, and keeps it beside the
@@ -82,5 +91,26 @@ impl QuantMatrix {
         }
         let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales: None };
         handle.kernels().dequantize_blocks(stream, &q, values, cols, dtype)
+    }
+}
+
+/// Refuses values that no product would read: of a scheme without block scales, or in a type that does not hold them.
+pub(crate) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
+    let what = || format!("keeping a {scheme} matrix dequantized to {dtype}");
+    if scheme.spec().block.is_none() {
+        return Err(Error::unsupported(
+            what(),
+            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8) are computed from dequantized values",
+            "leave it as it is",
+        ));
+    }
+    match dtype {
+        DType::Bf16 => Ok(()),
+        DType::F16 if scheme.is_nvfp4() => Ok(()),
+        _ => Err(Error::unsupported(
+            what(),
+            "codes times block scales are exact in bf16, and for NVFP4 in f16",
+            "keep them as bf16, or as f16 for NVFP4 weights with f16 activations or output",
+        )),
     }
 }

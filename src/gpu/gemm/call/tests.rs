@@ -4,10 +4,10 @@ use super::*;
 use crate::epilogue::Epilogue;
 use crate::format::{Fp8Format, HostQuantMatrix, Operand as GemmOperand};
 use crate::gpu::gemm::core::Scratch;
-use crate::gpu::gemm::desc::KeptWeights;
 use crate::gpu::gemm::formulation::available;
 use crate::gpu::lt::quirks::{SM120_BLOCK_SCALES, Version};
 use crate::gpu::lt::tests::found;
+use crate::gpu::matrix::derived::KeptWeights;
 
 const PLACEHOLDER: u64 = 0x1230;
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
