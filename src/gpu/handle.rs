@@ -1,7 +1,8 @@
-//! [`Handle`]: one stream with its cuBLASLt handle, kernels, workspace and plan cache.
+//! [`Handle`]: one stream with its cuBLASLt handle, kernels, workspace and scratch memory. What it is used for, products
+//! among it, keeps its own state in a slot.
 
-use std::cell::RefCell;
-use std::collections::HashSet;
+use std::any::Any;
+use std::cell::{RefCell, RefMut};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,26 +15,14 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
 use crate::error::{Error, Result};
 
 use crate::gpu::compile::KernelSource;
+use crate::gpu::device::arena::Arena;
 use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
-use crate::gpu::gemm::cache::PlanCache;
-use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::formulation::Facts;
-use crate::gpu::gemm::measured;
-use crate::gpu::gemm::plan::GemmPlan;
-use crate::gpu::gemm::record::TuneTable;
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
-
-/// Plans kept behind [`Handle::scaled_gemm`], and the scratch memory they may hold together.
-///
-/// A model has a few dozen shapes at each batch size; a plan without scratch is some kilobytes. The FP32 scratch of an
-/// epilogue at m = 256 is 4 to 58 MB for the shapes of DeepSeek-V3 and Llama-3-70B, so 512 MiB hold about all of them.
-const CACHED_PLANS: usize = 64;
-const CACHED_SCRATCH: usize = 512 << 20;
 
 /// The GPU of a [`Handle`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,13 +89,13 @@ pub struct LibraryInfo {
     pub found_by: String,
 }
 
-/// One stream, and everything that work on it needs: cuBLASLt, kernels, a 32 MiB workspace, a cache of plans.
+/// One stream, and everything that work on it needs: cuBLASLt, kernels, a 32 MiB workspace, scratch memory for its plans.
 ///
 /// `Send`, not `Sync`: use one handle for each thread and stream. Memory that its work uses, the handle's own included,
 /// must live as long as the work does; for a captured graph that is as long as the graph is launched.
 pub struct Handle {
     id: u64,
-    pub(super) state: RefCell<State>,
+    slots: Slots,
     device: DeviceInfo,
     kernels: Arc<Kernels>,
     lt: LtHandle,
@@ -114,15 +103,24 @@ pub struct Handle {
     ones: Fixed<f32>,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), then encode factor and scale.
     amax: Fixed<f32>,
+    arena: Arena,
     stream: LaunchStream,
 }
 
-/// What changes behind `&Handle`.
-pub(super) struct State {
-    pub(super) plans: PlanCache<GemmDesc, GemmPlan>,
-    pub(super) tuning: TuneTable,
-    /// Problems whose choice was logged.
-    pub(super) announced: HashSet<GemmDesc>,
+/// State that higher modules keep for each handle, one value of each type: the handle need not know them.
+#[derive(Default)]
+struct Slots(RefCell<Vec<Box<dyn Any + Send>>>);
+
+impl Slots {
+    fn get<T: Any + Send + Default>(&self) -> RefMut<'_, T> {
+        let mut slots = self.0.borrow_mut();
+        // There are as many as modules with state: a search is quicker than a hash.
+        let place = slots.iter().position(|slot| slot.is::<T>()).unwrap_or_else(|| {
+            slots.push(Box::<T>::default());
+            slots.len() - 1
+        });
+        RefMut::map(slots, |slots| slots[place].downcast_mut().expect("the slot at this place holds a T"))
+    }
 }
 
 /// Memory that only the handle's own stream ever touches, so that its address can be taken once: cudarc's events would
@@ -193,17 +191,14 @@ impl Handle {
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            state: RefCell::new(State {
-                plans: PlanCache::new(CACHED_PLANS, CACHED_SCRATCH),
-                tuning: TuneTable::default(),
-                announced: HashSet::new(),
-            }),
+            slots: Slots::default(),
             device,
             kernels,
             lt,
             workspace: Fixed::new(workspace, &stream),
             ones: Fixed::new(ones, &stream),
             amax: Fixed::new(amax, &stream),
+            arena: Arena::default(),
             stream,
         })
     }
@@ -245,24 +240,52 @@ impl Handle {
         self.kernels.source()
     }
 
-    /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`]. Forgets all cached plans.
+    /// Bytes of scratch memory that the handle holds for its plans: as many as the largest plan so far needs.
+    pub fn scratch_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Frees the scratch memory, in stream order. A plan that needs some asks for it again in
+    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. Graphs captured from plans of
+    /// this handle must not be launched any more.
     ///
-    /// Records of another GPU or library version stay in the table and are passed over.
-    pub fn set_tuning(&self, table: TuneTable) {
-        let mut state = self.state.borrow_mut();
-        state.tuning = table;
-        state.plans.clear();
+    /// # Errors
+    /// [`Error::Unsupported`] inside graph capture.
+    pub fn trim_scratch(&self) -> Result<()> {
+        self.refuse_capture("freeing scratch memory")?;
+        self.arena.trim();
+        Ok(())
     }
 
-    /// Forgets all cached plans and frees their scratch memory, in stream order.
-    pub fn clear_plans(&self) {
-        self.state.borrow_mut().plans.clear();
+    /// Makes [`Handle::scratch`] give as many bytes as these. Allocates where there are fewer.
+    pub(crate) fn reserve_scratch(&self, bytes: usize) -> Result<()> {
+        if bytes <= self.arena.bytes() {
+            return Ok(());
+        }
+        self.refuse_capture("reserving scratch memory")?;
+        self.arena.reserve(&self.stream, bytes)
     }
 
-    /// Number of cached plans, and the bytes of scratch memory they hold.
-    pub fn cached_plans(&self) -> (usize, usize) {
-        let state = self.state.borrow();
-        (state.plans.len(), state.plans.bytes())
+    /// Scratch memory for one call, which the next call overwrites. Allocates nothing.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Span<'_>> {
+        self.arena.span(bytes)
+    }
+
+    /// What a higher module keeps for this handle. Hold it no longer than a call: one slot is lent at a time.
+    pub(crate) fn slot<T: Any + Send + Default>(&self) -> RefMut<'_, T> {
+        self.slots.get()
+    }
+
+    /// Refuses a thing that was made for another handle.
+    pub(crate) fn check_own(&self, made_for: u64, what: &str) -> Result<()> {
+        if made_for == self.id {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("{what} made for handle {made_for} on handle {} (numbered as they were made)", self.id),
+            "its descriptors belong to that handle's GPU, and its workspace and scratch memory to that handle's stream",
+            "pass the handle that made it, or make one for each handle",
+        ))
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -299,12 +322,6 @@ impl Handle {
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.
     pub(crate) fn placeholder(&self) -> u64 {
         self.ones.address + 16
-    }
-
-    pub(crate) fn facts(&self) -> Facts {
-        let version = self.lt.version();
-        let measured = measured::applies(&self.device.name, version);
-        Facts { cc: self.device.compute_capability, version, measured }
     }
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.
@@ -378,10 +395,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_and_plans_can_move_to_another_thread() {
+    fn handles_can_move_to_another_thread() {
         fn send<T: Send>() {}
         send::<Handle>();
-        send::<GemmPlan>();
         send::<Error>();
+    }
+
+    #[test]
+    fn a_slot_keeps_one_value_of_each_type() {
+        let slots = Slots::default();
+        *slots.get::<u32>() += 7;
+        slots.get::<String>().push('a');
+        *slots.get::<u32>() += 1;
+        assert_eq!(*slots.get::<u32>(), 8);
+        assert_eq!(*slots.get::<String>(), "a");
     }
 }

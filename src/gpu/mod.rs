@@ -21,7 +21,7 @@ pub use gemm::cache::PlanCache;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 pub use gemm::formulation::{Finish, Formulation};
 pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
-pub use gemm::record::{Environment, TuneRecord, TuneTable};
+pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};

@@ -1,5 +1,6 @@
 //! The GPU and its memory: what lies below cuBLASLt, the kernels, and everything that uses them.
 
+pub(crate) mod arena;
 pub(crate) mod libraries;
 pub(crate) mod memory;
 pub(crate) mod search;

@@ -1,6 +1,6 @@
 //! The only file that calls cublaslt-sys: library, handle, descriptors with typed attributes, heuristic, matmul.
 //!
-//! A, B, C, D, rows, columns are the library's, which are column-major; the swap to row-major is `gemm.rs`'s.
+//! A, B, C, D, rows, columns are the library's, which are column-major; the swap to row-major is `gemm/lt_step.rs`'s.
 
 mod algo;
 mod attributes;
@@ -417,28 +417,6 @@ impl Algo {
         let answer = unsafe { api.cublasLtMatmulAlgoConfigGetAttribute(&algo, id, target, size, &mut written) };
         check("cublasLtMatmulAlgoConfigGetAttribute", answer, || format!("attribute {} of {size} bytes", id.0))?;
         Ok(value)
-    }
-
-    /// Whether it computes this problem here: [`Heuristic::Offered`] has the same algorithm with its workspace filled in.
-    pub(crate) fn check(&self, handle: &LtHandle, desc: &MatmulDesc, layouts: &Layouts) -> Result<Heuristic> {
-        layouts.extents(&desc.facts)?;
-        handle.bind()?;
-        let Layouts { a, b, c, d } = layouts;
-        let (algo, mut result) = (self.opaque(), EMPTY);
-        // SAFETY: handle, descriptor and layouts are alive behind the borrows; `algo` is only read, `result` written.
-        let answer = unsafe {
-            let api = &handle.handle.library.api;
-            api.cublasLtMatmulAlgoCheck(handle.handle.raw, desc.raw, a.raw, b.raw, c.raw, d.raw, &algo, &mut result)
-        };
-        match status(answer)? {
-            Status::SUCCESS => {
-                result.algo = algo;
-                Ok(Heuristic::Offered(vec![Self::offered(&result)]))
-            }
-            refused if refused.is_refusal() => Ok(Heuristic::Refused(refused)),
-            _ => check("cublasLtMatmulAlgoCheck", answer, || describe(handle, desc, layouts))
-                .map(|()| Heuristic::Refused(Status::NOT_SUPPORTED)),
-        }
     }
 }
 
