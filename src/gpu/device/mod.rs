@@ -1,4 +1,7 @@
 //! The GPU and its memory: what lies below cuBLASLt, the kernels, and everything that uses them.
 
+pub(crate) mod graph;
+pub(crate) mod info;
 pub(crate) mod libraries;
 pub(crate) mod memory;
+pub(crate) mod stream;

@@ -6,12 +6,13 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
 
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Order, Span, driver};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::stream::Order;
 use crate::gpu::gemm::args::{ArgA, GemmArgs};
 use crate::gpu::gemm::core::{Core, FactorPlace, ScaleUse, ValueSource, core};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind};
-use crate::gpu::handle::{Fixed, Handle, WORKSPACE_BYTES};
+use crate::gpu::handle::{Handle, Private, WORKSPACE_BYTES};
 use crate::gpu::kernels::{EpilogueCall, ScaleVector};
 use crate::gpu::lt::quirks::{self, Problem, Scaling};
 use crate::gpu::lt::{
@@ -37,7 +38,7 @@ pub(crate) struct Candidate {
     layouts: Layouts,
     algos: Vec<Algo>,
     chosen: usize,
-    scratch: Option<Fixed<u8>>,
+    scratch: Option<Private>,
     /// Why the finishes with less traffic were not taken.
     pub(crate) passed_over: Vec<String>,
 }
@@ -266,9 +267,7 @@ impl Candidate {
         if bytes == 0 || self.scratch.is_some() {
             return Ok(());
         }
-        let memory = handle.stream().alloc_zeros::<u8>(bytes);
-        let memory = memory.map_err(|e| driver(&format!("allocating {bytes} bytes of scratch for a plan"), e))?;
-        self.scratch = Some(Fixed::new(memory, handle.launch_stream()));
+        self.scratch = Some(Private::zeros(handle.launch_stream(), bytes)?);
         Ok(())
     }
 
@@ -302,16 +301,20 @@ impl Candidate {
         let core = self.core;
         let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
         let a: &ArgA<'_> = a;
+        b.freshen(handle)?;
+        if let ArgA::Quantized(a) = a {
+            a.freshen(handle)?;
+        }
         let (a_buffers, b_buffers) = (Buffers::of_a(a, &core)?, Buffers::of_b(b, &core)?);
         let order = stream.order();
-        let (a_spans, b_spans) = (a_buffers.spans(order), b_buffers.spans(order));
-        let bias = bias.as_ref().map(|bias| (bias.data().at(order), bias.dtype()));
-        let encode = out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.at(order));
-        let amax = amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.at(order));
+        let (a_spans, b_spans) = (a_buffers.spans(order)?, b_buffers.spans(order)?);
+        let bias = bias.as_ref().map(|bias| Ok::<_, Error>((bias.data().at(order)?, bias.dtype()))).transpose()?;
+        let encode = out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.at(order)).transpose()?;
+        let amax = amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.at(order)).transpose()?;
         let d_stride = d.row_stride();
-        let d = d.data_mut().at(order);
+        let d = d.data_mut().at(order)?;
 
-        let scratch = self.scratch.as_ref().map(Fixed::span);
+        let scratch = self.scratch.as_ref().map(Private::span);
         if scratch.is_none() && core.scratch_bytes() > 0 {
             return Err(missing_scratch(desc));
         }
@@ -379,7 +382,10 @@ impl Candidate {
                 if let Some(amax) = &amax {
                     handle.kernels().zero(stream, amax, 4)?;
                 }
-                let residual = residual.as_ref().map(|r| (r.data().at(order), r.row_stride(), r.dtype()));
+                let residual = residual
+                    .as_ref()
+                    .map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype())))
+                    .transpose()?;
                 // beta = 0 means that D's old value is not read, so that a NaN in it does not matter.
                 let add = desc.accumulate == Accumulate::Add && beta != 0.0;
                 handle.kernels().epilogue(
@@ -451,12 +457,12 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    fn spans<'s>(&'s self, order: Order<'s>) -> Spans<'s> {
-        Spans {
-            numbers: self.numbers.at(order),
-            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)),
-            scales: self.scales.as_ref().map(|bytes| bytes.at(order)),
-        }
+    fn spans<'s>(&'s self, order: Order<'s>) -> Result<Spans<'s>> {
+        Ok(Spans {
+            numbers: self.numbers.at(order)?,
+            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+            scales: self.scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+        })
     }
 }
 
