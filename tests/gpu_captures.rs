@@ -10,10 +10,9 @@ mod hazards;
 use common::gemm::*;
 use common::*;
 use hazards::*;
-use scaled_gemm::cudarc::driver::CudaGraph;
 use scaled_gemm::{
-    DType, Error, Formulation, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme, TuneTable,
-    capture,
+    CapturedGraph, DType, Error, Formulation, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe,
+    Scheme, TuneTable,
 };
 
 fn whole<T>(what: &str, graph: Result<T, Error>) -> T {
@@ -47,7 +46,7 @@ fn weights_quantized_in_a_graph(derived: Derived, product_in_graph: bool) {
         let fresh = handle.quantize(&MatRef::new(&buffer, DType::F32, n, k).unwrap(), recipe).unwrap();
         let want = layer.with(&handle, &fresh);
         output.reset(&handle);
-        graph.launch().unwrap();
+        handle.launch(&graph).unwrap();
         if product_in_graph {
             let got = output.read(&handle, "in the graph");
             assert!(got == want, "{derived:?}, launch {launch}: the product in the graph has old weights");
@@ -97,7 +96,7 @@ fn weights_quantized_between_launches(derived: Derived) {
         let want = layer.with(&handle, &fresh);
         handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut layer.ops.b)).unwrap();
         output.reset(&handle);
-        graph.launch().unwrap();
+        handle.launch(&graph).unwrap();
         assert!(output.read(&handle, "graph") == want, "{derived:?}, launch {launch}: the graph has old weights");
     }
 }
@@ -112,7 +111,7 @@ fn a_graph_follows_kept_values_of_weights_quantized_between_launches() {
     alone(|| weights_quantized_between_launches(Derived::Kept));
 }
 
-/// A graph that writes B's scales through `scales_mut`: one FP32 a tile, each the amax of a row.
+/// A graph that writes B's scales through `parts_mut`: one FP32 a tile, each the amax of a row.
 fn scales_written_in_a_graph(product_in_graph: bool) {
     let Some(handle) = handle() else { return };
     let Some(mut layer) = Layer::new(&handle, Derived::Repeated) else { return };
@@ -132,21 +131,21 @@ fn scales_written_in_a_graph(product_in_graph: bool) {
     let mut output = Output::new(&handle, &layer.ops, &layer.extras, &layer.case);
     let graph = capture(&handle, || {
         let x = MatRef::new(&buffer, DType::F32, tiles, 16)?;
-        handle.row_amax_into(&x, &mut layer.ops.b.scales_mut())?;
+        handle.row_amax_into(&x, &mut layer.ops.b.parts_mut().scales)?;
         match product_in_graph {
             true => layer.plan.execute(&handle, output.args(&layer.ops, &layer.extras, &layer.case)),
             false => Ok(()),
         }
     });
-    let graph = whole("scales_mut", graph);
+    let graph = whole("parts_mut", graph);
     for launch in 0..3 {
         let (scales, bytes) = rows(90 + launch);
-        let (codes, scales) = (upload(&handle, layer.ops.host_b.codes()), handle.stream().clone_htod(&scales).unwrap());
-        let fresh = QuantMatrix::from_parts(scheme, n, k, codes, scales).unwrap();
+        let (codes, scales) = (handle.upload(layer.ops.host_b.codes()).unwrap(), Some(handle.upload(&scales).unwrap()));
+        let fresh = QuantMatrix::from_parts(scheme, n, k, codes, scales, None).unwrap();
         let want = layer.with(&handle, &fresh);
         handle.stream().memcpy_htod(&bytes, &mut buffer).unwrap();
         output.reset(&handle);
-        graph.launch().unwrap();
+        handle.launch(&graph).unwrap();
         if product_in_graph {
             assert!(
                 output.read(&handle, "in the graph") == want,
@@ -179,7 +178,7 @@ fn harmless(handle: &Handle, what: &str, disturb: impl FnOnce()) {
     let graph = whole(what, graph);
     for launch in 0..3 {
         output.reset(handle);
-        graph.launch().unwrap();
+        handle.launch(&graph).unwrap();
         assert!(output.read(handle, what) == want, "{what} in a capture: launch {launch} of the graph");
     }
 }
@@ -199,8 +198,8 @@ fn forget_dequantized_in_a_capture() {
 }
 
 #[test]
-fn codes_mut_in_a_capture() {
-    alone(|| harmless_to_a_layer("codes_mut", Derived::Kept, |b| _ = b.codes_mut()));
+fn parts_mut_beside_kept_values_in_a_capture() {
+    alone(|| harmless_to_a_layer("parts_mut", Derived::Kept, |b| _ = b.parts_mut()));
 }
 
 #[test]
@@ -253,7 +252,7 @@ fn a_matrix_dropped_in_a_capture() {
     });
 }
 
-fn graph_of(handle: &Handle, layer: &mut Layer, b: &QuantMatrix, output: &mut Output) -> CudaGraph {
+fn graph_of(handle: &Handle, layer: &mut Layer, b: &QuantMatrix, output: &mut Output) -> CapturedGraph {
     let Layer { ops, extras, case, plan, .. } = layer;
     capture(handle, || plan.execute(handle, output.args_of(&ops.a, b, extras, case))).unwrap()
 }
@@ -274,7 +273,7 @@ fn a_buffer_that_is_still_made(derived: Derived) {
     let fresh = QuantMatrix::from_host(&early, &layer.ops.host_b).unwrap();
     layer.with(&early, &fresh);
     let first = graph_of(&early, &mut layer, &fresh, &mut output);
-    first.launch().unwrap();
+    early.launch(&first).unwrap();
     assert!(output.read(&early, "a graph of a B that is whole") == want);
     output.reset(&early);
     late.synchronize().unwrap();
@@ -288,7 +287,7 @@ fn a_buffer_that_is_still_made(derived: Derived) {
     layer.plan.prepare(&early, &b).unwrap();
     let graph = graph_of(&early, &mut layer, &b, &mut output);
     let state = stall.state();
-    graph.launch().unwrap();
+    early.launch(&graph).unwrap();
     let got = output.read(&early, "graph");
     assert!(got == want, "{derived:?}: the graph did not wait for what H1 was making ({state})");
     drop(graph);
@@ -326,7 +325,7 @@ fn a_graph_outlives_larger_scratch() {
         let rest = [(); 8].map(|()| poisoned(&handle, scratch));
         for launch in 0..3 {
             output.reset(&handle);
-            graph.launch().unwrap();
+            handle.launch(&graph).unwrap();
             assert!(output.read(&handle, "graph") == want, "launch {launch}");
         }
         assert!(rest.iter().all(|b| handle.stream().clone_dtoh(b).unwrap().iter().all(|b| *b == 0xFF)), "written");

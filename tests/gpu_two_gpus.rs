@@ -14,7 +14,7 @@ use common::*;
 use hazards::{BLOCKS, ROWS_BY_ROWS, alone};
 use scaled_gemm::cudarc::driver::CudaContext;
 use scaled_gemm::{
-    Activation, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, QuantizeTo, Recipe, capture,
+    Activation, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, QuantizeTo, Recipe,
 };
 
 const SHAPE: [usize; 3] = [16, 1024, 1024];
@@ -253,7 +253,7 @@ fn graphs_of_two_gpus() {
             for (handle, work) in handles.iter().zip(&mut works) {
                 work.output.reset(handle);
             }
-            graphs.iter().for_each(|graph| graph.launch().unwrap());
+            handles.iter().zip(&graphs).for_each(|(handle, graph)| handle.launch(graph).unwrap());
             for (handle, work) in handles.iter().zip(&works) {
                 work.check(handle, "a graph");
             }
