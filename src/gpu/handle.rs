@@ -8,72 +8,24 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 use crate::error::{Error, Result};
 
 use crate::gpu::compile::KernelSource;
 use crate::gpu::device::arena::Arena;
+use crate::gpu::device::graph::CapturedGraph;
+use crate::gpu::device::info::DeviceInfo;
 use crate::gpu::device::libraries;
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
+use crate::gpu::device::memory::{
+    BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Memory, Span, driver, raw,
+};
+use crate::gpu::device::stream::{Capture, Queue};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
-
-/// The GPU of a [`Handle`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// Place in the driver's list.
-    pub ordinal: usize,
-    /// Name, such as `NVIDIA H200`.
-    pub name: String,
-    /// Compute capability, major and minor: `(9, 0)` is sm_90.
-    pub compute_capability: (u32, u32),
-    /// Number of multiprocessors.
-    pub sm_count: u32,
-    /// Bytes of the L2 cache.
-    pub l2_bytes: usize,
-    /// Bytes of device memory.
-    pub memory_bytes: usize,
-    /// CUDA version of the driver: 13000 is 13.0.
-    pub driver: u32,
-}
-
-impl DeviceInfo {
-    fn of(context: &Arc<CudaContext>) -> Result<Self> {
-        let number = |attribute, what: &str| {
-            let value = context.attribute(attribute).map_err(|e| driver(&format!("reading the {what}"), e))?;
-            u32::try_from(value).map_err(|_| Error::Driver {
-                call: format!("reading the {what}"),
-                reason: format!("the driver said {value}"),
-            })
-        };
-        Ok(Self {
-            ordinal: context.ordinal(),
-            name: context.name().map_err(|e| driver("reading the GPU's name", e))?,
-            compute_capability: (
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability")?,
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
-            ),
-            sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessor count")?,
-            l2_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache size")? as usize,
-            memory_bytes: context.total_mem().map_err(|e| driver("reading the memory size", e))?,
-            driver: lt::driver_version()?,
-        })
-    }
-}
-
-impl fmt::Display for DeviceInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (major, minor) = self.compute_capability;
-        write!(f, "{} (sm_{major}{minor})", self.name)
-    }
-}
 
 /// The cuBLASLt that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,12 +51,12 @@ pub struct Handle {
     device: DeviceInfo,
     kernels: Arc<Kernels>,
     lt: LtHandle,
-    workspace: Fixed<u8>,
-    ones: Fixed<f32>,
+    workspace: Private,
+    ones: Private,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), then encode factor and scale.
-    amax: Fixed<f32>,
+    amax: Private,
     arena: Arena,
-    stream: LaunchStream,
+    queue: Queue,
 }
 
 /// State that higher modules keep for each handle, one value of each type: the handle need not know them.
@@ -123,29 +75,25 @@ impl Slots {
     }
 }
 
-/// Memory that only the handle's own stream ever touches, so that its address can be taken once: cudarc's events would
-/// cost two driver calls a use and could say nothing new.
-pub(super) struct Fixed<T> {
-    slice: CudaSlice<T>,
-    address: u64,
+/// Memory that only the handle's own queue ever touches: its address is taken without events. Captured graphs keep it.
+pub(crate) struct Private {
+    memory: Arc<Memory>,
 }
 
-impl<T> Fixed<T> {
-    /// Takes the address of memory allocated on `stream`.
-    pub(super) fn new(slice: CudaSlice<T>, stream: &LaunchStream) -> Self
-    where
-        for<'a> DeviceBytes<'a>: From<&'a CudaSlice<T>>,
-    {
-        let address = DeviceBytes::from(&slice).on(stream).address;
-        Self { slice, address }
+impl Private {
+    /// `bytes` zero bytes. Allocates.
+    pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Self> {
+        let memory = Memory::zeros(queue, bytes)?;
+        queue.keep(&memory);
+        Ok(Self { memory })
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.slice.num_bytes()
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.bytes()
     }
 
-    pub(super) fn span(&self) -> Span<'_> {
-        Span { address: self.address, bytes: self.bytes(), _guard: SyncOnDrop::Record(None) }
+    pub(crate) fn span(&self) -> Span<'_> {
+        self.memory.span()
     }
 }
 
@@ -182,12 +130,12 @@ impl Handle {
         let device = DeviceInfo::of(&context)?;
         let lt = LtHandle::new(&context)?;
         let kernels = Kernels::get(&context)?;
-        let stream = LaunchStream::new(stream)?;
-        let workspace =
-            stream.stream.alloc_zeros(WORKSPACE_BYTES).map_err(|e| driver("allocating the workspace", e))?;
+        let queue = Queue::new(stream)?;
+        let workspace = Private::zeros(&queue, WORKSPACE_BYTES)?;
         // Sixteen ones: unit scales at the front, and a place 16 bytes further that is aligned to exactly 16.
-        let ones = stream.stream.clone_htod(&[1.0f32; 16]).map_err(|e| driver("allocating unit scales", e))?;
-        let amax = stream.stream.alloc_zeros(4).map_err(|e| driver("allocating the amax state", e))?;
+        let ones = Private::zeros(&queue, 16 * size_of::<f32>())?;
+        raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
+        let amax = Private::zeros(&queue, 4 * size_of::<f32>())?;
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -195,17 +143,17 @@ impl Handle {
             device,
             kernels,
             lt,
-            workspace: Fixed::new(workspace, &stream),
-            ones: Fixed::new(ones, &stream),
-            amax: Fixed::new(amax, &stream),
+            workspace,
+            ones,
+            amax,
             arena: Arena::default(),
-            stream,
+            queue,
         })
     }
 
     /// The stream that all work of this handle goes to.
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream.stream
+        &self.queue.stream
     }
 
     /// Waits until all work of the stream is done.
@@ -213,7 +161,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Driver`] with what went wrong in earlier work, if anything did.
     pub fn synchronize(&self) -> Result<()> {
-        self.stream.stream.synchronize().map_err(|e| driver("waiting for the stream", e))
+        self.queue.stream.synchronize().map_err(|e| driver("waiting for the stream", e))
     }
 
     /// The GPU.
@@ -246,8 +194,8 @@ impl Handle {
     }
 
     /// Frees the scratch memory, in stream order. A plan that needs some asks for it again in
-    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. Graphs captured from plans of
-    /// this handle must not be launched any more.
+    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. A captured graph keeps what it
+    /// uses as long as it lives.
     ///
     /// # Errors
     /// [`Error::Unsupported`] inside graph capture.
@@ -263,7 +211,7 @@ impl Handle {
             return Ok(());
         }
         self.refuse_capture("reserving scratch memory")?;
-        self.arena.reserve(&self.stream, bytes)
+        self.arena.reserve(&self.queue, bytes)
     }
 
     /// Scratch memory for one call, which the next call overwrites. Allocates nothing.
@@ -292,8 +240,8 @@ impl Handle {
         self.id
     }
 
-    pub(crate) fn launch_stream(&self) -> &LaunchStream {
-        &self.stream
+    pub(crate) fn launch_stream(&self) -> &Queue {
+        &self.queue
     }
 
     pub(crate) fn kernels(&self) -> &Kernels {
@@ -310,24 +258,22 @@ impl Handle {
 
     /// 1.0 on the device, as the scale of an unscaled operand.
     pub(crate) fn unit_scale(&self) -> Span<'_> {
-        Span { bytes: 4, ..self.ones.span() }
+        Span::unguarded(self.ones.span().address, 4)
     }
 
     /// State of an amax over a matrix, and where its encode factor and scale go.
     pub(crate) fn amax_state(&self) -> (Span<'_>, Span<'_>) {
-        let whole = self.amax.span();
-        (Span { bytes: 8, ..self.amax.span() }, Span { address: whole.address + 8, bytes: 8, ..whole })
+        (Span::unguarded(self.amax.span().address, 8), Span::unguarded(self.amax.span().address + 8, 8))
     }
 
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.
     pub(crate) fn placeholder(&self) -> u64 {
-        self.ones.address + 16
+        self.ones.span().address + 16
     }
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
-        let status = self.stream.stream.capture_status().map_err(|e| driver("asking for the capture state", e))?;
-        if status == CU_STREAM_CAPTURE_STATUS_NONE {
+        if self.queue.order().capture == Capture::No {
             return Ok(());
         }
         Err(Error::unsupported(
@@ -335,6 +281,42 @@ impl Handle {
             "it allocates memory or waits, which would break the capture",
             "do it before the capture begins, and capture only GemmPlan::execute and the *_into calls",
         ))
+    }
+
+    /// A buffer of `bytes` zero bytes, allocated in the order of the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.refuse_capture("allocating device memory")?;
+        DeviceBuffer::zeros(&self.queue, bytes)
+    }
+
+    /// A buffer with these numbers. Allocates; they have been read when it returns.
+    ///
+    /// # Errors
+    /// As [`Handle::alloc`].
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer> {
+        let mut buffer = self.alloc(size_of_val(values))?;
+        self.write(&mut buffer.view_mut(), values)?;
+        Ok(buffer)
+    }
+
+    /// Copies numbers from the host to the front of device memory, in stream order. They have been read when it returns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are longer than the memory; [`Error::Unsupported`] inside graph capture; [`Error::Driver`].
+    pub fn write<T: Element>(&self, to: &mut DeviceBytesMut<'_>, values: &[T]) -> Result<()> {
+        self.refuse_capture("copying from the host")?;
+        raw::copy_from_host(&self.queue.stream, values, &to.at(self.queue.order())?)
+    }
+
+    /// The numbers in device memory, on the host. Allocates and waits.
+    ///
+    /// # Errors
+    /// As [`Handle::read_bytes`].
+    pub fn read<T: Element>(&self, from: &DeviceBytes<'_>) -> Result<Vec<T>> {
+        Ok(raw::elements(&self.read_bytes(from)?))
     }
 
     /// The bytes of device memory, on the host: codes and scales with their padding as they are. Allocates and waits.
@@ -346,7 +328,7 @@ impl Handle {
         if bytes.is_empty() {
             return Ok(Vec::new());
         }
-        let span = bytes.on(&self.stream);
+        let span = bytes.at(self.queue.order())?;
         self.read_rows(&span, 1, span.bytes, span.bytes)
     }
 
@@ -356,12 +338,48 @@ impl Handle {
             self.stream().alloc_zeros(rows * row_bytes).map_err(|e| driver("allocating a copy", e))?;
         {
             let mut target = DeviceBytesMut::from(&mut packed);
-            let target = target.on(&self.stream);
-            self.kernels.copy_2d(&self.stream, src, stride, &target, row_bytes, rows, row_bytes)?;
+            let target = target.at(self.queue.order())?;
+            self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
         let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;
         self.synchronize()?;
         Ok(host)
+    }
+
+    /// Captures the work that `enqueue` puts on this handle into a graph, which owns what the work uses. Waits for the stream
+    /// first.
+    ///
+    /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`,
+    /// `Handle::scaled_gemm` of problems that it has planned, and the `*_into` calls. The memory they use is this crate's: a
+    /// [`QuantMatrix`](crate::gpu::QuantMatrix), or a [`DeviceBuffer`] behind `MatRef` and `MatMut`. For cudarc slices see
+    /// [`Handle::capture_borrowing`].
+    ///
+    /// # Errors
+    /// What `enqueue` returns; [`Error::Unsupported`] for a cudarc slice, or inside another capture; [`Error::Driver`] if the
+    /// capture was broken or is empty. What synchronizes the whole context in another thread meanwhile breaks it; the first
+    /// handle of a GPU does.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+        self.queue.capture(false, enqueue)
+    }
+
+    /// [`Handle::capture`] of work that also uses cudarc slices, which the graph cannot own.
+    ///
+    /// # Errors
+    /// As [`Handle::capture`], and slices are taken.
+    pub fn capture_borrowing(
+        &self,
+        _: BorrowsOutliveGraph,
+        enqueue: impl FnOnce() -> Result<()>,
+    ) -> Result<CapturedGraph> {
+        self.queue.capture(true, enqueue)
+    }
+
+    /// Enqueues a graph that this handle captured: all its work once, on the same memory. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a graph of another handle, or inside a capture; [`Error::Driver`] if the launch fails.
+    pub fn launch(&self, graph: &CapturedGraph) -> Result<()> {
+        self.queue.launch(graph)
     }
 }
 

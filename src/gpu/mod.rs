@@ -15,7 +15,9 @@ mod measure;
 
 pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
 pub use compile::KernelSource;
-pub use device::memory::{DeviceBytes, DeviceBytesMut};
+pub use device::graph::CapturedGraph;
+pub use device::info::DeviceInfo;
+pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
 pub use gemm::args::GemmArgs;
 pub use gemm::cache::PlanCache;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -24,7 +26,7 @@ pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
-pub use handle::{DeviceInfo, Handle, LibraryInfo};
-pub use matrix::derived::KeptWeights;
-pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
-pub use measure::{Bf16Gemm, capture, copy, time_calls};
+pub use handle::{Handle, LibraryInfo};
+
+pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
+pub use measure::{Bf16Gemm, copy, time_calls};

@@ -2,22 +2,16 @@
 //! overwrite what the one before it left.
 
 use std::cell::RefCell;
-
-use cudarc::driver::{CudaSlice, SyncOnDrop};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::gpu::device::memory::{DeviceBytes, LaunchStream, Span, driver};
+use crate::gpu::device::memory::{Memory, Span};
+use crate::gpu::device::stream::Queue;
 
-/// One chunk of device memory, as large as the largest reservation.
+/// One chunk of device memory, as large as the largest reservation. Captured graphs keep the chunk that they use.
 #[derive(Default)]
 pub(crate) struct Arena {
-    chunk: RefCell<Option<Chunk>>,
-}
-
-/// Memory that only one stream touches, so that its address can be taken once.
-struct Chunk {
-    memory: CudaSlice<u8>,
-    address: u64,
+    chunk: RefCell<Option<Arc<Memory>>>,
 }
 
 /// Chunks grow in these steps, so that small plans do not each move the arena.
@@ -26,27 +20,22 @@ const GRAIN: usize = 2 << 20;
 impl Arena {
     /// Makes `bytes` bytes available to [`Arena::span`]. Where the chunk is smaller it is replaced: allocates, and frees the
     /// old chunk in stream order, behind the work that uses it. Not while the stream is captured.
-    pub(crate) fn reserve(&self, stream: &LaunchStream, bytes: usize) -> Result<()> {
-        if bytes <= self.bytes() {
-            return Ok(());
+    pub(crate) fn reserve(&self, queue: &Queue, bytes: usize) -> Result<()> {
+        if bytes > self.bytes() {
+            let memory = Memory::zeros(queue, bytes.next_multiple_of(GRAIN))?;
+            queue.keep(&memory);
+            self.chunk.replace(Some(memory));
         }
-        let size = bytes.next_multiple_of(GRAIN);
-        let memory = stream.stream.alloc_zeros::<u8>(size);
-        let memory = memory.map_err(|e| driver(&format!("allocating {size} bytes of scratch memory"), e))?;
-        let address = DeviceBytes::from(&memory).on(stream).address;
-        self.chunk.replace(Some(Chunk { memory, address }));
         Ok(())
     }
 
-    /// The first `bytes` bytes, for work on the stream that they were reserved on. Allocates nothing.
+    /// The first `bytes` bytes, for work on the queue that they were reserved on. Allocates nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if fewer are reserved.
     pub(crate) fn span(&self, bytes: usize) -> Result<Span<'_>> {
-        let (address, reserved) = match &*self.chunk.borrow() {
-            Some(chunk) => (chunk.address, chunk.memory.len()),
-            None => (0, 0),
-        };
+        let chunk = self.chunk.borrow();
+        let (address, reserved) = chunk.as_ref().map_or((0, 0), |chunk| (chunk.span().address, chunk.bytes()));
         if bytes > reserved {
             return Err(Error::unsupported(
                 format!("a call that needs {bytes} bytes of scratch memory"),
@@ -54,12 +43,12 @@ impl Arena {
                 "call GemmPlan::prepare after Handle::trim_scratch, and before any graph capture",
             ));
         }
-        Ok(Span { address, bytes, _guard: SyncOnDrop::Record(None) })
+        Ok(Span::unguarded(address, bytes))
     }
 
     /// Bytes that are reserved.
     pub(crate) fn bytes(&self) -> usize {
-        self.chunk.borrow().as_ref().map_or(0, |chunk| chunk.memory.len())
+        self.chunk.borrow().as_ref().map_or(0, |chunk| chunk.bytes())
     }
 
     /// Frees the chunk in stream order. Not while the stream is captured.

@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::format::DType;
 
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Order, Span};
+use crate::gpu::device::memory::{DeviceBytes, Span};
+use crate::gpu::device::stream::{Order, Queue};
 use crate::gpu::gemm::args::{ArgA, GemmArgs};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::formulation::Formulation;
@@ -17,7 +18,7 @@ pub(crate) const ALIGNMENT: u32 = 16;
 /// One call of a plan.
 pub(crate) struct Call<'s> {
     pub(crate) handle: &'s Handle,
-    pub(crate) stream: &'s LaunchStream,
+    pub(crate) queue: &'s Queue,
     pub(crate) desc: &'s GemmDesc,
     pub(crate) a: Spans<'s>,
     pub(crate) b: Spans<'s>,
@@ -92,12 +93,12 @@ impl<'a> OperandBuffers<'a> {
         }
     }
 
-    fn at<'s>(&'s self, order: Order<'s>) -> Spans<'s> {
-        Spans {
-            numbers: self.numbers.at(order),
-            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)),
-            scales: self.scales.as_ref().map(|bytes| bytes.at(order)),
-        }
+    fn at<'s>(&'s self, order: Order<'s>) -> Result<Spans<'s>> {
+        Ok(Spans {
+            numbers: self.numbers.at(order)?,
+            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+            scales: self.scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+        })
     }
 }
 
@@ -110,22 +111,29 @@ pub(crate) fn with_addresses(
     steps: impl FnOnce(&Call<'_>) -> Result<()>,
 ) -> Result<()> {
     let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
-    let stream = handle.launch_stream();
+    b.freshen(handle)?;
+    if let ArgA::Quantized(a) = a {
+        a.freshen(handle)?;
+    }
+    let queue = handle.launch_stream();
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
     let buffers = Buffers::of(a, b, outline)?;
-    let order = stream.order();
+    let order = queue.order();
     let call = Call {
         handle,
-        stream,
+        queue,
         desc,
-        a: buffers.a.at(order),
-        b: buffers.b.at(order),
-        d: d.data_mut().at(order),
-        bias: bias.as_ref().map(|bias| (bias.data().at(order), bias.dtype())),
-        residual: residual.as_ref().map(|r| (r.data().at(order), r.row_stride(), r.dtype())),
-        out_encode: out_encode.as_ref().map(|encode: &DeviceBytes<'_>| encode.at(order)),
-        amax: amax.as_mut().map(|amax: &mut DeviceBytesMut<'_>| amax.at(order)),
+        a: buffers.a.at(order)?,
+        b: buffers.b.at(order)?,
+        d: d.data_mut().at(order)?,
+        bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?,
+        residual: residual
+            .as_ref()
+            .map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype())))
+            .transpose()?,
+        out_encode: out_encode.as_ref().map(|encode| encode.at(order)).transpose()?,
+        amax: amax.as_mut().map(|amax| amax.at(order)).transpose()?,
         alpha: *alpha,
         beta: beta.unwrap_or(0.0),
         scratch: ScratchSpans { sum, a: a_values, b: b_values, factors },

@@ -11,19 +11,19 @@ pub(crate) fn copy(call: &Call<'_>) -> Result<()> {
     let desc = call.desc;
     let size = desc.out.bytes();
     let (row_bytes, to) = (desc.n * size, desc.out_stride * size);
-    call.handle.kernels().copy_2d(call.stream, &call.scratch.sum, row_bytes, &call.d, to, desc.m, row_bytes)
+    call.handle.kernels().copy_2d(call.queue, &call.scratch.sum, row_bytes, &call.d, to, desc.m, row_bytes)
 }
 
 /// `D = epilogue(scratch * scales of A's rows * scales of B's rows)`: scratch FP32, packed.
 pub(crate) fn epilogue(call: &Call<'_>, rescale: [ScaleUse; 2]) -> Result<()> {
     let (desc, kernels) = (call.desc, call.handle.kernels());
     if let Some(amax) = &call.amax {
-        kernels.zero(call.stream, amax, 4)?;
+        kernels.zero(call.queue, amax, 4)?;
     }
     // beta = 0 means that D's old value is not read, so that a NaN in it does not matter.
     let add = desc.accumulate == Accumulate::Add && call.beta != 0.0;
     kernels.epilogue(
-        call.stream,
+        call.queue,
         &EpilogueCall {
             m: desc.m,
             n: desc.n,

@@ -339,7 +339,7 @@ impl LtProduct {
             d: target,
             pointers,
             workspace: &handle.workspace(),
-            stream: call.stream,
+            stream: call.queue,
         })
     }
 }

@@ -416,7 +416,10 @@ impl GemmPlan {
             Some(candidate) => candidate.enqueue(handle, &self.desc, args),
             // D has no elements; its amax is 0.
             None => match &mut args.amax {
-                Some(amax) => handle.kernels().zero(handle.launch_stream(), &amax.on(handle.launch_stream()), 4),
+                Some(amax) => {
+                    let stream = handle.launch_stream();
+                    handle.kernels().zero(stream, &amax.at(stream.order())?, 4)
+                }
                 None => Ok(()),
             },
         }

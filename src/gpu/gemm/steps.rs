@@ -125,7 +125,7 @@ impl Step {
             Self::Dequantize(side, scheme, dtype) => dequantize(call, *side, *scheme, *dtype),
             Self::Factors(accumulate) => {
                 let (a, b, factors) = (call.a.scales.as_ref(), call.b.scales.as_ref(), call.factors(*accumulate));
-                call.handle.kernels().gemm_factors(call.stream, factors, a, b, &call.scratch.factors)
+                call.handle.kernels().gemm_factors(call.queue, factors, a, b, &call.scratch.factors)
             }
             Self::Product(product) => product.enqueue(call),
             Self::Copy => finish::copy(call),
@@ -149,7 +149,7 @@ fn dequantize(call: &Call<'_>, side: Side, scheme: Scheme, dtype: DType) -> Resu
     };
     let cols = call.desc.k;
     let codes = BlockCodes { scheme, rows, cols, codes: &spans.numbers, block_scales, scales: None };
-    call.handle.kernels().dequantize_blocks(call.stream, &codes, values, cols, dtype)
+    call.handle.kernels().dequantize_blocks(call.queue, &codes, values, cols, dtype)
 }
 
 /// One formulation and finish of one problem, ready apart from addresses.

@@ -1,6 +1,5 @@
 //! [`GemmPlan::autotune`]: every formulation, finish and algorithm that is offered, validated and then timed.
 
-use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 
 use crate::error::{Error, Result};
@@ -13,7 +12,7 @@ use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneRecord;
 use crate::gpu::gemm::steps::{Candidate, Search};
-use crate::gpu::handle::{Fixed, Handle};
+use crate::gpu::handle::{Handle, Private};
 
 /// What the L2 cache holds when a repetition begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -258,7 +257,7 @@ impl std::fmt::Display for Trial {
 }
 
 /// Empties the L2 cache by overwriting a buffer of twice its size.
-struct Flush(Fixed<u8>);
+struct Flush(Private);
 
 impl Flush {
     /// Also with warm caches there is something to overwrite: the GPU's work while the host enqueues.
@@ -269,9 +268,7 @@ impl Flush {
             CacheState::Cold => handle.device().l2_bytes.max(1 << 24) * 2,
             CacheState::Warm => Self::WARM_BYTES,
         };
-        let memory: CudaSlice<u8> =
-            handle.stream().alloc_zeros(bytes).map_err(|e| driver("allocating the cache flush buffer", e))?;
-        Ok(Self(Fixed::new(memory, handle.launch_stream())))
+        Ok(Self(Private::zeros(handle.launch_stream(), bytes)?))
     }
 
     fn run(&self, handle: &Handle) -> Result<()> {
@@ -282,7 +279,7 @@ impl Flush {
 /// Zeroes D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.launch_stream();
-    let d = args.d.data_mut().on(stream);
+    let d = args.d.data_mut().at(stream.order())?;
     handle.kernels().zero(stream, &d, d.bytes)
 }
 
@@ -290,7 +287,7 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().on(handle.launch_stream());
+    let d = args.d.data_mut().at(handle.launch_stream().order())?;
     handle.read_rows(&d, rows, row_bytes, stride)
 }
 

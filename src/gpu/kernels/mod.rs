@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{CudaContext, CudaFunction, sys};
 
 mod block;
-mod bytes;
 mod epilogue;
 mod quantize;
 

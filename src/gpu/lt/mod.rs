@@ -105,15 +105,6 @@ pub(super) fn keep_loaded(candidate: &Candidate) -> std::result::Result<(), Stri
     opened.map(std::mem::forget).map_err(in_full)
 }
 
-/// CUDA version of the driver, 13000 for 13.0. Only where there is a driver: a `CudaContext` exists.
-pub(super) fn driver_version() -> Result<u32> {
-    let mut version = 0;
-    // SAFETY: `version` outlives the call, which writes one number to it; it needs no context.
-    let answer = unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }.result();
-    answer.map_err(|e| driver("asking for the driver's version", e))?;
-    Ok(u32::try_from(version).unwrap_or(0))
-}
-
 /// With the loader's own words, which libloading keeps as the source of its error.
 fn in_full(error: libloading::Error) -> String {
     std::error::Error::source(&error).map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
