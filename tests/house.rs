@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 
 /// Modules from the bottom to the top: each names only those before it. A folder that is not taken apart is one module.
 const ORDER: &str = "format/layout format/dtype format/scheme format/operand format/codec format/mx format/nvfp4 epilogue error format/recipe format/host format/pair \
-    reference checkpoint gpu/memory gpu/quirks gpu/measured gpu/lt gpu/libraries gpu/compile gpu/kernels gpu/cache gpu/handle gpu/matrix \
+    reference checkpoint gpu/memory gpu/quirks gpu/measured gpu/lt gpu/libraries gpu/kernels gpu/cache gpu/handle gpu/matrix \
     gpu/quantize gpu/rescale gpu/measure gpu/gemm_desc gpu/dequantized gpu/gemm_args gpu/formulation gpu/gemm_core gpu/record gpu/gemm_call \
     gpu/gemm gpu/prepare gpu/tune";
 
 /// Edges against the order, and why each is wanted.
-const ALLOWED: [(&str, &str, &str); 6] = [
-    ("gpu/compile", "gpu/kernels", "asking NVRTC for its version is unsafe, and unsafe lives in kernels"),
+const ALLOWED: [(&str, &str, &str); 5] = [
     ("gpu/kernels", "gpu/matrix", "making a QuantMatrix of bare addresses is unsafe, and unsafe lives in kernels"),
     ("gpu/handle", "gpu/formulation", "a handle knows the facts that decide which formulations exist"),
     ("gpu/handle", "gpu/gemm_desc", "a handle owns the cache of plans, whose keys these are"),

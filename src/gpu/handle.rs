@@ -14,10 +14,10 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
 use crate::error::{Error, Result};
 
 use super::cache::PlanCache;
-use super::compile::KernelSource;
 use super::formulation::Facts;
 use super::gemm::GemmPlan;
 use super::gemm_desc::GemmDesc;
+use super::kernels::KernelSource;
 use super::kernels::Kernels;
 use super::libraries;
 use super::lt::{self, LtHandle};

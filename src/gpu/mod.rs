@@ -4,7 +4,6 @@
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
 mod cache;
-mod compile;
 mod dequantized;
 mod formulation;
 mod gemm;
@@ -28,12 +27,12 @@ mod rescale;
 mod tune;
 
 pub use cache::PlanCache;
-pub use compile::KernelSource;
 pub use formulation::{Finish, Formulation};
 pub use gemm::{GemmPlan, Offer, PlanOptions};
 pub use gemm_args::GemmArgs;
 pub use gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
+pub use kernels::KernelSource;
 pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};
 pub use memory::{DeviceBytes, DeviceBytesMut};

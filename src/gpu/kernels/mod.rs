@@ -9,13 +9,17 @@ use cudarc::driver::{CudaContext, CudaFunction, sys};
 mod block;
 mod bytes;
 mod epilogue;
+mod image;
 mod quantize;
 
 pub(crate) use block::{BlockCodes, BlockOutput, Given};
+pub use image::KernelSource;
+
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use quantize::{Factor, Input, Output};
 
-use super::compile::{self, KernelFile, KernelSource};
+use image::KernelFile;
+
 use super::libraries;
 use super::memory::{LaunchStream, Span, driver};
 use crate::error::{Error, Result};
@@ -84,13 +88,12 @@ impl Kernels {
                 remedy: "set SCALED_GEMM_KERNELS=nvrtc to compile for this GPU at run time".into(),
             })
         };
-        let (nvfp4, nvfp4_tile, mxfp8) =
-            (module(&compile::NVFP4)?, module(&compile::NVFP4_TILE)?, module(&compile::MXFP8)?);
+        let (nvfp4, nvfp4_tile, mxfp8) = (module(&image::NVFP4)?, module(&image::NVFP4_TILE)?, module(&image::MXFP8)?);
         let (tensor, row, block, finish) = (
-            module(&compile::FP8_TENSOR)?,
-            module(&compile::FP8_ROW)?,
-            module(&compile::FP8_BLOCK)?,
-            module(&compile::EPILOGUE)?,
+            module(&image::FP8_TENSOR)?,
+            module(&image::FP8_ROW)?,
+            module(&image::FP8_BLOCK)?,
+            module(&image::EPILOGUE)?,
         );
         // Asking for an attribute makes the driver load the code now: inside a capture it could not.
         let one = |module: &Arc<_>, name: &str| {

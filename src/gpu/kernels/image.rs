@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use cudarc::nvrtc::{CompileOptions, Ptx, compile_ptx_with_opts};
 
-use super::kernels::nvrtc_version;
+use super::nvrtc_version;
 use crate::error::{Error, Result};
 
 /// One `kernels/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
@@ -21,7 +21,7 @@ macro_rules! kernel_file {
     ($name:literal) => {
         KernelFile {
             name: $name,
-            source: include_str!(concat!("../../kernels/", $name, ".cu")),
+            source: include_str!(concat!("../../../kernels/", $name, ".cu")),
             image: include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".fatbin")),
         }
     };
@@ -37,12 +37,12 @@ pub(crate) const EPILOGUE: KernelFile = kernel_file!("epilogue");
 const ALL: [&KernelFile; 7] = [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &NVFP4, &NVFP4_TILE, &MXFP8, &EPILOGUE];
 
 const HEADERS: [(&str, &str); 6] = [
-    ("common.cuh", include_str!("../../kernels/common.cuh")),
-    ("codec.cuh", include_str!("../../kernels/codec.cuh")),
-    ("layout.cuh", include_str!("../../kernels/layout.cuh")),
-    ("dequantize.cuh", include_str!("../../kernels/dequantize.cuh")),
-    ("nvfp4.cuh", include_str!("../../kernels/nvfp4.cuh")),
-    ("tile.cuh", include_str!("../../kernels/tile.cuh")),
+    ("common.cuh", include_str!("../../../kernels/common.cuh")),
+    ("codec.cuh", include_str!("../../../kernels/codec.cuh")),
+    ("layout.cuh", include_str!("../../../kernels/layout.cuh")),
+    ("dequantize.cuh", include_str!("../../../kernels/dequantize.cuh")),
+    ("nvfp4.cuh", include_str!("../../../kernels/nvfp4.cuh")),
+    ("tile.cuh", include_str!("../../../kernels/tile.cuh")),
 ];
 
 /// Where kernel images come from.
