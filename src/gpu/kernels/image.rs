@@ -1,13 +1,12 @@
 //! The kernel images: fatbins made by `build.rs` where it found nvcc, otherwise NVRTC at run time with an on-disk cache.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
-use std::path::PathBuf;
-use std::{env, fs};
+use std::borrow::Cow;
+use std::env;
 
-use cudarc::nvrtc::{CompileOptions, Ptx, compile_ptx_with_opts};
+use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
 use super::nvrtc_version;
+use super::ptx_cache::PtxCache;
 use crate::error::{Error, Result};
 
 /// One `kernels/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
@@ -66,12 +65,16 @@ impl KernelSource {
 }
 
 impl KernelFile {
-    /// A loadable image for a GPU of this compute capability.
-    pub(crate) fn image(&self, source: KernelSource, (major, minor): (i32, i32)) -> Result<Ptx> {
+    /// What the driver loads on a GPU of this compute capability: a fatbin, or PTX with the NUL that ends it.
+    pub(crate) fn image(&self, source: KernelSource, (major, minor): (i32, i32)) -> Result<Cow<'static, [u8]>> {
         match source {
-            KernelSource::Embedded => Ok(Ptx::from_binary(self.image.to_vec())),
+            KernelSource::Embedded => Ok(Cow::Borrowed(self.image)),
             // The architecture's own features, E2M1 conversions among them, exist from sm_90 on under the suffix.
-            KernelSource::Nvrtc => self.nvrtc(&format!("compute_{major}{minor}{}", if major >= 9 { "a" } else { "" })),
+            KernelSource::Nvrtc => {
+                let mut ptx = self.nvrtc(&format!("compute_{major}{minor}{}", if major >= 9 { "a" } else { "" }))?;
+                ptx.push('\0');
+                Ok(Cow::Owned(ptx.into_bytes()))
+            }
         }
     }
 
@@ -84,35 +87,32 @@ impl KernelFile {
     }
 
     /// PTX for a virtual architecture, from the cache or from NVRTC. Needs no GPU.
-    pub(crate) fn nvrtc(&self, arch: &str) -> Result<Ptx> {
+    pub(crate) fn nvrtc(&self, arch: &str) -> Result<String> {
         let source = self.flattened();
         let version = nvrtc_version()?;
-        let mut hasher = DefaultHasher::new();
-        (&source, arch, &version, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
-        let cached = cache_dir().map(|dir| dir.join(format!("{}-{arch}-{:016x}.ptx", self.name, hasher.finish())));
-        if let Some(text) = cached.as_ref().and_then(|path| fs::read_to_string(path).ok()) {
-            // A file cut short by a full disk lacks the closing brace of its last kernel: compile again.
-            if text.trim_end_matches(['\0', '\n', ' ']).ends_with('}') {
-                return Ok(Ptx::from_src(text));
-            }
+        let arch_option = format!("--gpu-architecture={arch}");
+        let options = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17", &arch_option];
+        let compile = || self.compile(&source, arch, &options, &version);
+        let mut parts = vec![source.as_str(), &version];
+        parts.extend(options);
+        match PtxCache::from_env() {
+            Some(cache) => cache.get_or(&format!("{}-{arch}", self.name), &parts, compile),
+            None => compile(),
         }
+    }
+
+    fn compile(&self, source: &str, arch: &str, options: &[&str], version: &str) -> Result<String> {
         let options = CompileOptions {
-            fmad: Some(false),
-            ftz: Some(false),
-            prec_div: Some(true),
-            options: vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()],
+            options: options.iter().map(ToString::to_string).collect(),
             name: Some(format!("{}.cu", self.name)),
             ..Default::default()
         };
-        let ptx = compile_ptx_with_opts(&source, options).map_err(|e| Error::Kernel {
+        let ptx = compile_ptx_with_opts(source, options).map_err(|e| Error::Kernel {
             kernel: format!("kernels/{}.cu for {arch}", self.name),
             reason: format!("NVRTC {version}: {e}"),
             remedy: "use an NVRTC that knows this GPU, or build with nvcc on the PATH".into(),
         })?;
-        if let Some(path) = cached {
-            store(&path, &ptx.to_src());
-        }
-        Ok(ptx)
+        Ok(ptx.to_src())
     }
 }
 
@@ -134,28 +134,6 @@ fn flatten(source: &'static str, seen: &mut Vec<&'static str>, out: &mut String)
     }
 }
 
-/// `SCALED_GEMM_CACHE`, else `XDG_CACHE_HOME/scaled-gemm`, else `HOME/.cache/scaled-gemm`; none: no cache.
-fn cache_dir() -> Option<PathBuf> {
-    let named = |variable| env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
-    named("SCALED_GEMM_CACHE")
-        .or_else(|| named("XDG_CACHE_HOME").map(|dir| dir.join("scaled-gemm")))
-        .or_else(|| named("HOME").map(|dir| dir.join(".cache").join("scaled-gemm")))
-}
-
-/// Written beside its place and renamed, so that a reader never sees half a file. A cache that cannot be written is
-/// only slower: the failure is logged and the compiled kernel is used.
-fn store(path: &std::path::Path, text: &str) {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let written = path
-        .parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::write(&temporary, text))
-        .and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        tracing::warn!(path = %path.display(), %error, "kernel cache not written");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,7 +148,7 @@ mod tests {
         }
         for file in ALL {
             for arch in ["compute_80", "compute_89", "compute_90a", "compute_100a", "compute_120a"] {
-                let ptx = file.nvrtc(arch).unwrap().to_src();
+                let ptx = file.nvrtc(arch).unwrap();
                 assert!(ptx.contains(".entry"), "{} for {arch}", file.name);
             }
         }

@@ -5,11 +5,13 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaFunction, sys};
+use cudarc::nvrtc::Ptx;
 
 mod block;
 mod bytes;
 mod epilogue;
 mod image;
+mod ptx_cache;
 mod quantize;
 
 pub(crate) use block::{BlockCodes, BlockOutput, Given};
@@ -82,7 +84,7 @@ impl Kernels {
         let capability = context.compute_capability().map_err(|e| driver("reading the compute capability", e))?;
         let module = |file: &KernelFile| {
             let image = file.image(source, capability)?;
-            context.load_module(image).map_err(|e| Error::Kernel {
+            context.load_module(Ptx::from_binary(image.into_owned())).map_err(|e| Error::Kernel {
                 kernel: format!("kernels/{}.cu for sm_{}{}", file.name, capability.0, capability.1),
                 reason: format!("the driver refused the {source:?} image: {e}"),
                 remedy: "set SCALED_GEMM_KERNELS=nvrtc to compile for this GPU at run time".into(),
