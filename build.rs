@@ -48,13 +48,15 @@ fn find_nvcc() -> Option<PathBuf> {
     if env::var("SCALED_GEMM_NVCC").is_ok_and(|v| v == "off") {
         return None;
     }
-    if let Some(path) = env::var_os("NVCC") {
+    if let Some(path) = env::var_os("NVCC").filter(|path| !path.is_empty()) {
         return Some(path.into());
     }
     let homes =
         ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin"));
     let path = env::var_os("PATH").unwrap_or_default();
-    homes.chain(env::split_paths(&path)).map(|dir| dir.join("nvcc")).find(|nvcc| nvcc.is_file())
+    // An empty variable and a relative folder of the PATH mean the current folder: what lies there is nobody's choice.
+    let folders = homes.chain(env::split_paths(&path)).filter(|folder| folder.is_absolute());
+    folders.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
 }
 
 /// Quantizers and epilogues are compiled without fast math and without contraction: bytes must equal the reference's.
