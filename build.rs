@@ -1,4 +1,4 @@
-//! Compiles `kernels/*.cu` to one fatbin each where an nvcc is found; otherwise writes empty files, and the library
+//! Compiles `kernels/*/*.cu` to one fatbin each where an nvcc is found; otherwise writes empty files, and the library
 //! compiles the embedded sources with NVRTC at run time. Either way nothing of CUDA is linked.
 //!
 //! `NVCC` names the compiler; else `CUDA_HOME` or `CUDA_PATH`, then `PATH`. `SCALED_GEMM_NVCC=off` skips the search.
@@ -17,7 +17,15 @@ const TARGETS: [(&str, &str); 5] = [
 ];
 /// PTX for every later GPU, compiled by the driver when the module is loaded.
 const FORWARD: &str = "compute_89";
-const FILES: [&str; 7] = ["fp8_tensor", "fp8_row", "fp8_block", "nvfp4", "nvfp4_tile", "mxfp8", "epilogue"];
+const FILES: [&str; 7] = [
+    "cast/fp8_tensor",
+    "cast/fp8_row",
+    "cast/fp8_block",
+    "cast/nvfp4",
+    "cast/nvfp4_tile",
+    "cast/mxfp8",
+    "gemm/epilogue",
+];
 
 fn main() {
     println!("cargo:rerun-if-changed=kernels");
@@ -28,6 +36,9 @@ fn main() {
     let nvcc = if env::var_os("CARGO_FEATURE_CUDA").is_some() { find_nvcc() } else { None };
     for file in FILES {
         let fatbin = out.join(format!("{file}.fatbin"));
+        if let Some(folder) = fatbin.parent() {
+            let _ = fs::create_dir_all(folder);
+        }
         let image = nvcc.as_deref().and_then(|nvcc| match compile(nvcc, file, &fatbin) {
             Ok(()) => Some(()),
             Err(reason) => {
@@ -65,7 +76,7 @@ fn compile(nvcc: &Path, file: &str, fatbin: &Path) -> Result<(), String> {
     let known = String::from_utf8_lossy(&known.stdout).into_owned();
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--threads=2"]);
-    command.args(["-Werror", "all-warnings"]);
+    command.args(["-Werror", "all-warnings", "-Ikernels"]);
     for (virtual_arch, real_arch) in TARGETS {
         // An older nvcc simply gives code for fewer GPUs; the PTX below covers the others.
         if known.lines().any(|line| line.trim() == virtual_arch.trim_end_matches('a')) {

@@ -1,4 +1,4 @@
-//! Launches of the block-scaled quantizers and dequantizers: `kernels/nvfp4*.cu` and `kernels/mxfp8.cu`.
+//! Launches of the block-scaled quantizers and dequantizers: `kernels/cast/nvfp4*.cu` and `kernels/cast/mxfp8.cu`.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ pub(crate) enum Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// As `kernels/nvfp4.cuh` numbers it.
+    /// As `kernels/cast/nvfp4.cuh` numbers it.
     fn kind(self) -> u32 {
         match self {
             Self::Amax(_) | Self::RowAmax(_) => 0,
@@ -114,7 +114,7 @@ impl<'a> Given<'a> {
     }
 }
 
-/// Mirror of `Nvfp4Rule` in `kernels/nvfp4.cuh`.
+/// Mirror of `Nvfp4Rule` in `kernels/cast/nvfp4.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Nvfp4Rule {
@@ -175,7 +175,7 @@ impl Nvfp4Rule {
     }
 }
 
-/// Mirror of `Nvfp4Given` in `kernels/nvfp4_tile.cu`.
+/// Mirror of `Nvfp4Given` in `kernels/cast/nvfp4_tile.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Nvfp4Given {
@@ -184,7 +184,7 @@ struct Nvfp4Given {
     each: u32,
 }
 
-/// Mirror of `Nvfp4Out` in `kernels/nvfp4_tile.cu`.
+/// Mirror of `Nvfp4Out` in `kernels/cast/nvfp4_tile.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Nvfp4Out {
@@ -196,7 +196,7 @@ struct Nvfp4Out {
     scales_t: u64,
 }
 
-/// Mirror of `MxRule` in `kernels/mxfp8.cu`.
+/// Mirror of `MxRule` in `kernels/cast/mxfp8.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MxRule {
@@ -229,7 +229,7 @@ impl MxRule {
     }
 }
 
-/// Mirror of `MxOut` in `kernels/mxfp8.cu`.
+/// Mirror of `MxOut` in `kernels/cast/mxfp8.cu`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MxOut {
@@ -267,7 +267,7 @@ fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
     (units.div_ceil(8).max(1), 1)
 }
 
-/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/nvfp4.cu`) in this many steps: x covers the columns, y
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4.cu`) in this many steps: x covers the columns, y
 /// is 16 times the number of tiles at work at once.
 fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
     let tiles = rows.div_ceil(128).max(1);

@@ -1,4 +1,4 @@
-//! Launch of the FP32 epilogue: `kernels/epilogue.cu`.
+//! Launch of the FP32 epilogue: `kernels/gemm/epilogue.cu`.
 
 use std::ffi::c_void;
 
@@ -65,7 +65,7 @@ pub(crate) struct EpilogueCall<'a> {
     pub(crate) amax: Option<&'a Span<'a>>,
 }
 
-/// Mirror of `Epilogue` in `kernels/epilogue.cu`.
+/// Mirror of `Epilogue` in `kernels/gemm/epilogue.cu`.
 #[repr(C)]
 struct EpilogueParameters {
     acc: u64,

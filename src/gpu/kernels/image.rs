@@ -9,7 +9,7 @@ use super::nvrtc_version;
 use super::ptx_cache::PtxCache;
 use crate::error::{Error, Result};
 
-/// One `kernels/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
+/// One `kernels/*/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
 pub(crate) struct KernelFile {
     pub(crate) name: &'static str,
     source: &'static str,
@@ -26,22 +26,22 @@ macro_rules! kernel_file {
     };
 }
 
-pub(crate) const FP8_TENSOR: KernelFile = kernel_file!("fp8_tensor");
-pub(crate) const FP8_ROW: KernelFile = kernel_file!("fp8_row");
-pub(crate) const FP8_BLOCK: KernelFile = kernel_file!("fp8_block");
-pub(crate) const NVFP4: KernelFile = kernel_file!("nvfp4");
-pub(crate) const NVFP4_TILE: KernelFile = kernel_file!("nvfp4_tile");
-pub(crate) const MXFP8: KernelFile = kernel_file!("mxfp8");
-pub(crate) const EPILOGUE: KernelFile = kernel_file!("epilogue");
+pub(crate) const FP8_TENSOR: KernelFile = kernel_file!("cast/fp8_tensor");
+pub(crate) const FP8_ROW: KernelFile = kernel_file!("cast/fp8_row");
+pub(crate) const FP8_BLOCK: KernelFile = kernel_file!("cast/fp8_block");
+pub(crate) const NVFP4: KernelFile = kernel_file!("cast/nvfp4");
+pub(crate) const NVFP4_TILE: KernelFile = kernel_file!("cast/nvfp4_tile");
+pub(crate) const MXFP8: KernelFile = kernel_file!("cast/mxfp8");
+pub(crate) const EPILOGUE: KernelFile = kernel_file!("gemm/epilogue");
 const ALL: [&KernelFile; 7] = [&FP8_TENSOR, &FP8_ROW, &FP8_BLOCK, &NVFP4, &NVFP4_TILE, &MXFP8, &EPILOGUE];
 
 const HEADERS: [(&str, &str); 6] = [
-    ("common.cuh", include_str!("../../../kernels/common.cuh")),
-    ("codec.cuh", include_str!("../../../kernels/codec.cuh")),
-    ("layout.cuh", include_str!("../../../kernels/layout.cuh")),
-    ("dequantize.cuh", include_str!("../../../kernels/dequantize.cuh")),
-    ("nvfp4.cuh", include_str!("../../../kernels/nvfp4.cuh")),
-    ("tile.cuh", include_str!("../../../kernels/tile.cuh")),
+    ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
+    ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
+    ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
+    ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
+    ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
 ];
 
 /// Where kernel images come from.
@@ -96,7 +96,7 @@ impl KernelFile {
         let mut parts = vec![source.as_str(), &version];
         parts.extend(options);
         match PtxCache::from_env() {
-            Some(cache) => cache.get_or(&format!("{}-{arch}", self.name), &parts, compile),
+            Some(cache) => cache.get_or(&format!("{}-{arch}", self.name.replace('/', "-")), &parts, compile),
             None => compile(),
         }
     }

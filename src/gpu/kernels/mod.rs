@@ -247,7 +247,7 @@ fn launch(
         ));
     };
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-    // Every kernel begins with `begin()` of kernels/common.cuh, which waits for the kernel before it: that makes
+    // Every kernel begins with `begin()` of kernels/base/types.cuh, which waits for the kernel before it: that makes
     // programmatic serialization safe, and a launch overlaps the tail of its predecessor.
     let mut attribute = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

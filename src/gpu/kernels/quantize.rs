@@ -1,4 +1,4 @@
-//! Launches of the quantizers and dequantizers: `kernels/fp8_*.cu`.
+//! Launches of the quantizers and dequantizers: `kernels/cast/fp8_*.cu`.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
 use crate::gpu::memory::{LaunchStream, Span};
 
-/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
+/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
 const STRIP: usize = 4;
 
 /// A plain input of a quantizer, resolved on the stream.
@@ -66,7 +66,7 @@ pub(crate) enum Factor<'a> {
 }
 
 impl Factor<'_> {
-    /// Address and kind, as `kernels/tile.cuh` numbers it.
+    /// Address and kind, as `kernels/cast/tile.cuh` numbers it.
     fn checked(&self) -> Result<(u64, u32)> {
         let (span, kind, count) = match self {
             Self::Encode(span) => (span, 0, 1),
@@ -78,7 +78,7 @@ impl Factor<'_> {
     }
 }
 
-/// Mirror of `ScaleRule` in `kernels/common.cuh`.
+/// Mirror of `ScaleRule` in `kernels/base/types.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScaleRule {
@@ -106,7 +106,7 @@ impl ScaleRule {
     }
 }
 
-/// Mirror of `TileIn` in `kernels/tile.cuh`.
+/// Mirror of `TileIn` in `kernels/cast/tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TileIn {
@@ -116,7 +116,7 @@ struct TileIn {
     factor_kind: u32,
 }
 
-/// Mirror of `TileOut` in `kernels/tile.cuh`.
+/// Mirror of `TileOut` in `kernels/cast/tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TileOut {

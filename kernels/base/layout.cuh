@@ -1,6 +1,6 @@
 // Places of scales on the device. Mirror of src/format/layout.rs; lengths and paddings are tested against it.
 #pragma once
-#include "common.cuh"
+#include "base/types.cuh"
 
 __device__ __forceinline__ u64 round_up4(u64 n) { return (n + 3) / 4 * 4; }
 
