@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns records of `cargo bench --bench gemm` into the table of src/gpu/measured.rs.
+"""Turns records of `cargo bench --bench gemm` into the table of src/gpu/gemm/measured.rs.
 
 usage: scripts/measured-choices.py RECORD...      prints the rows; paste them over the old ones and run rustfmt
 

@@ -13,17 +13,16 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
 
 use crate::error::{Error, Result};
 
-use super::cache::PlanCache;
-use super::formulation::Facts;
-use super::gemm::GemmPlan;
-use super::gemm_desc::GemmDesc;
-use super::kernels::KernelSource;
-use super::kernels::Kernels;
-use super::libraries;
-use super::lt::{self, LtHandle};
-use super::measured;
-use super::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
-use super::record::TuneTable;
+use crate::gpu::device::libraries;
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
+use crate::gpu::gemm::cache::PlanCache;
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::Facts;
+use crate::gpu::gemm::measured;
+use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::gemm::record::TuneTable;
+use crate::gpu::kernels::{KernelSource, Kernels};
+use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;

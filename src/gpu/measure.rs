@@ -10,15 +10,15 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaGraph, CudaSlice};
 
-use super::handle::Handle;
-use super::lt::{
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::device::memory::driver;
+use crate::gpu::handle::Handle;
+use crate::gpu::lt::{
     self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers,
     Preference, Transpose, attr,
 };
-use super::matrix::{MatMut, MatRef};
-use super::memory::driver;
-use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::gpu::matrix::{MatMut, MatRef};
 
 /// Captures the work that `enqueue` puts on the handle's stream into a graph. Waits for the stream first.
 ///

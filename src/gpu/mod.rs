@@ -3,40 +3,26 @@
 //! Bottom to top: [`Handle`] (one stream and what work on it needs), [`QuantMatrix`], the quantizers
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
-mod cache;
-mod dequantized;
-mod formulation;
+mod cast;
+mod device;
 mod gemm;
-mod gemm_args;
-mod gemm_call;
-mod gemm_core;
-mod gemm_desc;
 mod handle;
 mod kernels;
-mod libraries;
 mod lt;
 mod matrix;
 mod measure;
-mod measured;
-mod memory;
-mod prepare;
-mod quantize;
-mod quirks;
-mod record;
-mod rescale;
-mod tune;
 
-pub use cache::PlanCache;
-pub use formulation::{Finish, Formulation};
-pub use gemm::{GemmPlan, Offer, PlanOptions};
-pub use gemm_args::GemmArgs;
-pub use gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
+pub use device::memory::{DeviceBytes, DeviceBytesMut};
+pub use gemm::args::GemmArgs;
+pub use gemm::cache::PlanCache;
+pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+pub use gemm::formulation::{Finish, Formulation};
+pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
+pub use gemm::record::{Environment, TuneRecord, TuneTable};
+pub use gemm::rescale::RescaleArgs;
+pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
 pub use kernels::KernelSource;
 pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};
-pub use memory::{DeviceBytes, DeviceBytesMut};
-pub use quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
-pub use record::{Environment, TuneRecord, TuneTable};
-pub use rescale::RescaleArgs;
-pub use tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};

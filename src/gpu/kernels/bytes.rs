@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut};
 use crate::gpu::matrix::{Parts, QuantMatrix, Store};
-use crate::gpu::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut};
 
 impl<'a> DeviceBytes<'a> {
     /// Device memory of another runtime, by address.

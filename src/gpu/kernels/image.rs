@@ -5,9 +5,9 @@ use std::env;
 
 use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
-use super::nvrtc_version;
 use super::ptx_cache::PtxCache;
 use crate::error::{Error, Result};
+use crate::gpu::kernels::nvrtc_version;
 
 /// One `kernels/*/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
 pub(crate) struct KernelFile {

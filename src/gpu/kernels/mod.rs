@@ -22,10 +22,10 @@ pub(crate) use quantize::{Factor, Input, Output};
 
 use image::KernelFile;
 
-use super::libraries;
-use super::memory::{LaunchStream, Span, driver};
 use crate::error::{Error, Result};
 use crate::format::{CodeFormat, DType};
+use crate::gpu::device::libraries;
+use crate::gpu::device::memory::{LaunchStream, Span, driver};
 
 const THREADS: u32 = 256;
 /// Blocks along `grid.y` at the most; the kernels walk the rest.

@@ -9,7 +9,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
-use crate::gpu::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
 const STRIP: usize = 4;

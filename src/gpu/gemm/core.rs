@@ -4,8 +4,8 @@ use crate::epilogue::{Activation, Epilogue};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
-use super::formulation::{Finish, Formulation, PairKind, pair_kind};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind};
 
 /// The cuBLASLt call of one formulation and finish, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -51,7 +51,7 @@ pub(crate) struct LaunchStream {
     pub(crate) stream: Arc<CudaStream>,
     idle: Arc<CudaStream>,
     /// Programmatic serialization exists (sm_90 and up).
-    pub(super) overlaps_launches: bool,
+    pub(crate) overlaps_launches: bool,
 }
 
 /// The stream on which cudarc's events are waited for and recorded: asked for once in each call, since it costs a driver

@@ -6,14 +6,14 @@ use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use crate::error::{Error, Result};
 use crate::format::DType;
 
-use super::formulation::{self, Finish, Formulation};
-use super::gemm::GemmPlan;
-use super::gemm_args::GemmArgs;
-use super::gemm_call::{Candidate, Search};
-use super::gemm_desc::Accumulation;
-use super::handle::{Fixed, Handle};
-use super::memory::driver;
-use super::record::TuneRecord;
+use crate::gpu::device::memory::driver;
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::call::{Candidate, Search};
+use crate::gpu::gemm::desc::Accumulation;
+use crate::gpu::gemm::formulation::{self, Finish, Formulation};
+use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::gemm::record::TuneRecord;
+use crate::gpu::handle::{Fixed, Handle};
 
 /// What the L2 cache holds when a repetition begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

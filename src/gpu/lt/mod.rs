@@ -5,6 +5,7 @@
 mod algo;
 mod attributes;
 mod call;
+pub(crate) mod quirks;
 mod search;
 mod types;
 
@@ -28,9 +29,9 @@ pub(crate) use call::*;
 pub(crate) use search::*;
 pub(crate) use types::*;
 
-use super::memory::{Span, driver};
-use super::quirks::{self, Version};
 use crate::error::{Error, Result};
+use crate::gpu::device::memory::{Span, driver};
+use quirks::Version;
 
 /// cuBLASLt as this process has it.
 pub(crate) struct Library {

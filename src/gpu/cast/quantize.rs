@@ -2,13 +2,13 @@
 //!
 //! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
 
-use super::handle::Handle;
-use super::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
-use super::matrix::{MatMut, MatRef, Parts, QuantMatrix};
-use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
 use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, Recipe, Scheme};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
+use crate::gpu::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 
 /// Which operands a quantizer writes.
 ///

@@ -6,40 +6,40 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, CodeFormat, DType, Scheme};
 
-use super::formulation::{Finish, Formulation, PairKind, pair_kind};
-use super::gemm_args::{ArgA, GemmArgs};
-use super::gemm_core::{Core, FactorPlace, ScaleUse, ValueSource, core};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use super::handle::{Fixed, Handle, WORKSPACE_BYTES};
-use super::kernels::{EpilogueCall, ScaleVector};
-use super::lt::{
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Order, Span, driver};
+use crate::gpu::gemm::args::{ArgA, GemmArgs};
+use crate::gpu::gemm::core::{Core, FactorPlace, ScaleUse, ValueSource, core};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind};
+use crate::gpu::handle::{Fixed, Handle, WORKSPACE_BYTES};
+use crate::gpu::kernels::{EpilogueCall, ScaleVector};
+use crate::gpu::lt::quirks::{self, Problem, Scaling};
+use crate::gpu::lt::{
     self, Algo, Compute, DataType, EpilogueKind, Factors, FastAccumulation, Heuristic, Layouts, MatmulCall, MatmulDesc,
     MatrixLayout, Operand, PointerAttr, PointerMode, Pointers, Preference, Reduction, ScaleMode, Transpose, attr,
 };
-use super::matrix::QuantMatrix;
-use super::memory::{DeviceBytes, DeviceBytesMut, Order, Span, driver};
-use super::quirks::{self, Problem, Scaling};
+use crate::gpu::matrix::QuantMatrix;
 
 /// Alignment that plans assume of every operand, and `execute` asks for.
 const ALIGNMENT: u32 = 16;
 
 /// How many algorithms to ask for, and how much workspace they may use.
 #[derive(Clone, Copy)]
-pub(super) struct Search {
-    pub(super) candidates: usize,
-    pub(super) workspace_limit: usize,
+pub(crate) struct Search {
+    pub(crate) candidates: usize,
+    pub(crate) workspace_limit: usize,
 }
 
 /// A call that is ready, apart from addresses.
-pub(super) struct Candidate {
-    pub(super) core: Core,
+pub(crate) struct Candidate {
+    pub(crate) core: Core,
     matmul: MatmulDesc,
     layouts: Layouts,
     algos: Vec<Algo>,
     chosen: usize,
     scratch: Option<Fixed<u8>>,
     /// Why the finishes with less traffic were not taken.
-    pub(super) passed_over: Vec<String>,
+    pub(crate) passed_over: Vec<String>,
 }
 
 /// The cuBLASLt side of a [`Core`], before an algorithm is known.
@@ -173,11 +173,11 @@ fn problem(handle: &Handle, desc: &GemmDesc, core: &Core) -> Problem {
 }
 
 /// A [`Candidate`], or the words for why there is none.
-pub(super) type CandidateOffer = std::result::Result<Candidate, String>;
+pub(crate) type CandidateOffer = std::result::Result<Candidate, String>;
 
 impl Candidate {
     /// Asks the library for algorithms. Scratch memory is not allocated yet.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         handle: &Handle,
         desc: &GemmDesc,
         formulation: Formulation,
@@ -233,7 +233,7 @@ impl Candidate {
     }
 
     /// A candidate with a recorded algorithm, if the library still takes it. Asks no heuristic.
-    pub(super) fn recorded(
+    pub(crate) fn recorded(
         handle: &Handle,
         desc: &GemmDesc,
         (formulation, finish, words): (Formulation, Finish, [u64; 8]),
@@ -261,7 +261,7 @@ impl Candidate {
     }
 
     /// Allocates the scratch matrix, once.
-    pub(super) fn allocate(&mut self, handle: &Handle) -> Result<()> {
+    pub(crate) fn allocate(&mut self, handle: &Handle) -> Result<()> {
         let bytes = self.core.scratch_bytes();
         if bytes == 0 || self.scratch.is_some() {
             return Ok(());
@@ -273,22 +273,22 @@ impl Candidate {
     }
 
     /// Frees the scratch matrix, in stream order.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.scratch = None;
     }
 
     /// The algorithm in use.
-    pub(super) fn algo(&self) -> &Algo {
+    pub(crate) fn algo(&self) -> &Algo {
         &self.algos[self.chosen]
     }
 
     /// Place of the algorithm in use, and how many were offered.
-    pub(super) fn place(&self) -> (usize, usize) {
+    pub(crate) fn place(&self) -> (usize, usize) {
         (self.chosen, self.algos.len())
     }
 
     /// Uses another of the offered algorithms; out of range keeps the one in use.
-    pub(super) fn choose(&mut self, index: usize) {
+    pub(crate) fn choose(&mut self, index: usize) {
         if index < self.algos.len() {
             self.chosen = index;
         }
@@ -297,7 +297,7 @@ impl Candidate {
     /// Enqueues the call: GEMM, and what its finish adds. The arguments fit the problem (checked by the caller).
     ///
     /// Allocates nothing, asks no heuristic, waits for nothing.
-    pub(super) fn enqueue(&mut self, handle: &Handle, desc: &GemmDesc, args: &mut GemmArgs<'_>) -> Result<()> {
+    pub(crate) fn enqueue(&mut self, handle: &Handle, desc: &GemmDesc, args: &mut GemmArgs<'_>) -> Result<()> {
         let stream = handle.launch_stream();
         let core = self.core;
         let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;

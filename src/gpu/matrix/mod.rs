@@ -1,5 +1,7 @@
 //! Matrices on the device: borrowed plain ones ([`MatRef`], [`MatMut`], [`VecRef`]) and quantized ones ([`QuantMatrix`]).
 
+pub(crate) mod derived;
+
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -9,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{Basis, CodeFormat, DType, Extent, HostQuantMatrix, Scheme};
 
-use super::handle::Handle;
-use super::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut, driver};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut, driver};
+use crate::gpu::handle::Handle;
 
 /// A plain row-major matrix on the device, borrowed for reading.
 pub struct MatRef<'a> {
@@ -198,7 +200,7 @@ impl<'a> VecRef<'a> {
 }
 
 /// Memory of a [`QuantMatrix`]: owned, or lent through an `unsafe` constructor of `kernels.rs`.
-pub(super) enum Store<T> {
+pub(crate) enum Store<T> {
     Owned(CudaSlice<T>),
     Raw { address: u64, len: usize },
 }
@@ -253,13 +255,13 @@ pub struct QuantMatrix {
     /// The 128x128 scales repeated for every row, in 1x128 order; made once by [`QuantMatrix::repeat_scales`].
     repeated: OnceLock<CudaSlice<f32>>,
     /// Codes times block scales as plain numbers; made once by [`QuantMatrix::keep_dequantized`].
-    pub(super) kept: OnceLock<KeptValues>,
+    pub(crate) kept: OnceLock<KeptValues>,
 }
 
 /// The values of a [`QuantMatrix`] without its FP32 scales, row-major and packed.
-pub(super) struct KeptValues {
-    pub(super) dtype: DType,
-    pub(super) values: CudaSlice<u8>,
+pub(crate) struct KeptValues {
+    pub(crate) dtype: DType,
+    pub(crate) values: CudaSlice<u8>,
 }
 
 /// The buffers of a [`QuantMatrix`], in device order; empty where its scheme has none of a kind.
@@ -338,7 +340,7 @@ impl QuantMatrix {
     }
 
     /// The checks of [`QuantMatrix::from_parts`], for every kind of memory.
-    pub(super) fn from_store(
+    pub(crate) fn from_store(
         scheme: Scheme,
         rows: usize,
         cols: usize,
@@ -422,7 +424,7 @@ impl QuantMatrix {
     }
 
     /// The quantizers say in which basis they wrote the rows.
-    pub(super) fn set_basis(&mut self, basis: Basis) {
+    pub(crate) fn set_basis(&mut self, basis: Basis) {
         self.basis = basis;
     }
 
@@ -493,7 +495,7 @@ impl QuantMatrix {
         ScaleLayout::Vec128.len(rows, Extent::Elements(128).groups(cols))
     }
 
-    /// Makes the second scale buffer of [`Formulation::RepeatedScales`](super::formulation::Formulation), once. Allocates.
+    /// Makes the second scale buffer of [`Formulation::RepeatedScales`](crate::gpu::gemm::formulation::Formulation), once. Allocates.
     pub(crate) fn repeat_scales(&self, handle: &Handle) -> Result<()> {
         if self.repeated.get().is_some() {
             return Ok(());
@@ -514,7 +516,7 @@ impl QuantMatrix {
     }
 
     /// Refuses sizes whose byte counts do not fit in an `isize`, and rows of half-byte codes that are not whole.
-    pub(super) fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+    pub(crate) fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
         if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(16) {
             return Err(Error::shape(
                 format!("{scheme} matrix"),

@@ -1,11 +1,11 @@
 //! The FP32 epilogue as a call of its own: rescale, bias, activation, residual and one rounding, in one pass.
 
-use super::handle::Handle;
-use super::kernels::{EpilogueCall, ScaleVector};
-use super::matrix::{MatMut, MatRef, VecRef};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{EpilogueCall, ScaleVector};
+use crate::gpu::matrix::{MatMut, MatRef, VecRef};
 
 /// Operands of [`Handle::rescale_into`]. Start from [`RescaleArgs::new`] and add what is wanted.
 pub struct RescaleArgs<'a> {

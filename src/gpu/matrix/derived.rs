@@ -1,17 +1,17 @@
 //! Block-scaled matrices as plain numbers: codes times block scales, without the second-level scales. Kept beside the codes
 //! of a weight by [`QuantMatrix::keep_dequantized`], or made in a plan's scratch memory by each call.
 
-use super::gemm_desc::{KeptWeights, check_kept};
-use super::handle::Handle;
-use super::kernels::BlockCodes;
-use super::matrix::{KeptValues, QuantMatrix};
-use super::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
+use crate::gpu::gemm::desc::{KeptWeights, check_kept};
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::BlockCodes;
+use crate::gpu::matrix::{KeptValues, QuantMatrix};
 
 impl QuantMatrix {
     /// Makes `code[i, j] * block_scale[i, block]` once as a packed `rows x cols` matrix of `dtype`, and keeps it beside the
-    /// codes: products with this B by [`Formulation::DequantizedBf16`](super::Formulation) then dequantize no weights.
+    /// codes: products with this B by [`Formulation::DequantizedBf16`](crate::gpu::Formulation) then dequantize no weights.
     ///
     /// BF16 for most products, where it is exact; F16 for NVFP4 weights with plain F16 activations, or of NVFP4 products into
     /// F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4. Writing to
@@ -62,12 +62,12 @@ impl QuantMatrix {
     }
 
     /// The values, if they are kept in this type.
-    pub(super) fn kept_values(&self, dtype: DType) -> Option<DeviceBytes<'_>> {
+    pub(crate) fn kept_values(&self, dtype: DType) -> Option<DeviceBytes<'_>> {
         self.kept.get().filter(|kept| kept.dtype == dtype).map(|kept| DeviceBytes::from(&kept.values))
     }
 
     /// Enqueues `values[i, j] = code[i, j] * block_scale[i, block]`, packed. The spans are this matrix's codes and block scales.
-    pub(super) fn dequantize_codes(
+    pub(crate) fn dequantize_codes(
         &self,
         handle: &Handle,
         stream: &LaunchStream,

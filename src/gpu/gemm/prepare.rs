@@ -1,13 +1,13 @@
 //! [`GemmPlan::prepare`]: what must come before the first call that is captured into a graph.
 
-use super::gemm::GemmPlan;
-use super::gemm_args::GemmArgs;
-use super::gemm_desc::{Accumulate, OutAmax};
-use super::handle::Handle;
-use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-use super::memory::{DeviceBytes, DeviceBytesMut, driver};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, driver};
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::desc::{Accumulate, OutAmax};
+use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 impl GemmPlan {
     /// Everything that must come before a graph capture: makes in B what the formulation needs there (the repeated scales,
@@ -31,7 +31,7 @@ impl GemmPlan {
     }
 
     /// The part of [`GemmPlan::prepare`] that concerns B.
-    pub(super) fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+    pub(crate) fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
         if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
             return Err(Error::shape(
                 "B",

@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use super::lt::{self, Candidate, Search};
 use crate::error::{Error, Result};
+use crate::gpu::lt::{self, Candidate, Search};
 
 const NVRTC: Search = Search {
     library: "NVRTC",

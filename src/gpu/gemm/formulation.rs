@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Operand};
 
-use super::gemm_desc::GemmDesc;
-use super::measured;
-use super::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::measured;
+use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl fmt::Display for Finish {
 pub(crate) struct Facts {
     pub(crate) cc: (u32, u32),
     pub(crate) version: Version,
-    /// The choices of [`super::measured`] hold for this GPU and library.
+    /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
     pub(crate) measured: bool,
 }
 
@@ -200,7 +200,7 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 
 /// The order in which to try formulations, and the words for why.
 ///
-/// The shapes of published models have measured choices ([`super::measured`]); for others two rules, fitted to the same
+/// The shapes of published models have measured choices ([`crate::gpu::gemm::measured`]); for others two rules, fitted to the same
 /// records (one H200, sm_90, cuBLASLt 13.1.0.3, 2026-11), say when the alternative fills the GPU better:
 /// repeated scales run in smaller tiles than the native pair, and win while m is small or those tiles are few;
 /// a rescale costs about ten bytes an element of D, and wins while native row scales, whose one algorithm never splits k,

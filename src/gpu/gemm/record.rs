@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-use super::formulation::{Finish, Formulation};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
 
 /// Layout of the JSON; a file of another version is refused.
 const VERSION: u32 = 1;

@@ -1,13 +1,13 @@
 //! The cuBLASLt calls of block-scaled products, as the library holds them: for GPUs that are not at hand. No GPU needed.
 
-use super::super::formulation::available;
-use super::super::gemm_core::Scratch;
-use super::super::gemm_desc::KeptWeights;
-use super::super::lt::tests::found;
-use super::super::quirks::{SM120_BLOCK_SCALES, Version};
 use super::*;
 use crate::epilogue::Epilogue;
 use crate::format::{Fp8Format, HostQuantMatrix, Operand as GemmOperand};
+use crate::gpu::gemm::core::Scratch;
+use crate::gpu::gemm::desc::KeptWeights;
+use crate::gpu::gemm::formulation::available;
+use crate::gpu::lt::quirks::{SM120_BLOCK_SCALES, Version};
+use crate::gpu::lt::tests::found;
 
 const PLACEHOLDER: u64 = 0x1230;
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
@@ -52,7 +52,8 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
         for (out, d_type) in [(DType::Bf16, R_16BF), (DType::F16, R_16F), (DType::F32, R_32F)] {
             let desc = GemmDesc::new(m, n, k, a, b, out).with_out_stride(n + 8);
             for cc in [(10, 0), (12, 0)] {
-                let facts = super::super::formulation::Facts { cc, version: Version::new(13, 1, 0), measured: false };
+                let facts =
+                    crate::gpu::gemm::formulation::Facts { cc, version: Version::new(13, 1, 0), measured: false };
                 assert_eq!(available(&desc, facts, Formulation::Native), Ok(()), "{desc}");
             }
             let rows = [a, b].contains(&Scheme::Nvfp4Row);

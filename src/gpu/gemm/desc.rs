@@ -43,7 +43,7 @@ pub enum KeptWeights {
     /// Codes and scales only.
     #[default]
     Nothing,
-    /// [`QuantMatrix::keep_dequantized`](super::matrix::QuantMatrix::keep_dequantized) has made them in this type: BF16, or F16 for NVFP4.
+    /// [`QuantMatrix::keep_dequantized`](crate::gpu::matrix::QuantMatrix::keep_dequantized) has made them in this type: BF16, or F16 for NVFP4.
     Dequantized(DType),
 }
 
@@ -280,7 +280,7 @@ impl fmt::Display for GemmDesc {
 }
 
 /// Refuses values that no product would read: of a scheme without block scales, or in a type that does not hold them.
-pub(super) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
+pub(crate) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
     let what = || format!("keeping a {scheme} matrix dequantized to {dtype}");
     if scheme.spec().block.is_none() {
         return Err(Error::unsupported(

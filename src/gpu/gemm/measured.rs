@@ -4,7 +4,7 @@
 //! formulation (repeated scales, rescaled) was faster, or the only one offered. Made by `scripts/measured-choices.py` from
 //! the records in `benches/record/`; they hold for the GPU and library they were measured on and for no other.
 
-use super::quirks::Version;
+use crate::gpu::lt::quirks::Version;
 
 /// One shape: `B` is `n x k`.
 struct Row {
@@ -58,17 +58,17 @@ const ROWS: &[Row] = &[
 ];
 
 /// True if the rows hold for this GPU and library.
-pub(super) fn applies(gpu: &str, library: Version) -> bool {
+pub(crate) fn applies(gpu: &str, library: Version) -> bool {
     gpu == GPU && (LIBRARY.0..LIBRARY.1).contains(&library)
 }
 
 /// Whether repeated scales beat the native 1x128 x 128x128 product; `None` where the shape was not measured.
-pub(super) fn repeated_scales_win(m: usize, n: usize, k: usize) -> Option<bool> {
+pub(crate) fn repeated_scales_win(m: usize, n: usize, k: usize) -> Option<bool> {
     find(BLOCKS, m, n, k)
 }
 
 /// Whether a scalar product with a rescale beats the native row x row product; `None` where the shape was not measured.
-pub(super) fn rescaled_wins(m: usize, n: usize, k: usize) -> Option<bool> {
+pub(crate) fn rescaled_wins(m: usize, n: usize, k: usize) -> Option<bool> {
     find(ROWS, m, n, k)
 }
 

@@ -8,15 +8,15 @@ use std::fmt::Write as _;
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 
-use super::formulation::{self, Finish, Formulation, PairKind};
-use super::gemm_args::GemmArgs;
-use super::gemm_call::{Candidate, CandidateOffer, Search};
-use super::gemm_core::Scratch;
-use super::gemm_desc::{GemmDesc, KeptWeights};
-use super::handle::{Handle, WORKSPACE_BYTES};
-use super::matrix::QuantMatrix;
-use super::quirks::Version;
-use super::record::{Choice, Environment, TuneRecord};
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::call::{Candidate, CandidateOffer, Search};
+use crate::gpu::gemm::core::Scratch;
+use crate::gpu::gemm::desc::{GemmDesc, KeptWeights};
+use crate::gpu::gemm::formulation::{self, Finish, Formulation, PairKind};
+use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
+use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
+use crate::gpu::lt::quirks::Version;
+use crate::gpu::matrix::QuantMatrix;
 
 /// How to plan. `Default` leaves every choice to the crate.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +59,7 @@ impl PlanOptions {
         Self { candidates, ..self }
     }
 
-    pub(super) fn search(&self) -> Search {
+    pub(crate) fn search(&self) -> Search {
         Search { candidates: self.candidates, workspace_limit: self.workspace_limit }
     }
 }
@@ -69,18 +69,18 @@ impl PlanOptions {
 /// Made by [`Handle::plan`]. The plan owns its scratch memory: keep it, and the handle, as long as a captured graph of it
 /// is launched. It works on its own handle only, whose stream orders the uses of scratch and workspace.
 pub struct GemmPlan {
-    pub(super) desc: GemmDesc,
-    pub(super) handle_id: u64,
-    pub(super) environment: Environment,
-    pub(super) options: PlanOptions,
+    pub(crate) desc: GemmDesc,
+    pub(crate) handle_id: u64,
+    pub(crate) environment: Environment,
+    pub(crate) options: PlanOptions,
     /// `None` where D has no elements.
-    pub(super) candidate: Option<Candidate>,
+    pub(crate) candidate: Option<Candidate>,
     /// Why this formulation, and why not each of the others.
-    pub(super) reason: String,
-    pub(super) rejected: Vec<String>,
-    pub(super) measured_us: Option<f64>,
+    pub(crate) reason: String,
+    pub(crate) rejected: Vec<String>,
+    pub(crate) measured_us: Option<f64>,
     /// The product was run once by [`GemmPlan::prepare`].
-    pub(super) kernels_loaded: bool,
+    pub(crate) kernels_loaded: bool,
 }
 
 /// One formulation of a problem, and whether this GPU and library offer it.
@@ -202,7 +202,7 @@ impl Handle {
     }
 
     /// The best finish of one formulation, or why there is none.
-    pub(super) fn offer(&self, desc: &GemmDesc, formulation: Formulation, search: Search) -> Result<CandidateOffer> {
+    pub(crate) fn offer(&self, desc: &GemmDesc, formulation: Formulation, search: Search) -> Result<CandidateOffer> {
         if let Err(reason) = formulation::available(desc, self.facts(), formulation) {
             return Ok(Err(reason));
         }
@@ -229,7 +229,7 @@ impl Handle {
     }
 
     /// Where plans of this handle are made.
-    pub(super) fn environment(&self) -> Environment {
+    pub(crate) fn environment(&self) -> Environment {
         let device = self.device();
         Environment {
             gpu: device.name.clone(),
@@ -400,7 +400,7 @@ impl GemmPlan {
     }
 
     /// Refuses another handle or problem.
-    pub(super) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
+    pub(crate) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
         if handle.id() != self.handle_id {
             return Err(Error::unsupported(
                 "executing a plan on another handle than its own",
@@ -420,7 +420,7 @@ impl GemmPlan {
     }
 
     /// Enqueues a call whose arguments were checked.
-    pub(super) fn run(&mut self, handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
+    pub(crate) fn run(&mut self, handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
         match &mut self.candidate {
             Some(candidate) => candidate.enqueue(handle, &self.desc, args),
             // D has no elements; its amax is 0.
@@ -496,7 +496,7 @@ impl GemmPlan {
         }
     }
 
-    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](super::record::TuneTable).
+    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::TuneTable).
     ///
     /// With a time only after [`GemmPlan::autotune`]. `None` where D has no elements.
     pub fn record(&self) -> Option<TuneRecord> {
