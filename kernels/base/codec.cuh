@@ -3,7 +3,7 @@
 #pragma once
 #include "base/types.cuh"
 
-// Code format, as the kernels receive it (src/gpu/kernels/quantize.rs). Quantizers branch on it once, around their whole
+// Code format, as the kernels receive it (src/gpu/kernels/fp8.rs). Quantizers branch on it once, around their whole
 // body, so that neither format's code is in the other's way.
 constexpr u32 E4M3 = 0;
 constexpr u32 E5M2 = 1;

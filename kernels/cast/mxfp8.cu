@@ -4,7 +4,7 @@
 #include "cast/dequantize.cuh"
 #include "cast/tile.cuh"
 
-// Rules for the scale byte, as the kernels receive them (src/gpu/kernels/block.rs).
+// Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mxfp8.rs).
 constexpr u32 MX_UP = 0;
 constexpr u32 MX_CEIL = 2;  // 1 is the floor alone
 constexpr u32 MX_EVEN = 3;

@@ -10,7 +10,7 @@
 
 constexpr float FLT_MAX = 3.402823466e38f;
 
-// How the second level is given, as the kernels receive it (src/gpu/kernels/block.rs).
+// How the second level is given, as the kernels receive it (src/gpu/kernels/nvfp4.rs).
 constexpr u32 GIVEN_AMAX = 0;
 constexpr u32 GIVEN_ENCODE = 1;
 constexpr u32 GIVEN_DECODE = 2;

@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{CudaContext, CudaFunction, sys};
 use cudarc::nvrtc::Ptx;
 
-mod block;
 mod bytes;
 mod epilogue;
+mod fp8;
 mod image;
+mod nvfp4;
 mod ptx_cache;
-mod quantize;
 
-pub(crate) use block::{BlockCodes, BlockOutput, Given};
 pub use image::KernelSource;
+pub(crate) use nvfp4::{BlockCodes, BlockOutput, Given};
 
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
-pub(crate) use quantize::{Factor, Input, Output};
+pub(crate) use fp8::{Factor, Input, Output};
 
 use image::KernelFile;
 
@@ -54,7 +54,7 @@ pub(crate) struct Kernels {
     epilogue_e4m3: [CudaFunction; 2],
     gemm_factors: CudaFunction,
     repeat_scales: CudaFunction,
-    block: block::BlockKernels,
+    block: nvfp4::BlockKernels,
     sm_count: usize,
 }
 
@@ -148,7 +148,7 @@ impl Kernels {
             epilogue_e4m3: [one(&finish, "epilogue_e4m3")?, one(&finish, "epilogue_e4m3_unaligned")?],
             gemm_factors: one(&finish, "gemm_factors")?,
             repeat_scales: one(&finish, "repeat_scales_128x128")?,
-            block: block::BlockKernels::load([&nvfp4, &nvfp4_tile, &mxfp8], by_input)?,
+            block: nvfp4::BlockKernels::load([&nvfp4, &nvfp4_tile, &mxfp8], by_input)?,
             sm_count: context
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
                 .map_err(|e| driver("reading the multiprocessor count", e))? as usize,
