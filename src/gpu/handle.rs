@@ -21,7 +21,7 @@ use crate::gpu::gemm::formulation::Facts;
 use crate::gpu::gemm::measured;
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneTable;
-use crate::gpu::kernels::{KernelSource, Kernels};
+use crate::gpu::kernels::{KernelFamily, KernelSource, Kernels};
 use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
@@ -156,7 +156,7 @@ impl Handle {
     /// The first handle of a GPU synchronizes its context: make it before any thread captures a graph there.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt; [`Error::Kernel`].
+    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt.
     pub fn new(ordinal: usize) -> Result<Self> {
         libraries::driver_available()?;
         let count = CudaContext::device_count().map_err(|e| Error::NoGpu {
@@ -176,7 +176,7 @@ impl Handle {
     /// A handle on a stream that exists, as other libraries on cudarc have one. Loads and allocates as [`Handle::new`].
     ///
     /// # Errors
-    /// [`Error::Library`], [`Error::Kernel`], [`Error::Driver`].
+    /// [`Error::Library`], [`Error::Driver`].
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let context = stream.context().clone();
@@ -239,9 +239,23 @@ impl Handle {
         })
     }
 
-    /// Where this crate's own kernels came from: compiled with the crate, or at run time.
+    /// Where this crate's own kernels come from: compiled with the crate, or at run time.
     pub fn kernel_source(&self) -> KernelSource {
         self.kernels.source()
+    }
+
+    /// Loads kernels now, for every handle on this GPU, instead of when the first of a family is used.
+    ///
+    /// Takes milliseconds, or where NVRTC compiles them up to a minute for each family and once for each machine. Allocating a
+    /// [`QuantMatrix`](crate::QuantMatrix) loads its scheme's families, and planning a product those that it may run, so that
+    /// captures find them there. To be called before a capture that is the first to use others: of matrices made of memory
+    /// that exists, or of [`Handle::amax_into`] and its like alone.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if there is no image for this GPU; [`Error::Library`] if NVRTC is needed and missing;
+    /// [`Error::Unsupported`] inside graph capture, unless all are loaded already.
+    pub fn load_kernels(&self, families: &[KernelFamily]) -> Result<()> {
+        families.iter().try_for_each(|&family| self.kernels.load(&self.stream, family))
     }
 
     /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`]. Forgets all cached plans.

@@ -23,6 +23,6 @@ pub use gemm::record::{Environment, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
-pub use kernels::KernelSource;
+pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};

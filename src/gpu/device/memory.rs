@@ -50,8 +50,6 @@ pub(crate) struct Span<'a> {
 pub(crate) struct LaunchStream {
     pub(crate) stream: Arc<CudaStream>,
     idle: Arc<CudaStream>,
-    /// Programmatic serialization exists (sm_90 and up).
-    pub(crate) overlaps_launches: bool,
 }
 
 /// The stream on which cudarc's events are waited for and recorded: asked for once in each call, since it costs a driver
@@ -74,9 +72,7 @@ impl Span<'_> {
 impl LaunchStream {
     pub(crate) fn new(stream: Arc<CudaStream>) -> Result<Self> {
         let idle = stream.context().new_stream().map_err(|e| driver("creating a stream", e))?;
-        let (major, _) =
-            stream.context().compute_capability().map_err(|e| driver("reading the compute capability", e))?;
-        Ok(Self { stream, idle, overlaps_launches: major >= 9 })
+        Ok(Self { stream, idle })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

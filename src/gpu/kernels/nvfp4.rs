@@ -1,26 +1,23 @@
-//! Launches of the block-scaled quantizers and dequantizers: `kernels/cast/nvfp4*.cu` and `kernels/cast/mxfp8.cu`.
+//! Launches for NVFP4: `kernels/cast/nvfp4.cu` and `nvfp4_tile.cu`.
 
-use std::ffi::c_void;
-use std::sync::Arc;
-
-use cudarc::driver::CudaModule;
-
-use super::{
-    ByInput, GRID_Y, Input, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue,
-    extent, format_code, is_aligned, launch,
+use super::Kernels;
+use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
+use super::module::Modules;
+use super::operand::{
+    BlockCodes, BlockOutput, Given, Input, address, check_block_output, check_floats, check_transposable, format_code,
+    is_aligned,
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxRounding, Preset,
-    Recipe, Scheme,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Preset, Recipe, Scheme,
 };
 use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// Rows and columns of a tile of `nvfp4_tile.cu`.
 const TILE: [usize; 2] = [64, 128];
 
-/// The kernels for block scales.
-pub(crate) struct BlockKernels {
+/// The kernels of the family.
+pub(super) struct Nvfp4Kernels {
     /// By rule: plain, 4over6 with absolute and with squared errors, fast and then strict.
     given: [ByInput; 5],
     /// By rule; first for rows that are read twice, then for rows held in registers.
@@ -28,89 +25,31 @@ pub(crate) struct BlockKernels {
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
     amax_hadamard: ByInput,
-    mxfp8: ByInput,
-    mxfp8_tile: ByInput,
-    dequantize_nvfp4: ByInput,
-    dequantize_mxfp8: ByInput,
+    dequantize: ByInput,
 }
 
-impl BlockKernels {
-    /// From the modules of `nvfp4.cu`, `nvfp4_tile.cu` and `mxfp8.cu`.
-    pub(super) fn load(
-        [rows, tiles, mx]: [&Arc<CudaModule>; 3],
-        by_input: impl Fn(&Arc<CudaModule>, &str) -> Result<ByInput>,
-    ) -> Result<Self> {
-        let rule = |name: &str| -> Result<[ByInput; 2]> {
+impl Nvfp4Kernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let by_input = |name: &str| modules.by_input(name);
+        let row = |rule: &str| -> Result<[ByInput; 2]> {
             Ok([
-                by_input(rows, &format!("quantize_nvfp4_row_{name}_long"))?,
-                by_input(rows, &format!("quantize_nvfp4_row_{name}_held"))?,
+                by_input(&format!("quantize_nvfp4_row_{rule}_long"))?,
+                by_input(&format!("quantize_nvfp4_row_{rule}_held"))?,
             ])
         };
         Ok(Self {
             given: [
-                by_input(rows, "quantize_nvfp4_plain")?,
-                by_input(rows, "quantize_nvfp4_mae")?,
-                by_input(rows, "quantize_nvfp4_mse")?,
-                by_input(rows, "quantize_nvfp4_strict_mae")?,
-                by_input(rows, "quantize_nvfp4_strict_mse")?,
+                by_input("quantize_nvfp4_plain")?,
+                by_input("quantize_nvfp4_mae")?,
+                by_input("quantize_nvfp4_mse")?,
+                by_input("quantize_nvfp4_strict_mae")?,
+                by_input("quantize_nvfp4_strict_mse")?,
             ],
-            row: [rule("plain")?, rule("mae")?, rule("mse")?, rule("strict_mae")?, rule("strict_mse")?],
-            tile: [by_input(tiles, "quantize_nvfp4_tile_plain")?, by_input(tiles, "quantize_nvfp4_tile_any")?],
-            amax_hadamard: by_input(tiles, "amax_hadamard")?,
-            mxfp8: by_input(mx, "quantize_mxfp8")?,
-            mxfp8_tile: by_input(mx, "quantize_mxfp8_tile")?,
-            dequantize_nvfp4: by_input(rows, "dequantize_nvfp4")?,
-            dequantize_mxfp8: by_input(mx, "dequantize_mxfp8")?,
+            row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
+            tile: [by_input("quantize_nvfp4_tile_plain")?, by_input("quantize_nvfp4_tile_any")?],
+            amax_hadamard: by_input("amax_hadamard")?,
+            dequantize: by_input("dequantize_nvfp4")?,
         })
-    }
-}
-
-/// A block-scaled matrix on the device.
-pub(crate) struct BlockCodes<'a> {
-    pub(crate) scheme: Scheme,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) codes: &'a Span<'a>,
-    pub(crate) block_scales: &'a Span<'a>,
-    /// The second level; `None` counts as 1.
-    pub(crate) scales: Option<&'a Span<'a>>,
-}
-
-/// What a block-scaled quantizer writes; `scales` is not touched for MXFP8.
-pub(crate) struct BlockOutput<'a> {
-    pub(crate) codes: &'a Span<'a>,
-    pub(crate) scales: &'a Span<'a>,
-    pub(crate) block_scales: &'a Span<'a>,
-}
-
-/// A second level on the device: one FP32, or with [`Given::RowAmax`] one for each row of the output.
-#[derive(Clone, Copy)]
-pub(crate) enum Given<'a> {
-    Amax(&'a Span<'a>),
-    Encode(&'a Span<'a>),
-    Decode(&'a Span<'a>),
-    RowAmax(&'a Span<'a>),
-}
-
-impl<'a> Given<'a> {
-    /// As `kernels/cast/nvfp4.cuh` numbers it.
-    fn kind(self) -> u32 {
-        match self {
-            Self::Amax(_) | Self::RowAmax(_) => 0,
-            Self::Encode(_) => 1,
-            Self::Decode(_) => 2,
-        }
-    }
-
-    fn span(self) -> &'a Span<'a> {
-        match self {
-            Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::RowAmax(span) => span,
-        }
-    }
-
-    fn check(self, rows: usize) -> Result<()> {
-        let count = if matches!(self, Self::RowAmax(_)) { rows } else { 1 };
-        check_floats("second-level scale", self.span(), count)
     }
 }
 
@@ -196,77 +135,6 @@ struct Nvfp4Out {
     scales_t: u64,
 }
 
-/// Mirror of `MxRule` in `kernels/cast/mxfp8.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MxRule {
-    rounding: u32,
-    format: u32,
-    inverse_max: f32,
-    largest: i32,
-    half_step: u32,
-}
-
-impl MxRule {
-    fn new(rounding: MxRounding, format: Fp8Format) -> Self {
-        let (largest, mantissa_bits) = match format {
-            Fp8Format::E4M3 => (8, 3),
-            Fp8Format::E5M2 => (15, 2),
-        };
-        Self {
-            rounding: match rounding {
-                MxRounding::Up => 0,
-                MxRounding::Floor => 1,
-                MxRounding::Ceil => 2,
-                MxRounding::Even => 3,
-                MxRounding::Rceil => 4,
-            },
-            format: format_code(format),
-            inverse_max: 1.0 / format.max(),
-            largest,
-            half_step: 1 << (22 - mantissa_bits),
-        }
-    }
-}
-
-/// Mirror of `MxOut` in `kernels/cast/mxfp8.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MxOut {
-    codes: u64,
-    block_scales: u64,
-    codes_t: u64,
-    block_scales_t: u64,
-}
-
-/// Codes are stored eight bytes at a time, block scales up to sixteen.
-fn check_output(out: &BlockOutput<'_>, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    check_bytes("codes", out.codes, scheme.code_bytes(rows, cols))?;
-    check_aligned("codes", out.codes, 8)?;
-    check_bytes("block scales", out.block_scales, scheme.block_scale_len(rows, cols))?;
-    check_aligned("block scales", out.block_scales, 16)?;
-    check_bytes("scales", out.scales, scheme.scale_len(rows, cols) * 4)?;
-    check_aligned("scales", out.scales, 4)
-}
-
-fn check_transposable(x: &Input<'_>) -> Result<()> {
-    if x.rows.is_multiple_of(16) {
-        return Ok(());
-    }
-    Err(Error::shape(
-        "input of a transposing cast",
-        format!("{} rows", x.rows),
-        "must be a multiple of 16 (they become the columns of the transpose)",
-        "pad the rows with zeros",
-    ))
-}
-
-/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8`.
-fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
-    let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(128).max(1);
-    (units.div_ceil(8).max(1), 1)
-}
-
 /// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4.cu`) in this many steps: x covers the columns, y
 /// is 16 times the number of tiles at work at once.
 fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
@@ -287,7 +155,6 @@ impl Kernels {
         out: &BlockOutput<'_>,
         place: usize,
     ) -> Result<()> {
-        let (rows, cols) = (x.rows as u32, x.cols as u32);
         let Some((given, backwards)) = given else {
             // Two blocks of 16 in each thread (`row_threads` of the kernel). Groups of four rows are blocks of their own, which
             // the GPU deals out as multiprocessors come free; single rows are as many as registers allow at once.
@@ -299,15 +166,11 @@ impl Kernels {
             let padded = x.rows.next_multiple_of(128);
             let together = if held && padded / 4 >= 4 * self.sm_count { 4u32 } else { 1 };
             let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
-            return enqueue!(
+            return enqueue_cast!(
                 stream,
-                by_input(&self.block.row[place][usize::from(held)], x.dtype, x.aligned())?,
-                (rows_at_once, 1),
-                threads as u32,
-                x.x.address,
-                x.row_stride as u64,
-                rows,
-                cols,
+                self.nvfp4(stream)?.row[place][usize::from(held)],
+                x,
+                Blocks::new((rows_at_once, 1), threads as u32),
                 rule,
                 together,
                 out.codes.address,
@@ -319,15 +182,11 @@ impl Kernels {
         let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
         let (columns, lines) = walk_grid(x.rows, x.cols, 1);
         let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.block.given[place], x.dtype, x.aligned())?,
-            walk_grid(x.rows, x.cols, steps),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            rows,
-            cols,
+            self.nvfp4(stream)?.given[place],
+            x,
+            Blocks::new(walk_grid(x.rows, x.cols, steps), THREADS),
             rule,
             given.span().address,
             u32::from(backwards),
@@ -353,8 +212,8 @@ impl Kernels {
         transposed: Option<&BlockOutput<'_>>,
     ) -> Result<()> {
         x.check()?;
-        out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
+        out.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.cols, x.rows))?;
         given[0].map_or(Ok(()), |g| g.check(x.rows))?;
         given[1].map_or(Ok(()), |g| g.check(x.cols))?;
         let kind = given[0].or(given[1]).map_or(0, Given::kind);
@@ -383,15 +242,11 @@ impl Kernels {
         let target = Nvfp4Out { codes, block_scales, scales, codes_t, block_scales_t, scales_t };
         // Two tiles of 64 rows cover one of 128 x 4 scales, padding included. An empty matrix still has a second level.
         let tiles = (x.rows.next_multiple_of(128) / TILE[0] * x.cols.div_ceil(TILE[1])).max(1);
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.block.tile[usize::from(!rule.is_plain())], x.dtype, x.aligned())?,
-            (tiles, 1),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            self.nvfp4(stream)?.tile[usize::from(!rule.is_plain())],
+            x,
+            Blocks::new((tiles, 1), THREADS),
             rule,
             given,
             target,
@@ -417,63 +272,13 @@ impl Kernels {
         if col.is_some() {
             check_transposable(x)?;
         }
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.block.amax_hadamard, x.dtype, x.aligned())?,
-            (x.rows.div_ceil(TILE[0]) * x.cols.div_ceil(TILE[1]), 1),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            self.nvfp4(stream)?.amax_hadamard,
+            x,
+            Blocks::new((x.rows.div_ceil(TILE[0]) * x.cols.div_ceil(TILE[1]), 1), THREADS),
             address(row),
             address(col),
-        )
-    }
-
-    /// Quantizes X, and its transpose where wanted, as MXFP8.
-    pub(crate) fn quantize_mxfp8(
-        &self,
-        stream: &LaunchStream,
-        x: &Input<'_>,
-        (rounding, format): (MxRounding, Fp8Format),
-        out: Option<&BlockOutput<'_>>,
-        transposed: Option<&BlockOutput<'_>>,
-    ) -> Result<()> {
-        x.check()?;
-        let scheme = Scheme::Mxfp8(format);
-        out.map_or(Ok(()), |o| check_output(o, scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, scheme, x.cols, x.rows))?;
-        let rule = MxRule::new(rounding, format);
-        if let (Some(out), None) = (out, transposed) {
-            return enqueue!(
-                stream,
-                by_input(&self.block.mxfp8, x.dtype, x.aligned())?,
-                warp_grid(x.rows, x.cols),
-                THREADS,
-                x.x.address,
-                x.row_stride as u64,
-                x.rows as u32,
-                x.cols as u32,
-                rule,
-                out.codes.address,
-                out.block_scales.address,
-            );
-        }
-        check_transposable(x)?;
-        let place = |o: Option<&BlockOutput<'_>>| [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales))];
-        let ([codes, block_scales], [codes_t, block_scales_t]) = (place(out), place(transposed));
-        enqueue!(
-            stream,
-            by_input(&self.block.mxfp8_tile, x.dtype, x.aligned())?,
-            (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
-            rule,
-            MxOut { codes, block_scales, codes_t, block_scales_t },
         )
     }
 
@@ -486,57 +291,41 @@ impl Kernels {
         y_stride: usize,
         dtype: DType,
     ) -> Result<()> {
+        q.check(y, y_stride, dtype)?;
         let &BlockCodes { scheme, rows, cols, codes, block_scales, scales } = q;
-        check_bytes("codes", codes, scheme.code_bytes(rows, cols))?;
-        check_aligned("codes", codes, 8)?;
-        check_bytes("block scales", block_scales, scheme.block_scale_len(rows, cols))?;
-        check_aligned("block scales", block_scales, 16)?;
-        check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
-        check_aligned("output", y, dtype.bytes() as u64)?;
-        if !cols.is_multiple_of(16) || rows > u32::MAX as usize || cols > i32::MAX as usize {
-            return Err(Error::shape(
-                "quantized matrix",
-                format!("{rows} x {cols}"),
-                "must have a multiple of 16 columns and fewer than 2^31 of each",
-                "pad the columns with zeros",
-            ));
-        }
         if rows == 0 || cols == 0 {
             return Ok(());
         }
         let aligned = is_aligned(y.address, rows, y_stride, dtype);
-        let (rows32, cols32, stride) = (rows as u32, cols as u32, y_stride as u64);
         // Eight rows by eight columns a thread; sixteen blocks along y are a tile of 128 rows.
         let grid = (cols.div_ceil(THREADS as usize * 8), 16 * rows.div_ceil(128).min(GRID_Y / 16));
+        let blocks = Blocks::new(grid, THREADS);
         if let Scheme::Mxfp8(format) = scheme {
             return enqueue!(
                 stream,
-                by_input(&self.block.dequantize_mxfp8, dtype, aligned)?,
-                grid,
-                THREADS,
+                self.mxfp8(stream)?.dequantize.of(dtype, aligned)?,
+                blocks,
                 codes.address,
                 block_scales.address,
-                rows32,
-                cols32,
+                rows as u32,
+                cols as u32,
                 format_code(format),
                 y.address,
-                stride,
+                y_stride as u64,
             );
         }
-        scales.map_or(Ok(()), |s| check_floats("scales", s, scheme.scale_len(rows, cols)))?;
         enqueue!(
             stream,
-            by_input(&self.block.dequantize_nvfp4, dtype, aligned)?,
-            grid,
-            THREADS,
+            self.nvfp4(stream)?.dequantize.of(dtype, aligned)?,
+            blocks,
             codes.address,
             block_scales.address,
             address(scales),
             u32::from(scheme == Scheme::Nvfp4Row),
-            rows32,
-            cols32,
+            rows as u32,
+            cols as u32,
             y.address,
-            stride,
+            y_stride as u64,
         )
     }
 }

@@ -275,13 +275,15 @@ pub struct Parts<T> {
 }
 
 impl QuantMatrix {
-    /// A matrix of zero codes and zero scales. Allocates on the handle's stream.
+    /// A matrix of zero codes and zero scales. Allocates on the handle's stream, and loads the kernels that cast to and from the
+    /// scheme, so that a capture finds them there.
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture; [`Error::Kernel`].
     pub fn zeros(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> Result<Self> {
         handle.refuse_capture("allocating a QuantMatrix")?;
         Self::check_size(scheme, rows, cols)?;
+        handle.kernels().load_casts(handle.launch_stream(), scheme)?;
         // The driver has no allocation of zero bytes, hence the floor of one element.
         let codes = handle.stream().alloc_zeros(scheme.code_bytes(rows, cols).max(1));
         let scales = handle.stream().alloc_zeros(scheme.scale_len(rows, cols).max(1));
