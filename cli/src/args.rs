@@ -9,47 +9,65 @@ use scaled_gemm::{
     ErrorMetric, Fp8Format, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
 };
 
+use crate::file_tensor::{self, FileTensor};
 use crate::shapes::{ShapeList, parse_shapes};
 
-/// FP8, MXFP8 and NVFP4 block-scaled matrix products: quantize, multiply, verify, benchmark.
+/// Scaled FP8, MXFP8 and NVFP4 matrix products: quantize, multiply, verify, benchmark.
 ///
-/// D = A B^T of quantized matrices: A is m x k, B is n x k, D is m x n. Without a command: a short bench.
+/// D = A B^T: A is m x k, quantized or plain, B is n x k, quantized, D is m x n. Without a command: a bench of one layer, a few
+/// seconds.
+///
+/// Results go to standard output, the rest to standard error. Files appear whole or not at all.
+/// Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input (one line on standard error says what).
 #[derive(Debug, Parser)]
 #[command(name = "scaled-gemm", version)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t, global = true)]
+    /// Where to run: auto (the first GPU if one answers, else the CPU; says which), cpu, cuda, or cuda:N for the GPU at place
+    /// N of the driver's list, from 0.
+    #[arg(long, value_parser = parse_device, default_value = "auto", global = true)]
     pub device: DeviceChoice,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// GPU, driver, libraries, and which schemes run here and how.
+    /// The device, its libraries, and which pairs of schemes run there and how.
     Info(InfoArgs),
-    /// Every scheme and recipe against the reference: codes equal, GEMM error within its bound, SQNR.
+    /// Every scheme and recipe on the device against the CPU reference: codes and scales equal, products within their bound,
+    /// noise as low as the format's.
     Verify(VerifyArgs),
-    /// Time against BF16 (on the CPU: F32) on the same shapes, quantization included and excluded.
+    /// Time of quantized products against plain ones (BF16 on a GPU, F32 on the CPU), without and with the quantization of A.
     Bench(BenchArgs),
-    /// Quantize the 2-D weights of a safetensors file.
+    /// Quantize the BF16, F16 and F32 matrices of a safetensors file; the rest is copied.
     Quantize(QuantizeArgs),
-    /// Turn the quantized matrices of a safetensors file back into plain ones.
+    /// Turn the quantized matrices of a safetensors file back into plain ones; the rest is copied.
     Dequantize(DequantizeArgs),
-    /// D = A B^T (+ bias) of quantized matrices in files; A may be plain.
+    /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),
-    /// Time every formulation and algorithm for these shapes and keep the best (GPU only).
+    /// Time the formulations and cuBLASLt's algorithms for these shapes and write down the fastest (GPU only).
     Tune(TuneArgs),
 }
 
 /// Where to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The GPU if one answers, else the CPU; says which.
-    #[default]
+    /// The first GPU if one answers, else the CPU.
     Auto,
     Cpu,
-    Cuda,
+    /// The GPU at this place of the driver's list.
+    Cuda(usize),
+}
+
+fn parse_device(text: &str) -> Result<DeviceChoice, String> {
+    let ordinal = text.strip_prefix("cuda:").map(str::parse);
+    match (text, ordinal) {
+        ("auto", _) => Ok(DeviceChoice::Auto),
+        ("cpu", _) => Ok(DeviceChoice::Cpu),
+        ("cuda", _) => Ok(DeviceChoice::Cuda(0)),
+        (_, Some(Ok(ordinal))) => Ok(DeviceChoice::Cuda(ordinal)),
+        _ => Err("known are auto, cpu, cuda and cuda:N".into()),
+    }
 }
 
 /// How precisely the GPU keeps sums of products without 128-blocks. The CPU always keeps FP32.
@@ -64,6 +82,9 @@ pub enum AccumulationChoice {
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
+    /// List every pair with the formulations that it does not run by, and why.
+    #[arg(long)]
+    pub reasons: bool,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -151,7 +172,10 @@ pub struct QuantizeArgs {
     /// Quantize only the tensors whose name matches this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
-    /// Quantize weights that hold NaN or infinities all the same.
+    /// Quantize matrices that hold NaN or infinities all the same. Neither counts in the scales: NaN stays NaN in fp8 and
+    /// mxfp8 and becomes 6 times its scales in nvfp4, which has no NaN. Infinities become the largest code where the rule has a
+    /// scale for them (fp8 with --preset transformer-engine, whose scale is then 1; mxfp8 with --mx-rounding up, whose scale is
+    /// then 2^127); under the other rules their scale would be infinite or NaN, and they are refused.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
@@ -184,6 +208,7 @@ impl QuantizeArgs {
             },
         });
         recipe.check()?;
+        crate::recipes::check_published(recipe)?;
         Ok(recipe)
     }
 
@@ -227,10 +252,10 @@ pub struct DequantizeArgs {
 #[derive(Debug, Args)]
 pub struct GemmArgs {
     /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 (bf16 where it is mxfp8).
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub a: FileTensor,
     /// B, n x k: FILE:TENSOR.
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub b: FileTensor,
     /// Where nvfp4 bytes of both files hold the even column: low-first (in the low half, default) or high-first.
     #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
@@ -242,7 +267,7 @@ pub struct GemmArgs {
     #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
     pub b_nibble_order: Option<NibbleOrder>,
     /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub bias: Option<FileTensor>,
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, value_parser = parse_activation, default_value = "none")]
@@ -287,22 +312,6 @@ pub struct TuneArgs {
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
-}
-
-/// A tensor in a file, written `FILE:TENSOR`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileTensor {
-    pub file: PathBuf,
-    pub tensor: String,
-}
-
-fn parse_file_tensor(text: &str) -> Result<FileTensor, String> {
-    match text.rsplit_once(':') {
-        Some((file, tensor)) if !file.is_empty() && !tensor.is_empty() => {
-            Ok(FileTensor { file: file.into(), tensor: tensor.into() })
-        }
-        _ => Err("write FILE:TENSOR, e.g. model.safetensors:layer.weight".into()),
-    }
 }
 
 /// Scheme names without the code format, each once, in the order of the table.

@@ -1,16 +1,19 @@
 //! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
-//! basis are transformed back.
+//! basis are transformed back. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
+//! would turn into infinities.
 
 use std::collections::HashMap;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout};
-use scaled_gemm::{Basis, DType};
+use ndarray::ArrayView2;
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
+use scaled_gemm::{Basis, DType, HostQuantMatrix};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
-use crate::data::{to_bytes, undo_hadamard};
+use crate::data::{round_to, to_bytes, undo_hadamard};
 use crate::device;
-use crate::output::{Failure, Form, Outcome, byte_bar, table};
+use crate::files;
+use crate::output::{Failure, Form, Outcome, byte_bar, count, table};
 
 pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut input = Checkpoint::open(&args.input)?;
@@ -20,7 +23,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let names = input.quantized();
     if names.is_empty() {
         return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (2-D, F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
+            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
             args.input.display()
         )));
     }
@@ -51,13 +54,13 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             None => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
+    let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
-    let mut writer = layout.create(&args.output, &[&input])?;
-    let bar = byte_bar(input.tensors().iter().map(|t| t.bytes()).sum());
+    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(|t| t.bytes()).sum());
     let mut table_rows = Vec::new();
     let mut done = Vec::new();
     for tensor in input.tensors() {
-        bar.set_message(tensor.name.clone());
+        bar.set_message(printable(&tensor.name));
         match parts.get(&tensor.name) {
             Some(Some(name)) => {
                 let matrix = input.quant_matrix(name)?;
@@ -66,7 +69,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
                 let mut values = device.dequantize(&matrix, if transformed { DType::F32 } else { args.dtype })?;
                 if transformed {
                     undo_hadamard(&mut values);
+                    values.mapv_inplace(|v| round_to(v, args.dtype));
                 }
+                refuse_overflow(name, &matrix, values.view(), args)?;
                 writer.write(name, &to_bytes(&values, args.dtype))?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 let (scheme, shape) = (matrix.scheme().to_string(), format!("{rows} x {cols}"));
@@ -74,7 +79,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
                 done.push(json!({
                     "tensor": name, "scheme": scheme, "shape": [rows, cols], "inverse_hadamard": transformed,
                 }));
-                table_rows.push(vec![name.to_string(), scheme, transform.to_string(), shape]);
+                table_rows.push([name.to_string(), scheme, transform.to_string(), shape]);
             }
             Some(None) => {}
             None => writer.write(&tensor.name, &input.bytes(&tensor.name)?)?,
@@ -84,9 +89,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     writer.finish()?;
     bar.finish_and_clear();
     let text = format!(
-        "{}\n{} matrices to {} in {}\n",
-        table(&["tensor", "scheme", "transform", "shape"], 3, &table_rows),
-        table_rows.len(),
+        "{}\n{} to {} in {}\n",
+        table(["tensor", "scheme", "transform", "shape"], 3, &table_rows),
+        count(table_rows.len(), "matrix", "matrices"),
         args.dtype,
         args.output.display()
     );
@@ -94,7 +99,40 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
         "dequantized": Value::from(done),
     });
-    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+}
+
+/// Refuses infinities that the codes do not hold: a finite code times its scales left the range of the type.
+fn refuse_overflow(
+    name: &str,
+    matrix: &HostQuantMatrix,
+    values: ArrayView2<'_, f32>,
+    args: &DequantizeArgs,
+) -> Result<(), Failure> {
+    let mut codes = vec![0.0; matrix.cols()];
+    let (mut overflows, mut first) = (0, None);
+    for (row, values) in values.outer_iter().enumerate().filter(|(_, values)| values.iter().any(|v| v.is_infinite())) {
+        matrix.decode_row(row, &mut codes);
+        for (column, (value, code)) in values.iter().zip(&codes).enumerate() {
+            if value.is_infinite() && code.is_finite() {
+                overflows += 1;
+                first.get_or_insert((row, column));
+            }
+        }
+    }
+    let Some((row, column)) = first else { return Ok(()) };
+    let remedy = match args.dtype {
+        DType::F16 => "choose --dtype bf16 or f32",
+        DType::Bf16 => "choose --dtype f32",
+        _ => "its scales are too large for plain numbers; quantize it again",
+    };
+    Err(Failure::Use(format!(
+        "{}: tensor {}: {} beyond the range of {}, the first at row {row}, column {column}; {remedy}",
+        args.input.display(),
+        printable(name),
+        count(overflows, "value is", "values are"),
+        args.dtype
+    )))
 }
 
 /// The name of a wide type in files.
