@@ -56,11 +56,14 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, chart: &Chart) -> Result<(), 
         .margin(14)
         .x_label_area_size(36)
         .y_label_area_size(56)
-        .build_cartesian_2d((x.0..x.1).log_scale().with_key_points(ticks(chart, x)), (y.0..y.1).log_scale())?;
+        .build_cartesian_2d(
+            (x.0..x.1).log_scale().with_key_points(ticks(chart, x)),
+            (y.0..y.1).log_scale().with_key_points(decades(y.0, y.1)),
+        )?;
     axes.configure_mesh()
         .x_desc("m")
         .x_label_formatter(&|m| number(*m))
-        .y_label_formatter(&|value| number(*value))
+        .y_label_formatter(&|value| value.to_string())
         .light_line_style(WHITE.mix(0.0))
         .label_style(("sans-serif", 12))
         .draw()?;
@@ -105,6 +108,15 @@ fn ticks(chart: &Chart, (low, high): (f64, f64)) -> Vec<f64> {
     ticks
 }
 
+/// 1, 2 and 5 of every decade between the two, or 1 alone of many.
+fn decades(low: f64, high: f64) -> Vec<f64> {
+    let all = [1, 2, 5].map(|digit| (-30..30).map(move |power| format!("{digit}e{power}")));
+    let digits = if high / low > 1e4 { &all[..1] } else { &all[..] };
+    // Parsed, so that a label is no 0.00019999999999999998.
+    let values = digits.iter().cloned().flatten().filter_map(|text| text.parse::<f64>().ok());
+    values.filter(|value| (low..=high).contains(value)).collect()
+}
+
 /// The range of the values with room at both ends; any positive one if there are no values.
 fn range(chart: &Chart, pick: impl Fn(&(f64, f64)) -> f64) -> (f64, f64) {
     let values = || chart.series.iter().flat_map(|(_, points)| points).map(&pick).filter(|v| v.is_finite() && *v > 0.0);
@@ -147,6 +159,18 @@ mod tests {
         for i in 0..9 {
             assert!(text.contains(&format!("s{i}")), "series {i} has no name");
         }
+    }
+
+    #[test]
+    fn decades_are_marked_at_round_numbers() {
+        let sorted = |low, high| {
+            let mut marks = decades(low, high);
+            marks.sort_by(f64::total_cmp);
+            marks
+        };
+        assert_eq!(sorted(0.0003, 0.06), [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05]);
+        assert_eq!(sorted(0.9, 1e5), [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0]);
+        assert!(sorted(0.0003, 0.06).iter().all(|mark| mark.to_string().len() < 8));
     }
 
     #[test]
