@@ -121,7 +121,7 @@ pub struct BenchArgs {
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Print JSON, or write it to this file and print the tables.
+    /// Print JSON; or with a name, write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
     /// Draw time and TFLOP/s over m as SVG.
@@ -172,10 +172,11 @@ pub struct QuantizeArgs {
     /// Quantize only the tensors whose name matches this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
-    /// Quantize matrices that hold NaN or infinities all the same. Neither counts in the scales: NaN stays NaN in fp8 and
-    /// mxfp8 and becomes 6 times its scales in nvfp4, which has no NaN. Infinities become the largest code where the rule has a
-    /// scale for them (fp8 with --preset transformer-engine, whose scale is then 1; mxfp8 with --mx-rounding up, whose scale is
-    /// then 2^127); under the other rules their scale would be infinite or NaN, and they are refused.
+    /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
+    /// mxfp8, and becomes 6 times its scales in nvfp4, which has no NaN (with --hadamard the 16 columns it is mixed with too).
+    /// Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
+    /// gets scale 1), mxfp8 with --mx-rounding up (scale 2^127). Under the other rules the scale of their group would be
+    /// infinite or NaN, and they are refused.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
@@ -238,7 +239,7 @@ pub struct DequantizeArgs {
     /// Safetensors file to write.
     #[arg(short, long)]
     pub output: PathBuf,
-    /// Element type of the result: bf16, f16 or f32.
+    /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.

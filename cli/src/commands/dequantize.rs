@@ -4,14 +4,14 @@
 
 use std::collections::HashMap;
 
-use ndarray::ArrayView2;
+use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
 use scaled_gemm::{Basis, DType, HostQuantMatrix};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::data::{round_to, to_bytes, undo_hadamard};
-use crate::device;
+use crate::device::{self, Device};
 use crate::files;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, table};
 
@@ -57,7 +57,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(|t| t.bytes()).sum());
-    let mut table_rows = Vec::new();
+    let (mut table_rows, mut beyond) = (Vec::new(), String::new());
     let mut done = Vec::new();
     for tensor in input.tensors() {
         bar.set_message(printable(&tensor.name));
@@ -66,12 +66,15 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
                 let matrix = input.quant_matrix(name)?;
                 let transformed = matrix.basis() != Basis::Plain;
                 // The inverse transform is of FP32 values: nothing is rounded twice.
-                let mut values = device.dequantize(&matrix, if transformed { DType::F32 } else { args.dtype })?;
-                if transformed {
-                    undo_hadamard(&mut values);
-                    values.mapv_inplace(|v| round_to(v, args.dtype));
+                let values = match transformed || args.dtype == DType::F32 {
+                    true => exact(device.as_mut(), &matrix)?.mapv_into(|v| round_to(v, args.dtype)),
+                    false => device.dequantize(&matrix, args.dtype)?,
+                };
+                if values.iter().any(|v| v.is_infinite()) {
+                    let exact = exact(device.as_mut(), &matrix)?;
+                    refuse_overflow(name, values.view(), exact.view(), args)?;
+                    beyond += &beyond_fp32(name, &matrix, exact.view());
                 }
-                refuse_overflow(name, &matrix, values.view(), args)?;
                 writer.write(name, &to_bytes(&values, args.dtype))?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 let (scheme, shape) = (matrix.scheme().to_string(), format!("{rows} x {cols}"));
@@ -89,7 +92,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     writer.finish()?;
     bar.finish_and_clear();
     let text = format!(
-        "{}\n{} to {} in {}\n",
+        "{}\n{beyond}{} to {} in {}\n",
         table(["tensor", "scheme", "transform", "shape"], 3, &table_rows),
         count(table_rows.len(), "matrix", "matrices"),
         args.dtype,
@@ -102,37 +105,52 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }
 
-/// Refuses infinities that the codes do not hold: a finite code times its scales left the range of the type.
+/// The values in FP32, of the data where the rows are in a Hadamard basis.
+fn exact(device: &mut dyn Device, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
+    let mut values = device.dequantize(matrix, DType::F32)?;
+    if matrix.basis() != Basis::Plain {
+        undo_hadamard(&mut values);
+    }
+    Ok(values)
+}
+
+/// Refuses infinities that are none in FP32: the type asked for has too small a range.
 fn refuse_overflow(
     name: &str,
-    matrix: &HostQuantMatrix,
     values: ArrayView2<'_, f32>,
+    exact: ArrayView2<'_, f32>,
     args: &DequantizeArgs,
 ) -> Result<(), Failure> {
-    let mut codes = vec![0.0; matrix.cols()];
-    let (mut overflows, mut first) = (0, None);
-    for (row, values) in values.outer_iter().enumerate().filter(|(_, values)| values.iter().any(|v| v.is_infinite())) {
-        matrix.decode_row(row, &mut codes);
-        for (column, (value, code)) in values.iter().zip(&codes).enumerate() {
-            if value.is_infinite() && code.is_finite() {
-                overflows += 1;
-                first.get_or_insert((row, column));
-            }
-        }
-    }
-    let Some((row, column)) = first else { return Ok(()) };
-    let remedy = match args.dtype {
-        DType::F16 => "choose --dtype bf16 or f32",
-        DType::Bf16 => "choose --dtype f32",
-        _ => "its scales are too large for plain numbers; quantize it again",
-    };
+    let pairs = values.indexed_iter().zip(exact);
+    let mut lost = pairs.filter(|((_, value), exact)| value.is_infinite() && exact.is_finite());
+    let Some((((row, column), _), value)) = lost.next() else { return Ok(()) };
     Err(Failure::Use(format!(
-        "{}: tensor {}: {} beyond the range of {}, the first at row {row}, column {column}; {remedy}",
+        "{}: tensor {}: {} beyond the range of {}, the first {value} at row {row}, column {column}; choose --dtype {}",
         args.input.display(),
         printable(name),
-        count(overflows, "value is", "values are"),
-        args.dtype
+        count(1 + lost.count(), "value is", "values are"),
+        args.dtype,
+        if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
     )))
+}
+
+/// A line where finite codes and scales have a product beyond FP32 (what MXFP8 makes of an infinity): every plain type has an
+/// infinity in its place.
+fn beyond_fp32(name: &str, matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> String {
+    let mut codes = vec![0.0; matrix.cols()];
+    let mut beyond = 0;
+    for (row, values) in exact.outer_iter().enumerate() {
+        matrix.decode_row(row, &mut codes);
+        beyond += values.iter().zip(&codes).filter(|(value, code)| value.is_infinite() && code.is_finite()).count();
+    }
+    match beyond {
+        0 => String::new(),
+        _ => format!(
+            "{}: {} beyond FP32 and written as infinite\n",
+            printable(name),
+            count(beyond, "value is", "values are")
+        ),
+    }
 }
 
 /// The name of a wide type in files.
