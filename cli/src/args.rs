@@ -14,8 +14,7 @@ use crate::shapes::{ShapeList, parse_shapes};
 
 /// Scaled FP8, MXFP8 and NVFP4 matrix products: quantize, multiply, verify, benchmark.
 ///
-/// D = A B^T: A is m x k, quantized or plain, B is n x k, quantized, D is m x n. Without a command: a bench of one layer, a few
-/// seconds.
+/// D = A B^T: A is m x k, quantized or plain, B is n x k, quantized, D is m x n. Without a command: a short bench.
 ///
 /// Results go to standard output, the rest to standard error. Files appear whole or not at all.
 /// Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input (one line on standard error says what).
@@ -34,10 +33,9 @@ pub struct Cli {
 pub enum Command {
     /// The device, its libraries, and which pairs of schemes run there and how.
     Info(InfoArgs),
-    /// Every scheme and recipe on the device against the CPU reference: codes and scales equal, products within their bound,
-    /// noise as low as the format's.
+    /// Every scheme and recipe on this device: codes and scales as defined, products within their bound, SQNR.
     Verify(VerifyArgs),
-    /// Time of quantized products against plain ones (BF16 on a GPU, F32 on the CPU), without and with the quantization of A.
+    /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
     /// Quantize the BF16, F16 and F32 matrices of a safetensors file; the rest is copied.
     Quantize(QuantizeArgs),
@@ -45,7 +43,7 @@ pub enum Command {
     Dequantize(DequantizeArgs),
     /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),
-    /// Time the formulations and cuBLASLt's algorithms for these shapes and write down the fastest (GPU only).
+    /// Time formulations and cuBLASLt's algorithms for these shapes and write down the fastest (GPU only).
     Tune(TuneArgs),
 }
 

@@ -1,6 +1,6 @@
 //! Where the program's results go: files that appear whole or not at all, whatever ends it; standard output that is full; names
 //! that come from files. Inputs that would never end.
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 
 mod common;
 
