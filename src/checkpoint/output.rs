@@ -91,6 +91,12 @@ impl OutputFile {
         self.file.as_file_mut().write_all(bytes).map_err(|source| self.io(source))
     }
 
+    /// Drops what was written.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        let file = self.file.as_file_mut();
+        file.set_len(0).and_then(|()| file.rewind()).map_err(|source| self.io(source))
+    }
+
     /// Writes bytes from this place on.
     pub(super) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let file = self.file.as_file_mut();

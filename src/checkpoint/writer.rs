@@ -59,7 +59,7 @@ impl FileLayout {
         self.create_in(OutputFile::create(path)?, sources)
     }
 
-    /// Starts the file, which appears under its name in [`CheckpointWriter::finish`].
+    /// Starts the file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
     ///
     /// # Errors
     /// [`Error::File`] for a name given twice, a size that overflows, or an output that is one of `sources`; [`Error::Io`].
@@ -88,6 +88,7 @@ impl FileLayout {
         let header = Header::new(self.tensors, self.metadata)
             .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
         let bytes = header.to_bytes();
+        output.clear()?;
         output.write(&bytes)?;
         Ok(CheckpointWriter {
             data_start: bytes.len() as u64,

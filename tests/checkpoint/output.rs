@@ -126,6 +126,13 @@ fn plain_text_is_written_whole_or_not_at_all() {
     let mut text = String::new();
     fs::File::open(&path).unwrap().read_to_string(&mut text).unwrap();
     assert_eq!((text.as_str(), folder.names().len()), ("new text", 1));
+    // A layout starts at the beginning.
+    let mut file = OutputFile::create(&path).unwrap();
+    file.write(&[7; 1000]).unwrap();
+    let mut writer = one_byte().create_in(file, &[]).unwrap();
+    writer.write("a", &[5]).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(read_one(&path), 5);
 }
 
 #[test]

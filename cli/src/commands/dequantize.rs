@@ -64,23 +64,19 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         match parts.get(&tensor.name) {
             Some(Some(name)) => {
                 let matrix = input.quant_matrix(name)?;
-                let transformed = matrix.basis() != Basis::Plain;
-                // The inverse transform is of FP32 values: nothing is rounded twice.
-                let values = match transformed || args.dtype == DType::F32 {
-                    true => exact(device.as_mut(), &matrix)?.mapv_into(|v| round_to(v, args.dtype)),
-                    false => device.dequantize(&matrix, args.dtype)?,
-                };
-                if values.iter().any(|v| v.is_infinite()) {
-                    let exact = exact(device.as_mut(), &matrix)?;
-                    refuse_overflow(name, values.view(), exact.view(), args)?;
-                    beyond += &beyond_fp32(name, &matrix, exact.view());
+                let (values, infinite) = plain(device.as_mut(), name, &matrix, args)?;
+                if infinite > 0 {
+                    let many = count(infinite, "value is", "values are");
+                    beyond += &format!("{}: {many} beyond FP32 and written as infinite\n", printable(name));
                 }
                 writer.write(name, &to_bytes(&values, args.dtype))?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 let (scheme, shape) = (matrix.scheme().to_string(), format!("{rows} x {cols}"));
+                let transformed = matrix.basis() != Basis::Plain;
                 let transform = if transformed { "inverse of hadamard16" } else { "" };
                 done.push(json!({
                     "tensor": name, "scheme": scheme, "shape": [rows, cols], "inverse_hadamard": transformed,
+                    "beyond_fp32": infinite,
                 }));
                 table_rows.push([name.to_string(), scheme, transform.to_string(), shape]);
             }
@@ -103,6 +99,27 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done),
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+}
+
+/// The values of the data in the type asked for, and how many of them are beyond FP32.
+fn plain(
+    device: &mut dyn Device,
+    name: &str,
+    matrix: &HostQuantMatrix,
+    args: &DequantizeArgs,
+) -> Result<(Array2<f32>, usize), Failure> {
+    // The inverse transform is of FP32 values: nothing is rounded twice.
+    let values = match matrix.basis() == Basis::Plain {
+        true => device.dequantize(matrix, args.dtype)?,
+        false => exact(device, matrix)?.mapv_into(|v| round_to(v, args.dtype)),
+    };
+    if !values.iter().any(|v| v.is_infinite()) {
+        return Ok((values, 0));
+    }
+    let exact = exact(device, matrix)?;
+    refuse_overflow(name, values.view(), exact.view(), args)?;
+    let beyond = beyond_fp32(matrix, exact.view());
+    Ok((values, beyond))
 }
 
 /// The values in FP32, of the data where the rows are in a Hadamard basis.
@@ -134,23 +151,15 @@ fn refuse_overflow(
     )))
 }
 
-/// A line where finite codes and scales have a product beyond FP32 (what MXFP8 makes of an infinity): every plain type has an
-/// infinity in its place.
-fn beyond_fp32(name: &str, matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> String {
+/// How many finite codes have a value beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
+fn beyond_fp32(matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> usize {
     let mut codes = vec![0.0; matrix.cols()];
     let mut beyond = 0;
     for (row, values) in exact.outer_iter().enumerate() {
         matrix.decode_row(row, &mut codes);
         beyond += values.iter().zip(&codes).filter(|(value, code)| value.is_infinite() && code.is_finite()).count();
     }
-    match beyond {
-        0 => String::new(),
-        _ => format!(
-            "{}: {} beyond FP32 and written as infinite\n",
-            printable(name),
-            count(beyond, "value is", "values are")
-        ),
-    }
+    beyond
 }
 
 /// The name of a wide type in files.
