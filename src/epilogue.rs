@@ -6,7 +6,7 @@
 //! v = acc                                the FP32 sum, block scales and alpha applied
 //! v = fl(v * row_scale[i])               where A is scaled by rows and the GEMM did not do it
 //! v = fl(v * col_scale[j])               where B is scaled by rows and the GEMM did not do it
-//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add
+//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add; with beta = 0 C is not read
 //! v = fl(v + bias[j])
 //! v = activation(v)
 //! v = fl(v + residual[i, j])

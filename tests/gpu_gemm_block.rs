@@ -467,7 +467,7 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
     refused(error, &["A: address 0x", "16-byte aligned"]);
 
     // Bases must agree; a plain A is in the basis of the data.
-    let transformed = |rows| zeros(NV, rows, k).with_basis(Basis::Hadamard16);
+    let transformed = |rows| zeros(NV, rows, k).assume_basis(Basis::Hadamard16);
     let (plain_a, hadamard_a, hadamard_b) = (zeros(NV, m, k), transformed(m), transformed(n));
     let call = |a: &QuantMatrix, b: &QuantMatrix, buffer: &mut _| {
         handle.scaled_gemm(GemmArgs::new(a, b, MatMut::new(buffer, DType::Bf16, m, n).unwrap()))

@@ -218,11 +218,11 @@ fn dequantize_every_scheme_and_type() {
             let x = spread(&mut rng, rows, cols, DType::F32);
             let q = reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap();
             // Every code at least once, NaN and the infinities of E5M2 included.
-            let (mut codes, scales) = q.clone().into_parts();
-            for (i, code) in codes.iter_mut().take(rows * cols).enumerate().filter(|(i, _)| i % 3 == 0) {
+            let mut parts = q.into_parts();
+            for (i, code) in parts.codes.iter_mut().take(rows * cols).enumerate().filter(|(i, _)| i % 3 == 0) {
                 *code = (i / 3) as u8;
             }
-            let q = scaled_gemm::HostQuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap();
+            let q = scaled_gemm::HostQuantMatrix::from_parts(scheme, rows, cols, parts).unwrap();
             check_dequantize(&handle, &q);
         }
     }

@@ -133,6 +133,23 @@ fn every_pair_output_and_epilogue_is_within_the_bound() {
     }
 }
 
+/// As on the GPU: C is memory that nobody may have written yet.
+#[test]
+fn beta_zero_does_not_read_c() {
+    let (a, b) = (operand(4, 128, 1, Scheme::Fp8Row(E4M3)), operand(16, 128, 2, Scheme::Fp8Row(E4M3)));
+    let plain = GemmInputs::new(&a, &b, DType::F32);
+    let want = scaled_gemm(&plain).unwrap();
+    for poison in [f32::NAN, f32::INFINITY] {
+        let c = Array2::from_elem((4, 16), poison);
+        for beta in [0.0, -0.0] {
+            let inputs = GemmInputs { accumulate: Some((beta, c.view())), ..plain };
+            assert_eq!(check(&inputs, "beta = 0"), want);
+            let [with, without] = [&inputs, &plain].map(|i| gemm_bound(i, Accumulator::Fp32, Gelu::Ieee).unwrap());
+            assert_eq!((with.exact, with.tolerance), (without.exact, without.tolerance));
+        }
+    }
+}
+
 #[test]
 fn odd_shapes() {
     for (sa, sb) in pairs() {
@@ -495,11 +512,11 @@ fn refusals_name_operand_numbers_and_rule() {
     }
     let (na, nb) = (operand(4, 128, 1, Scheme::Nvfp4), operand(16, 128, 2, Scheme::Nvfp4));
     refuse(&GemmInputs::new(&na, &nb, DType::E4m3), &["D", "e4m3", "nvfp4 x nvfp4"]);
-    let turned = nb.clone().with_basis(Basis::Hadamard16);
+    let turned = nb.clone().assume_basis(Basis::Hadamard16);
     refuse(&GemmInputs::new(&na, &turned, DType::Bf16), &["basis", "Hadamard"]);
     let plain = HostOperand::Plain(values.view(), DType::Bf16);
     refuse(&GemmInputs::new(plain, &turned, DType::Bf16), &["basis", "Hadamard"]);
-    let both = na.clone().with_basis(Basis::Hadamard16);
+    let both = na.clone().assume_basis(Basis::Hadamard16);
     let turned = scaled_gemm(&GemmInputs::new(&both, &turned, DType::Bf16)).unwrap();
     assert_eq!(turned, scaled_gemm(&GemmInputs::new(&na, &nb, DType::Bf16)).unwrap());
     refuse(&GemmInputs::new(plain, &operand(16, 144, 2, Scheme::Nvfp4), DType::Bf16), &["B", "16 x 144", "k = 128"]);

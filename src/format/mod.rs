@@ -12,7 +12,7 @@ mod recipe;
 mod scheme;
 
 pub use dtype::DType;
-pub use host::HostQuantMatrix;
+pub use host::{HostParts, HostQuantMatrix};
 pub use mx::MxRounding;
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options,

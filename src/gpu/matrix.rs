@@ -7,7 +7,7 @@ use cudarc::driver::CudaSlice;
 
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{Basis, CodeFormat, DType, Extent, HostQuantMatrix, Scheme};
+use crate::format::{Basis, CodeFormat, DType, Extent, HostParts, HostQuantMatrix, Scheme};
 
 use super::handle::Handle;
 use super::memory::{DeviceBytes, DeviceBytesMut, Source, SourceMut, driver};
@@ -371,7 +371,7 @@ impl QuantMatrix {
     /// # Errors
     /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
     pub fn from_host(handle: &Handle, host: &HostQuantMatrix) -> Result<Self> {
-        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.with_basis(host.basis());
+        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.assume_basis(host.basis());
         if let Store::Owned(codes) = &mut matrix.codes {
             let copied = handle.stream().memcpy_htod(host.codes(), codes);
             copied.map_err(|e| driver("copying codes to the device", e))?;
@@ -402,12 +402,11 @@ impl QuantMatrix {
         let bytes = read(self.scales(), scheme.scale_len(rows, cols) * 4)?;
         let scales = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
         let block_scales = read(self.block_scales(), scheme.block_scale_len(rows, cols))?;
-        let host = HostQuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, block_scales)?;
-        Ok(host.with_basis(self.basis))
+        HostQuantMatrix::from_parts(scheme, rows, cols, HostParts { codes, scales, block_scales, basis: self.basis })
     }
 
     /// The same matrix, said to be in this basis. Nothing is transformed.
-    pub fn with_basis(self, basis: Basis) -> Self {
+    pub fn assume_basis(self, basis: Basis) -> Self {
         Self { basis, ..self }
     }
 

@@ -295,8 +295,8 @@ fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, err
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);
     };
-    if let Some((beta, c)) = &inputs.accumulate {
-        add(&mut v, f64::from(*beta) * f64::from(c[[i, j]]));
+    if let Some((beta, c)) = inputs.added() {
+        add(&mut v, f64::from(beta) * f64::from(c[[i, j]]));
     }
     if let Some((bias, _)) = inputs.bias {
         add(&mut v, f64::from(bias[j]));

@@ -65,7 +65,7 @@ pub struct GemmInputs<'a> {
     pub out: DType,
     /// Factor of the sum.
     pub alpha: f32,
-    /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only.
+    /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only. With `beta = 0` C is not read.
     pub accumulate: Option<(f32, View<'a>)>,
     /// One value for each column of D, and the type it was widened from.
     pub bias: Option<(&'a [f32], DType)>,
@@ -100,6 +100,11 @@ impl<'a> GemmInputs<'a> {
     pub fn epilogue(&self) -> Epilogue {
         let (bias, residual) = (self.bias.map(|b| b.1), self.residual.as_ref().map(|r| r.1));
         Epilogue { bias, activation: self.activation, residual }
+    }
+
+    /// `beta` and C where C is read: not with `beta = 0`.
+    pub(super) fn added(&self) -> Option<(f32, View<'a>)> {
+        self.accumulate.filter(|(beta, _)| *beta != 0.0)
     }
 
     /// Checks pair, bases, types and shapes; gives m, n, k.
@@ -305,7 +310,7 @@ fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayVie
             if per_row {
                 v = v * scales_a.get(i, 0) * scales_b.get(j, 0);
             }
-            if let Some((beta, c)) = &inputs.accumulate {
+            if let Some((beta, c)) = inputs.added() {
                 v += beta * c[[i, j]];
             }
             if let Some((bias, _)) = inputs.bias {

@@ -190,7 +190,7 @@ fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Re
         }
     });
     let scales: Vec<f32> = levels.iter().map(|level| level.scale).collect();
-    Ok(from_records(recipe, rows, cols, &records, &scales)?.with_basis(options.basis))
+    Ok(from_records(recipe, rows, cols, &records, &scales)?.assume_basis(options.basis))
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
