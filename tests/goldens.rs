@@ -258,12 +258,18 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         }
         _ if id.starts_with("sf_amax_") => {
             let amax = bits(&input["amax"]);
-            for preset in [Preset::DeepGemm, Preset::DeepSeek] {
+            for (preset, scale) in [
+                (Preset::DeepGemm, "sf_mul_recip"),
+                (Preset::DeepGemmCpu, "sf_true_div"),
+                (Preset::DeepSeek, "sf_true_div"),
+            ] {
                 let recipe = VECTOR.with_preset(preset);
                 let exact = recipe.group_scale(amax, DType::F32);
-                same(exact.scale, &expect["sf_true_div"]);
-                if preset == Preset::DeepGemm {
-                    assert_eq!(exact.encode, 1.0 / exact.scale);
+                same(exact.scale, &expect[scale]);
+                match preset {
+                    Preset::DeepGemm => same(exact.encode, &expect["inv_mul"]),
+                    Preset::DeepGemmCpu => assert_eq!(exact.encode, 1.0 / exact.scale),
+                    _ => {}
                 }
                 let byte = u32::from(hex(&expect["ue8m0"])[0]);
                 let rounded = recipe.power_of_two().group_scale(amax, DType::F32);

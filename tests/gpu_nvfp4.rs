@@ -24,6 +24,7 @@ fn others() -> Vec<Recipe> {
     vec![
         Recipe::new(Scheme::Nvfp4),
         Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo),
+        Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAoCpu),
         Recipe::new(Scheme::Nvfp4Row),
         nvfp4(Scheme::Nvfp4, Nvfp4Options { shape: BlockShape::Tile16x16, ..options }),
         nvfp4(Scheme::Nvfp4, hadamard),

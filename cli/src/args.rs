@@ -121,7 +121,8 @@ pub struct QuantizeArgs {
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
     #[arg(long, value_parser = parse_format)]
     pub format: Option<CodeFormat>,
-    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek or deepgemm.
+    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek, deepgemm (as on a
+    /// GPU) or deepgemm-cpu; nvfp4: torchao-cpu too.
     #[arg(long, value_parser = parse_preset)]
     pub preset: Option<Preset>,
     /// fp8: round scales to powers of two.

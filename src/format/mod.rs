@@ -16,7 +16,7 @@ pub use host::{HostParts, HostQuantMatrix};
 pub use mx::MxRounding;
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options,
-    SecondLevel,
+    SecondLevel, TorchDevice,
 };
 pub use operand::Operand;
 pub use recipe::{GroupScale, Preset, Recipe, ScaleRounding, TensorScale};

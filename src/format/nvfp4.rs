@@ -11,10 +11,14 @@
 //! 4over6         base = fl(fl(amax_b / 6) * encode);  s4 = E4M3(min(fl(base * 1.5), 448));  s6 = E4M3(min(base, 448))
 //!                each candidate is quantized; s4 is taken if its error is smaller, s6 otherwise (a tie, a NaN)
 //! codes          inv = min(fl(1 / fl(s * fl(1 / encode))), FLT_MAX);  code = E2M1(fl(x * inv))
-//! torchao        pts = fl(amax / 2688);  s = E4M3(clamp(fl(fl(amax_b / 6) / pts), 2^-6, 448));  inv = fl(fl(1 / pts) / s)
+//! torchao        pts = fl(amax * fl(1/2688));  s = E4M3(clamp(fl(fl(amax_b * fl(1/6)) / pts), 2^-6, 448))
+//!                stored scale = pts;  inv = fl(fl(1 / pts) / s)
+//! torchao-cpu    the same with fl(amax / 2688) and fl(amax_b / 6)
 //! ```
 //!
-//! These are TransformerEngine's rules and, last, torchao's. Mirrored by `kernels/nvfp4.cuh`, byte for byte.
+//! These are TransformerEngine's rules and, last, torchao's: of its PyTorch code on CUDA, where a tensor is divided by a number
+//! by multiplying with the number's rounded reciprocal, and on the CPU. Divisions by tensors (`pts`, `s`) are true ones on
+//! both. Mirrored by `kernels/nvfp4.cuh`, byte for byte.
 
 use super::codec;
 use super::scheme::Fp8Format;
@@ -221,14 +225,44 @@ impl SecondLevel {
         at_most_flt_max(1.0 / (codec::decode(Fp8Format::E4M3, s) * (1.0 / self.encode)))
     }
 
+    /// From what the caller brings, by torchao's rule: [`SecondLevel::new`], but a stored scale that is found from an amax is
+    /// divided as PyTorch does `on` that device.
+    pub fn torchao(given: GlobalScale, on: TorchDevice) -> Self {
+        let level = Self::new(given, E4m3Bound::Max448);
+        match given {
+            GlobalScale::Amax(amax) => Self { scale: on.divide(amax, 2688.0), ..level },
+            GlobalScale::Encode(_) | GlobalScale::Decode(_) => level,
+        }
+    }
+
     /// `s` and `inv` of a block by torchao's rule, `scale` being its per-tensor scale `pts`.
     ///
-    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Below an amax of
-    /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN, code 7, as they do there.
-    pub fn torchao(&self, block_amax: f32) -> (u8, f32) {
+    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Up to an amax of
+    /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN: code 7 here, whatever its bit arithmetic makes of a
+    /// NaN there.
+    pub fn torchao_block(&self, block_amax: f32, on: TorchDevice) -> (u8, f32) {
         let pts = if self.scale == 0.0 { 1.0 } else { self.scale };
-        let s = codec::encode_e4m3((block_amax / 6.0 / pts).clamp(0.015625, 448.0));
+        let s = codec::encode_e4m3((on.divide(block_amax, 6.0) / pts).clamp(0.015625, 448.0));
         (s, 1.0 / pts / codec::decode(Fp8Format::E4M3, s))
+    }
+}
+
+/// Where PyTorch ran the code whose bytes a rule reproduces: it divides a tensor by a Python number in two ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TorchDevice {
+    /// `fl(a * fl(1 / number))`.
+    Cuda,
+    /// `fl(a / number)`.
+    Cpu,
+}
+
+impl TorchDevice {
+    /// `a` divided by a number of the source text.
+    pub fn divide(self, a: f32, number: f32) -> f32 {
+        match self {
+            Self::Cuda => a * (1.0 / number),
+            Self::Cpu => a / number,
+        }
     }
 }
 

@@ -39,7 +39,14 @@ pub fn recipes() -> Vec<Recipe> {
     let plain = Nvfp4Options::default();
     let rounding = CodeRounding::Stochastic { seed: 0x1234_5678_9ABC, offset: 1 << 40 };
     let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..plain };
-    let mut all = vec![PLAIN, PLAIN.with_preset(Preset::TorchAo), ROW, options(tiles(plain)), options(hadamard)];
+    let mut all = vec![
+        PLAIN,
+        PLAIN.with_preset(Preset::TorchAo),
+        PLAIN.with_preset(Preset::TorchAoCpu),
+        ROW,
+        options(tiles(plain)),
+        options(hadamard),
+    ];
     all.extend([options(Nvfp4Options { rounding, ..plain }), options(Nvfp4Options { rounding, ..hadamard })]);
     for o in four_over_six() {
         all.extend([options(o), options(tiles(o)), ROW.with_nvfp4(o)]);
@@ -176,16 +183,22 @@ pub fn naive(x: &Array2<f32>, recipe: Recipe, given: Option<f32>) -> Bytes {
     let by_row = recipe.scheme == Scheme::Nvfp4Row;
     let largest = |row: usize| if by_row { amax(x.row(row)) } else { whole };
     let mut out = Bytes { codes: vec![0; rows * cols], blocks: vec![0; rows * blocks], scales: Vec::new() };
-    out.scales = (0..if by_row { rows } else { 1 }).map(|row| (largest(row) / (6.0 * e)).to_bits()).collect();
+    let stored = |row| match recipe.preset {
+        Preset::TorchAo => largest(row) * (1.0 / 2688.0),
+        _ => largest(row) / (6.0 * e),
+    };
+    out.scales = (0..if by_row { rows } else { 1 }).map(|row| stored(row).to_bits()).collect();
     let height = if o.shape == BlockShape::Tile16x16 { 16 } else { 1 };
     for top in (0..rows).step_by(height) {
         for b in 0..blocks {
             let tile = x.slice(s![top..(top + height).min(rows), b * 16..b * 16 + 16]);
             let lines: Vec<Vec<f32>> = tile.rows().into_iter().map(|r| r.to_vec()).collect();
             let (block_amax, factor) = (amax(tile), encode_factor(largest(top), e));
-            let s = if recipe.preset == Preset::TorchAo {
-                let scale = if whole == 0.0 { 1.0 } else { whole / 2688.0 };
-                encode_e4m3((block_amax / 6.0 / scale).clamp(1.0 / 64.0, 448.0))
+            let torchao = recipe.preset != Preset::TransformerEngine;
+            let pts = if whole == 0.0 { 1.0 } else { f32::from_bits(out.scales[0]) };
+            let s = if torchao {
+                let sixth = if recipe.preset == Preset::TorchAo { block_amax * (1.0 / 6.0) } else { block_amax / 6.0 };
+                encode_e4m3((sixth / pts).clamp(1.0 / 64.0, 448.0))
             } else if o.block_scale == BlockScaleRule::Plain {
                 encode_e4m3((block_amax * (factor * f32::from_bits(0x3E2A_AAAB))).min(f32::MAX))
             } else {
@@ -193,11 +206,7 @@ pub fn naive(x: &Array2<f32>, recipe: Recipe, given: Option<f32>) -> Bytes {
                 let [s4, s6] = [base * 1.5, base].map(|s| encode_e4m3(s.min(448.0)));
                 if error(&lines, s4, largest(top), &o) < error(&lines, s6, largest(top), &o) { s4 } else { s6 }
             };
-            let inv = match recipe.preset {
-                Preset::TorchAo if whole == 0.0 => 1.0 / decode(E4M3, s),
-                Preset::TorchAo => 1.0 / (whole / 2688.0) / decode(E4M3, s),
-                _ => multiplier(s, factor),
-            };
+            let inv = if torchao { 1.0 / pts / decode(E4M3, s) } else { multiplier(s, factor) };
             for (i, line) in lines.iter().enumerate() {
                 let row = top + i;
                 out.blocks[row * blocks + b] = s;
