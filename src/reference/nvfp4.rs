@@ -32,7 +32,7 @@ use super::hadamard::hadamard16;
 use super::parallel;
 use super::philox::philox4x32_10;
 use super::quantize::{amax, from_records, row};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale,
     HostQuantMatrix, Recipe, SecondLevel, codec,
@@ -158,14 +158,6 @@ fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Re
         BlockShape::Row1x16 => 1,
         BlockShape::Tile16x16 => SIDE,
     };
-    if lines == SIDE && options.block_scale != BlockScaleRule::Plain && !rows.is_multiple_of(SIDE) {
-        return Err(Error::shape(
-            "x",
-            format!("{rows} rows in 16x16 tiles with 4over6"),
-            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
-            "pad them with zeros, or use 1x16 blocks or plain block scales",
-        ));
-    }
     let levels = second_levels(x, recipe, given);
     let group_rows = recipe.scheme.spec().group_rows.size(rows);
     // Codes and block scales of a row side by side, so that one pass makes both.

@@ -10,7 +10,8 @@ use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme, TensorScale, codec, pair,
+    BlockScaleRule, BlockShape, DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
+    TensorScale, codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -66,14 +67,7 @@ pub fn quantize_with_scale(
     recipe: Recipe,
     scale: GlobalScale,
 ) -> Result<HostQuantMatrix> {
-    check(&x, source, recipe)?;
-    if recipe.scheme != Scheme::Nvfp4 {
-        return Err(Error::unsupported(
-            format!("a given second-level scale with {}", recipe.scheme),
-            "only nvfp4 has one such scale for the whole matrix",
-            "quantize as nvfp4, or leave the scale out",
-        ));
-    }
+    check_given(&x, source, recipe)?;
     nvfp4::quantize(&x, recipe, Some(scale))
 }
 
@@ -91,12 +85,34 @@ pub fn quantize_transposed_with_scale(
 }
 
 /// What every quantizer asks of its arguments.
-fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
     recipe.check()?;
     if !source.is_wide() {
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
+    let tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
+    if tiles && !x.nrows().is_multiple_of(16) {
+        return Err(Error::shape(
+            "x",
+            format!("{} rows in 16x16 tiles with 4over6", x.nrows()),
+            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
+            "pad them with zeros, or use 1x16 blocks or plain block scales",
+        ));
+    }
     pair::check_quantize_cols("x", x.ncols())
+}
+
+/// The same where a second level is given.
+pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+    check(x, source, recipe)?;
+    if recipe.scheme == Scheme::Nvfp4 {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("a given second-level scale with {}", recipe.scheme),
+        "only nvfp4 has one such scale for the whole matrix",
+        "quantize as nvfp4, or leave the scale out",
+    ))
 }
 
 /// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored).
