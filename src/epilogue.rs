@@ -50,25 +50,9 @@ impl Epilogue {
     }
 }
 
+named!(Activation, "activation", None => "none", Relu => "relu", Gelu => "gelu", Silu => "silu");
+
 impl Activation {
-    /// Every activation.
-    pub const ALL: [Self; 4] = [Self::None, Self::Relu, Self::Gelu, Self::Silu];
-
-    /// `none`, `relu`, `gelu`, `silu`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Relu => "relu",
-            Self::Gelu => "gelu",
-            Self::Silu => "silu",
-        }
-    }
-
-    /// The activation of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|a| a.name() == name)
-    }
-
     /// The activation of `v`, operation by operation as on the device.
     pub fn apply(self, v: f32) -> f32 {
         match self {

@@ -230,7 +230,7 @@ fn refusals_name_operand_numbers_and_rule() {
         words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     };
     refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4m3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
+    refused(handle.quantize(&x(DType::E4M3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Mxfp8(Fp8Format::E5M2), 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut wrong);
     refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);

@@ -311,7 +311,7 @@ fn golden_blocks() {
         }
         let mut options = Nvfp4Options::default();
         if id.starts_with("4o6_") {
-            let metric = ErrorMetric::from_name(input["err"].as_str().unwrap()).unwrap();
+            let metric = input["err"].as_str().unwrap().parse().unwrap();
             let math = if input["fast"].as_bool().unwrap() { ErrorMath::Fast } else { ErrorMath::Strict };
             options.block_scale = BlockScaleRule::FourOverSix { metric, math };
             options.bound = if input["e4m3_max"] == 256 { E4m3Bound::Max256 } else { E4m3Bound::Max448 };
@@ -554,7 +554,7 @@ fn refusals_name_operand_numbers_and_rule() {
         words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     };
     refused(handle.quantize(&x(DType::Bf16, 4, 24), plain).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4m3, 4, 32), plain).map(|_| ()), &["e4m3"]);
+    refused(handle.quantize(&x(DType::E4M3, 4, 32), plain).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Nvfp4Row, 4, 32).unwrap();
     refused(
         handle.quantize_into(&x(DType::Bf16, 4, 32), plain, QuantizeTo::Plain(&mut wrong)),

@@ -236,7 +236,7 @@ fn refusals_name_operand_numbers_and_rule() {
     let x = MatRef::new(&buffer, DType::Bf16, 4, 24).unwrap();
     let error = handle.quantize(&x, recipe).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("24") && error.contains("multiple of 16"), "{error}");
-    let x = MatRef::new(&buffer, DType::E4m3, 4, 32).unwrap();
+    let x = MatRef::new(&buffer, DType::E4M3, 4, 32).unwrap();
     let error = handle.quantize(&x, recipe).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("e4m3"), "{error}");
     let x = MatRef::new(&buffer, DType::Bf16, 4, 32).unwrap();

@@ -278,7 +278,7 @@ fn empty_matrices_work_and_wrong_columns_are_refused() {
         assert!(error.contains("24") && error.contains("multiple of 16"), "{error}");
         assert!(quantize_transposed(x.view(), DType::Bf16, recipe).is_ok());
         assert!(quantize_transposed(x.t(), DType::Bf16, recipe).is_err());
-        let error = quantize(x.slice(s![.., 0..16]), DType::E4m3, recipe).unwrap_err().to_string();
+        let error = quantize(x.slice(s![.., 0..16]), DType::E4M3, recipe).unwrap_err().to_string();
         assert!(error.contains("e4m3"), "{error}");
     }
     assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, TensorScale::Encode(1.0)).is_err());

@@ -464,7 +464,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
         let error = columns(40).unwrap_err().to_string();
         assert!(error.contains("40 columns") && error.contains("multiple of 16"), "{error}");
         assert!(quantize_transposed(x.view(), DType::F32, recipe).unwrap_err().to_string().contains("33"));
-        assert!(quantize(x.slice(s![..16, ..]), DType::E5m2, recipe).unwrap_err().to_string().contains("e5m2"));
+        assert!(quantize(x.slice(s![..16, ..]), DType::E5M2, recipe).unwrap_err().to_string().contains("e5m2"));
         // No rows, no columns: nothing to do.
         let none = quantize(x.slice(s![..0, ..]), DType::F32, recipe).unwrap();
         assert_eq!(dequantize(&none, DType::F32).dim(), (0, 48));

@@ -119,8 +119,8 @@ fn every_pair_output_and_epilogue_is_within_the_bound() {
     let c = matrix(m, n, 78);
     for (sa, sb) in pairs() {
         let (a, b) = (Held::new(m, k, 1, sa), operand(n, k, 2, sb));
-        for out in [DType::Bf16, DType::F16, DType::F32, DType::E4m3] {
-            if out == DType::E4m3 && !is_tensor(sb) {
+        for out in [DType::Bf16, DType::F16, DType::F32, DType::E4M3] {
+            if out == DType::E4M3 && !is_tensor(sb) {
                 continue;
             }
             for activation in Activation::ALL {
@@ -133,7 +133,7 @@ fn every_pair_output_and_epilogue_is_within_the_bound() {
                         residual: with_residual.then_some((residual.view(), DType::F16)),
                         accumulate: (with_c && out == DType::F32).then_some((0.3, c.view())),
                         activation,
-                        out_encode: if out == DType::E4m3 { 1.7 } else { 1.0 },
+                        out_encode: if out == DType::E4M3 { 1.7 } else { 1.0 },
                         ..GemmInputs::new(&a, &b, out)
                     };
                     check(&inputs, &format!("{sa} x {sb} -> {out}, {activation:?}, {with_bias} {with_residual}"));
@@ -418,12 +418,12 @@ fn e4m3_output_saturates_and_reports_the_amax_before_scaling() {
     let (a, b) = (operand(5, 128, 1, tensor), operand(16, 128, 2, tensor));
     let plain = scaled_gemm(&GemmInputs::new(&a, &b, DType::F32)).unwrap();
     let amax = plain.iter().fold(0.0f32, |a, v| a.max(v.abs()));
-    let inputs = GemmInputs { out_encode: 2.0 * 448.0 / amax, ..GemmInputs::new(&a, &b, DType::E4m3) };
+    let inputs = GemmInputs { out_encode: 2.0 * 448.0 / amax, ..GemmInputs::new(&a, &b, DType::E4M3) };
     let (d, got) = scaled_gemm_amax(&inputs).unwrap();
     assert_eq!(got, amax);
     assert!(d.iter().any(|v| v.abs() == 448.0));
     for (d, v) in d.iter().zip(&plain) {
-        assert_eq!(*d, round_to(DType::E4m3, v * inputs.out_encode));
+        assert_eq!(*d, round_to(DType::E4M3, v * inputs.out_encode));
     }
     gemm_bound(&inputs, Accumulator::Fp32, Gelu::Ieee).unwrap().check(d.view()).unwrap();
 }
@@ -511,7 +511,7 @@ fn refusals_name_operand_numbers_and_rule() {
         }
     }
     let values = matrix(4, 128, 1);
-    for dtype in [DType::Bf16, DType::F16, DType::F32, DType::E4m3] {
+    for dtype in [DType::Bf16, DType::F16, DType::F32, DType::E4M3] {
         for scheme in Scheme::ALL {
             if check_pair(Operand::Plain(dtype), scheme, "cpu").is_err() {
                 let (a, b) = (HostOperand::Plain(values.view(), dtype), operand(16, 128, 2, scheme));
@@ -521,7 +521,7 @@ fn refusals_name_operand_numbers_and_rule() {
         }
     }
     let (na, nb) = (operand(4, 128, 1, Scheme::Nvfp4), operand(16, 128, 2, Scheme::Nvfp4));
-    refuse(&GemmInputs::new(&na, &nb, DType::E4m3), &["D", "e4m3", "nvfp4 x nvfp4"]);
+    refuse(&GemmInputs::new(&na, &nb, DType::E4M3), &["D", "e4m3", "nvfp4 x nvfp4"]);
     let turned = nb.clone().assume_basis(Basis::Hadamard16);
     refuse(&GemmInputs::new(&na, &turned, DType::Bf16), &["basis", "Hadamard"]);
     let plain = HostOperand::Plain(values.view(), DType::Bf16);
@@ -533,20 +533,20 @@ fn refusals_name_operand_numbers_and_rule() {
     let odd = operand(12, 128, 2, tensor);
     refuse(&GemmInputs::new(&a, &odd, DType::Bf16), &["B", "n = 12", "multiple of 8"]);
     let eight = operand(8, 128, 2, tensor);
-    refuse(&GemmInputs::new(&a, &eight, DType::E4m3), &["n = 8", "multiple of 16", "e4m3"]);
+    refuse(&GemmInputs::new(&a, &eight, DType::E4M3), &["n = 8", "multiple of 16", "e4m3"]);
     let short = operand(16, 144, 2, tensor);
     refuse(&GemmInputs::new(&a, &short, DType::Bf16), &["B", "16 x 144", "k = 128"]);
     let ragged = |rows| HostQuantMatrix::from_logical(tensor, rows, 24, vec![0; rows * 24], &[1.0]).unwrap();
     refuse(&GemmInputs::new(&ragged(3), &ragged(8), DType::Bf16), &["k = 24", "multiple of 16"]);
-    refuse(&GemmInputs::new(&a, &b, DType::E5m2), &["D", "e5m2"]);
+    refuse(&GemmInputs::new(&a, &b, DType::E5M2), &["D", "e5m2"]);
     let (ra, rb) = (operand(4, 128, 1, Scheme::Fp8Row(E4M3)), operand(16, 128, 2, Scheme::Fp8Row(E4M3)));
-    refuse(&GemmInputs::new(&ra, &rb, DType::E4m3), &["D", "e4m3", "fp8-row"]);
+    refuse(&GemmInputs::new(&ra, &rb, DType::E4M3), &["D", "e4m3", "fp8-row"]);
 
     let plain = GemmInputs::new(&a, &b, DType::Bf16);
     let values = [0.0f32; 80];
     let view = ArrayView2::from_shape((5, 16), &values).unwrap();
     refuse(&GemmInputs { bias: Some((&values[..15], DType::F32)), ..plain }, &["bias", "15", "n = 16"]);
-    refuse(&GemmInputs { bias: Some((&values[..16], DType::E4m3)), ..plain }, &["bias", "e4m3"]);
+    refuse(&GemmInputs { bias: Some((&values[..16], DType::E4M3)), ..plain }, &["bias", "e4m3"]);
     refuse(&GemmInputs { residual: Some((view, DType::F32)), ..plain }, &["residual", "5 x 16", "4 x 16"]);
     refuse(&GemmInputs { accumulate: Some((1.0, view)), ..plain }, &["D", "bf16", "f32"]);
     refuse(&GemmInputs { accumulate: Some((1.0, view)), out: DType::F32, ..plain }, &["C", "5 x 16", "4 x 16"]);

@@ -196,8 +196,8 @@ impl HostQuantMatrix {
                     pair.iter_mut().zip([*byte, *byte >> 4]).for_each(|(v, code)| *v = codec::decode_e2m1(code));
                 }
             }
-            format => {
-                let table = codec::values_of(format.fp8().unwrap_or_default());
+            CodeFormat::Fp8(format) => {
+                let table = codec::values_of(format);
                 values.iter_mut().zip(codes).for_each(|(v, code)| *v = table[usize::from(*code)]);
             }
         }

@@ -37,6 +37,8 @@ pub enum Basis {
     Hadamard16,
 }
 
+named!(Basis, "basis", Plain => "plain", Hadamard16 => "hadamard16");
+
 /// The signs of [`Basis::Hadamard16`]: bit i is set where `sign_i` is negative.
 pub const HADAMARD_SIGNS: u16 = 0xD7E8;
 
@@ -49,20 +51,7 @@ pub enum ErrorMetric {
     Mse,
 }
 
-impl ErrorMetric {
-    /// `mae` or `mse`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mae => "mae",
-            Self::Mse => "mse",
-        }
-    }
-
-    /// The metric of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Mae, Self::Mse].into_iter().find(|m| m.name() == name)
-    }
-}
+named!(ErrorMetric, "error metric", Mae => "mae", Mse => "mse");
 
 /// How the error of one element is computed; sums run over the block's elements in order, in FP32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -74,20 +63,7 @@ pub enum ErrorMath {
     Fast,
 }
 
-impl ErrorMath {
-    /// `strict` or `fast`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::Fast => "fast",
-        }
-    }
-
-    /// The kind of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Strict, Self::Fast].into_iter().find(|m| m.name() == name)
-    }
-}
+named!(ErrorMath, "error math", Strict => "strict", Fast => "fast");
 
 /// How the scale of a block is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -114,6 +90,8 @@ pub enum E4m3Bound {
     Max256,
 }
 
+named!(E4m3Bound, "largest block scale", Max448 => "448", Max256 => "256");
+
 impl E4m3Bound {
     /// 448 or 256.
     pub const fn value(self) -> f32 {
@@ -133,6 +111,8 @@ pub enum BlockShape {
     /// Tiles of 16 rows by 16 columns (edge tiles may have fewer rows), so that a weight and its transpose share scales.
     Tile16x16,
 }
+
+named!(BlockShape, "block shape", Row1x16 => "1x16", Tile16x16 => "16x16");
 
 /// How a scaled element is rounded to a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -255,6 +235,8 @@ pub enum TorchDevice {
     /// `fl(a / number)`.
     Cpu,
 }
+
+named!(TorchDevice, "device of PyTorch", Cuda => "cuda", Cpu => "cpu");
 
 impl TorchDevice {
     /// `a` divided by a number of the source text.

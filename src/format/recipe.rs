@@ -48,33 +48,15 @@ pub enum Preset {
     TorchAoCpu,
 }
 
-impl Preset {
-    /// Every preset.
-    pub const ALL: [Self; 6] = {
-        let [a, b, c, d, e] = Self::FP8;
-        [a, b, c, d, e, Self::TorchAoCpu]
-    };
+named!(
+    Preset, "preset", TorchAo => "torchao", TransformerEngine => "transformer-engine", DeepSeek => "deepseek",
+    DeepGemm => "deepgemm", DeepGemmCpu => "deepgemm-cpu", TorchAoCpu => "torchao-cpu",
+);
 
+impl Preset {
     /// Those with a rule for FP8.
     pub const FP8: [Self; 5] =
         [Self::TorchAo, Self::TransformerEngine, Self::DeepSeek, Self::DeepGemm, Self::DeepGemmCpu];
-
-    /// The name on the command line: `torchao`, `transformer-engine`, `deepseek`, `deepgemm`, `deepgemm-cpu`, `torchao-cpu`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TorchAo => "torchao",
-            Self::TransformerEngine => "transformer-engine",
-            Self::DeepSeek => "deepseek",
-            Self::DeepGemm => "deepgemm",
-            Self::DeepGemmCpu => "deepgemm-cpu",
-            Self::TorchAoCpu => "torchao-cpu",
-        }
-    }
-
-    /// The preset of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|p| p.name() == name)
-    }
 }
 
 /// Whether scales are any FP32 number or powers of two.
@@ -90,6 +72,8 @@ pub enum ScaleRounding {
     /// For finite amax above the floor all four give the same power of two.
     PowerOfTwo,
 }
+
+named!(ScaleRounding, "rounding of scales", Exact => "exact", PowerOfTwo => "power-of-two");
 
 /// How to quantize: the scheme of the result and the rule for its scales and codes.
 ///

@@ -54,6 +54,8 @@ pub enum KernelSource {
     Nvrtc,
 }
 
+named!(KernelSource, "source of kernels", Embedded => "embedded", Nvrtc => "nvrtc");
+
 impl KernelSource {
     /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
     pub(crate) fn from_env() -> Self {

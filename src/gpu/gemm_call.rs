@@ -122,7 +122,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, core: &Core) -> Result<Setup> {
         matmul.set(attr::BiasDataType, DataType::from(bias))?;
         pointers.push(PointerAttr::Bias);
     }
-    if core.d_type == DType::E4m3 {
+    if core.d_type == DType::E4M3 {
         pointers.push(PointerAttr::DScale);
     }
     if core.amax == OutAmax::Store {
@@ -133,7 +133,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, core: &Core) -> Result<Setup> {
     let [a_type, b_type] = operand_types(desc, core);
     let d = || MatrixLayout::new(DataType::from(core.d_type), n, rows, core.d_stride);
     // An FP8 D wants a wide C even where none is read (documented).
-    let c = if core.d_type == DType::E4m3 { MatrixLayout::new(DataType::Bf16, n, rows, core.d_stride) } else { d() };
+    let c = if core.d_type == DType::E4M3 { MatrixLayout::new(DataType::Bf16, n, rows, core.d_stride) } else { d() };
     let layouts = Layouts {
         a: MatrixLayout::new(b_type, k, n, k)?,
         b: MatrixLayout::new(a_type, k, rows, desc.a_stride)?,
@@ -362,7 +362,7 @@ impl Candidate {
             b: a_numbers,
             // Never read (E4M3 is not accumulated into). D's address under C's wide layout is refused: status 7 (observed,
             // cuBLASLt 13.1).
-            c: (core.d_type == DType::E4m3).then_some(&unit),
+            c: (core.d_type == DType::E4M3).then_some(&unit),
             d: target,
             pointers,
             workspace: &handle.workspace(),

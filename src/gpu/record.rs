@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 use super::formulation::{Finish, Formulation};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use super::gemm_desc::{GemmDesc, KeptWeights};
 
 /// Layout of the JSON; a file of another version is refused.
 const VERSION: u32 = 1;
@@ -80,21 +80,9 @@ impl From<&GemmDesc> for ProblemRecord {
             bias: desc.epilogue.bias.map(|t| t.to_string()),
             activation: desc.epilogue.activation.name().to_string(),
             residual: desc.epilogue.residual.map(|t| t.to_string()),
-            accumulate: match desc.accumulate {
-                Accumulate::Replace => "replace",
-                Accumulate::Add => "add",
-            }
-            .to_string(),
-            accumulation: match desc.accumulation {
-                Accumulation::Precise => "precise",
-                Accumulation::Fast => "fast",
-            }
-            .to_string(),
-            out_amax: match desc.out_amax {
-                OutAmax::Ignore => "ignore",
-                OutAmax::Store => "store",
-            }
-            .to_string(),
+            accumulate: desc.accumulate.to_string(),
+            accumulation: desc.accumulation.to_string(),
+            out_amax: desc.out_amax.to_string(),
         }
     }
 }
@@ -329,6 +317,7 @@ mod tests {
     use super::*;
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Operand, Scheme};
+    use crate::gpu::gemm_desc::Accumulation;
 
     fn environment() -> Environment {
         Environment {

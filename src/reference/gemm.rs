@@ -54,6 +54,8 @@ pub enum BlockSum {
     Unfused,
 }
 
+named!(BlockSum, "block sum", Fused => "fused", Unfused => "unfused");
+
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmInputs<'a> {
@@ -126,7 +128,7 @@ impl<'a> GemmInputs<'a> {
         if self.accumulate.is_some() {
             pair::check_accumulate(self.out)?;
         }
-        if self.out_encode != 1.0 && self.out != DType::E4m3 {
+        if self.out_encode != 1.0 && self.out != DType::E4M3 {
             return Err(Error::dtype("D", self.out, "takes no encode factor", "set it for E4M3 output only"));
         }
         if let Some((bias, dtype)) = self.bias {
@@ -321,7 +323,7 @@ fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayVie
                 v += residual[[i, j]];
             }
             amax = amax.max(v.abs());
-            let v = if inputs.out == DType::E4m3 { v * inputs.out_encode } else { v };
+            let v = if inputs.out == DType::E4M3 { v * inputs.out_encode } else { v };
             *d = codec::round_to(inputs.out, v);
         }
     }

@@ -10,7 +10,7 @@ use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    BlockScaleRule, BlockShape, DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
+    BlockScaleRule, BlockShape, CodeFormat, DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
     TensorScale, codec, pair,
 };
 
@@ -37,10 +37,10 @@ pub fn amax(x: &[f32]) -> f32 {
 pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
     check(&x, source, recipe)?;
     let spec = recipe.scheme.spec();
-    match (spec.block.map(|block| block.format), spec.format.fp8()) {
-        (None, Some(format)) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
-        (Some(_), Some(format)) => mxfp8::quantize(&x, recipe, format),
-        (_, None) => nvfp4::quantize(&x, recipe, None),
+    match (spec.format, spec.block) {
+        (CodeFormat::Fp8(format), None) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
+        (CodeFormat::Fp8(format), Some(_)) => mxfp8::quantize(&x, recipe, format),
+        (CodeFormat::E2M1, _) => nvfp4::quantize(&x, recipe, None),
     }
 }
 

@@ -320,7 +320,7 @@ fn check_four_over_six(input: &Value, expect: &Value) {
     let x: [f32; 16] = array(&input["block"]).try_into().unwrap();
     let given = GlobalScale::Amax(bits(&input["global_amax"]));
     let bound = if input["e4m3_max"] == 256 { E4m3Bound::Max256 } else { E4m3Bound::Max448 };
-    let metric = ErrorMetric::from_name(input["err"].as_str().unwrap()).unwrap();
+    let metric = input["err"].as_str().unwrap().parse().unwrap();
     let math = if input["fast"] == true { ErrorMath::Fast } else { ErrorMath::Strict };
     let level = SecondLevel::new(given, bound);
     same(level.encode, &expect["S_enc"]);

@@ -10,10 +10,7 @@ use crate::reference::{GemmInputs, HostOperand};
 /// The code, block scale and FP32 scale of an element; 1 for what the scheme lacks. Each number is exact.
 pub(super) fn numbers(q: &HostQuantMatrix, i: usize, j: usize) -> [f32; 3] {
     let code = match q.scheme().spec().format {
-        CodeFormat::E4M3 | CodeFormat::E5M2 => {
-            let format = q.scheme().spec().format.fp8().unwrap_or_default();
-            codec::decode(format, q.row_codes(i)[j])
-        }
+        CodeFormat::Fp8(format) => codec::decode(format, q.row_codes(i)[j]),
         CodeFormat::E2M1 => codec::decode_e2m1(q.row_codes(i)[j / 2] >> (4 * (j % 2))),
     };
     let block = |width: usize| {
@@ -78,6 +75,6 @@ pub fn scaled_gemm(inputs: &GemmInputs<'_>) -> Result<Array2<f64>> {
         if let Some((residual, _)) = inputs.residual {
             v += f64::from(residual[[i, j]]);
         }
-        if inputs.out == DType::E4m3 { (v * f64::from(inputs.out_encode)).clamp(-448.0, 448.0) } else { v }
+        if inputs.out == DType::E4M3 { (v * f64::from(inputs.out_encode)).clamp(-448.0, 448.0) } else { v }
     }))
 }
