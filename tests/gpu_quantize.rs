@@ -11,7 +11,6 @@ use quantize::{INPUTS, Source, check_dequantize};
 use scaled_gemm::reference;
 use scaled_gemm::{
     DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatRef, Preset, QuantizeTo, Recipe, Scheme,
-    TensorScale,
 };
 
 fn recipes() -> impl Iterator<Item = Recipe> {
@@ -145,23 +144,18 @@ fn rounding_boundaries_of_both_formats() {
         }
         values.resize(values.len().next_multiple_of(16), 1.0);
         let x = Array2::from_shape_vec((1, values.len()), values).unwrap();
-        given(&handle, &x, DType::F32, format, TensorScale::Encode(1.0));
+        given(&handle, &x, DType::F32, format, GivenScale::Encode(1.0));
     }
 }
 
 /// Casts with a given scale, both ways of giving it, and compares bytes, scale and amax.
-fn given(handle: &Handle, x: &Array2<f32>, dtype: DType, format: Fp8Format, scale: TensorScale) {
+fn given(handle: &Handle, x: &Array2<f32>, dtype: DType, format: Fp8Format, scale: GivenScale) {
     let (rows, cols) = x.dim();
     let (want, want_amax) = reference::quantize_tensor(x.view(), format, scale).unwrap();
     let buffer = upload_strided(handle, x, dtype, cols, 0);
     let input = MatRef::new(&buffer, dtype, rows, cols).unwrap();
-    let (value, encode) = match scale {
-        TensorScale::Encode(v) => (v, true),
-        TensorScale::Decode(v) => (v, false),
-    };
-    let factor = handle.stream().clone_htod(&[value]).unwrap();
-    let factor = DeviceBytes::from(&factor);
-    let factor = if encode { GivenScale::Encode(factor) } else { GivenScale::Decode(factor) };
+    let factor = handle.stream().clone_htod(&[*scale.number()]).unwrap();
+    let factor = scale.with_number(DeviceBytes::from(&factor));
     let mut amax = handle.stream().clone_htod(&[0.0f32]).unwrap();
     let mut out = poisoned_matrix(handle, Scheme::Fp8Tensor(format), rows, cols);
     let mut amax_bytes = DeviceBytesMut::from(&mut amax);
@@ -180,8 +174,8 @@ fn given_scales() {
             let x = spread(&mut rng, rows, cols, dtype);
             for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
                 for value in [2.0, 0.0371, 1e30, 1e-39] {
-                    given(&handle, &x, dtype, format, TensorScale::Encode(value));
-                    given(&handle, &x, dtype, format, TensorScale::Decode(value));
+                    given(&handle, &x, dtype, format, GivenScale::Encode(value));
+                    given(&handle, &x, dtype, format, GivenScale::Decode(value));
                 }
             }
         }

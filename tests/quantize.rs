@@ -4,7 +4,7 @@ use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
 use scaled_gemm::reference::{definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
-use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme, TensorScale};
+use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const VECTOR: Recipe = Recipe::new(Scheme::Fp8Block1x128(E4M3));
@@ -205,7 +205,7 @@ fn given_scales_and_their_amax() {
     let amax = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
     for format in [E4M3, Fp8Format::E5M2] {
         for (given, encode_factor, scale) in
-            [(TensorScale::Encode(3.0), 3.0, 1.0 / 3.0), (TensorScale::Decode(0.3), 1.0 / 0.3f32, 0.3)]
+            [(GivenScale::Encode(3.0), 3.0, 1.0 / 3.0), (GivenScale::Decode(0.3), 1.0 / 0.3f32, 0.3)]
         {
             let (q, got) = quantize_tensor(x.view(), format, given).unwrap();
             assert_eq!(got, amax);
@@ -281,5 +281,7 @@ fn empty_matrices_work_and_wrong_columns_are_refused() {
         let error = quantize(x.slice(s![.., 0..16]), DType::E4M3, recipe).unwrap_err().to_string();
         assert!(error.contains("e4m3"), "{error}");
     }
-    assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, TensorScale::Encode(1.0)).is_err());
+    assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, GivenScale::Encode(1.0)).is_err());
+    let error = quantize_tensor(Array2::zeros((2, 16)).view(), E4M3, GivenScale::Amax(1.0)).unwrap_err().to_string();
+    assert!(error.contains("amax") && error.contains("group_scale"), "{error}");
 }

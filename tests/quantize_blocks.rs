@@ -12,7 +12,7 @@ use scaled_gemm::reference::{
     quantize_transposed_with_scale, quantize_with_scale, sqnr_db,
 };
 use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
     HostQuantMatrix, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
 };
 
@@ -86,14 +86,14 @@ fn a_given_second_level_takes_the_place_of_the_amax() {
     for recipe in recipes().into_iter().filter(|r| r.scheme == Scheme::Nvfp4 && takes(*r, 33)) {
         for factor in [1.0f32, 0.25, 3.0] {
             let number = largest * factor;
-            for given in [GlobalScale::Amax(number), GlobalScale::Encode(900.0 / number), GlobalScale::Decode(number)] {
+            for given in [GivenScale::Amax(number), GivenScale::Encode(900.0 / number), GivenScale::Decode(number)] {
                 let q = quantize_with_scale(x.view(), DType::F32, recipe, given).unwrap();
                 let want = definition::quantize_with_scale(x.view(), DType::F32, recipe, given).unwrap();
                 assert!(bytes(&q) == bytes(&want), "{given:?} {recipe:?}");
             }
         }
         let t = x.slice(s![0..32, ..]);
-        let given = GlobalScale::Amax(largest);
+        let given = GivenScale::Amax(largest);
         let q = quantize_transposed_with_scale(t, DType::F32, recipe, given).unwrap();
         let want = definition::quantize_with_scale(t.t(), DType::F32, recipe, given).unwrap();
         assert!(bytes(&q) == bytes(&want), "{recipe:?}");
@@ -101,13 +101,13 @@ fn a_given_second_level_takes_the_place_of_the_amax() {
     // Powers of two times 2688 say the same in all three ways.
     for power in [0.25f32, 1.0, 8.0] {
         let of = |given| quantize_with_scale(x.view(), DType::F32, PLAIN, given).unwrap();
-        let q = of(GlobalScale::Amax(2688.0 * power));
+        let q = of(GivenScale::Amax(2688.0 * power));
         assert_eq!(q.scales(), [power]);
-        assert_eq!(q, of(GlobalScale::Decode(power)));
-        assert_eq!(q, of(GlobalScale::Encode(1.0 / power)));
+        assert_eq!(q, of(GivenScale::Decode(power)));
+        assert_eq!(q, of(GivenScale::Encode(1.0 / power)));
     }
     for recipe in [ROW, Recipe::new(Scheme::Mxfp8(E4M3)), Recipe::new(Scheme::Fp8Tensor(E4M3))] {
-        let error = quantize_with_scale(x.view(), DType::F32, recipe, GlobalScale::Amax(1.0)).unwrap_err().to_string();
+        let error = quantize_with_scale(x.view(), DType::F32, recipe, GivenScale::Amax(1.0)).unwrap_err().to_string();
         assert!(error.contains(recipe.scheme.spec().name) && error.contains("nvfp4"), "{error}");
     }
 }
@@ -135,7 +135,7 @@ fn torchao_divides_as_pytorch_does_on_the_device() {
     x[[0, 20]] = 33.0;
     let run = |preset, amax| {
         let recipe = PLAIN.with_preset(preset);
-        let given = quantize_with_scale(x.view(), DType::F32, recipe, GlobalScale::Amax(amax)).unwrap();
+        let given = quantize_with_scale(x.view(), DType::F32, recipe, GivenScale::Amax(amax)).unwrap();
         let found = quantize(x.view(), DType::F32, recipe).unwrap();
         (found.scales()[0].to_bits(), given.block_scale_at(0, 0), given.row_codes(0)[0])
     };
@@ -251,7 +251,7 @@ fn ties_go_to_the_even_code() {
     // Amax 6 * 448 and a block amax of 6 make every factor 1.
     let x = [6.0f32, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0, -0.0];
     let q =
-        quantize_with_scale(ArrayView2::from_shape((1, 16), &x).unwrap(), DType::F32, PLAIN, GlobalScale::Amax(2688.0))
+        quantize_with_scale(ArrayView2::from_shape((1, 16), &x).unwrap(), DType::F32, PLAIN, GivenScale::Amax(2688.0))
             .unwrap();
     assert_eq!(codes(&q), [7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14, 8]);
     assert_eq!((q.block_scale_at(0, 0), q.scale_at(0, 0)), (0x38, 1.0));
@@ -300,7 +300,7 @@ fn four_over_six_never_errs_more_than_mapping_to_six() {
     x.slice_mut(s![.., ..64]).mapv_inplace(|v| (1.5 + 0.5 * v.abs().fract()).copysign(v));
     for o in four_over_six() {
         let BlockScaleRule::FourOverSix { metric, math } = o.block_scale else { panic!("plain scales have no error") };
-        let level = second_level(GlobalScale::Amax(amax(&x)), o.bound, Preset::TransformerEngine);
+        let level = second_level(GivenScale::Amax(amax(&x)), o.bound, Preset::TransformerEngine);
         for shape in [BlockShape::Row1x16, BlockShape::Tile16x16] {
             let q = quantize(x.view(), DType::F32, options(Nvfp4Options { shape, ..o })).unwrap();
             let height = if shape == BlockShape::Tile16x16 { 16 } else { 1 };
@@ -334,7 +334,7 @@ fn stochastic_rounding_is_unbiased_and_reproducible() {
     assert_ne!(of(1, 2), of(1, 3));
     assert_ne!(of(1, 2), of(1 << 32 | 1, 2));
     // A row depends on its place in the matrix alone, not on how many follow.
-    let given = GlobalScale::Amax(amax(&x));
+    let given = GivenScale::Amax(amax(&x));
     let alone = quantize_with_scale(x.slice(s![..1, ..]), DType::F32, recipe(1, 2), given).unwrap();
     assert_eq!(alone.row_codes(0), of(1, 2).row_codes(0));
 
@@ -350,7 +350,7 @@ fn stochastic_rounding_is_unbiased_and_reproducible() {
     }
     let mut biased = 0;
     for (at, (v, sum)) in x.iter().zip(sums).enumerate() {
-        let level = second_level(GlobalScale::Amax(amax(&x)), E4m3Bound::Max448, Preset::TransformerEngine);
+        let level = second_level(GivenScale::Amax(amax(&x)), E4m3Bound::Max448, Preset::TransformerEngine);
         let inv = multiplier(nearest.block_scale_at(at / 48, at % 48 / 16), level.encode);
         // Beyond 6 every code is 6.
         let v = f64::from((v * inv).clamp(-6.0, 6.0));
@@ -474,6 +474,6 @@ fn what_does_not_fit_is_refused_with_numbers() {
         options(Nvfp4Options { rounding: CodeRounding::Stochastic { seed: 0, offset: 0 }, ..four_over_six()[0] });
     let error = quantize(x.view(), DType::F32, both).unwrap_err().to_string();
     assert!(error.contains("4over6 with stochastic rounding"), "{error}");
-    let error = quantize_with_scale(x.view(), DType::F32, both, GlobalScale::Amax(1.0)).unwrap_err().to_string();
+    let error = quantize_with_scale(x.view(), DType::F32, both, GivenScale::Amax(1.0)).unwrap_err().to_string();
     assert!(error.contains("4over6 with stochastic rounding"), "{error}");
 }

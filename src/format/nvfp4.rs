@@ -21,6 +21,7 @@
 //! both. Mirrored by `kernels/nvfp4.cuh`, byte for byte.
 
 use super::codec;
+use super::given::GivenScale;
 use super::scheme::Fp8Format;
 
 /// In which basis the rows of a quantized matrix are.
@@ -150,18 +151,6 @@ pub struct Nvfp4Options {
     pub rounding: CodeRounding,
 }
 
-/// A second-level scale that the caller brings: from calibration, from a checkpoint, or reduced over several GPUs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum GlobalScale {
-    /// The largest magnitude: `encode` and `scale` as this module says.
-    Amax(f32),
-    /// The factor for the data, FlashInfer's global scale; `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`.
-    Encode(f32),
-    /// The stored factor, ModelOpt's `weight_scale_2` and `input_scale`; `encode = fl(1 / scale)` by the rule for amax,
-    /// `amax = fl(scale * 6 E)`.
-    Decode(f32),
-}
-
 /// The three numbers of a second level.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SecondLevel {
@@ -180,12 +169,15 @@ pub(crate) fn at_most_flt_max(x: f32) -> f32 {
 
 impl SecondLevel {
     /// From what the caller brings, for block scales up to `bound`.
-    pub fn new(given: GlobalScale, bound: E4m3Bound) -> Self {
+    ///
+    /// `Amax(amax)`: as this module says. `Encode(encode)`: `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`. `Decode(scale)`:
+    /// `encode = fl(1 / scale)` by the rule for amax, `amax = fl(scale * 6 E)`.
+    pub fn new(given: GivenScale, bound: E4m3Bound) -> Self {
         let six_e = 6.0 * bound.value();
         match given {
-            GlobalScale::Amax(amax) => Self { encode: encode_of(amax, six_e / amax), amax, scale: amax / six_e },
-            GlobalScale::Encode(encode) => Self { encode, amax: six_e / encode, scale: 1.0 / encode },
-            GlobalScale::Decode(scale) => Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale },
+            GivenScale::Amax(amax) => Self { encode: encode_of(amax, six_e / amax), amax, scale: amax / six_e },
+            GivenScale::Encode(encode) => Self { encode, amax: six_e / encode, scale: 1.0 / encode },
+            GivenScale::Decode(scale) => Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale },
         }
     }
 
@@ -207,11 +199,11 @@ impl SecondLevel {
 
     /// From what the caller brings, by torchao's rule: [`SecondLevel::new`], but a stored scale that is found from an amax is
     /// divided as PyTorch does `on` that device.
-    pub fn torchao(given: GlobalScale, on: TorchDevice) -> Self {
+    pub fn torchao(given: GivenScale, on: TorchDevice) -> Self {
         let level = Self::new(given, E4m3Bound::Max448);
         match given {
-            GlobalScale::Amax(amax) => Self { scale: on.divide(amax, 2688.0), ..level },
-            GlobalScale::Encode(_) | GlobalScale::Decode(_) => level,
+            GivenScale::Amax(amax) => Self { scale: on.divide(amax, 2688.0), ..level },
+            GivenScale::Encode(_) | GivenScale::Decode(_) => level,
         }
     }
 

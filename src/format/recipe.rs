@@ -9,6 +9,7 @@
 //! Mirrored by `kernels/common.cuh` (`group_scale`); `tests/` compares both, byte for byte.
 
 use super::dtype::DType;
+use super::given::GroupScale;
 use super::mx::MxRounding;
 use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, Nvfp4Options, TorchDevice};
 use super::scheme::{CodeFormat, Scheme};
@@ -90,34 +91,6 @@ pub struct Recipe {
     pub mx: MxRounding,
     /// The options of NVFP4.
     pub nvfp4: Nvfp4Options,
-}
-
-/// The two factors of one group.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupScale {
-    /// Multiplies the data before the cast.
-    pub encode: f32,
-    /// Multiplies the codes; the stored scale.
-    pub scale: f32,
-}
-
-/// A scale that the caller brings for a whole tensor: from calibration, or from delayed scaling.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum TensorScale {
-    /// The factor for the data; `scale = fl(1 / encode)`.
-    Encode(f32),
-    /// The factor for the codes; `encode = fl(1 / scale)`.
-    Decode(f32),
-}
-
-impl TensorScale {
-    /// Both factors.
-    pub fn factors(self) -> GroupScale {
-        match self {
-            Self::Encode(encode) => GroupScale { encode, scale: 1.0 / encode },
-            Self::Decode(scale) => GroupScale { encode: 1.0 / scale, scale },
-        }
-    }
 }
 
 impl Recipe {

@@ -37,7 +37,7 @@ pub use handle::{DeviceInfo, Handle, LibraryInfo};
 pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, capture, copy, time_calls};
 pub use memory::{DeviceBytes, DeviceBytesMut};
-pub use quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
+pub use quantize::{QuantizeTo, quantize_bytes};
 pub use record::{Environment, TuneRecord, TuneTable};
 pub use rescale::RescaleArgs;
 pub use tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};

@@ -34,7 +34,7 @@ use super::philox::philox4x32_10;
 use super::quantize::{amax, from_records, row};
 use crate::error::Result;
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
     HostQuantMatrix, Recipe, SecondLevel, codec,
 };
 
@@ -131,7 +131,7 @@ fn line_error(x: &[f32; 16], s: u8, level: &SecondLevel, six_e: f32, metric: Err
 }
 
 /// `x` by an NVFP4 recipe, with the second level found or given. Recipe and columns were checked.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Result<HostQuantMatrix> {
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     if recipe.basis() == Basis::Hadamard16 {
         let transformed = transform(x);
         return encode(&transformed.view(), recipe, given);
@@ -151,7 +151,7 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     y
 }
 
-fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Result<HostQuantMatrix> {
+fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let options = recipe.nvfp4;
     let lines = match options.shape {
@@ -187,7 +187,7 @@ fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Re
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
-fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Vec<SecondLevel> {
+fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Vec<SecondLevel> {
     let (rows, cols) = x.dim();
     let bound = recipe.nvfp4.bound;
     let level = |given| match recipe.torchao() {
@@ -202,7 +202,7 @@ fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>
     let [groups, _] = recipe.scheme.scale_grid(rows, cols);
     let size = recipe.scheme.spec().group_rows.size(rows);
     let group = |g: usize| amax(&row_amax[(g * size).min(rows)..((g + 1) * size).min(rows)]);
-    (0..groups).map(|g| level(GlobalScale::Amax(group(g)))).collect()
+    (0..groups).map(|g| level(GivenScale::Amax(group(g)))).collect()
 }
 
 /// Steps 3 and 4, and the choice of 4over6.

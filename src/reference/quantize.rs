@@ -10,8 +10,8 @@ use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    BlockScaleRule, BlockShape, CodeFormat, DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
-    TensorScale, codec, pair,
+    BlockScaleRule, BlockShape, CodeFormat, DType, Fp8Format, GivenScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
+    codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -65,7 +65,7 @@ pub fn quantize_with_scale(
     x: ArrayView2<f32>,
     source: DType,
     recipe: Recipe,
-    scale: GlobalScale,
+    scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     check_given(&x, source, recipe)?;
     nvfp4::quantize(&x, recipe, Some(scale))
@@ -79,7 +79,7 @@ pub fn quantize_transposed_with_scale(
     x: ArrayView2<f32>,
     source: DType,
     recipe: Recipe,
-    scale: GlobalScale,
+    scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
 }
@@ -119,11 +119,11 @@ pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) ->
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns are not a multiple of 16.
-pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: TensorScale) -> Result<(HostQuantMatrix, f32)> {
+pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale) -> Result<(HostQuantMatrix, f32)> {
     pair::check_quantize_cols("x", x.ncols())?;
     let mut row_amax = vec![0.0; x.nrows()];
     parallel::for_each_piece(&mut row_amax, 1, x.ncols(), |i, out| out[0] = amax(&row(&x, i)));
-    let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()])?;
+    let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()?])?;
     Ok((matrix, amax(&row_amax)))
 }
 

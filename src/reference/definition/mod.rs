@@ -14,7 +14,7 @@ pub use product::{scaled_gemm, values};
 
 use super::quantize::{check, check_given};
 use crate::error::Result;
-use crate::format::{DType, Fp8Format, GlobalScale, HostQuantMatrix, MxRounding, Preset, Recipe, ScaleRounding};
+use crate::format::{DType, Fp8Format, GivenScale, HostQuantMatrix, MxRounding, Preset, Recipe, ScaleRounding};
 use crate::format::{Scheme, codec};
 
 /// What [`reference::quantize`](super::quantize) must give.
@@ -41,7 +41,7 @@ pub fn quantize_with_scale(
     x: ArrayView2<f32>,
     source: DType,
     recipe: Recipe,
-    scale: GlobalScale,
+    scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     check_given(&x, source, recipe)?;
     nvfp4::quantize(&x, recipe, Some(scale))

@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2, s};
 use super::amax;
 use crate::error::Result;
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
     HostQuantMatrix, Nvfp4Options, Preset, Recipe, Scheme, SecondLevel, codec,
 };
 use crate::reference::philox4x32_10;
@@ -16,16 +16,16 @@ fn finite(v: f32) -> f32 {
 }
 
 /// The three numbers of the second level.
-pub fn second_level(given: GlobalScale, bound: E4m3Bound, preset: Preset) -> SecondLevel {
+pub fn second_level(given: GivenScale, bound: E4m3Bound, preset: Preset) -> SecondLevel {
     let six_e = if bound == E4m3Bound::Max448 { 2688.0f32 } else { 1536.0 };
     let or_one = |zero: bool, encode: f32| if zero || encode == 0.0 { 1.0 } else { encode };
     match given {
-        GlobalScale::Amax(amax) => {
+        GivenScale::Amax(amax) => {
             let scale = if preset == Preset::TorchAo { amax * (1.0 / 2688.0) } else { amax / six_e };
             SecondLevel { encode: or_one(amax == 0.0, finite(six_e / amax)), amax, scale }
         }
-        GlobalScale::Encode(encode) => SecondLevel { encode, amax: six_e / encode, scale: 1.0 / encode },
-        GlobalScale::Decode(scale) => {
+        GivenScale::Encode(encode) => SecondLevel { encode, amax: six_e / encode, scale: 1.0 / encode },
+        GivenScale::Decode(scale) => {
             SecondLevel { encode: or_one(scale == 0.0, finite(1.0 / scale)), amax: scale * six_e, scale }
         }
     }
@@ -95,7 +95,7 @@ fn block_scale(lines: &[[f32; 16]], level: &SecondLevel, preset: Preset, options
 }
 
 /// The matrix by an NVFP4 recipe; `given` takes the place of the amax.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Result<HostQuantMatrix> {
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     let options = recipe.nvfp4;
     let (rows, blocks) = (x.nrows(), x.ncols() / 16);
     let mut data = Array2::from_shape_fn((rows, blocks), |(i, b)| std::array::from_fn(|j| x[[i, 16 * b + j]]));
@@ -104,7 +104,7 @@ pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<Global
     }
     let level = |given| second_level(given, options.bound, recipe.preset);
     let of_rows = |rows: std::ops::Range<usize>| {
-        level(given.unwrap_or(GlobalScale::Amax(amax(data.slice(s![rows, ..]).iter().flatten()))))
+        level(given.unwrap_or(GivenScale::Amax(amax(data.slice(s![rows, ..]).iter().flatten()))))
     };
     let levels: Vec<SecondLevel> = match recipe.scheme {
         Scheme::Nvfp4Row => (0..rows).map(|i| of_rows(i..i + 1)).collect(),
