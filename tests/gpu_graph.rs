@@ -35,7 +35,7 @@ fn cases(a: Scheme) -> Vec<Case> {
         ..Case::new(DType::F32)
     };
     let fused = Case { bias: Some(DType::Bf16), activation: Activation::Relu, ..Case::new(DType::Bf16) };
-    let e4m3 = Case { encode: 0.25, amax: OutAmax::Store, ..Case::new(DType::E4m3) };
+    let e4m3 = Case { encode: 0.25, amax: OutAmax::Store, ..Case::new(DType::E4M3) };
     let mut cases = vec![Case::new(DType::Bf16), fused, layer];
     if is_tensor(a) {
         cases.push(e4m3);
@@ -78,7 +78,7 @@ fn every_pair_and_formulation_is_captured_and_replayed() {
                     rewrite(&handle, &tiled(&mut rng, n, k), &mut ops.b);
                     let follows = execute(&handle, &mut plan, &ops, &extras, &case);
                     assert!(replay(&mut output) == follows, "the replay does not follow B\n{words}");
-                    if case.out == DType::E4m3 {
+                    if case.out == DType::E4M3 {
                         let other = Case { encode: 2.0 * case.encode, ..case };
                         let follows = execute(&handle, &mut plan, &ops, &extras, &other);
                         output.set_encode(&handle, other.encode);

@@ -14,16 +14,18 @@ constexpr float FLT_MAX = 3.402823466e38f;
 constexpr u32 GIVEN_AMAX = 0;
 constexpr u32 GIVEN_ENCODE = 1;
 constexpr u32 GIVEN_DECODE = 2;
+constexpr u32 GIVEN_AMAX_TORCHAO = 3;  // an amax whose scale is fl(amax * fl(1 / six_e)), as PyTorch divides on CUDA
 
 // Block scale rules.
 constexpr u32 PLAIN = 0;
 constexpr u32 FOUR_OVER_SIX = 1;
 constexpr u32 TORCHAO_NV = 2;
+constexpr u32 TORCHAO_CPU_NV = 3;
 
 struct Nvfp4Rule {
     float six_e;      // 6 * 448 or 6 * 256
-    u32 given;        // GIVEN_AMAX, GIVEN_ENCODE or GIVEN_DECODE
-    u32 rule;         // PLAIN, FOUR_OVER_SIX or TORCHAO_NV
+    u32 given;        // GIVEN_*
+    u32 rule;         // PLAIN, FOUR_OVER_SIX, TORCHAO_NV or TORCHAO_CPU_NV
     u32 mse;          // 1: squared errors
     u32 strict;       // 1: errors in the units of the data
     u32 tile;         // 1: 16 x 16 elements share a block scale
@@ -73,7 +75,9 @@ static __device__ __noinline__ Second second_level(float given, u32 kind, float 
         const float e = at_most_flt_max(decode ? __frcp_rn(given) : __fdiv_rn(six_e, given));
         s.encode = given == 0.0f || e == 0.0f ? 1.0f : e;
         s.amax = decode ? __fmul_rn(given, six_e) : given;
-        s.scale = decode ? given : __fdiv_rn(given, six_e);
+        s.scale = decode                       ? given
+                  : kind == GIVEN_AMAX_TORCHAO ? __fmul_rn(given, __frcp_rn(six_e))
+                                               : __fdiv_rn(given, six_e);
     }
     s.dec = __frcp_rn(s.encode);
     derive(s);
@@ -359,9 +363,10 @@ static __device__ __noinline__ Codes slow_block(SlowBlock* b) {
     Codes out;
     float inv;
     u32 unused;
-    if (b->rule.rule == TORCHAO_NV) {
+    if (b->rule.rule >= TORCHAO_NV) {
         const float pts = second.scale == 0.0f ? 1.0f : second.scale;
-        const float t = __fdiv_rn(__fdiv_rn(b->amax, 6.0f), pts);
+        const float sixth = b->rule.rule == TORCHAO_NV ? __fmul_rn(b->amax, 0.16666667f) : __fdiv_rn(b->amax, 6.0f);
+        const float t = __fdiv_rn(sixth, pts);
         // A NaN stays one.
         ue4m3_pair(t != t ? t : fminf(fmaxf(t, 0.015625f), 448.0f), 0.0f, out.scale, unused);
         inv = __fdiv_rn(__frcp_rn(pts), ue4m3_value(out.scale));
