@@ -207,7 +207,13 @@ mod tests {
             (MatrixMap { box_cols: 144, ..CODES }, "Bytes128"),
             (MatrixMap { box_cols: 48, swizzle: Swizzle::Bytes32, ..CODES }, "Bytes32"),
             (
-                MatrixMap { element: MapElement::Bf16, row_stride: 3584, cols: 3584, swizzle: Swizzle::Bytes64, ..CODES },
+                MatrixMap {
+                    element: MapElement::Bf16,
+                    row_stride: 3584,
+                    cols: 3584,
+                    swizzle: Swizzle::Bytes64,
+                    ..CODES
+                },
                 "Bytes64",
             ),
             (MatrixMap { box_cols: usize::MAX, swizzle: Swizzle::None, ..CODES }, "box"),
