@@ -6,21 +6,20 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    DType, DeviceBytesMut, Error, Fp8Format, KernelFamily, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme, capture,
+    DType, DeviceBytesMut, Error, Fp8Format, KernelFamily, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 
 #[test]
 fn families_are_loaded_outside_of_captures() {
     let Some(handle) = handle() else { return };
     let (rows, cols) = (16, 256);
-    let x =
-        upload(&handle, &bytes_of(DType::F32, (0..rows * cols).map(|i| i as f32 - 100.0).collect::<Vec<_>>().iter()));
+    let x = upload(&handle, &bytes_of(DType::F32, &(0..rows * cols).map(|i| i as f32 - 100.0).collect::<Vec<_>>()));
     let input = MatRef::new(&x, DType::F32, rows, cols).unwrap();
     let mut amax = handle.stream().alloc_zeros::<f32>(1).unwrap();
     let mut in_graph = || {
         let graph = capture(&handle, || handle.amax_into(&input, &mut DeviceBytesMut::from(&mut amax)));
         graph.map(|graph| {
-            graph.launch().unwrap();
+            handle.launch(&graph).unwrap();
             handle.stream().clone_dtoh(&amax).unwrap()[0]
         })
     };
@@ -38,7 +37,7 @@ fn families_are_loaded_outside_of_captures() {
     let mut q = QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
     let graph =
         capture(&handle, || handle.quantize_into(&input, Recipe::new(scheme), QuantizeTo::Plain(&mut q))).unwrap();
-    graph.launch().unwrap();
+    handle.launch(&graph).unwrap();
     let eager = handle.quantize(&input, Recipe::new(scheme)).unwrap();
     assert_same_bits(&q.to_host(&handle).unwrap(), &eager.to_host(&handle).unwrap(), "in a graph");
 

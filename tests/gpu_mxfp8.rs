@@ -12,7 +12,7 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     BlockShape, DType, DeviceBytes, Fp8Format, GivenGlobal, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
-    QuantMatrix, QuantizeTo, Recipe, Scheme, capture, reference,
+    QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
@@ -210,7 +210,7 @@ fn captured_casts_follow_the_data() {
         for _ in 0..2 {
             x.x = spread(&mut rng, rows, cols, DType::Bf16);
             handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
-            graph.launch().unwrap();
+            handle.launch(&graph).unwrap();
             let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
             assert_device_bits(&handle, &plain, &want, &format!("graph, plain: {recipe:?}"));
             let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();

@@ -12,8 +12,7 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenGlobal,
-    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, capture,
-    reference,
+    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 use serde_json::Value;
 
@@ -526,7 +525,7 @@ fn captured_casts_follow_data_and_second_level() {
             x.x = spread(&mut rng, rows, cols, DType::Bf16);
             handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
             handle.stream().memcpy_htod(&[amax], &mut number).unwrap();
-            graph.launch().unwrap();
+            handle.launch(&graph).unwrap();
             let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
             assert_device_bits(&handle, &out[0], &want, &format!("graph, plain: {recipe:?}"));
             let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();

@@ -10,12 +10,7 @@ const ORDER: &str = "format/layout format/dtype format/scheme format/operand for
     reference checkpoint gpu/device gpu/lt gpu/kernels gpu/handle gpu/matrix gpu/cast gpu/measure gpu/gemm";
 
 /// Edges against the order, and why each is wanted.
-const ALLOWED: [(&str, &str, &str); 4] = [
-    ("gpu/kernels", "gpu/matrix", "making a QuantMatrix of bare addresses is unsafe, and unsafe lives in kernels"),
-    ("gpu/device", "gpu/lt", "being mended: the library search moves below"),
-    ("gpu/handle", "gpu/gemm", "being mended: a handle owns the cache of plans"),
-    ("gpu/matrix", "gpu/gemm", "being mended: the type of kept values is a word of the problem"),
-];
+const ALLOWED: [(&str, &str, &str); 0] = [];
 
 /// Files that only list modules and pass names on.
 const FACADES: [&str; 3] = ["lib", "format/mod", "gpu/mod"];
@@ -188,8 +183,9 @@ fn unsafe_and_raw_bindings_stay_in_their_files() {
     }
     for (file, code) in sources() {
         let lt = module(&file) == Some("gpu/lt");
+        let bytes = module(&file) == Some("gpu/kernels") || file.starts_with("gpu/device/memory/");
         let words = |word| code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);
-        assert!(lt || module(&file) == Some("gpu/kernels") || !words("unsafe"), "src/{file}.rs has unsafe code");
+        assert!(lt || bytes || !words("unsafe"), "src/{file}.rs has unsafe code");
         assert!(lt || !words("cublaslt_sys"), "src/{file}.rs names cublaslt_sys; only gpu/lt may");
     }
 }

@@ -4,11 +4,8 @@
 //! engine that replays graphs, host time left out. Cold operands are the caller's business: rotate over buffers that
 //! together exceed the L2 cache ([`DeviceInfo::l2_bytes`](super::DeviceInfo)).
 
-use cudarc::driver::sys::{
-    CUevent_flags_enum::CU_EVENT_DEFAULT, CUgraphInstantiate_flags,
-    CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-};
-use cudarc::driver::{CudaGraph, CudaSlice};
+use cudarc::driver::CudaSlice;
+use cudarc::driver::sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
 
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -19,25 +16,6 @@ use crate::gpu::lt::{
     Preference, Transpose, attr,
 };
 use crate::gpu::matrix::{MatMut, MatRef};
-
-/// Captures the work that `enqueue` puts on the handle's stream into a graph. Waits for the stream first.
-///
-/// The graph reads and writes the same memory at every launch: keep operands, handle and plans alive as long as it.
-/// What synchronizes the whole context in another thread meanwhile (the first handle of a GPU does) breaks the capture.
-///
-/// # Errors
-/// What `enqueue` returns; [`Error::Driver`] if the capture was broken or is empty.
-pub fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
-    handle.synchronize()?;
-    let stream = handle.stream();
-    stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(|e| driver("beginning a capture", e))?;
-    let enqueued = enqueue();
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-    enqueued?;
-    graph
-        .map_err(|e| driver("ending a capture", e))?
-        .ok_or_else(|| Error::Driver { call: "ending a capture".into(), reason: "nothing was captured".into() })
-}
 
 /// Median microseconds of one of `calls` calls; `enqueue(i)` puts call `i` on the handle's stream.
 ///
@@ -54,8 +32,9 @@ pub fn time_calls(
     for i in 0..calls.min(3) {
         enqueue(i)?;
     }
-    let graph = capture(handle, || (0..calls).try_for_each(&mut enqueue))?;
-    let launch = || graph.launch().map_err(|e| driver("launching a graph", e));
+    // What `enqueue` borrows lives as long as `enqueue`, which outlives the graph.
+    let graph = handle.launch_stream().capture(true, || (0..calls).try_for_each(&mut enqueue))?;
+    let launch = || handle.launch(&graph);
     launch()?;
     handle.synchronize()?;
     let event =
@@ -81,7 +60,8 @@ pub fn time_calls(
 pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Result<()> {
     let stream = handle.launch_stream();
     let (source, mut target) = (super::DeviceBytes::from(from), super::DeviceBytesMut::from(to));
-    let (bytes, source, target) = (source.len(), source.on(stream), target.on(stream));
+    let order = stream.order();
+    let (bytes, source, target) = (source.len(), source.at(order)?, target.at(order)?);
     handle.kernels().copy_2d(stream, &source, bytes, &target, bytes, 1, bytes)
 }
 
@@ -94,6 +74,7 @@ pub struct Bf16Gemm {
     algos: Vec<Algo>,
     chosen: usize,
     shape: (usize, usize, usize),
+    handle_id: u64,
 }
 
 impl Bf16Gemm {
@@ -115,7 +96,9 @@ impl Bf16Gemm {
         let mut preference = Preference::new()?;
         preference.workspace_bytes(handle.workspace().bytes)?;
         match lt::heuristic(handle.lt(), &desc, &layouts, &preference, candidates.max(1))? {
-            Heuristic::Offered(algos) => Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k) }),
+            Heuristic::Offered(algos) => {
+                Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k), handle_id: handle.id() })
+            }
             Heuristic::Refused(status) => Err(Error::unsupported(
                 format!("the BF16 product {m} x {n} x {k}"),
                 format!("cuBLASLt offers no algorithm: {status}"),
@@ -127,8 +110,9 @@ impl Bf16Gemm {
     /// Enqueues the product. Allocates nothing and waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if an operand is not as planned.
+    /// [`Error::Shape`] if an operand is not as planned; [`Error::Unsupported`] on another handle than the one it was made for.
     pub fn execute(&mut self, handle: &Handle, a: &MatRef<'_>, b: &MatRef<'_>, d: &mut MatMut<'_>) -> Result<()> {
+        handle.check_own(self.handle_id, "running a BF16 product")?;
         let (m, n, k) = self.shape;
         let operands = [
             ("A", a.rows(), a.cols(), a.row_stride(), a.dtype(), m, k),
@@ -147,7 +131,7 @@ impl Bf16Gemm {
         }
         let stream = handle.launch_stream();
         let order = stream.order();
-        let (a, b, d) = (a.data().at(order), b.data().at(order), d.data_mut().at(order));
+        let (a, b, d) = (a.data().at(order)?, b.data().at(order)?, d.data_mut().at(order)?);
         lt::matmul(MatmulCall {
             handle: handle.lt(),
             desc: &mut self.desc,

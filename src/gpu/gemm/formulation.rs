@@ -10,6 +10,7 @@ use crate::format::{BlockScaleFormat, Operand};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
+use crate::gpu::handle::Handle;
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -94,6 +95,13 @@ pub(crate) struct Facts {
     pub(crate) version: Version,
     /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
     pub(crate) measured: bool,
+}
+
+impl Facts {
+    pub(crate) fn of(handle: &Handle) -> Self {
+        let (device, version) = (handle.device(), handle.lt().version());
+        Self { cc: device.compute_capability, version, measured: measured::applies(&device.name, version) }
+    }
 }
 
 const AMPERE: (u32, u32) = (8, 0);

@@ -1,6 +1,5 @@
 //! [`GemmPlan::autotune`]: every formulation, finish and algorithm that is offered, validated and then timed.
 
-use cudarc::driver::CudaSlice;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 
 use crate::error::{Error, Result};
@@ -8,12 +7,12 @@ use crate::format::DType;
 
 use crate::gpu::device::memory::driver;
 use crate::gpu::gemm::args::GemmArgs;
-use crate::gpu::gemm::call::{Candidate, Search};
 use crate::gpu::gemm::desc::Accumulation;
-use crate::gpu::gemm::formulation::{self, Finish, Formulation};
+use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneRecord;
-use crate::gpu::handle::{Fixed, Handle};
+use crate::gpu::gemm::steps::{Candidate, Search};
+use crate::gpu::handle::{Handle, Private};
 
 /// What the L2 cache holds when a repetition begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -124,14 +123,14 @@ impl GemmPlan {
         let mut first: Option<Vec<u8>> = None;
         let mut best: Option<(f64, usize, usize, usize)> = None;
         for (i, candidate) in candidates.iter_mut().enumerate() {
-            if let Err(error) = candidate.allocate(handle) {
+            if let Err(error) = handle.reserve_scratch(candidate.scratch_bytes()) {
                 trials.push(trial(candidate, Verdict::Failed(error.to_string())));
                 continue;
             }
-            if candidate.core.formulation == Formulation::RepeatedScales {
+            if candidate.outline().formulation == Formulation::RepeatedScales {
                 args.b.repeat_scales(handle)?;
             }
-            for algorithm in 0..candidate.place().1 {
+            for algorithm in 0..candidate.algorithms() {
                 candidate.choose(algorithm);
                 let verdict = self.attempt(handle, candidate, &mut args, &mut first, &flush, options)?;
                 if let Verdict::Timed(us) = verdict {
@@ -142,7 +141,6 @@ impl GemmPlan {
                 }
                 trials.push(trial(candidate, verdict));
             }
-            candidate.release();
         }
         let Some((us, place, algorithm, winner)) = best else {
             let reasons: Vec<String> = trials.iter().map(Trial::to_string).collect();
@@ -154,7 +152,6 @@ impl GemmPlan {
         };
         let mut chosen = candidates.swap_remove(place);
         chosen.choose(algorithm);
-        chosen.allocate(handle)?;
         self.rejected = trials.iter().enumerate().filter(|(i, _)| *i != winner).map(|(_, t)| t.to_string()).collect();
         self.candidate = Some(chosen);
         self.measured_us = Some(us);
@@ -169,13 +166,13 @@ impl GemmPlan {
         if self.desc.is_empty() {
             return Err(nothing_to_tune(self));
         }
-        let (mut order, _) = formulation::preference(&self.desc, handle.facts());
+        let (mut order, _) = formulation::preference(&self.desc, Facts::of(handle));
         if let Some(asked) = self.options.formulation {
             order.retain(|f| *f == asked);
         }
         let mut candidates = Vec::new();
         for formulation in order {
-            if formulation::available(&self.desc, handle.facts(), formulation).is_err() {
+            if formulation::available(&self.desc, Facts::of(handle), formulation).is_err() {
                 continue;
             }
             for finish in Finish::ALL {
@@ -241,9 +238,9 @@ fn nothing_to_tune(plan: &GemmPlan) -> Error {
 
 fn trial(candidate: &Candidate, verdict: Verdict) -> Trial {
     Trial {
-        formulation: candidate.core.formulation,
-        finish: candidate.core.finish,
-        algorithm: candidate.algo().config().map_or_else(|e| e.to_string(), |config| config.to_string()),
+        formulation: candidate.outline().formulation,
+        finish: candidate.outline().finish,
+        algorithm: candidate.product().map_or_else(String::new, |product| product.algorithm().to_string()),
         verdict,
     }
 }
@@ -260,7 +257,7 @@ impl std::fmt::Display for Trial {
 }
 
 /// Empties the L2 cache by overwriting a buffer of twice its size.
-struct Flush(Fixed<u8>);
+struct Flush(Private);
 
 impl Flush {
     /// Also with warm caches there is something to overwrite: the GPU's work while the host enqueues.
@@ -271,9 +268,7 @@ impl Flush {
             CacheState::Cold => handle.device().l2_bytes.max(1 << 24) * 2,
             CacheState::Warm => Self::WARM_BYTES,
         };
-        let memory: CudaSlice<u8> =
-            handle.stream().alloc_zeros(bytes).map_err(|e| driver("allocating the cache flush buffer", e))?;
-        Ok(Self(Fixed::new(memory, handle.launch_stream())))
+        Ok(Self(Private::zeros(handle.launch_stream(), bytes)?))
     }
 
     fn run(&self, handle: &Handle) -> Result<()> {
@@ -284,7 +279,7 @@ impl Flush {
 /// Zeroes D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.launch_stream();
-    let d = args.d.data_mut().on(stream);
+    let d = args.d.data_mut().at(stream.order())?;
     handle.kernels().zero(stream, &d, d.bytes)
 }
 
@@ -292,7 +287,7 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().on(handle.launch_stream());
+    let d = args.d.data_mut().at(handle.launch_stream().order())?;
     handle.read_rows(&d, rows, row_bytes, stride)
 }
 

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::{CudaContext, sys};
 
-mod bytes;
 mod epilogue;
 mod fp8;
 mod image;
@@ -29,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::format::Scheme;
 use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{LaunchStream, Span, driver};
+use crate::gpu::lt;
 use module::{Loader, Modules};
 use operand::{check_bytes, extent};
 
@@ -213,7 +213,7 @@ impl Kernels {
 
 /// The version of the NVRTC in this process, loading it if need be.
 pub(crate) fn nvrtc_version() -> Result<String> {
-    libraries::nvrtc_available()?;
+    libraries::nvrtc_available(lt::keep_loaded)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present (asked just above) and writes the two integers.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };

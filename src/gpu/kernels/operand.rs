@@ -21,6 +21,7 @@ impl Input<'_> {
     pub(super) fn check(&self) -> Result<()> {
         let needed = extent(self.rows, self.cols, self.row_stride) * self.dtype.bytes();
         check_bytes("input", self.x, needed)?;
+        check_aligned("input", self.x, self.dtype.bytes() as u64)?;
         if !self.cols.is_multiple_of(16) || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
             return Err(Error::shape(
                 "input",

@@ -158,10 +158,9 @@ impl MatrixMap {
 
 #[cfg(test)]
 mod tests {
-    use cudarc::driver::SyncOnDrop;
-
     use super::*;
     use crate::gpu::device::libraries;
+    use crate::gpu::lt::keep_loaded;
 
     /// FP8 codes of B of DeepSeek-V3's first product, 64 x 128 at a time.
     const CODES: MatrixMap = MatrixMap {
@@ -227,11 +226,11 @@ mod tests {
     /// What our rules let through, the driver takes; it needs no GPU for it, but its library.
     #[test]
     fn the_driver_takes_what_the_rules_let_through() {
-        if let Err(reason) = libraries::driver_available() {
+        if let Err(reason) = libraries::driver_available(keep_loaded) {
             println!("skipped: {reason}");
             return;
         }
-        let memory = |bytes| Span { address: 0x7F00_0000_0000, bytes, _guard: SyncOnDrop::Record(None) };
+        let memory = |bytes| Span::unguarded(0x7F00_0000_0000, bytes);
         let widths = [(MapElement::U8, 128), (MapElement::Bf16, 64), (MapElement::F16, 64), (MapElement::F32, 32)];
         for (element, box_cols) in widths {
             for swizzle in [Swizzle::None, Swizzle::Bytes32, Swizzle::Bytes64, Swizzle::Bytes128] {
