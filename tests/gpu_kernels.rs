@@ -13,7 +13,8 @@ use scaled_gemm::{
 fn families_are_loaded_outside_of_captures() {
     let Some(handle) = handle() else { return };
     let (rows, cols) = (16, 256);
-    let x = upload(&handle, &bytes_of(DType::F32, &(0..rows * cols).map(|i| i as f32 - 100.0).collect::<Vec<_>>()));
+    let x =
+        upload(&handle, &bytes_of(DType::F32, (0..rows * cols).map(|i| i as f32 - 100.0).collect::<Vec<_>>().iter()));
     let input = MatRef::new(&x, DType::F32, rows, cols).unwrap();
     let mut amax = handle.stream().alloc_zeros::<f32>(1).unwrap();
     let mut in_graph = || {

@@ -9,9 +9,6 @@ use std::path::{Path, PathBuf};
 const ORDER: &str = "format/layout format/dtype format/scheme format/operand format/codec format/mx format/nvfp4 epilogue error format/recipe format/host format/pair \
     reference checkpoint gpu/device gpu/lt gpu/kernels gpu/handle gpu/matrix gpu/cast gpu/measure gpu/gemm";
 
-/// Edges against the order, and why each is wanted.
-const ALLOWED: [(&str, &str, &str); 0] = [];
-
 /// Files that only list modules and pass names on.
 const FACADES: [&str; 3] = ["lib", "format/mod", "gpu/mod"];
 
@@ -167,12 +164,7 @@ fn modules_name_only_those_below() {
     let edges = edges();
     assert!(edges.len() > 60, "only {} edges were read: the reader of this test is broken", edges.len());
     for (from, to, place_of_use) in &edges {
-        let allowed = ALLOWED.iter().any(|(a, b, _)| a == from && b == to);
-        assert!(place(to) < place(from) || allowed, "{place_of_use}: {from} is below {to}");
-    }
-    for (from, to, why) in ALLOWED {
-        let used = edges.iter().any(|(a, b, _)| (*a, *b) == (from, to));
-        assert!(used, "{from} no longer names {to} ({why}): take the line out of ALLOWED");
+        assert!(place(to) < place(from), "{place_of_use}: {from} is below {to}");
     }
 }
 

@@ -25,6 +25,7 @@ pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTabl
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
+
 pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, copy, time_calls};
