@@ -458,7 +458,9 @@ struct Choice {
     u32 s4, s6;
 };
 
-template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
+// Both, with the error that `error(q, t, x)` gives for magnitude q times 2^-14, block scale t times 2^14 and element |x|.
+template <class T, class ERROR>
+__device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const Second& second, const ERROR& error) {
     Choice c;
     scales_in_range(amax, second, c.s4, c.s6);
     const float v4 = ue4m3_value(c.s4), v6 = ue4m3_value(c.s6);
@@ -475,16 +477,26 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
             const float x = fabsf(element(b, 4 * k + i));
             q4[i] = round_scaled(__fmul_rn(x, m4));
             q6[i] = round_scaled(__fmul_rn(x, m6));
-            // The product is exact, so the fused subtraction rounds once, as the unfused one does.
-            const float xs = __fmul_rn(x, second.encode);
-            const float d4 = __fmaf_rn(q4[i], t4, -xs), d6 = __fmaf_rn(q6[i], t6, -xs);
-            c.e4 = __fadd_rn(c.e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
-            c.e6 = __fadd_rn(c.e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
+            c.e4 = __fadd_rn(c.e4, error(q4[i], t4, x));
+            c.e6 = __fadd_rn(c.e6, error(q6[i], t6, x));
         }
         c.w4[k] = bytes4(q4);
         c.w6[k] = bytes4(q6);
     }
     return c;
+}
+
+// The error of an element in the units of the codes. The product is exact, so the fused subtraction rounds once, as the unfused
+// one does.
+__device__ __forceinline__ float fast_error(float q, float t, float x, const Second& second) {
+    return __fmaf_rn(q, t, -__fmul_rn(x, second.encode));
+}
+
+template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
+    return candidates_by(b, amax, second, [&](float q, float t, float x) {
+        const float d = fast_error(q, t, x, second);
+        return MSE ? __fmul_rn(d, d) : fabsf(d);
+    });
 }
 
 // The strict errors of both candidates, in place of the fast ones: by the formulas, in order.
