@@ -7,7 +7,7 @@ use crate::format::pair::check_quantize_cols;
 use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, GivenScale, Recipe, Scheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
+use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
 use crate::gpu::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 
 /// Which operands a quantizer writes.
@@ -80,9 +80,9 @@ impl Handle {
         let input = input(x, &source);
         let [plain, transposed] = targets;
         let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
-        let plain = plain_parts.as_ref().map(|Parts { codes, scales, .. }| Output { codes, scales });
+        let plain = plain_parts.as_ref().map(output);
         let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
-        let transposed = transposed_parts.as_ref().map(|Parts { codes, scales, .. }| Output { codes, scales });
+        let transposed = transposed_parts.as_ref().map(output);
 
         let kernels = self.kernels();
         // Without elements there are no groups, but per-row scales exist for every row.
@@ -198,9 +198,9 @@ impl Handle {
         if let Some(given) = given {
             let span = given.number().at(order)?;
             let given = match given {
-                GivenScale::Amax(_) => Given::Amax(&span),
-                GivenScale::Encode(_) => Given::Encode(&span),
-                GivenScale::Decode(_) => Given::Decode(&span),
+                GivenScale::Amax(_) => Factor::Amax(&span),
+                GivenScale::Encode(_) => Factor::Encode(&span),
+                GivenScale::Decode(_) => Factor::Decode(&span),
             };
             return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
         }
@@ -213,14 +213,14 @@ impl Handle {
             // The rule of the amax kernel's factors is not used.
             let rule = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
             kernels.amax_tensor(stream, &input, rule, &state, None, Some(&amax))?;
-            let given = Some(Given::Amax(&amax));
+            let given = Some(Factor::Amax(&amax));
             return kernels.quantize_nvfp4(stream, &input, recipe, [given; 2], true, out, out_t);
         }
         kernels.zero(stream, &places, 8)?;
         if x.rows() > 0 && x.cols() > 0 {
             kernels.amax_hadamard(stream, &input, out.map(|_| &amax), out_t.map(|_| &amax_t))?;
         }
-        let given = [Some(Given::Amax(&amax)), Some(Given::Amax(&amax_t))];
+        let given = [Some(Factor::Amax(&amax)), Some(Factor::Amax(&amax_t))];
         kernels.quantize_nvfp4(stream, &input, recipe, given, true, out, out_t)
     }
 
@@ -229,8 +229,8 @@ impl Handle {
         &self,
         input: &Input<'_>,
         recipe: Recipe,
-        out: Option<&BlockOutput<'_>>,
-        out_t: Option<&BlockOutput<'_>>,
+        out: Option<&Output<'_>>,
+        out_t: Option<&Output<'_>>,
     ) -> Result<()> {
         let (stream, kernels) = (self.launch_stream(), self.kernels());
         if input.rows == 0 || input.cols == 0 {
@@ -251,7 +251,7 @@ impl Handle {
         kernels.zero(stream, &amax, rows + cols)?;
         let (row_amax, col_amax) = (amax.slice(0, rows), amax.slice(rows, cols));
         kernels.amax_row_column(stream, input, out.map(|_| &row_amax), out_t.map(|_| &col_amax))?;
-        let given = [Some(Given::RowAmax(&row_amax)), Some(Given::RowAmax(&col_amax))];
+        let given = [Some(Factor::RowAmax(&row_amax)), Some(Factor::RowAmax(&col_amax))];
         kernels.quantize_nvfp4(stream, input, recipe, given, true, out, out_t)
     }
 
@@ -277,8 +277,8 @@ impl Handle {
         let order = stream.order();
         let source = x.data().at(order)?;
         let input = input(x, &source);
-        let Parts { codes, scales, .. } = out.write(order)?;
-        let target = Output { codes: &codes, scales: &scales };
+        let target = out.write(order)?;
+        let target = output(&target);
         let factor = scale.number().at(order)?;
         let factor = match scale {
             GivenScale::Encode(_) => Factor::Encode(&factor),
@@ -315,7 +315,7 @@ impl Handle {
             let q = BlockCodes { scheme, rows, cols, codes: &codes, block_scales: &block_scales, scales };
             return self.kernels().dequantize_blocks(stream, &q, &target, stride, dtype);
         }
-        let parts = Output { codes: &codes, scales: &scales };
+        let parts = Output { codes: &codes, scales: &scales, block_scales: &block_scales };
         self.kernels().dequantize(stream, q.scheme(), q.rows(), q.cols(), &parts, &target, stride, dtype)
     }
 
@@ -362,8 +362,8 @@ fn check_input(x: &MatRef<'_>) -> Result<()> {
     check_quantize_cols("x", x.cols())
 }
 
-fn output<'a>(Parts { codes, scales, block_scales }: &'a Parts<Span<'a>>) -> BlockOutput<'a> {
-    BlockOutput { codes, scales, block_scales }
+fn output<'a>(Parts { codes, scales, block_scales }: &'a Parts<Span<'a>>) -> Output<'a> {
+    Output { codes, scales, block_scales }
 }
 
 fn too_many_maxima(rows: usize, cols: usize, limit: usize) -> Error {

@@ -170,7 +170,7 @@ impl Kernels {
     ) -> Result<()> {
         x.check()?;
         check_output(out, Scheme::Fp8Tensor(format), x.rows, x.cols)?;
-        let (factor, kind) = factor.checked()?;
+        let (factor, kind) = factor.of_fp8()?;
         amax.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
         let (rows, cols) = x.flattened();
         // Two vectors a thread once that still leaves every multiprocessor several blocks.
@@ -330,7 +330,7 @@ impl Kernels {
         if factor.is_none() && matches!(recipe.scheme, Scheme::Fp8Tensor(_)) {
             return Err(Error::shape("factor", "nothing", "must be given for this scheme", "compute it first"));
         }
-        let (factor, factor_kind) = factor.map_or(Ok((0, 0)), |f| f.checked())?;
+        let (factor, factor_kind) = factor.map_or(Ok((0, 0)), |f| f.of_fp8())?;
         let tile_in = TileIn { factor, row_amax: address(amax[0]), col_amax: address(amax[1]), factor_kind };
         let tile_out = TileOut {
             codes: address(out.map(|o| o.codes)),

@@ -22,7 +22,7 @@ mod tensor_map;
 
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub use image::{KernelFamily, KernelSource};
-pub(crate) use operand::{BlockCodes, BlockOutput, Factor, Given, Input, Output};
+pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;

@@ -3,7 +3,7 @@
 use super::Kernels;
 use super::launch::{Blocks, ByInput, THREADS, enqueue_cast};
 use super::module::Modules;
-use super::operand::{BlockOutput, Input, address, check_block_output, check_transposable, format_code};
+use super::operand::{Input, Output, address, check_output, check_transposable, format_code};
 use crate::error::Result;
 use crate::format::{Fp8Format, MxRounding, Scheme};
 use crate::gpu::device::memory::LaunchStream;
@@ -81,13 +81,13 @@ impl Kernels {
         stream: &LaunchStream,
         x: &Input<'_>,
         (rounding, format): (MxRounding, Fp8Format),
-        out: Option<&BlockOutput<'_>>,
-        transposed: Option<&BlockOutput<'_>>,
+        out: Option<&Output<'_>>,
+        transposed: Option<&Output<'_>>,
     ) -> Result<()> {
         x.check()?;
         let scheme = Scheme::Mxfp8(format);
-        out.map_or(Ok(()), |o| check_block_output(o, scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_block_output(o, scheme, x.cols, x.rows))?;
+        out.map_or(Ok(()), |o| check_output(o, scheme, x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_output(o, scheme, x.cols, x.rows))?;
         let rule = MxRule::new(rounding, format);
         if let (Some(out), None) = (out, transposed) {
             return enqueue_cast!(
@@ -101,7 +101,7 @@ impl Kernels {
             );
         }
         check_transposable(x)?;
-        let place = |o: Option<&BlockOutput<'_>>| [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales))];
+        let place = |o: Option<&Output<'_>>| [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales))];
         let ([codes, block_scales], [codes_t, block_scales_t]) = (place(out), place(transposed));
         enqueue_cast!(
             stream,

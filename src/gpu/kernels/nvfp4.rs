@@ -4,8 +4,7 @@ use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
 use super::module::Modules;
 use super::operand::{
-    BlockCodes, BlockOutput, Given, Input, address, check_block_output, check_floats, check_transposable, format_code,
-    is_aligned,
+    BlockCodes, Factor, Input, Output, address, check_floats, check_output, check_transposable, format_code, is_aligned,
 };
 use crate::error::{Error, Result};
 use crate::format::{
@@ -153,8 +152,8 @@ impl Kernels {
         stream: &LaunchStream,
         x: &Input<'_>,
         rule: Nvfp4Rule,
-        given: Option<(Given<'_>, bool)>,
-        out: &BlockOutput<'_>,
+        given: Option<(u64, bool)>,
+        out: &Output<'_>,
         place: usize,
     ) -> Result<()> {
         let Some((given, backwards)) = given else {
@@ -190,7 +189,7 @@ impl Kernels {
             x,
             Blocks::new(walk_grid(x.rows, x.cols, steps), THREADS),
             rule,
-            given.span().address,
+            given,
             u32::from(backwards),
             out.codes.address,
             out.block_scales.address,
@@ -208,21 +207,22 @@ impl Kernels {
         stream: &LaunchStream,
         x: &Input<'_>,
         recipe: Recipe,
-        given: [Option<Given<'_>>; 2],
+        given: [Option<Factor<'_>>; 2],
         backwards: bool,
-        out: Option<&BlockOutput<'_>>,
-        transposed: Option<&BlockOutput<'_>>,
+        out: Option<&Output<'_>>,
+        transposed: Option<&Output<'_>>,
     ) -> Result<()> {
         x.check()?;
-        out.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.cols, x.rows))?;
-        given[0].map_or(Ok(()), |g| g.check(x.rows))?;
-        given[1].map_or(Ok(()), |g| g.check(x.cols))?;
-        let kind = given[0].or(given[1]).map_or(0, Given::kind);
+        out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
+        let levels = [(given[0], x.rows), (given[1], x.cols)];
+        let [level, level_t] = levels.map(|(given, rows)| given.map(|given| given.of_nvfp4(rows)).transpose());
+        let (level, level_t) = (level?, level_t?);
+        let kind = level.or(level_t).map_or(0, |(_, kind)| kind);
         let rule = Nvfp4Rule::new(recipe, kind);
         let each = recipe.scheme == Scheme::Nvfp4Row;
         if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
-            let one = given[0].filter(|_| !each).map(|g| (g, backwards));
+            let one = level.filter(|_| !each).map(|(address, _)| (address, backwards));
             if each || one.is_some() {
                 return self.quantize_nvfp4_rows(stream, x, rule, one, out, place);
             }
@@ -231,13 +231,13 @@ impl Kernels {
             check_transposable(x)?;
         }
         for (wanted, given) in [(out, given[0]), (transposed, given[1])] {
-            if wanted.is_some() && given.is_none_or(|g| matches!(g, Given::RowAmax(_)) != each) {
+            if wanted.is_some() && given.is_none_or(|given| given.is_of_rows() != each) {
                 return Err(Error::shape("second level", "none of its kind", "must be given", "compute it first"));
             }
         }
-        let span = |g: Option<Given<'_>>| g.map_or(0, |g| g.span().address);
-        let given = Nvfp4Given { rows: span(given[0]), cols: span(given[1]), each: u32::from(each) };
-        let place = |o: Option<&BlockOutput<'_>>| {
+        let address_of = |level: Option<(u64, u32)>| level.map_or(0, |(address, _)| address);
+        let given = Nvfp4Given { rows: address_of(level), cols: address_of(level_t), each: u32::from(each) };
+        let place = |o: Option<&Output<'_>>| {
             [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales)), address(o.map(|o| o.scales))]
         };
         let ([codes, block_scales, scales], [codes_t, block_scales_t, scales_t]) = (place(out), place(transposed));

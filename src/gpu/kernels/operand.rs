@@ -39,34 +39,69 @@ impl Input<'_> {
     }
 }
 
-/// Codes and scales that a quantizer writes.
+/// Codes and scales that a quantizer writes, or an FP8 dequantizer reads. A span is empty where the scheme has none of its kind.
 pub(crate) struct Output<'a> {
     pub(crate) codes: &'a Span<'a>,
     pub(crate) scales: &'a Span<'a>,
+    pub(crate) block_scales: &'a Span<'a>,
 }
 
-/// The factor of a per-tensor cast, on the device.
+/// What the FP32 scale of a matrix follows from, on the device: one FP32 unless said otherwise.
 #[derive(Clone, Copy)]
 pub(crate) enum Factor<'a> {
-    /// One FP32 that multiplies the data; the stored scale is its reciprocal.
+    /// max |x|. NVFP4.
+    Amax(&'a Span<'a>),
+    /// It multiplies the data; the stored scale is its reciprocal.
     Encode(&'a Span<'a>),
-    /// One FP32, the stored scale; its reciprocal multiplies the data.
+    /// The stored scale; its reciprocal multiplies the data.
     Decode(&'a Span<'a>),
-    /// Two FP32: encode factor and scale, as [`Kernels::amax_tensor`] writes them.
+    /// Two: encode factor and scale, as [`Kernels::amax_tensor`](super::Kernels::amax_tensor) writes them. FP8.
     Computed(&'a Span<'a>),
+    /// max |x| of each row of the output, each with a scale of its own. NVFP4.
+    RowAmax(&'a Span<'a>),
 }
 
-impl Factor<'_> {
-    /// Address and kind, as `kernels/cast/tile.cuh` numbers it.
-    pub(super) fn checked(&self) -> Result<(u64, u32)> {
-        let (span, kind, count) = match self {
-            Self::Encode(span) => (span, 0, 1),
-            Self::Decode(span) => (span, 1, 1),
-            Self::Computed(span) => (span, 2, 2),
-        };
-        check_floats("factor", span, count)?;
-        Ok((span.address, kind))
+impl<'a> Factor<'a> {
+    fn span(self) -> &'a Span<'a> {
+        match self {
+            Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::Computed(span) | Self::RowAmax(span) => {
+                span
+            }
+        }
     }
+
+    /// Address and kind of the factor of an FP8 cast, as `kernels/cast/tile.cuh` numbers it.
+    pub(super) fn of_fp8(self) -> Result<(u64, u32)> {
+        let (kind, count) = match self {
+            Self::Encode(_) => (0, 1),
+            Self::Decode(_) => (1, 1),
+            Self::Computed(_) => (2, 2),
+            Self::Amax(_) | Self::RowAmax(_) => return Err(wrong_kind("an FP8 cast", "an amax")),
+        };
+        check_floats("factor", self.span(), count)?;
+        Ok((self.span().address, kind))
+    }
+
+    /// Address and kind of the second level of an NVFP4 cast of so many rows, as `kernels/cast/nvfp4.cuh` numbers it.
+    pub(super) fn of_nvfp4(self, rows: usize) -> Result<(u64, u32)> {
+        let (kind, count) = match self {
+            Self::Amax(_) => (0, 1),
+            Self::RowAmax(_) => (0, rows),
+            Self::Encode(_) => (1, 1),
+            Self::Decode(_) => (2, 1),
+            Self::Computed(_) => return Err(wrong_kind("an NVFP4 cast", "an FP8 factor")),
+        };
+        check_floats("second-level scale", self.span(), count)?;
+        Ok((self.span().address, kind))
+    }
+
+    pub(super) fn is_of_rows(self) -> bool {
+        matches!(self, Self::RowAmax(_))
+    }
+}
+
+fn wrong_kind(cast: &str, found: &str) -> Error {
+    Error::unsupported(format!("{found} as the factor of {cast}"), "its kernels do not know it", "report it")
 }
 
 /// A block-scaled matrix on the device.
@@ -103,60 +138,13 @@ impl BlockCodes<'_> {
     }
 }
 
-/// What a block-scaled quantizer writes; `scales` is not touched for MXFP8.
-pub(crate) struct BlockOutput<'a> {
-    pub(crate) codes: &'a Span<'a>,
-    pub(crate) scales: &'a Span<'a>,
-    pub(crate) block_scales: &'a Span<'a>,
-}
-
-/// A second level on the device: one FP32, or with [`Given::RowAmax`] one for each row of the output.
-#[derive(Clone, Copy)]
-pub(crate) enum Given<'a> {
-    Amax(&'a Span<'a>),
-    Encode(&'a Span<'a>),
-    Decode(&'a Span<'a>),
-    RowAmax(&'a Span<'a>),
-}
-
-impl<'a> Given<'a> {
-    /// As `kernels/cast/nvfp4.cuh` numbers it.
-    pub(super) fn kind(self) -> u32 {
-        match self {
-            Self::Amax(_) | Self::RowAmax(_) => 0,
-            Self::Encode(_) => 1,
-            Self::Decode(_) => 2,
-        }
-    }
-
-    pub(super) fn span(self) -> &'a Span<'a> {
-        match self {
-            Self::Amax(span) | Self::Encode(span) | Self::Decode(span) | Self::RowAmax(span) => span,
-        }
-    }
-
-    pub(super) fn check(self, rows: usize) -> Result<()> {
-        let count = if matches!(self, Self::RowAmax(_)) { rows } else { 1 };
-        check_floats("second-level scale", self.span(), count)
-    }
-}
-
-/// Codes are stored eight at a time, scales one float at a time.
+/// Codes are stored up to sixteen bytes at a time, and so are block scales; scales one float at a time.
 pub(super) fn check_output(out: &Output<'_>, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     check_bytes("codes", out.codes, scheme.code_bytes(rows, cols))?;
     check_aligned("codes", out.codes, 16)?;
-    check_bytes("scales", out.scales, scheme.scale_len(rows, cols) * 4)?;
-    check_aligned("scales", out.scales, 4)
-}
-
-/// Codes are stored eight bytes at a time, block scales up to sixteen.
-pub(super) fn check_block_output(out: &BlockOutput<'_>, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    check_bytes("codes", out.codes, scheme.code_bytes(rows, cols))?;
-    check_aligned("codes", out.codes, 8)?;
     check_bytes("block scales", out.block_scales, scheme.block_scale_len(rows, cols))?;
     check_aligned("block scales", out.block_scales, 16)?;
-    check_bytes("scales", out.scales, scheme.scale_len(rows, cols) * 4)?;
-    check_aligned("scales", out.scales, 4)
+    check_floats("scales", out.scales, scheme.scale_len(rows, cols))
 }
 
 pub(super) fn check_transposable(x: &Input<'_>) -> Result<()> {
