@@ -276,11 +276,14 @@ impl Flush {
     }
 }
 
-/// Zeroes D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
+/// Zeroes the rows of D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
+/// What lies between the rows is not D's.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.launch_stream();
+    let size = args.d.dtype().bytes();
+    let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
     let d = args.d.data_mut().at(stream.order())?;
-    handle.kernels().zero(stream, &d, d.bytes)
+    handle.kernels().zero_2d(stream, &d, stride, rows, row_bytes)
 }
 
 /// D's rows, packed, on the host.
