@@ -71,7 +71,7 @@ fn allocates_nothing(handle: &Handle, pool: Option<&Pool>, words: &str, mut call
     panic!("free bytes of the device before and after a hundred calls, three times: {free:?}\n{words}");
 }
 
-/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in the plan's own memory.
+/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in scratch memory.
 fn block_products(handle: &Handle, pool: Option<&Pool>, rng: &mut Rng) {
     let (m, n, k) = (17, 528, 576);
     let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3));
