@@ -4,7 +4,6 @@
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
 mod cast;
-mod compile;
 mod device;
 mod gemm;
 mod handle;
@@ -14,7 +13,6 @@ mod matrix;
 mod measure;
 
 pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
-pub use compile::KernelSource;
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
@@ -28,5 +26,6 @@ pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
+pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, copy, time_calls};
