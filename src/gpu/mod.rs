@@ -4,6 +4,7 @@
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
 mod cache;
+mod clocks;
 mod compile;
 mod dequantized;
 mod formulation;
@@ -28,6 +29,7 @@ mod rescale;
 mod tune;
 
 pub use cache::PlanCache;
+pub use clocks::{ClockWatch, Clocks};
 pub use compile::KernelSource;
 pub use formulation::{Finish, Formulation};
 pub use gemm::{GemmPlan, Offer, PlanOptions};
@@ -35,7 +37,7 @@ pub use gemm_args::GemmArgs;
 pub use gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
 pub use handle::{DeviceInfo, Handle, LibraryInfo};
 pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
-pub use measure::{Bf16Gemm, capture, copy, time_calls};
+pub use measure::{Bf16Gemm, Cadence, Times, Timing, capture, copy};
 pub use memory::{DeviceBytes, DeviceBytesMut};
 pub use quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
 pub use record::{Environment, TuneRecord, TuneTable};

@@ -8,6 +8,7 @@ mod gemm;
 mod hadamard;
 mod metrics;
 mod mxfp8;
+mod noise;
 pub mod nvfp4;
 mod operand;
 mod parallel;
@@ -20,6 +21,7 @@ pub use delayed::{AmaxHistory, delayed_update};
 pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use metrics::{calc_diff, sqnr_db};
+pub use noise::Noise;
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;
 pub use quantize::{
