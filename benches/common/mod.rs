@@ -7,7 +7,7 @@ use scaled_gemm::{DType, Handle, time_calls};
 
 #[path = "../../tests/common/mod.rs"]
 pub mod testing;
-pub use testing::Rng;
+pub use testing::Noise;
 
 /// (n, k) of DeepSeek-V3, Llama-3-70B, Qwen3-30B-A3B's experts, Qwen3-32B.
 pub const SHAPES: [(usize, usize); 17] = [
@@ -35,7 +35,7 @@ pub const QUICK: [(usize, usize); 3] = [(4096, 7168), (7168, 2048), (24576, 1536
 /// Random normal numbers as `dtype`, `elements` of them: a block of four million, repeated.
 pub fn random(handle: &Handle, seed: u64, elements: usize, dtype: DType) -> CudaSlice<u8> {
     let block = elements.min(4 << 20);
-    let mut rng = Rng(seed);
+    let mut rng = Noise::new(seed);
     let values: Vec<f32> = (0..block).map(|_| rng.normal()).collect();
     let bytes: Vec<u8> = match dtype {
         DType::Bf16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_bits().to_le_bytes()).collect(),
