@@ -227,7 +227,7 @@ fn products_are_those_of_the_dequantized() {
 fn second_level_scales_are_applied_in_the_documented_order() {
     let (m, n, k) = (5, 16, 32);
     let exact = |rows, scheme: Scheme, seed: u64| {
-        let any = |i| (i as u32 * 37 + seed * 11) as u8;
+        let any = |i| (i as u64 * 37 + seed * 11) as u8;
         // FP8 codes of two binades.
         let near_one = |i| 0x30 | (any(i) & 0x8F);
         let bytes = 0..scheme.code_bytes(rows, k);
