@@ -304,7 +304,7 @@ impl Handle {
     pub(crate) fn facts(&self) -> Facts {
         let version = self.lt.version();
         let measured = measured::applies(&self.device.name, version);
-        Facts { cc: self.device.compute_capability, version, measured }
+        Facts { cc: self.device.compute_capability, version, sm_count: self.device.sm_count, measured }
     }
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.
