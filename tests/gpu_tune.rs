@@ -9,7 +9,7 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::{
     CacheState, DType, Error, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, PlanOptions, QuantMatrix, Scheme,
-    TuneOptions, TuneRecord, TuneTable, Verdict,
+    Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -137,6 +137,26 @@ fn tensors_added_to_d() {
     tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
     let case = Case { beta: Some(1.0), alpha: 0.5, ..Case::new(DType::F32) };
     tune(&handle, [130, 520, 2048], TENSORS, case, CacheState::Warm);
+}
+
+/// With warm caches a small product takes the GPU less than a launch takes the host: the record holds the former.
+#[test]
+fn warm_times_are_those_of_the_device() {
+    let Some(handle) = handle() else { return };
+    let ops = typical(&handle, &mut Noise::new(66), [16, 520, 576], TENSORS);
+    let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut Noise::new(67), 16, 520, &[]));
+    let desc = case.desc(&ops);
+    if offered(&handle, &desc).is_empty() {
+        println!("skipped: {} multiplies no FP8", handle.device());
+        return;
+    }
+    let mut plan = handle.plan(&desc).unwrap();
+    let mut output = Output::new(&handle, &ops, &extras, &case);
+    let report = plan.autotune(&handle, output.args(&ops, &extras, &case), &options(CacheState::Warm)).unwrap();
+    let tuned = report.record.measured_us().unwrap();
+    let timed = Timing::SUSTAINED.time(&handle, |_| plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
+    let ratio = tuned / timed.median();
+    assert!((0.75..1.33).contains(&ratio), "autotune says {tuned:.2} us, a graph of the same calls takes {timed} us");
 }
 
 #[test]

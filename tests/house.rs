@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const ORDER: &str = "format/layout format/dtype format/scheme format/operand format/codec format/mx format/nvfp4 epilogue error format/recipe format/host format/pair models \
     reference checkpoint gpu/memory gpu/quirks gpu/measured gpu/lt gpu/libraries gpu/compile gpu/kernels gpu/cache gpu/handle gpu/matrix \
     gpu/quantize gpu/rescale gpu/clocks gpu/measure gpu/gemm_desc gpu/dequantized gpu/gemm_args gpu/formulation gpu/gemm_core gpu/record gpu/gemm_call \
-    gpu/gemm gpu/prepare gpu/tune";
+    gpu/gemm gpu/prepare gpu/judge gpu/tune";
 
 /// Edges against the order, and why each is wanted.
 const ALLOWED: [(&str, &str, &str); 6] = [

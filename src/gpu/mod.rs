@@ -14,6 +14,7 @@ mod gemm_call;
 mod gemm_core;
 mod gemm_desc;
 mod handle;
+mod judge;
 mod kernels;
 mod libraries;
 mod lt;

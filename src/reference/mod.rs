@@ -14,6 +14,7 @@ mod operand;
 mod parallel;
 mod philox;
 mod quantize;
+mod sample;
 pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
@@ -28,3 +29,4 @@ pub use quantize::{
     amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
     quantize_with_scale,
 };
+pub use sample::rows_of;
