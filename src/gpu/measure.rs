@@ -118,12 +118,12 @@ impl Timing {
     }
 
     /// The same with this many launches.
-    pub fn with_launches(self, launches: usize) -> Self {
+    pub const fn with_launches(self, launches: usize) -> Self {
         Self { launches, ..self }
     }
 
     /// The same with this many calls in a graph, at least.
-    pub fn with_calls(self, calls: usize) -> Self {
+    pub const fn with_calls(self, calls: usize) -> Self {
         Self { calls, ..self }
     }
 
