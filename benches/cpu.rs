@@ -85,9 +85,9 @@ fn plan_cache(c: &mut Criterion) {
     use scaled_gemm::{GemmDesc, PlanCache};
     let (a, b) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
     let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16);
-    let mut cache = PlanCache::new(64, usize::MAX);
+    let mut cache = PlanCache::new(64);
     for m in 1..=64 {
-        cache.insert(desc(m), m, 0);
+        cache.insert(desc(m), m);
     }
     let mut group = c.benchmark_group("plan cache, 64 entries");
     for (name, m) in [("hit", 32), ("miss", 65)] {

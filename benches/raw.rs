@@ -16,8 +16,8 @@ use cublaslt_sys::{
 };
 use scaled_gemm::cudarc::driver::{CudaSlice, DevicePtr};
 use scaled_gemm::{
-    Accumulation, DType, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, MatRef, PlanOptions,
-    QuantMatrix, Recipe, Result, Scheme, Timing,
+    Accumulation, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, MatRef,
+    PlanOptions, QuantMatrix, Recipe, Result, Scheme, Timing,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
@@ -76,7 +76,18 @@ fn matrix(handle: &Handle, seed: u64, scheme: Scheme, rows: usize, cols: usize) 
     let codes = handle.stream().clone_htod(host.codes()).unwrap();
     let scales = handle.stream().clone_htod(host.scales()).unwrap();
     let addresses = [codes.device_ptr(handle.stream()).0, scales.device_ptr(handle.stream()).0];
-    (QuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap(), addresses)
+    (
+        QuantMatrix::from_parts(
+            scheme,
+            rows,
+            cols,
+            DeviceBuffer::from_slice(codes).unwrap(),
+            Some(DeviceBuffer::from_slice(scales).unwrap()),
+            None,
+        )
+        .unwrap(),
+        addresses,
+    )
 }
 
 fn operands(handle: &Handle, seed: u64, (a, b): (Scheme, Scheme), [m, n, k]: [usize; 3]) -> Operands {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns records of `cargo bench --bench formulations` into the tables and rules of src/gpu/measured.rs.
+"""Turns records of `cargo bench --bench formulations` into the tables and rules of src/gpu/gemm/measured.rs.
 
 usage: scripts/measured-choices.py RECORD...      rows and rules on standard output, how good they are on standard error
 

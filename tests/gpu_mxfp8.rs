@@ -12,7 +12,7 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     BlockShape, DType, DeviceBytes, Fp8Format, GivenGlobal, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
-    QuantMatrix, QuantizeTo, Recipe, Scheme, capture, reference,
+    QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];

@@ -12,8 +12,7 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenGlobal,
-    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, capture,
-    reference,
+    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 use serde_json::Value;
 

@@ -7,19 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// Modules from the bottom to the top: each names only those before it. A folder that is not taken apart is one module.
 const ORDER: &str = "format/layout format/dtype format/scheme format/operand format/codec format/mx format/nvfp4 epilogue error format/recipe format/host format/pair models \
-    reference checkpoint gpu/memory gpu/quirks gpu/measured gpu/lt gpu/libraries gpu/compile gpu/kernels gpu/cache gpu/handle gpu/matrix \
-    gpu/quantize gpu/rescale gpu/clocks gpu/measure gpu/gemm_desc gpu/dequantized gpu/gemm_args gpu/formulation gpu/gemm_core gpu/record gpu/gemm_call \
-    gpu/gemm gpu/prepare gpu/judge gpu/tune";
+    reference checkpoint gpu/device gpu/lt gpu/compile gpu/kernels gpu/handle gpu/matrix gpu/cast gpu/clocks gpu/measure gpu/gemm";
 
 /// Edges against the order, and why each is wanted.
-const ALLOWED: [(&str, &str, &str); 6] = [
-    ("gpu/compile", "gpu/kernels", "asking NVRTC for its version is unsafe, and unsafe lives in kernels"),
-    ("gpu/kernels", "gpu/matrix", "making a QuantMatrix of bare addresses is unsafe, and unsafe lives in kernels"),
-    ("gpu/handle", "gpu/formulation", "a handle knows the facts that decide which formulations exist"),
-    ("gpu/handle", "gpu/gemm_desc", "a handle owns the cache of plans, whose keys these are"),
-    ("gpu/handle", "gpu/gemm", "a handle owns the cache of plans"),
-    ("gpu/handle", "gpu/record", "a handle owns the table of measured choices"),
-];
+const ALLOWED: [(&str, &str, &str); 1] =
+    [("gpu/compile", "gpu/kernels", "asking NVRTC for its version is unsafe, and unsafe lives in kernels")];
 
 /// Files that only list modules and pass names on.
 const FACADES: [&str; 3] = ["lib", "format/mod", "gpu/mod"];
@@ -192,8 +184,9 @@ fn unsafe_and_raw_bindings_stay_in_their_files() {
     }
     for (file, code) in sources() {
         let lt = module(&file) == Some("gpu/lt");
+        let bytes = module(&file) == Some("gpu/kernels") || file.starts_with("gpu/device/memory/");
         let words = |word| code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);
-        assert!(lt || module(&file) == Some("gpu/kernels") || !words("unsafe"), "src/{file}.rs has unsafe code");
+        assert!(lt || bytes || !words("unsafe"), "src/{file}.rs has unsafe code");
         assert!(lt || !words("cublaslt_sys"), "src/{file}.rs names cublaslt_sys; only gpu/lt may");
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use super::handle::Handle;
-use super::memory::driver;
+use crate::gpu::device::memory::driver;
+use crate::gpu::handle::Handle;
 
 /// Milliseconds between two readings.
 const EVERY_MS: u32 = 50;

@@ -7,8 +7,8 @@ use std::{env, fs};
 
 use cudarc::nvrtc::{CompileOptions, Ptx, compile_ptx_with_opts};
 
-use super::kernels::nvrtc_version;
 use crate::error::{Error, Result};
+use crate::gpu::kernels::nvrtc_version;
 
 /// One `kernels/*.cu`: its name, its text with every include in place, and the image `build.rs` made (empty: none).
 pub(crate) struct KernelFile {

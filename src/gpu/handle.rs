@@ -1,90 +1,31 @@
-//! [`Handle`]: one stream with its cuBLASLt handle, kernels, workspace and plan cache.
+//! [`Handle`]: one stream with its cuBLASLt handle, kernels, workspace and scratch memory. What it is used for, products
+//! among it, keeps its own state in a slot.
 
-use std::cell::RefCell;
-use std::collections::HashSet;
+use std::any::Any;
+use std::cell::{RefCell, RefMut};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 use crate::error::{Error, Result};
 
-use super::cache::PlanCache;
-use super::compile::KernelSource;
-use super::formulation::Facts;
-use super::gemm::GemmPlan;
-use super::gemm_desc::GemmDesc;
-use super::kernels::Kernels;
-use super::libraries;
-use super::lt::{self, LtHandle};
-use super::measured;
-use super::memory::{DeviceBytes, DeviceBytesMut, LaunchStream, Span, driver};
-use super::record::TuneTable;
+use crate::gpu::compile::KernelSource;
+use crate::gpu::device::arena::Arena;
+use crate::gpu::device::graph::CapturedGraph;
+use crate::gpu::device::info::DeviceInfo;
+use crate::gpu::device::libraries;
+use crate::gpu::device::memory::{
+    BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Memory, Span, driver, raw,
+};
+use crate::gpu::device::stream::{Capture, Queue};
+use crate::gpu::kernels::Kernels;
+use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
-
-/// Plans kept behind [`Handle::scaled_gemm`], and the scratch memory they may hold together.
-///
-/// A model has a few dozen shapes at each batch size; a plan without scratch is some kilobytes. The FP32 scratch of an
-/// epilogue at m = 256 is 4 to 58 MB for the shapes of DeepSeek-V3 and Llama-3-70B, so 512 MiB hold about all of them.
-const CACHED_PLANS: usize = 64;
-const CACHED_SCRATCH: usize = 512 << 20;
-
-/// The GPU of a [`Handle`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// Place in the driver's list.
-    pub ordinal: usize,
-    /// Name, such as `NVIDIA H200`.
-    pub name: String,
-    /// Compute capability, major and minor: `(9, 0)` is sm_90.
-    pub compute_capability: (u32, u32),
-    /// Number of multiprocessors.
-    pub sm_count: u32,
-    /// Bytes of the L2 cache.
-    pub l2_bytes: usize,
-    /// Bytes of device memory.
-    pub memory_bytes: usize,
-    /// CUDA version of the driver: 13000 is 13.0.
-    pub driver: u32,
-}
-
-impl DeviceInfo {
-    fn of(context: &Arc<CudaContext>) -> Result<Self> {
-        let number = |attribute, what: &str| {
-            let value = context.attribute(attribute).map_err(|e| driver(&format!("reading the {what}"), e))?;
-            u32::try_from(value).map_err(|_| Error::Driver {
-                call: format!("reading the {what}"),
-                reason: format!("the driver said {value}"),
-            })
-        };
-        Ok(Self {
-            ordinal: context.ordinal(),
-            name: context.name().map_err(|e| driver("reading the GPU's name", e))?,
-            compute_capability: (
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability")?,
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
-            ),
-            sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessor count")?,
-            l2_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache size")? as usize,
-            memory_bytes: context.total_mem().map_err(|e| driver("reading the memory size", e))?,
-            driver: lt::driver_version()?,
-        })
-    }
-}
-
-impl fmt::Display for DeviceInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (major, minor) = self.compute_capability;
-        write!(f, "{} (sm_{major}{minor})", self.name)
-    }
-}
 
 /// The cuBLASLt that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,54 +41,59 @@ pub struct LibraryInfo {
     pub found_by: String,
 }
 
-/// One stream, and everything that work on it needs: cuBLASLt, kernels, a 32 MiB workspace, a cache of plans.
+/// One stream, and everything that work on it needs: cuBLASLt, kernels, a 32 MiB workspace, scratch memory for its plans.
 ///
 /// `Send`, not `Sync`: use one handle for each thread and stream. Memory that its work uses, the handle's own included,
 /// must live as long as the work does; for a captured graph that is as long as the graph is launched.
 pub struct Handle {
     id: u64,
-    pub(super) state: RefCell<State>,
+    slots: Slots,
     device: DeviceInfo,
     kernels: Arc<Kernels>,
     lt: LtHandle,
-    workspace: Fixed<u8>,
-    ones: Fixed<f32>,
+    workspace: Private,
+    ones: Private,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), then encode factor and scale.
-    amax: Fixed<f32>,
-    stream: LaunchStream,
+    amax: Private,
+    arena: Arena,
+    queue: Queue,
 }
 
-/// What changes behind `&Handle`.
-pub(super) struct State {
-    pub(super) plans: PlanCache<GemmDesc, GemmPlan>,
-    pub(super) tuning: TuneTable,
-    /// Problems whose choice was logged.
-    pub(super) announced: HashSet<GemmDesc>,
+/// State that higher modules keep for each handle, one value of each type: the handle need not know them.
+#[derive(Default)]
+struct Slots(RefCell<Vec<Box<dyn Any + Send>>>);
+
+impl Slots {
+    fn get<T: Any + Send + Default>(&self) -> RefMut<'_, T> {
+        let mut slots = self.0.borrow_mut();
+        // There are as many as modules with state: a search is quicker than a hash.
+        let place = slots.iter().position(|slot| slot.is::<T>()).unwrap_or_else(|| {
+            slots.push(Box::<T>::default());
+            slots.len() - 1
+        });
+        RefMut::map(slots, |slots| slots[place].downcast_mut().expect("the slot at this place holds a T"))
+    }
 }
 
-/// Memory that only the handle's own stream ever touches, so that its address can be taken once: cudarc's events would
-/// cost two driver calls a use and could say nothing new.
-pub(super) struct Fixed<T> {
-    slice: CudaSlice<T>,
-    address: u64,
+/// Memory that only the handle's own queue ever touches: its address is taken without events. Captured graphs keep it.
+pub(crate) struct Private {
+    memory: Arc<Memory>,
 }
 
-impl<T> Fixed<T> {
-    /// Takes the address of memory allocated on `stream`.
-    pub(super) fn new(slice: CudaSlice<T>, stream: &LaunchStream) -> Self
-    where
-        for<'a> DeviceBytes<'a>: From<&'a CudaSlice<T>>,
-    {
-        let address = DeviceBytes::from(&slice).on(stream).address;
-        Self { slice, address }
+impl Private {
+    /// `bytes` zero bytes. Allocates.
+    pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Self> {
+        let memory = Memory::zeros(queue, bytes)?;
+        queue.keep(&memory);
+        Ok(Self { memory })
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.slice.num_bytes()
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.bytes()
     }
 
-    pub(super) fn span(&self) -> Span<'_> {
-        Span { address: self.address, bytes: self.bytes(), _guard: SyncOnDrop::Record(None) }
+    pub(crate) fn span(&self) -> Span<'_> {
+        self.memory.span()
     }
 }
 
@@ -159,7 +105,7 @@ impl Handle {
     /// # Errors
     /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt; [`Error::Kernel`].
     pub fn new(ordinal: usize) -> Result<Self> {
-        libraries::driver_available()?;
+        libraries::driver_available(lt::keep_loaded)?;
         let count = CudaContext::device_count().map_err(|e| Error::NoGpu {
             reason: format!("the driver does not start: {e}"),
             remedy: "check nvidia-smi, and CUDA_VISIBLE_DEVICES".to_string(),
@@ -184,33 +130,30 @@ impl Handle {
         let device = DeviceInfo::of(&context)?;
         let lt = LtHandle::new(&context)?;
         let kernels = Kernels::get(&context)?;
-        let stream = LaunchStream::new(stream)?;
-        let workspace =
-            stream.stream.alloc_zeros(WORKSPACE_BYTES).map_err(|e| driver("allocating the workspace", e))?;
+        let queue = Queue::new(stream)?;
+        let workspace = Private::zeros(&queue, WORKSPACE_BYTES)?;
         // Sixteen ones: unit scales at the front, and a place 16 bytes further that is aligned to exactly 16.
-        let ones = stream.stream.clone_htod(&[1.0f32; 16]).map_err(|e| driver("allocating unit scales", e))?;
-        let amax = stream.stream.alloc_zeros(4).map_err(|e| driver("allocating the amax state", e))?;
+        let ones = Private::zeros(&queue, 16 * size_of::<f32>())?;
+        raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
+        let amax = Private::zeros(&queue, 4 * size_of::<f32>())?;
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            state: RefCell::new(State {
-                plans: PlanCache::new(CACHED_PLANS, CACHED_SCRATCH),
-                tuning: TuneTable::default(),
-                announced: HashSet::new(),
-            }),
+            slots: Slots::default(),
             device,
             kernels,
             lt,
-            workspace: Fixed::new(workspace, &stream),
-            ones: Fixed::new(ones, &stream),
-            amax: Fixed::new(amax, &stream),
-            stream,
+            workspace,
+            ones,
+            amax,
+            arena: Arena::default(),
+            queue,
         })
     }
 
     /// The stream that all work of this handle goes to.
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream.stream
+        &self.queue.stream
     }
 
     /// Waits until all work of the stream is done.
@@ -218,7 +161,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Driver`] with what went wrong in earlier work, if anything did.
     pub fn synchronize(&self) -> Result<()> {
-        self.stream.stream.synchronize().map_err(|e| driver("waiting for the stream", e))
+        self.queue.stream.synchronize().map_err(|e| driver("waiting for the stream", e))
     }
 
     /// The GPU.
@@ -245,32 +188,60 @@ impl Handle {
         self.kernels.source()
     }
 
-    /// Measured choices for [`Handle::plan`] and [`Handle::scaled_gemm`]. Forgets all cached plans.
+    /// Bytes of scratch memory that the handle holds for its plans: as many as the largest plan so far needs.
+    pub fn scratch_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Frees the scratch memory, in stream order. A plan that needs some asks for it again in
+    /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. A captured graph keeps what it
+    /// uses as long as it lives.
     ///
-    /// Records of another GPU or library version stay in the table and are passed over.
-    pub fn set_tuning(&self, table: TuneTable) {
-        let mut state = self.state.borrow_mut();
-        state.tuning = table;
-        state.plans.clear();
+    /// # Errors
+    /// [`Error::Unsupported`] inside graph capture.
+    pub fn trim_scratch(&self) -> Result<()> {
+        self.refuse_capture("freeing scratch memory")?;
+        self.arena.trim();
+        Ok(())
     }
 
-    /// Forgets all cached plans and frees their scratch memory, in stream order.
-    pub fn clear_plans(&self) {
-        self.state.borrow_mut().plans.clear();
+    /// Makes [`Handle::scratch`] give as many bytes as these. Allocates where there are fewer.
+    pub(crate) fn reserve_scratch(&self, bytes: usize) -> Result<()> {
+        if bytes <= self.arena.bytes() {
+            return Ok(());
+        }
+        self.refuse_capture("reserving scratch memory")?;
+        self.arena.reserve(&self.queue, bytes)
     }
 
-    /// Number of cached plans, and the bytes of scratch memory they hold.
-    pub fn cached_plans(&self) -> (usize, usize) {
-        let state = self.state.borrow();
-        (state.plans.len(), state.plans.bytes())
+    /// Scratch memory for one call, which the next call overwrites. Allocates nothing.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<Span<'_>> {
+        self.arena.span(bytes)
+    }
+
+    /// What a higher module keeps for this handle. Hold it no longer than a call: one slot is lent at a time.
+    pub(crate) fn slot<T: Any + Send + Default>(&self) -> RefMut<'_, T> {
+        self.slots.get()
+    }
+
+    /// Refuses a thing that was made for another handle.
+    pub(crate) fn check_own(&self, made_for: u64, what: &str) -> Result<()> {
+        if made_for == self.id {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("{what} made for handle {made_for} on handle {} (numbered as they were made)", self.id),
+            "its descriptors belong to that handle's GPU, and its workspace and scratch memory to that handle's stream",
+            "pass the handle that made it, or make one for each handle",
+        ))
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    pub(crate) fn launch_stream(&self) -> &LaunchStream {
-        &self.stream
+    pub(crate) fn launch_stream(&self) -> &Queue {
+        &self.queue
     }
 
     pub(crate) fn kernels(&self) -> &Kernels {
@@ -287,30 +258,22 @@ impl Handle {
 
     /// 1.0 on the device, as the scale of an unscaled operand.
     pub(crate) fn unit_scale(&self) -> Span<'_> {
-        Span { bytes: 4, ..self.ones.span() }
+        Span::unguarded(self.ones.span().address, 4)
     }
 
     /// State of an amax over a matrix, and where its encode factor and scale go.
     pub(crate) fn amax_state(&self) -> (Span<'_>, Span<'_>) {
-        let whole = self.amax.span();
-        (Span { bytes: 8, ..self.amax.span() }, Span { address: whole.address + 8, bytes: 8, ..whole })
+        (Span::unguarded(self.amax.span().address, 8), Span::unguarded(self.amax.span().address + 8, 8))
     }
 
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.
     pub(crate) fn placeholder(&self) -> u64 {
-        self.ones.address + 16
-    }
-
-    pub(crate) fn facts(&self) -> Facts {
-        let version = self.lt.version();
-        let measured = measured::applies(&self.device.name, version);
-        Facts { cc: self.device.compute_capability, version, sm_count: self.device.sm_count, measured }
+        self.ones.span().address + 16
     }
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
-        let status = self.stream.stream.capture_status().map_err(|e| driver("asking for the capture state", e))?;
-        if status == CU_STREAM_CAPTURE_STATUS_NONE {
+        if self.queue.order().capture == Capture::No {
             return Ok(());
         }
         Err(Error::unsupported(
@@ -318,6 +281,42 @@ impl Handle {
             "it allocates memory or waits, which would break the capture",
             "do it before the capture begins, and capture only GemmPlan::execute and the *_into calls",
         ))
+    }
+
+    /// A buffer of `bytes` zero bytes, allocated in the order of the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
+        self.refuse_capture("allocating device memory")?;
+        DeviceBuffer::zeros(&self.queue, bytes)
+    }
+
+    /// A buffer with these numbers. Allocates; they have been read when it returns.
+    ///
+    /// # Errors
+    /// As [`Handle::alloc`].
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer> {
+        let mut buffer = self.alloc(size_of_val(values))?;
+        self.write(&mut buffer.view_mut(), values)?;
+        Ok(buffer)
+    }
+
+    /// Copies numbers from the host to the front of device memory, in stream order. They have been read when it returns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they are longer than the memory; [`Error::Unsupported`] inside graph capture; [`Error::Driver`].
+    pub fn write<T: Element>(&self, to: &mut DeviceBytesMut<'_>, values: &[T]) -> Result<()> {
+        self.refuse_capture("copying from the host")?;
+        raw::copy_from_host(&self.queue.stream, values, &to.at(self.queue.order())?)
+    }
+
+    /// The numbers in device memory, on the host. Allocates and waits.
+    ///
+    /// # Errors
+    /// As [`Handle::read_bytes`].
+    pub fn read<T: Element>(&self, from: &DeviceBytes<'_>) -> Result<Vec<T>> {
+        Ok(raw::elements(&self.read_bytes(from)?))
     }
 
     /// The bytes of device memory, on the host: codes and scales with their padding as they are. Allocates and waits.
@@ -329,7 +328,7 @@ impl Handle {
         if bytes.is_empty() {
             return Ok(Vec::new());
         }
-        let span = bytes.on(&self.stream);
+        let span = bytes.at(self.queue.order())?;
         self.read_rows(&span, 1, span.bytes, span.bytes)
     }
 
@@ -339,12 +338,48 @@ impl Handle {
             self.stream().alloc_zeros(rows * row_bytes).map_err(|e| driver("allocating a copy", e))?;
         {
             let mut target = DeviceBytesMut::from(&mut packed);
-            let target = target.on(&self.stream);
-            self.kernels.copy_2d(&self.stream, src, stride, &target, row_bytes, rows, row_bytes)?;
+            let target = target.at(self.queue.order())?;
+            self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
         let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;
         self.synchronize()?;
         Ok(host)
+    }
+
+    /// Captures the work that `enqueue` puts on this handle into a graph, which owns what the work uses. Waits for the stream
+    /// first.
+    ///
+    /// Inside, only calls that allocate nothing and wait for nothing are taken: `GemmPlan::execute` after `GemmPlan::prepare`,
+    /// `Handle::scaled_gemm` of problems that it has planned, and the `*_into` calls. The memory they use is this crate's: a
+    /// [`QuantMatrix`](crate::gpu::QuantMatrix), or a [`DeviceBuffer`] behind `MatRef` and `MatMut`. For cudarc slices see
+    /// [`Handle::capture_borrowing`].
+    ///
+    /// # Errors
+    /// What `enqueue` returns; [`Error::Unsupported`] for a cudarc slice, or inside another capture; [`Error::Driver`] if the
+    /// capture was broken or is empty. What synchronizes the whole context in another thread meanwhile breaks it; the first
+    /// handle of a GPU does.
+    pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+        self.queue.capture(false, enqueue)
+    }
+
+    /// [`Handle::capture`] of work that also uses cudarc slices, which the graph cannot own.
+    ///
+    /// # Errors
+    /// As [`Handle::capture`], and slices are taken.
+    pub fn capture_borrowing(
+        &self,
+        _: BorrowsOutliveGraph,
+        enqueue: impl FnOnce() -> Result<()>,
+    ) -> Result<CapturedGraph> {
+        self.queue.capture(true, enqueue)
+    }
+
+    /// Enqueues a graph that this handle captured: all its work once, on the same memory. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a graph of another handle, or inside a capture; [`Error::Driver`] if the launch fails.
+    pub fn launch(&self, graph: &CapturedGraph) -> Result<()> {
+        self.queue.launch(graph)
     }
 }
 
@@ -378,10 +413,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_and_plans_can_move_to_another_thread() {
+    fn handles_can_move_to_another_thread() {
         fn send<T: Send>() {}
         send::<Handle>();
-        send::<GemmPlan>();
         send::<Error>();
+    }
+
+    #[test]
+    fn a_slot_keeps_one_value_of_each_type() {
+        let slots = Slots::default();
+        *slots.get::<u32>() += 7;
+        slots.get::<String>().push('a');
+        *slots.get::<u32>() += 1;
+        assert_eq!(*slots.get::<u32>(), 8);
+        assert_eq!(*slots.get::<String>(), "a");
     }
 }

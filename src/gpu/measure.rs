@@ -12,40 +12,19 @@ use std::fmt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{
-    CUevent_flags_enum::CU_EVENT_DEFAULT, CUgraphInstantiate_flags,
-    CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-};
-use cudarc::driver::{CudaEvent, CudaGraph, CudaSlice};
+use cudarc::driver::sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
+use cudarc::driver::{CudaEvent, CudaSlice};
 
-use super::handle::{Fixed, Handle};
-use super::lt::{
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::device::graph::CapturedGraph;
+use crate::gpu::device::memory::driver;
+use crate::gpu::handle::{Handle, Private};
+use crate::gpu::lt::{
     self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers,
     Preference, Transpose, attr,
 };
-use super::matrix::{MatMut, MatRef};
-use super::memory::driver;
-use crate::error::{Error, Result};
-use crate::format::DType;
-
-/// Captures the work that `enqueue` puts on the handle's stream into a graph. Waits for the stream first.
-///
-/// The graph reads and writes the same memory at every launch: keep operands, handle and plans alive as long as it.
-/// What synchronizes the whole context in another thread meanwhile (the first handle of a GPU does) breaks the capture.
-///
-/// # Errors
-/// What `enqueue` returns; [`Error::Driver`] if the capture was broken or is empty.
-pub fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CudaGraph> {
-    handle.synchronize()?;
-    let stream = handle.stream();
-    stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(|e| driver("beginning a capture", e))?;
-    let enqueued = enqueue();
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-    enqueued?;
-    graph
-        .map_err(|e| driver("ending a capture", e))?
-        .ok_or_else(|| Error::Driver { call: "ending a capture".into(), reason: "nothing was captured".into() })
-}
+use crate::gpu::matrix::{MatMut, MatRef};
 
 /// How launches follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,7 +121,7 @@ impl Timing {
     /// returns, with an error too, no work of it is left, so what `enqueue` borrows may go.
     ///
     /// # Errors
-    /// As [`capture`]; what `enqueue` returns.
+    /// What `enqueue` returns; those of `Handle::capture`.
     pub fn in_turns(
         &self,
         handle: &Handle,
@@ -214,9 +193,15 @@ impl Timing {
     }
 }
 
+/// Captures work on memory that is borrowed: what `enqueue` of [`Timing::in_turns`] borrows lives as long as `enqueue`, which
+/// outlives the graphs.
+fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+    handle.launch_stream().capture(true, enqueue)
+}
+
 /// A competitor's graph.
 struct Runner {
-    graph: CudaGraph,
+    graph: CapturedGraph,
     calls: usize,
 }
 
@@ -224,7 +209,7 @@ impl Runner {
     /// A launch behind whatever is in the stream.
     fn launch_next(&self, handle: &Handle) -> Result<Launch> {
         let start = event(handle)?;
-        self.graph.launch().map_err(|e| driver("launching a graph", e))?;
+        handle.launch(&self.graph)?;
         Ok(Launch { start, end: event(handle)? })
     }
 
@@ -261,9 +246,9 @@ fn event(handle: &Handle) -> Result<CudaEvent> {
 /// would be over before the launch arrives, and the host's time would count.
 enum Lead {
     /// Small writes one after the other: the L2 cache stays as it is.
-    Busy { graph: CudaGraph, _memory: Fixed<u8> },
+    Busy { graph: CapturedGraph, _memory: Private },
     /// One that overwrites the L2 cache twice over.
-    Flush(Fixed<u8>),
+    Flush(Private),
 }
 
 impl Lead {
@@ -272,9 +257,7 @@ impl Lead {
 
     fn new(handle: &Handle, flush: bool) -> Result<Self> {
         let bytes = if flush { handle.device().l2_bytes.max(1 << 24) * 2 } else { Self::SMALL_BYTES };
-        let memory: CudaSlice<u8> =
-            handle.stream().alloc_zeros(bytes).map_err(|e| driver("allocating memory to overwrite", e))?;
-        let memory = Fixed::new(memory, handle.launch_stream());
+        let memory = Private::zeros(handle.launch_stream(), bytes)?;
         if flush {
             return Ok(Self::Flush(memory));
         }
@@ -284,13 +267,13 @@ impl Lead {
 
     fn run(&self, handle: &Handle) -> Result<()> {
         match self {
-            Self::Busy { graph, .. } => graph.launch().map_err(|e| driver("launching a graph", e)),
+            Self::Busy { graph, .. } => handle.launch(graph),
             Self::Flush(memory) => overwrite(handle, memory),
         }
     }
 }
 
-fn overwrite(handle: &Handle, memory: &Fixed<u8>) -> Result<()> {
+fn overwrite(handle: &Handle, memory: &Private) -> Result<()> {
     handle.kernels().zero(handle.launch_stream(), &memory.span(), memory.bytes())
 }
 
@@ -331,7 +314,8 @@ impl fmt::Display for Times {
 pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Result<()> {
     let stream = handle.launch_stream();
     let (source, mut target) = (super::DeviceBytes::from(from), super::DeviceBytesMut::from(to));
-    let (bytes, source, target) = (source.len(), source.on(stream), target.on(stream));
+    let order = stream.order();
+    let (bytes, source, target) = (source.len(), source.at(order)?, target.at(order)?);
     handle.kernels().copy_2d(stream, &source, bytes, &target, bytes, 1, bytes)
 }
 
@@ -344,6 +328,7 @@ pub struct Bf16Gemm {
     algos: Vec<Algo>,
     chosen: usize,
     shape: (usize, usize, usize),
+    handle_id: u64,
 }
 
 impl Bf16Gemm {
@@ -365,7 +350,9 @@ impl Bf16Gemm {
         let mut preference = Preference::new()?;
         preference.workspace_bytes(handle.workspace().bytes)?;
         match lt::heuristic(handle.lt(), &desc, &layouts, &preference, candidates.max(1))? {
-            Heuristic::Offered(algos) => Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k) }),
+            Heuristic::Offered(algos) => {
+                Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k), handle_id: handle.id() })
+            }
             Heuristic::Refused(status) => Err(Error::unsupported(
                 format!("the BF16 product {m} x {n} x {k}"),
                 format!("cuBLASLt offers no algorithm: {status}"),
@@ -377,8 +364,9 @@ impl Bf16Gemm {
     /// Enqueues the product. Allocates nothing and waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if an operand is not as planned.
+    /// [`Error::Shape`] if an operand is not as planned; [`Error::Unsupported`] on another handle than the one it was made for.
     pub fn execute(&mut self, handle: &Handle, a: &MatRef<'_>, b: &MatRef<'_>, d: &mut MatMut<'_>) -> Result<()> {
+        handle.check_own(self.handle_id, "running a BF16 product")?;
         let (m, n, k) = self.shape;
         let operands = [
             ("A", a.rows(), a.cols(), a.row_stride(), a.dtype(), m, k),
@@ -397,7 +385,7 @@ impl Bf16Gemm {
         }
         let stream = handle.launch_stream();
         let order = stream.order();
-        let (a, b, d) = (a.data().at(order), b.data().at(order), d.data_mut().at(order));
+        let (a, b, d) = (a.data().at(order)?, b.data().at(order)?, d.data_mut().at(order)?);
         lt::matmul(MatmulCall {
             handle: handle.lt(),
             desc: &mut self.desc,

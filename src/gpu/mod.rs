@@ -3,44 +3,32 @@
 //! Bottom to top: [`Handle`] (one stream and what work on it needs), [`QuantMatrix`], the quantizers
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
-mod cache;
+mod cast;
 mod clocks;
 mod compile;
-mod dequantized;
-mod formulation;
+mod device;
 mod gemm;
-mod gemm_args;
-mod gemm_call;
-mod gemm_core;
-mod gemm_desc;
 mod handle;
-mod judge;
 mod kernels;
-mod libraries;
 mod lt;
 mod matrix;
 mod measure;
-mod measured;
-mod memory;
-mod prepare;
-mod quantize;
-mod quirks;
-mod record;
-mod rescale;
-mod tune;
 
-pub use cache::PlanCache;
+pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
 pub use clocks::{ClockWatch, Clocks};
 pub use compile::KernelSource;
-pub use formulation::{Finish, Formulation};
-pub use gemm::{GemmPlan, Offer, PlanOptions};
-pub use gemm_args::GemmArgs;
-pub use gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
-pub use handle::{DeviceInfo, Handle, LibraryInfo};
-pub use matrix::{MatMut, MatRef, Parts, QuantMatrix, VecRef};
-pub use measure::{Bf16Gemm, Cadence, Times, Timing, capture, copy};
-pub use memory::{DeviceBytes, DeviceBytesMut};
-pub use quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
-pub use record::{Environment, TuneRecord, TuneTable};
-pub use rescale::RescaleArgs;
-pub use tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
+pub use device::graph::CapturedGraph;
+pub use device::info::DeviceInfo;
+pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
+pub use gemm::args::GemmArgs;
+pub use gemm::cache::PlanCache;
+pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+pub use gemm::formulation::{Finish, Formulation};
+pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
+pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
+pub use gemm::rescale::RescaleArgs;
+pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
+pub use handle::{Handle, LibraryInfo};
+
+pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
+pub use measure::{Bf16Gemm, Cadence, Times, Timing, copy};

@@ -8,7 +8,9 @@ use ndarray::Array2;
 pub use scaled_gemm::codec::round_to;
 use scaled_gemm::cudarc::driver::CudaSlice;
 pub use scaled_gemm::reference::Noise;
-use scaled_gemm::{DType, Error, Handle, HostQuantMatrix, QuantMatrix, Scheme};
+use scaled_gemm::{
+    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, QuantMatrix, Result, Scheme,
+};
 
 /// A handle on GPU 0. Without one: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
 pub fn handle() -> Option<Handle> {
@@ -85,15 +87,17 @@ pub fn poisoned(handle: &Handle, len: usize) -> CudaSlice<u8> {
 
 /// A quantized matrix whose codes and scales of both kinds, padding included, are 0xFF bytes.
 pub fn poisoned_matrix(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> QuantMatrix {
-    let codes = poisoned(handle, scheme.code_bytes(rows, cols));
-    let scales = vec![f32::from_bits(u32::MAX); scheme.scale_len(rows, cols)];
-    let scales = (!scales.is_empty()).then(|| handle.stream().clone_htod(&scales).unwrap());
-    match (scheme.block_scale_len(rows, cols), scales) {
-        (0, Some(scales)) => QuantMatrix::from_parts(scheme, rows, cols, codes, scales).unwrap(),
-        (len, scales) => {
-            QuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, poisoned(handle, len)).unwrap()
-        }
-    }
+    let buffer = |bytes: usize| (bytes > 0).then(|| handle.upload(&vec![0xFFu8; bytes]).unwrap());
+    let codes = handle.upload(&vec![0xFFu8; scheme.code_bytes(rows, cols)]).unwrap();
+    let scales = buffer(scheme.scale_len(rows, cols) * 4);
+    let block_scales = buffer(scheme.block_scale_len(rows, cols));
+    QuantMatrix::from_parts(scheme, rows, cols, codes, scales, block_scales).unwrap()
+}
+
+/// Captures work on cudarc slices too. Only for operands that live to the end of the test.
+pub fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+    // SAFETY: operands and graph are locals of one test, which launches the graph on one stream and waits before they go.
+    handle.capture_borrowing(unsafe { BorrowsOutliveGraph::promise() }, enqueue)
 }
 
 /// Panics with the first difference, if codes or scales differ in any bit, padding included.

@@ -8,11 +8,11 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric,
     GivenGlobal, GlobalScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe,
-    Result, Scheme, capture, reference,
+    Result, Scheme, reference,
 };
 
 use crate::common::{
-    Noise, assert_device_bits, assert_same_values, bytes_of, poisoned, poisoned_matrix, round_to, spread,
+    Noise, assert_device_bits, assert_same_values, bytes_of, capture, poisoned, poisoned_matrix, round_to, spread,
     upload_strided, values_of,
 };
 
@@ -195,7 +195,7 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
             x.x = spread(rng, rows, cols, DType::Bf16);
             handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
             handle.stream().memcpy_htod(&[amax], &mut number).unwrap();
-            graph.launch().unwrap();
+            handle.launch(&graph).unwrap();
             let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
             assert_device_bits(handle, &out[0], &want, &format!("graph, plain: {recipe:?}"));
             let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();

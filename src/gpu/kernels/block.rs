@@ -14,7 +14,7 @@ use crate::format::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxRounding, Preset,
     Recipe, Scheme,
 };
-use crate::gpu::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// Rows and columns of a tile of `nvfp4_tile.cu`.
 const TILE: [usize; 2] = [64, 128];

@@ -8,7 +8,7 @@ use super::{
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
-use crate::gpu::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// FP32 factors of the rows or columns of D.
 #[derive(Clone, Copy)]

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{CudaContext, CudaFunction, sys};
 
 mod block;
-mod bytes;
 mod epilogue;
 mod quantize;
 
@@ -15,11 +14,12 @@ pub(crate) use block::{BlockCodes, BlockOutput, Given};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use quantize::{Factor, Input, Output};
 
-use super::compile::{self, KernelFile, KernelSource};
-use super::libraries;
-use super::memory::{LaunchStream, Span, driver};
 use crate::error::{Error, Result};
 use crate::format::{CodeFormat, DType};
+use crate::gpu::compile::{self, KernelFile, KernelSource};
+use crate::gpu::device::libraries;
+use crate::gpu::device::memory::{LaunchStream, Span, driver};
+use crate::gpu::lt;
 
 const THREADS: u32 = 256;
 /// Blocks along `grid.y` at the most; the kernels walk the rest.
@@ -338,7 +338,7 @@ impl Kernels {
 
 /// The version of the NVRTC in this process, loading it if need be.
 pub(crate) fn nvrtc_version() -> Result<String> {
-    libraries::nvrtc_available()?;
+    libraries::nvrtc_available(lt::keep_loaded)?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present (asked just above) and writes the two integers.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };

@@ -9,7 +9,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
-use crate::gpu::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
 const STRIP: usize = 4;
@@ -31,6 +31,7 @@ impl Input<'_> {
     pub(super) fn check(&self) -> Result<()> {
         let needed = extent(self.rows, self.cols, self.row_stride) * self.dtype.bytes();
         check_bytes("input", self.x, needed)?;
+        check_aligned("input", self.x, self.dtype.bytes() as u64)?;
         if !self.cols.is_multiple_of(16) || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
             return Err(Error::shape(
                 "input",

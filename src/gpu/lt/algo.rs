@@ -34,12 +34,13 @@ impl Algo {
         self.waves
     }
 
-    /// For a record; see [`Algo::from_words`].
+    /// The 64 bytes, for a record. There is no way back: what the library is given, it has offered itself.
     pub(crate) fn to_words(&self) -> [u64; 8] {
         self.words
     }
 
-    /// From a record of the same library version and GPU. [`Algo::check`] must follow: it knows the workspace.
+    /// An algorithm that nobody offered.
+    #[cfg(test)]
     pub(crate) fn from_words(words: [u64; 8]) -> Self {
         Self { words, workspace_bytes: 0, waves: 0.0 }
     }

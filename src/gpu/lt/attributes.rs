@@ -3,7 +3,7 @@
 use cublaslt_sys::cublasLtMatmulDescAttributes_t as Desc;
 
 use super::types::*;
-use crate::gpu::quirks::{self, Version};
+use crate::gpu::lt::quirks::{self, Version};
 
 /// A number that attributes are made of: every bit pattern is a value.
 pub(crate) trait Plain: Copy + Default {}

@@ -5,7 +5,7 @@ use std::fmt;
 use super::attributes::Facts;
 use super::{Algo, Layouts, LtHandle, MatmulDesc, MatrixLayout, PointerAttr, PointerMode, ScaleMode, Transpose};
 use crate::error::{Error, Result};
-use crate::gpu::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::{LaunchStream, Span};
 
 impl Layouts {
     /// M, N, K; an error if the four do not fit together.

@@ -6,7 +6,7 @@ use cublaslt_sys::{
 };
 
 use super::*;
-use crate::gpu::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES};
+use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES};
 
 impl MatmulDesc {
     /// What the library holds.

@@ -1,26 +1,27 @@
 //! [`GemmPlan::prepare`]: what must come before the first call that is captured into a graph.
 
-use super::gemm::GemmPlan;
-use super::gemm_args::GemmArgs;
-use super::gemm_desc::{Accumulate, OutAmax};
-use super::handle::Handle;
-use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-use super::memory::{DeviceBytes, DeviceBytesMut, driver};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, driver};
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::desc::{Accumulate, OutAmax};
+use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 impl GemmPlan {
-    /// Everything that must come before a graph capture: makes in B what the formulation needs there (the repeated scales,
-    /// once for each B), and at the first call runs the product once on zeros, so that the driver has loaded its kernels.
+    /// Everything that must come before a graph capture: reserves scratch memory, makes in B what the formulation needs there
+    /// (the repeated scales, once for each B), and at the first call runs the product once on zeros, so that the driver has
+    /// loaded its kernels.
     ///
-    /// Allocates what it makes in B, and at the first call an A and a D that are freed in stream order; waits for nothing.
+    /// Allocates what it makes, and at the first call an A and a D that are freed in stream order; waits for nothing.
     /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
     ///
     /// # Errors
-    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] inside graph capture, if there is work;
-    /// [`Error::Driver`] if there is no memory.
+    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] on another handle, or inside graph capture if there is
+    /// work; [`Error::Driver`] if there is no memory.
     pub fn prepare(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
-        self.prepare_b(handle, b)?;
+        self.make_ready(handle, b)?;
         if self.kernels_loaded {
             return Ok(());
         }
@@ -30,8 +31,9 @@ impl GemmPlan {
         Ok(())
     }
 
-    /// The part of [`GemmPlan::prepare`] that concerns B.
-    pub(super) fn prepare_b(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+    /// The part of [`GemmPlan::prepare`] that concerns memory: scratch, and what is derived from B.
+    pub(crate) fn make_ready(&self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
+        handle.check_own(self.handle_id, "preparing a plan")?;
         if (b.scheme(), b.rows(), b.cols()) != (self.desc.b, self.desc.n, self.desc.k) {
             return Err(Error::shape(
                 "B",
@@ -48,6 +50,7 @@ impl GemmPlan {
                 "call QuantMatrix::keep_dequantized before GemmArgs::desc, or GemmDesc::with_kept",
             ));
         }
+        handle.reserve_scratch(self.scratch_bytes())?;
         if self.repeated_scale_bytes() == 0 { Ok(()) } else { b.repeat_scales(handle) }
     }
 

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Operand};
 
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use super::measured::{self, Choice, Problem};
-use super::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::measured::{self, Choice, Problem};
+use crate::gpu::handle::Handle;
+use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -93,8 +94,16 @@ pub(crate) struct Facts {
     pub(crate) cc: (u32, u32),
     pub(crate) version: Version,
     pub(crate) sm_count: u32,
-    /// The choices of [`super::measured`] hold for this GPU and library.
+    /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
     pub(crate) measured: bool,
+}
+
+impl Facts {
+    pub(crate) fn of(handle: &Handle) -> Self {
+        let (device, version) = (handle.device(), handle.lt().version());
+        let measured = measured::applies(&device.name, version);
+        Self { cc: device.compute_capability, version, sm_count: device.sm_count, measured }
+    }
 }
 
 const AMPERE: (u32, u32) = (8, 0);
@@ -201,7 +210,7 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 
 /// The order in which to try formulations, and the words for why.
 ///
-/// Where cuBLASLt has the pair natively and there is an alternative, [`super::measured`] knows which is the faster one:
+/// Where cuBLASLt has the pair natively and there is an alternative, [`crate::gpu::gemm::measured`] knows which is the faster one:
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B.

@@ -2,13 +2,13 @@
 //!
 //! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
 
-use super::handle::Handle;
-use super::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
-use super::matrix::{MatMut, MatRef, Parts, QuantMatrix};
-use super::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
 use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, Recipe, Scheme};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
+use crate::gpu::matrix::{MatMut, MatRef, Parts, QuantMatrix};
 
 /// Which operands a quantizer writes.
 ///
@@ -78,17 +78,29 @@ impl Handle {
         recipe.check()?;
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
         if recipe.scheme.spec().block.is_some() {
-            return self.quantize_blocks(x, recipe, None, [plain, transposed]);
+            self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?;
+            return self.rewritten([plain, transposed]);
         }
+        self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?;
+        self.rewritten([plain, transposed])
+    }
+
+    /// What is derived from matrices that were just written is written too.
+    fn rewritten(&self, targets: [Option<&mut QuantMatrix>; 2]) -> Result<()> {
+        targets.into_iter().flatten().try_for_each(|out| out.rewritten(self))
+    }
+
+    /// The schemes with FP32 scales alone; targets were checked.
+    fn quantize_fp8(&self, x: &MatRef<'_>, recipe: Recipe, targets: [&mut Option<&mut QuantMatrix>; 2]) -> Result<()> {
         let stream = self.launch_stream();
-        let source = x.data().on(stream);
+        let order = stream.order();
+        let source = x.data().at(order)?;
         let input = input(x, &source);
-        let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
-        let plain_spans = plain_parts.as_mut().map(|p| (p.codes.on(stream), p.scales.on(stream)));
-        let plain = plain_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
-        let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
-        let transposed_spans = transposed_parts.as_mut().map(|p| (p.codes.on(stream), p.scales.on(stream)));
-        let transposed = transposed_spans.as_ref().map(|(codes, scales)| Output { codes, scales });
+        let [plain, transposed] = targets;
+        let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
+        let plain = plain_parts.as_ref().map(|Parts { codes, scales, .. }| Output { codes, scales });
+        let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
+        let transposed = transposed_parts.as_ref().map(|Parts { codes, scales, .. }| Output { codes, scales });
 
         let kernels = self.kernels();
         // Without elements there are no groups, but per-row scales exist for every row.
@@ -168,8 +180,9 @@ impl Handle {
                 "use quantize_into, or the scheme nvfp4",
             ));
         }
-        let (plain, transposed) = check_targets(x, recipe, to)?;
-        self.quantize_blocks(x, recipe, Some(global), [plain, transposed])
+        let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
+        self.quantize_blocks(x, recipe, Some(global), [&mut plain, &mut transposed])?;
+        self.rewritten([plain, transposed])
     }
 
     /// The block-scaled schemes; targets were checked.
@@ -178,23 +191,20 @@ impl Handle {
         x: &MatRef<'_>,
         recipe: Recipe,
         global: Option<&GivenGlobal<'_>>,
-        targets: [Option<&mut QuantMatrix>; 2],
+        targets: [&mut Option<&mut QuantMatrix>; 2],
     ) -> Result<()> {
         let stream = self.launch_stream();
-        let source = x.data().on(stream);
+        let order = stream.order();
+        let source = x.data().at(order)?;
         let input = input(x, &source);
-        let [mut plain, mut transposed] = targets;
-        for out in [&mut plain, &mut transposed].into_iter().flatten() {
+        let [plain, transposed] = targets;
+        for out in [&mut *plain, &mut *transposed].into_iter().flatten() {
             out.set_basis(recipe.basis());
         }
-        let mut plain_parts = plain.as_mut().map(|out| out.parts_mut());
-        let plain_spans =
-            plain_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
-        let plain = plain_spans.as_ref().map(output);
-        let mut transposed_parts = transposed.as_mut().map(|out| out.parts_mut());
-        let transposed_spans =
-            transposed_parts.as_mut().map(|p| [p.codes.on(stream), p.scales.on(stream), p.block_scales.on(stream)]);
-        let transposed = transposed_spans.as_ref().map(output);
+        let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
+        let plain = plain_parts.as_ref().map(output);
+        let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
+        let transposed = transposed_parts.as_ref().map(output);
         let (out, out_t) = (plain.as_ref(), transposed.as_ref());
         let kernels = self.kernels();
         if let Scheme::Mxfp8(format) = recipe.scheme {
@@ -205,7 +215,9 @@ impl Handle {
         }
         if let Some(global) = global {
             let span = match global {
-                GivenGlobal::Amax(bytes) | GivenGlobal::Encode(bytes) | GivenGlobal::Decode(bytes) => bytes.on(stream),
+                GivenGlobal::Amax(bytes) | GivenGlobal::Encode(bytes) | GivenGlobal::Decode(bytes) => {
+                    bytes.at(order)?
+                }
             };
             let given = match global {
                 GivenGlobal::Amax(_) => Given::Amax(&span),
@@ -283,20 +295,20 @@ impl Handle {
         check_input(x)?;
         check_target("target", out, Scheme::Fp8Tensor(format), x.rows(), x.cols())?;
         let stream = self.launch_stream();
-        let source = x.data().on(stream);
+        let order = stream.order();
+        let source = x.data().at(order)?;
         let input = input(x, &source);
-        let Parts { mut codes, mut scales, .. } = out.parts_mut();
-        let (codes, scales) = (codes.on(stream), scales.on(stream));
-        let out = Output { codes: &codes, scales: &scales };
+        let Parts { codes, scales, .. } = out.write(order)?;
+        let target = Output { codes: &codes, scales: &scales };
         let factor = match scale {
-            GivenScale::Encode(bytes) | GivenScale::Decode(bytes) => bytes.on(stream),
+            GivenScale::Encode(bytes) | GivenScale::Decode(bytes) => bytes.at(order)?,
         };
         let factor = match scale {
             GivenScale::Encode(_) => Factor::Encode(&factor),
             GivenScale::Decode(_) => Factor::Decode(&factor),
         };
-        let amax = amax.map(|bytes| bytes.on(stream));
-        self.kernels().quantize_tensor(stream, &input, format, factor, &out, amax.as_ref())
+        let amax = amax.map(|bytes| bytes.at(order)).transpose()?;
+        self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())
     }
 
     /// `y = round(fl(code * scale))`, to BF16, F16 or F32. Allocates nothing and waits for nothing.
@@ -316,10 +328,10 @@ impl Handle {
             return Ok(());
         }
         let stream = self.launch_stream();
-        let (codes, scales, block_scales) = (q.codes(), q.scales(), q.block_scales());
-        let (codes, scales, block_scales) = (codes.on(stream), scales.on(stream), block_scales.on(stream));
+        let order = stream.order();
+        let Parts { codes, scales, block_scales } = q.read(order)?;
         let (dtype, stride) = (y.dtype(), y.row_stride());
-        let target = y.data_mut().on(stream);
+        let target = y.data_mut().at(order)?;
         if q.scheme().spec().block.is_some() {
             let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(&scales));
             let q = BlockCodes { scheme, rows, cols, codes: &codes, block_scales: &block_scales, scales };
@@ -336,10 +348,11 @@ impl Handle {
     pub fn amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
         check_input(x)?;
         let stream = self.launch_stream();
-        let source = x.data().on(stream);
+        let order = stream.order();
+        let source = x.data().at(order)?;
         let (state, _) = self.amax_state();
         let recipe = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
-        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.on(stream)))
+        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.at(order)?))
     }
 
     /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing.
@@ -352,8 +365,9 @@ impl Handle {
             return Ok(());
         }
         let stream = self.launch_stream();
-        let source = x.data().on(stream);
-        let amax = amax.on(stream);
+        let order = stream.order();
+        let source = x.data().at(order)?;
+        let amax = amax.at(order)?;
         self.kernels().zero(stream, &amax, x.rows() * 4)?;
         self.kernels().amax_row_column(stream, &input(x, &source), Some(&amax), None)
     }
@@ -370,7 +384,7 @@ fn check_input(x: &MatRef<'_>) -> Result<()> {
     check_quantize_cols("x", x.cols())
 }
 
-fn output<'a>([codes, scales, block_scales]: &'a [Span<'a>; 3]) -> BlockOutput<'a> {
+fn output<'a>(Parts { codes, scales, block_scales }: &'a Parts<Span<'a>>) -> BlockOutput<'a> {
     BlockOutput { codes, scales, block_scales }
 }
 

@@ -1,19 +1,22 @@
 //! [`TuneRecord`]: a measured choice that survives the process, and [`TuneTable`], many of them in one JSON file.
 //!
-//! A record holds cuBLASLt's opaque algorithm, which means something to the same library version only; so it is refused,
-//! with the field that differs, on another GPU, library version or problem. Nothing here needs a GPU.
+//! A record names the algorithm of the product step: cuBLASLt's, whose opaque bytes mean something to the same library
+//! version only. So it is refused, with the field that differs, on another GPU, library version or problem. Nothing here
+//! needs a GPU.
 
+use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-use super::formulation::{Finish, Formulation};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::matrix::derived::KeptWeights;
 
-/// Layout of the JSON; a file of another version is refused.
-const VERSION: u32 = 1;
+/// Layout of the JSON. Version 1, which knew cuBLASLt's algorithms only, is read too; a record of another is refused.
+const VERSION: u32 = 2;
 
 /// Where something was measured: the part of a record that, apart from the driver, must equal the running machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,28 +102,89 @@ impl From<&GemmDesc> for ProblemRecord {
     }
 }
 
+/// The algorithm of a product, as a record names it. One of our kernels would be a variant with its configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// One of cuBLASLt's.
+    CublasLt(LtAlgorithm),
+}
+
+/// An algorithm of cuBLASLt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LtAlgorithm {
+    /// The 64 bytes of `cublasLtMatmulAlgo_t` as hexadecimal digits: JSON numbers do not hold 64 bits everywhere.
+    pub(crate) words: String,
+    /// The same in words, for people.
+    pub(crate) config: String,
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CublasLt(LtAlgorithm { config, .. }) => write!(f, "cuBLASLt {config}"),
+        }
+    }
+}
+
 /// A measured choice for one problem: formulation, finish and algorithm, and where it was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RecordFile")]
 pub struct TuneRecord {
     version: u32,
     environment: Environment,
     problem: ProblemRecord,
     formulation: Formulation,
     finish: Finish,
-    /// The 64 bytes of `cublasLtMatmulAlgo_t` as hexadecimal digits: JSON numbers do not hold 64 bits everywhere.
-    algorithm: String,
-    /// The same in words, for people.
-    algorithm_config: String,
+    algorithm: Algorithm,
     workspace_bytes: usize,
     measured_us: Option<f64>,
+}
+
+/// A record of any version, as it lies in a file.
+#[derive(Deserialize)]
+struct RecordFile {
+    version: u32,
+    environment: Environment,
+    problem: ProblemRecord,
+    formulation: Formulation,
+    finish: Finish,
+    /// In version 1 the digits alone, with `algorithm_config` beside them.
+    algorithm: serde_json::Value,
+    algorithm_config: Option<String>,
+    workspace_bytes: usize,
+    measured_us: Option<f64>,
+}
+
+impl TryFrom<RecordFile> for TuneRecord {
+    type Error = String;
+
+    fn try_from(file: RecordFile) -> std::result::Result<Self, String> {
+        let algorithm = match (file.version, file.algorithm, file.algorithm_config) {
+            (1, serde_json::Value::String(words), Some(config)) => Algorithm::CublasLt(LtAlgorithm { words, config }),
+            (1, ..) => return Err("version 1 has its algorithm as digits, and algorithm_config beside it".to_string()),
+            (_, algorithm, _) => serde_json::from_value(algorithm).map_err(|e| format!("algorithm: {e}"))?,
+        };
+        Ok(Self {
+            version: if file.version == 1 { VERSION } else { file.version },
+            environment: file.environment,
+            problem: file.problem,
+            formulation: file.formulation,
+            finish: file.finish,
+            algorithm,
+            workspace_bytes: file.workspace_bytes,
+            measured_us: file.measured_us,
+        })
+    }
 }
 
 /// What a record says, apart from where it holds.
 pub(crate) struct Choice {
     pub(crate) formulation: Formulation,
     pub(crate) finish: Finish,
-    pub(crate) algorithm: [u64; 8],
-    pub(crate) algorithm_config: String,
+    pub(crate) algorithm: Algorithm,
     pub(crate) workspace_bytes: usize,
     pub(crate) measured_us: Option<f64>,
 }
@@ -137,8 +201,7 @@ impl TuneRecord {
             problem: desc.into(),
             formulation: choice.formulation,
             finish: choice.finish,
-            algorithm: choice.algorithm.iter().map(|word| format!("{word:016x}")).collect(),
-            algorithm_config: choice.algorithm_config,
+            algorithm: choice.algorithm,
             workspace_bytes: choice.workspace_bytes,
             measured_us: choice.measured_us,
         }
@@ -159,9 +222,9 @@ impl TuneRecord {
         self.finish
     }
 
-    /// The algorithm's configuration in words.
-    pub fn algorithm_config(&self) -> &str {
-        &self.algorithm_config
+    /// The algorithm of the product; it shows its configuration in words.
+    pub fn algorithm(&self) -> &Algorithm {
+        &self.algorithm
     }
 
     /// Workspace that the algorithm uses.
@@ -172,19 +235,6 @@ impl TuneRecord {
     /// Median time of one call in microseconds, if it was measured and not only chosen.
     pub fn measured_us(&self) -> Option<f64> {
         self.measured_us
-    }
-
-    /// The algorithm's eight words.
-    pub(crate) fn algorithm(&self) -> Result<[u64; 8]> {
-        let bad = || refused(format!("algorithm = {:?} is not 128 hexadecimal digits", self.algorithm));
-        if self.algorithm.len() != 128 || !self.algorithm.is_ascii() {
-            return Err(bad());
-        }
-        let mut words = [0; 8];
-        for (i, word) in words.iter_mut().enumerate() {
-            *word = u64::from_str_radix(&self.algorithm[i * 16..][..16], 16).map_err(|_| bad())?;
-        }
-        Ok(words)
     }
 
     /// Refuses a record of another layout, GPU, library version or problem.
@@ -346,16 +396,19 @@ mod tests {
         GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16).with_epilogue(epilogue)
     }
 
+    fn algorithm() -> Algorithm {
+        let words = format!("{}{}", "ffffffffffffffff", "0123456789abcdef".repeat(7));
+        Algorithm::CublasLt(LtAlgorithm { words, config: "algorithm 66, tile 20".into() })
+    }
+
     fn record() -> TuneRecord {
-        let words = [u64::MAX, 1, 0x0123_4567_89ab_cdef, 0, 5, 6, 7, 8];
         TuneRecord::new(
             environment(),
             &desc(),
             Choice {
                 formulation: Formulation::RepeatedScales,
                 finish: Finish::Fused,
-                algorithm: words,
-                algorithm_config: "id 66".into(),
+                algorithm: algorithm(),
                 workspace_bytes: 1 << 20,
                 measured_us: Some(11.25),
             },
@@ -367,7 +420,10 @@ mod tests {
         let record = record();
         let back = TuneRecord::from_json(&record.to_json().unwrap()).unwrap();
         assert_eq!(back, record);
-        assert_eq!(back.algorithm().unwrap()[..3], [u64::MAX, 1, 0x0123_4567_89ab_cdef]);
+        assert_eq!(
+            (back.algorithm(), back.algorithm().to_string().as_str()),
+            (&algorithm(), "cuBLASLt algorithm 66, tile 20")
+        );
         assert_eq!((back.formulation(), back.finish()), (Formulation::RepeatedScales, Finish::Fused));
         back.check(&environment(), &desc()).unwrap();
     }
@@ -393,11 +449,9 @@ mod tests {
     fn broken_records_are_refused_not_believed() {
         assert!(TuneRecord::from_json("{").is_err());
         let text = record().to_json().unwrap();
-        let bad = TuneRecord::from_json(&text.replace("ffffffffffffffff", "zzzzzzzzzzzzzzzz")).unwrap();
-        assert!(bad.algorithm().unwrap_err().to_string().contains("hexadecimal"));
-        let bad = TuneRecord::from_json(&text.replace("ffffffffffffffff", "ffff")).unwrap();
-        assert!(bad.algorithm().is_err());
-        let old = TuneRecord::from_json(&text.replacen("\"version\": 1", "\"version\": 9", 1)).unwrap();
+        let unknown = TuneRecord::from_json(&text.replace("\"cublaslt\": {", "\"sm91\": {")).unwrap_err().to_string();
+        assert!(unknown.contains("algorithm") && unknown.contains("sm91") && unknown.contains("cublaslt"), "{unknown}");
+        let old = TuneRecord::from_json(&text.replacen("\"version\": 2", "\"version\": 9", 1)).unwrap();
         assert!(old.check(&environment(), &desc()).unwrap_err().to_string().contains("version is 9"));
         assert!(TuneRecord::from_json(&text.replace("repeated-scales", "magic")).is_err());
     }
@@ -414,8 +468,7 @@ mod tests {
         let choice = Choice {
             formulation: Formulation::DequantizedBf16,
             finish: Finish::Fused,
-            algorithm: [0; 8],
-            algorithm_config: String::new(),
+            algorithm: algorithm(),
             workspace_bytes: 0,
             measured_us: None,
         };
@@ -430,6 +483,26 @@ mod tests {
         let refusal = |desc: &GemmDesc| back.check(&environment(), desc).unwrap_err().to_string();
         assert!(refusal(&strided.with_a_stride(7168)).contains("a_stride is 8192 in the record and 7168 here"));
         assert!(refusal(&strided.with_kept(KeptWeights::Nothing)).contains("kept is bf16 in the record and none here"));
+    }
+
+    #[test]
+    fn records_of_version_1_still_hold() {
+        let now = record().to_json().unwrap();
+        let Algorithm::CublasLt(LtAlgorithm { words, config }) = algorithm();
+        let mut old: serde_json::Value = serde_json::from_str(&now).unwrap();
+        old["version"] = 1.into();
+        old["algorithm"] = words.into();
+        old["algorithm_config"] = config.into();
+        let read = TuneRecord::from_json(&old.to_string()).unwrap();
+        assert_eq!(read, record());
+        read.check(&environment(), &desc()).unwrap();
+        assert!(
+            TuneTable::from_json(&format!("{{\"records\": [{old}]}}")).unwrap().find(&environment(), &desc()).is_some()
+        );
+        // The name of an algorithm belongs to the new version, and the digits alone to the old one.
+        old["version"] = 2.into();
+        assert!(TuneRecord::from_json(&old.to_string()).is_err());
+        assert!(TuneRecord::from_json(&now.replacen("\"version\": 2", "\"version\": 1", 1)).is_err());
     }
 
     #[test]

@@ -7,11 +7,11 @@ use crate::error::Result;
 use crate::format::{DType, HostQuantMatrix};
 use crate::reference::{Accumulator, Gelu, GemmInputs, HostOperand, SumBound, rows_of};
 
-use super::formulation::{Finish, Formulation};
-use super::gemm_args::{ArgA, GemmArgs};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc};
-use super::handle::Handle;
-use super::matrix::MatRef;
+use crate::gpu::gemm::args::{ArgA, GemmArgs};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc};
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::MatRef;
 
 /// Rows of A and rows of B (a tile) in one sample.
 const ROWS: usize = 8;
@@ -69,7 +69,9 @@ impl Judge {
             None => None,
         };
         let encode = match &args.out_encode {
-            Some(encode) => values(DType::F32, &handle.read_rows(&encode.on(handle.launch_stream()), 1, 4, 4)?)[0],
+            Some(encode) => {
+                values(DType::F32, &handle.read_rows(&encode.at(handle.launch_stream().order())?, 1, 4, 4)?)[0]
+            }
             None => 1.0,
         };
         let mut samples = Vec::new();
@@ -153,7 +155,7 @@ impl HostA {
 fn read_rows(handle: &Handle, x: &MatRef<'_>, start: usize, rows: usize) -> Result<Array2<f32>> {
     let size = x.dtype().bytes();
     let (row_bytes, stride) = (x.cols() * size, x.row_stride() * size);
-    let span = x.data().on(handle.launch_stream());
+    let span = x.data().at(handle.launch_stream().order())?;
     let bytes = handle.read_rows(&span.slice(start * stride, span.bytes), rows, row_bytes, stride)?;
     let values = values(x.dtype(), &bytes);
     Ok(Array2::from_shape_fn((rows, x.cols()), |(i, j)| values[i * x.cols() + j]))

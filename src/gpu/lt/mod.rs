@@ -1,11 +1,11 @@
 //! The only file that calls cublaslt-sys: library, handle, descriptors with typed attributes, heuristic, matmul.
 //!
-//! A, B, C, D, rows, columns are the library's, which are column-major; the swap to row-major is `gemm.rs`'s.
+//! A, B, C, D, rows, columns are the library's, which are column-major; the swap to row-major is `gemm/lt_step.rs`'s.
 
 mod algo;
 mod attributes;
 mod call;
-mod search;
+pub(crate) mod quirks;
 mod types;
 
 #[cfg(test)]
@@ -25,12 +25,12 @@ use cudarc::driver::CudaContext;
 pub(crate) use algo::*;
 pub(crate) use attributes::*;
 pub(crate) use call::*;
-pub(crate) use search::*;
 pub(crate) use types::*;
 
-use super::memory::{Span, driver};
-use super::quirks::{self, Version};
 use crate::error::{Error, Result};
+use crate::gpu::device::memory::{Span, driver};
+use crate::gpu::device::search::{CUBLASLT, Candidate, file_of_address};
+use quirks::Version;
 
 /// cuBLASLt as this process has it.
 pub(crate) struct Library {
@@ -42,7 +42,7 @@ pub(crate) struct Library {
     scalar_alignment: u64,
 }
 
-/// The library, found and loaded by the first call that succeeds; see `lt/search.rs` for where it is looked for.
+/// The library, found and loaded by the first call that succeeds; see `device/search.rs` for where it is looked for.
 pub(crate) fn library() -> Result<&'static Library> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     if let Some(library) = LIBRARY.get() {
@@ -103,15 +103,6 @@ pub(super) fn keep_loaded(candidate: &Candidate) -> std::result::Result<(), Stri
         Candidate::File(path) => unsafe { libloading::Library::new(path) },
     };
     opened.map(std::mem::forget).map_err(in_full)
-}
-
-/// CUDA version of the driver, 13000 for 13.0. Only where there is a driver: a `CudaContext` exists.
-pub(super) fn driver_version() -> Result<u32> {
-    let mut version = 0;
-    // SAFETY: `version` outlives the call, which writes one number to it; it needs no context.
-    let answer = unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) }.result();
-    answer.map_err(|e| driver("asking for the driver's version", e))?;
-    Ok(u32::try_from(version).unwrap_or(0))
 }
 
 /// With the loader's own words, which libloading keeps as the source of its error.
@@ -417,28 +408,6 @@ impl Algo {
         let answer = unsafe { api.cublasLtMatmulAlgoConfigGetAttribute(&algo, id, target, size, &mut written) };
         check("cublasLtMatmulAlgoConfigGetAttribute", answer, || format!("attribute {} of {size} bytes", id.0))?;
         Ok(value)
-    }
-
-    /// Whether it computes this problem here: [`Heuristic::Offered`] has the same algorithm with its workspace filled in.
-    pub(crate) fn check(&self, handle: &LtHandle, desc: &MatmulDesc, layouts: &Layouts) -> Result<Heuristic> {
-        layouts.extents(&desc.facts)?;
-        handle.bind()?;
-        let Layouts { a, b, c, d } = layouts;
-        let (algo, mut result) = (self.opaque(), EMPTY);
-        // SAFETY: handle, descriptor and layouts are alive behind the borrows; `algo` is only read, `result` written.
-        let answer = unsafe {
-            let api = &handle.handle.library.api;
-            api.cublasLtMatmulAlgoCheck(handle.handle.raw, desc.raw, a.raw, b.raw, c.raw, d.raw, &algo, &mut result)
-        };
-        match status(answer)? {
-            Status::SUCCESS => {
-                result.algo = algo;
-                Ok(Heuristic::Offered(vec![Self::offered(&result)]))
-            }
-            refused if refused.is_refusal() => Ok(Heuristic::Refused(refused)),
-            _ => check("cublasLtMatmulAlgoCheck", answer, || describe(handle, desc, layouts))
-                .map(|()| Heuristic::Refused(Status::NOT_SUPPORTED)),
-        }
     }
 }
 

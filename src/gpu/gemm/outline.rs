@@ -1,39 +1,69 @@
-//! [`Core`]: what one formulation and finish of a problem ask of cuBLASLt, and what is left to our kernels. Pure tables.
+//! [`Outline`]: what one formulation and finish of a problem ask of the product step, and what they leave to other steps.
+//! Pure tables.
 
 use crate::epilogue::{Activation, Epilogue};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
-use super::formulation::{Finish, Formulation, PairKind, pair_kind};
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, KeptWeights, OutAmax};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind};
+use crate::gpu::matrix::derived::KeptWeights;
 
-/// The cuBLASLt call of one formulation and finish, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`.
+/// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Core {
+pub(crate) struct Outline {
     pub(crate) formulation: Formulation,
     pub(crate) finish: Finish,
-    /// Rows that the GEMM computes: m, or m padded.
+    /// What the product step computes.
+    pub(crate) sum: Sum,
+    /// Scales of A's rows and B's rows that are left to the epilogue kernel.
+    pub(crate) rescale: [ScaleUse; 2],
+    /// Scratch memory of a call.
+    pub(crate) scratch: Scratch,
+}
+
+/// What a product step computes, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`, with what it fuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sum {
+    /// Rows that the product computes: m, or m padded.
     pub(crate) rows: usize,
-    /// Scale modes of A and B in the call, which are not always those of the matrices.
+    /// Operands as plain numbers; `None` where the product takes codes.
+    pub(crate) values: Option<Values>,
+    /// Order of the scales of A and B as the product reads them, which is not always that of the matrices.
     pub(crate) a_scales: ScaleLayout,
     pub(crate) b_scales: ScaleLayout,
-    /// Type and row stride of what the GEMM writes.
+    /// Where those scales come from.
+    pub(crate) scales: ScaleSource,
+    /// Where alpha and beta come from.
+    pub(crate) factors: FactorPlace,
+    /// Where the result goes, its type and row stride.
+    pub(crate) target: Target,
     pub(crate) d_type: DType,
     pub(crate) d_stride: usize,
-    /// What cuBLASLt fuses.
+    /// What is fused.
     pub(crate) bias: Option<DType>,
     pub(crate) activation: Activation,
     pub(crate) accumulate: Accumulate,
     pub(crate) amax: OutAmax,
     pub(crate) accumulation: Accumulation,
-    /// Operands as plain numbers; `None` where the call takes codes.
-    pub(crate) values: Option<Values>,
-    /// Where alpha and beta come from.
-    pub(crate) factors: FactorPlace,
-    /// Scales of A's rows and B's rows that are left to the epilogue kernel.
-    pub(crate) rescale: [ScaleUse; 2],
-    /// Memory of the plan.
-    pub(crate) scratch: Scratch,
+}
+
+/// Which scales a product applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleSource {
+    /// Those of the matrices.
+    Matrices,
+    /// 1.0: the epilogue kernel applies those of the matrices.
+    Ones,
+}
+
+/// Where a product writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The caller's D.
+    D,
+    /// Scratch memory, for the finish to read.
+    Scratch,
 }
 
 /// Operands of a product as plain numbers.
@@ -49,15 +79,15 @@ pub(crate) struct Values {
 pub(crate) enum ValueSource {
     /// The caller has them: a plain A, or a B that keeps them.
     Given,
-    /// Each call dequantizes them into the plan's scratch memory.
+    /// Each call dequantizes them into scratch memory.
     Scratch,
 }
 
-/// Where alpha and beta of the cuBLASLt call are.
+/// Where alpha and beta of a product are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FactorPlace {
     Host,
-    /// In the plan's scratch memory, where a kernel multiplies alpha by the second-level scales of whole matrices.
+    /// In scratch memory, where a kernel multiplies alpha by the second-level scales of whole matrices.
     Device,
 }
 
@@ -71,10 +101,10 @@ pub(crate) enum ScaleUse {
     Each,
 }
 
-/// Parts of a plan's memory in bytes, in this order, each at a multiple of 256.
+/// Parts of a call's scratch memory in bytes, in this order, each at a multiple of 256.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Scratch {
-    /// What the GEMM writes, where that is not D.
+    /// What the product writes, where that is not D.
     pub(crate) sum: usize,
     /// A as plain numbers.
     pub(crate) a: usize,
@@ -99,13 +129,6 @@ impl Scratch {
     pub(crate) fn bytes(&self) -> usize {
         let [.., (start, bytes)] = self.parts();
         start + bytes
-    }
-}
-
-impl Core {
-    /// Bytes of scratch memory that the plan owns.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.scratch.bytes()
     }
 }
 
@@ -190,8 +213,8 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     }
 }
 
-/// The call for one formulation and finish, or why this finish does not fit.
-pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Core, String> {
+/// The outline of one formulation and finish, or why this finish does not fit.
+pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
         (Formulation::Native, PairKind::WeightOnly)
         | (Formulation::DequantizedBf16, PairKind::Fp8(..))
@@ -225,12 +248,18 @@ pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) ->
     // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
     let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
     let accumulation = if scalar_or_row { desc.accumulation } else { Accumulation::Precise };
-    let base = Core {
-        formulation,
-        finish,
+    let scales = match formulation {
+        Formulation::Rescaled => ScaleSource::Ones,
+        Formulation::Native | Formulation::RepeatedScales | Formulation::DequantizedBf16 => ScaleSource::Matrices,
+    };
+    let fused = Sum {
         rows,
+        values,
         a_scales,
         b_scales,
+        scales,
+        factors,
+        target: Target::D,
         d_type: desc.out,
         d_stride: desc.out_stride,
         bias: desc.epilogue.bias,
@@ -238,22 +267,21 @@ pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) ->
         accumulate: desc.accumulate,
         amax: desc.out_amax,
         accumulation,
-        values,
-        factors,
-        rescale,
-        scratch,
     };
+    let base = Outline { formulation, finish, sum: fused, rescale, scratch };
     if finish == Finish::EpilogueKernel {
-        return Ok(Core {
-            scratch: Scratch { sum: rows * desc.n * DType::F32.bytes(), ..scratch },
+        let sum = Sum {
+            target: Target::Scratch,
             d_type: DType::F32,
             d_stride: desc.n,
             bias: None,
             activation: Activation::None,
             accumulate: Accumulate::Replace,
             amax: OutAmax::Ignore,
-            ..base
-        });
+            ..fused
+        };
+        let scratch = Scratch { sum: rows * desc.n * DType::F32.bytes(), ..scratch };
+        return Ok(Outline { sum, scratch, ..base });
     }
     if rescale != [ScaleUse::Nothing; 2] {
         return Err("scaling rows and columns is the epilogue kernel's work".to_string());
@@ -269,8 +297,9 @@ pub(crate) fn core(desc: &GemmDesc, formulation: Formulation, finish: Finish) ->
             Err("D's old value is not in the padded scratch matrix".to_string())
         }
         (_, true) => {
+            let sum = Sum { target: Target::Scratch, d_stride: desc.n, ..fused };
             let scratch = Scratch { sum: rows * desc.n * desc.out.bytes(), ..scratch };
-            Ok(Core { d_stride: desc.n, scratch, ..base })
+            Ok(Outline { sum, scratch, ..base })
         }
     }
 }
@@ -287,7 +316,7 @@ mod tests {
     }
 
     fn finishes(desc: &GemmDesc, formulation: Formulation) -> Vec<Finish> {
-        Finish::ALL.into_iter().filter(|f| core(desc, formulation, *f).is_ok()).collect()
+        Finish::ALL.into_iter().filter(|f| outline(desc, formulation, *f).is_ok()).collect()
     }
 
     #[test]
@@ -320,12 +349,12 @@ mod tests {
     fn scratch_is_counted_in_padded_rows() {
         let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
         let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
-        let padded = core(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
-        assert_eq!((padded.rows, padded.scratch_bytes()), (8, 8 * 4096 * 2));
-        assert_eq!(padded.accumulation, Accumulation::Precise);
-        assert_eq!((padded.a_scales, padded.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
-        let wide = core(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
-        assert_eq!(wide.scratch_bytes(), 8 * 4096 * 4);
+        let padded = outline(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
+        assert_eq!((padded.sum.rows, padded.scratch.bytes()), (8, 8 * 4096 * 2));
+        assert_eq!(padded.sum.accumulation, Accumulation::Precise);
+        assert_eq!((padded.sum.a_scales, padded.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
+        let wide = outline(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
+        assert_eq!(wide.scratch.bytes(), 8 * 4096 * 4);
     }
 
     #[test]
@@ -346,20 +375,20 @@ mod tests {
         ] {
             for formulation in [Formulation::Native, Formulation::DequantizedBf16] {
                 let desc = GemmDesc::new(17, 4096, 7168, a, b, DType::F32);
-                let call = core(&desc, formulation, Finish::EpilogueKernel);
+                let call = outline(&desc, formulation, Finish::EpilogueKernel);
                 if formulation == Formulation::Native && a.scheme().is_none() {
                     assert!(call.unwrap_err().contains("native does not serve"), "{desc}");
                     continue;
                 }
                 let call = call.unwrap();
-                assert_eq!((call.factors, call.rescale), (factors, rescale), "{desc}");
-                let fused = core(&desc, formulation, Finish::Fused);
+                assert_eq!((call.sum.factors, call.rescale), (factors, rescale), "{desc}");
+                let fused = outline(&desc, formulation, Finish::Fused);
                 assert_eq!(fused.is_ok(), rescale == [Nothing, Nothing], "{desc}");
-                assert!(core(&desc, formulation, Finish::PaddedCopy).is_err(), "{desc}");
+                assert!(outline(&desc, formulation, Finish::PaddedCopy).is_err(), "{desc}");
             }
         }
-        let fp8 = core(&desc(17, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), Formulation::Native, Finish::Fused).unwrap();
-        assert_eq!((fp8.factors, fp8.rescale), (Host, [Nothing, Nothing]));
+        let fp8 = outline(&desc(17, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), Formulation::Native, Finish::Fused).unwrap();
+        assert_eq!((fp8.sum.factors, fp8.rescale), (Host, [Nothing, Nothing]));
     }
 
     #[test]
@@ -383,15 +412,15 @@ mod tests {
             let b = if a == mx { Scheme::Mxfp8(F) } else { Scheme::Nvfp4 };
             let desc = GemmDesc::new(17, 4096, 7168, a, b, out);
             assert_eq!(finishes(&desc, Formulation::DequantizedBf16), wanted, "{desc}");
-            let call = core(&desc, Formulation::DequantizedBf16, EpilogueKernel).unwrap();
-            assert_eq!(call.values.map(|v| v.dtype), Some(dtype), "{desc}");
-            assert_eq!((call.a_scales, call.b_scales), (ScaleLayout::Absent, ScaleLayout::Absent));
+            let call = outline(&desc, Formulation::DequantizedBf16, EpilogueKernel).unwrap();
+            assert_eq!(call.sum.values.map(|v| v.dtype), Some(dtype), "{desc}");
+            assert_eq!((call.sum.a_scales, call.sum.b_scales), (ScaleLayout::Absent, ScaleLayout::Absent));
             // A bias of D's own type is fused, whoever the operands are; with codes F32 output takes BF16.
             for bias in [DType::Bf16, DType::F16, DType::F32] {
                 let biased = desc.with_epilogue(Epilogue { bias: Some(bias), ..Epilogue::default() });
-                let fused = core(&biased, Formulation::DequantizedBf16, Fused).is_ok();
+                let fused = outline(&biased, Formulation::DequantizedBf16, Fused).is_ok();
                 assert_eq!(fused, wanted == both && bias == out, "{biased}");
-                let native = core(&biased, Formulation::Native, Fused).is_ok();
+                let native = outline(&biased, Formulation::Native, Fused).is_ok();
                 let taken = if out == DType::F16 { DType::F16 } else { DType::Bf16 };
                 assert_eq!(native, bias == taken && a.scheme().is_some(), "{biased}");
             }
@@ -400,7 +429,7 @@ mod tests {
 
     #[test]
     fn scratch_holds_what_the_caller_does_not_bring() {
-        let scratch = |desc: &GemmDesc, finish| core(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
+        let scratch = |desc: &GemmDesc, finish| outline(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
         let nv = desc(17, Scheme::Nvfp4, Scheme::Nvfp4);
         let (a, b) = (17 * 7168 * 2, 4096 * 7168 * 2);
         assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16 });
@@ -419,7 +448,7 @@ mod tests {
         assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16)]);
         assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0 }.bytes(), 556);
         let mx = desc(17, Scheme::Mxfp8(F), Scheme::Mxfp8(F));
-        assert_eq!(core(&mx, Formulation::Native, Finish::Fused).unwrap().scratch_bytes(), 0);
-        assert_eq!(core(&nv, Formulation::Native, Finish::Fused).unwrap().scratch_bytes(), 16);
+        assert_eq!(outline(&mx, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 0);
+        assert_eq!(outline(&nv, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 16);
     }
 }

@@ -5,13 +5,13 @@
 //! table is for one problem: precision of the sums, type of D and activation, with nothing else in the epilogue; and for the
 //! GPU and library that it was measured on. A rule is for every sm_90.
 
-use super::quirks::Version;
 use crate::epilogue::Activation;
 use crate::format::DType;
+use crate::gpu::lt::quirks::Version;
 
 /// What was measured of one pair of schemes and one problem.
 pub(super) struct Measured {
-    /// Sums are [`Accumulation::Fast`](super::gemm_desc::Accumulation); pairs with 128-blocks are always precise.
+    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with 128-blocks are always precise.
     fast: bool,
     out: DType,
     activation: Activation,
@@ -71,7 +71,7 @@ const GPU: &str = "NVIDIA H200";
 const LIBRARY: (Version, Version) = (Version::new(13, 1, 0), Version::new(13, 2, 0));
 
 /// True if the rows hold for this GPU and library.
-pub(super) fn applies(gpu: &str, library: Version) -> bool {
+pub(crate) fn applies(gpu: &str, library: Version) -> bool {
     gpu == GPU && (LIBRARY.0..LIBRARY.1).contains(&library)
 }
 

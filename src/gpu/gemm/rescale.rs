@@ -1,11 +1,11 @@
 //! The FP32 epilogue as a call of its own: rescale, bias, activation, residual and one rounding, in one pass.
 
-use super::handle::Handle;
-use super::kernels::{EpilogueCall, ScaleVector};
-use super::matrix::{MatMut, MatRef, VecRef};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{EpilogueCall, ScaleVector};
+use crate::gpu::matrix::{MatMut, MatRef, VecRef};
 
 /// Operands of [`Handle::rescale_into`]. Start from [`RescaleArgs::new`] and add what is wanted.
 pub struct RescaleArgs<'a> {
@@ -102,17 +102,18 @@ impl Handle {
             return Ok(());
         }
         let stream = self.launch_stream();
-        let row_scale = row_scale.as_ref().map(|v| v.data().on(stream));
-        let col_scale = col_scale.as_ref().map(|v| v.data().on(stream));
-        let bias = bias.as_ref().map(|v| (v.data().on(stream), v.dtype()));
-        let residual = residual.as_ref().map(|r| (r.data().on(stream), r.row_stride(), r.dtype()));
+        let order = stream.order();
+        let row_scale = row_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
+        let col_scale = col_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
+        let bias = bias.as_ref().map(|v| Ok((v.data().at(order)?, v.dtype()))).transpose()?;
+        let residual = residual.as_ref().map(|r| Ok((r.data().at(order)?, r.row_stride(), r.dtype()))).transpose()?;
         let (d_stride, d_type) = (d.row_stride(), d.dtype());
         self.kernels().epilogue(
             stream,
             &EpilogueCall {
                 m,
                 n,
-                acc: &acc.data().on(stream),
+                acc: &acc.data().at(order)?,
                 acc_stride: acc.row_stride(),
                 row_scale: row_scale.as_ref().map(ScaleVector::Each),
                 col_scale: col_scale.as_ref().map(ScaleVector::Each),
@@ -121,7 +122,7 @@ impl Handle {
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
                 activation,
                 residual: residual.as_ref().map(|(span, stride, dtype)| (span, *stride, *dtype)),
-                d: &d.data_mut().on(stream),
+                d: &d.data_mut().at(order)?,
                 d_stride,
                 d_type,
                 out_encode: None,

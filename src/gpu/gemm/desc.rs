@@ -5,6 +5,7 @@ use std::fmt;
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, Scheme, pair};
+use crate::gpu::matrix::derived::{KeptWeights, check_kept};
 
 /// What happens to D's old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -35,16 +36,6 @@ pub enum OutAmax {
     Ignore,
     /// Stored as one FP32 number. E4M3 output only.
     Store,
-}
-
-/// Whether B keeps its values (codes times block scales) as plain numbers beside its codes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum KeptWeights {
-    /// Codes and scales only.
-    #[default]
-    Nothing,
-    /// [`QuantMatrix::keep_dequantized`](super::matrix::QuantMatrix::keep_dequantized) has made them in this type: BF16, or F16 for NVFP4.
-    Dequantized(DType),
 }
 
 /// One problem: `D = epilogue(alpha * A Bᵀ + beta * D)`, A `m x k`, B `n x k`, D `m x n` row-major.
@@ -276,27 +267,6 @@ impl fmt::Display for GemmDesc {
             OutAmax::Ignore => Ok(()),
             OutAmax::Store => f.write_str(", amax"),
         }
-    }
-}
-
-/// Refuses values that no product would read: of a scheme without block scales, or in a type that does not hold them.
-pub(super) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
-    let what = || format!("keeping a {scheme} matrix dequantized to {dtype}");
-    if scheme.spec().block.is_none() {
-        return Err(Error::unsupported(
-            what(),
-            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8) are computed from dequantized values",
-            "leave it as it is",
-        ));
-    }
-    match dtype {
-        DType::Bf16 => Ok(()),
-        DType::F16 if scheme.is_nvfp4() => Ok(()),
-        _ => Err(Error::unsupported(
-            what(),
-            "codes times block scales are exact in bf16, and for NVFP4 in f16",
-            "keep them as bf16, or as f16 for NVFP4 weights with f16 activations or output",
-        )),
     }
 }
 

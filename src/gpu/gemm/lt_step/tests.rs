@@ -1,13 +1,13 @@
 //! The cuBLASLt calls of block-scaled products, as the library holds them: for GPUs that are not at hand. No GPU needed.
 
-use super::super::formulation::available;
-use super::super::gemm_core::Scratch;
-use super::super::gemm_desc::KeptWeights;
-use super::super::lt::tests::found;
-use super::super::quirks::{SM120_BLOCK_SCALES, Version};
 use super::*;
 use crate::epilogue::Epilogue;
 use crate::format::{Fp8Format, HostQuantMatrix, Operand as GemmOperand};
+use crate::gpu::gemm::formulation::{Finish, Formulation, available};
+use crate::gpu::gemm::outline::{Outline, Scratch, outline};
+use crate::gpu::lt::quirks::{SM120_BLOCK_SCALES, Version};
+use crate::gpu::lt::tests::found;
+use crate::gpu::matrix::derived::KeptWeights;
 
 const PLACEHOLDER: u64 = 0x1230;
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
@@ -25,11 +25,19 @@ const VEC32_UE8M0: u32 = 2;
 const POINTER_MODE_DEVICE: u32 = 1;
 const EPILOGUE_BIAS: u32 = 4;
 
-fn planned(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> (Core, Setup) {
+fn planned(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> (Outline, Setup) {
     desc.check("test").unwrap();
-    let core = core(desc, formulation, finish).unwrap();
-    let setup = setup(PLACEHOLDER, desc, &core).unwrap();
-    (core, setup)
+    let outline = outline(desc, formulation, finish).unwrap();
+    let setup = setup(PLACEHOLDER, desc, &outline.sum).unwrap();
+    (outline, setup)
+}
+
+impl LtProduct {
+    /// A product with algorithms that nobody offered, to look at.
+    pub(crate) fn not_offered(desc: &GemmDesc, sum: &Sum, algos: Vec<Algo>) -> Self {
+        let Setup { matmul, layouts } = setup(PLACEHOLDER, desc, sum).unwrap();
+        Self { sum: *sum, matmul, layouts, algos, chosen: 0 }
+    }
 }
 
 fn is_new_enough() -> bool {
@@ -52,7 +60,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
         for (out, d_type) in [(DType::Bf16, R_16BF), (DType::F16, R_16F), (DType::F32, R_32F)] {
             let desc = GemmDesc::new(m, n, k, a, b, out).with_out_stride(n + 8);
             for cc in [(10, 0), (12, 0)] {
-                let facts = super::super::formulation::Facts {
+                let facts = crate::gpu::gemm::formulation::Facts {
                     cc,
                     version: Version::new(13, 1, 0),
                     sm_count: 132,
@@ -62,7 +70,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
             }
             let rows = [a, b].contains(&Scheme::Nvfp4Row);
             let finish = if rows { Finish::EpilogueKernel } else { Finish::Fused };
-            let (core, Setup { matmul, layouts }) = planned(&desc, Formulation::Native, finish);
+            let (outline, Setup { matmul, layouts }) = planned(&desc, Formulation::Native, finish);
             assert_eq!((matmul.get(attr::TransA).unwrap(), matmul.get(attr::TransB).unwrap()), (1, 0));
             assert_eq!((matmul.get(attr::AScaleMode).unwrap(), matmul.get(attr::BScaleMode).unwrap()), (mode, mode));
             assert_eq!(matmul.held(PointerAttr::AScale).unwrap(), PLACEHOLDER);
@@ -80,7 +88,7 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
             let d = if rows { (R_32F, n64, m64, n64) } else { (d_type, n64, m64, n64 + 8) };
             assert_eq!((layouts.c.held().unwrap(), layouts.d.held().unwrap()), (d, d), "{desc}");
             // The spans that `execute` checks are the buffers of a QuantMatrix, to the byte.
-            let modes = [scale_mode(core.a_scales, &desc), scale_mode(core.b_scales, &desc)];
+            let modes = [scale_mode(outline.sum.a_scales, &desc), scale_mode(outline.sum.b_scales, &desc)];
             for (scheme, layout, rows, mode) in [(a, &layouts.b, m, modes[0]), (b, &layouts.a, n, modes[1])] {
                 assert_eq!(layout.bytes(), scheme.code_bytes(rows, k), "{desc}");
                 assert_eq!(mode.unwrap().bytes(rows, k), scheme.block_scale_len(rows, k), "{desc}");
@@ -96,9 +104,9 @@ fn a_bias_and_accumulation_travel_into_native_descriptors() {
     }
     let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
     let desc = GemmDesc::new(17, 64, 64, Scheme::Nvfp4, Scheme::Nvfp4, DType::F32);
-    let (core, Setup { matmul, .. }) =
+    let (outline, Setup { matmul, .. }) =
         planned(&desc.with_epilogue(bias).with_accumulate(Accumulate::Add), Formulation::Native, Finish::Fused);
-    assert_eq!(core.accumulate, Accumulate::Add);
+    assert_eq!(outline.sum.accumulate, Accumulate::Add);
     assert_eq!(matmul.get(attr::Epilogue).unwrap(), EPILOGUE_BIAS);
     assert_eq!(matmul.get(attr::BiasDataType).unwrap(), R_16BF);
     assert_eq!(matmul.held(PointerAttr::Bias).unwrap(), PLACEHOLDER);
@@ -127,7 +135,7 @@ fn dequantized_products_have_no_scales() {
         let desc = GemmDesc::new(m, n, k, a, b, out).with_a_stride(stride);
         for kept in [KeptWeights::Nothing, KeptWeights::Dequantized(DType::Bf16)] {
             let desc = desc.with_kept(kept);
-            let (core, Setup { matmul, layouts }) =
+            let (outline, Setup { matmul, layouts }) =
                 planned(&desc, Formulation::DequantizedBf16, Finish::EpilogueKernel);
             for pointer in PointerAttr::ALL {
                 assert_eq!(matmul.held(pointer).unwrap(), 0, "{desc}: {pointer:?}");
@@ -137,7 +145,7 @@ fn dequantized_products_have_no_scales() {
             assert_eq!(layouts.a.held().unwrap(), (operands, k64, n64, k64), "{desc}");
             assert_eq!(layouts.b.held().unwrap(), (operands, k64, m64, stride as u64), "{desc}");
             assert_eq!(layouts.d.held().unwrap(), (R_32F, n64, m64, n64), "{desc}");
-            let Scratch { a, b, factors, .. } = core.scratch;
+            let Scratch { a, b, factors, .. } = outline.scratch;
             assert_eq!(a, if desc.a.scheme().is_some() { m * k * 2 } else { 0 }, "{desc}");
             let is_kept = kept == KeptWeights::Dequantized(DType::Bf16) && operands == R_16BF;
             assert_eq!(b, if is_kept { 0 } else { n * k * 2 }, "{desc}");
@@ -179,4 +187,42 @@ fn block_scales_lie_where_the_modes_read_them() {
             assert!(padding.clone().all(|(byte, _)| *byte == 0), "{scheme} {rows} x {cols}");
         }
     }
+}
+
+/// A record's bytes are compared with what is offered, and never taken: one bit more is another algorithm.
+#[test]
+fn a_recorded_algorithm_is_taken_only_if_it_is_offered_again() {
+    let offered = [[1, 2, 3, 4, 5, 6, 7, u64::MAX], [1, 2, 3, 4, 5, 6, 7, 8]].map(Algo::from_words);
+    let named = |algo: &Algo| LtAlgorithm { words: words(algo), config: "in words".into() };
+    assert_eq!(words(&offered[1]), (1..9).map(|i| format!("{i:016x}")).collect::<String>());
+    assert_eq!(find(&offered, &named(&offered[1])), Some(1));
+    let strange = Algo::from_words([1, 2, 3, 4, 5, 6, 7, 9]);
+    assert_eq!(find(&offered, &named(&strange)), None);
+    for broken in ["", "zz", "0000000000000001", &words(&offered[0]).to_uppercase()] {
+        let broken = LtAlgorithm { words: broken.into(), config: String::new() };
+        assert_eq!(find(&offered, &broken), None, "{broken:?}");
+    }
+}
+
+/// One gate for every way to an algorithm, a record's too: what the ledger refuses or unfuses is not asked for.
+#[test]
+fn the_ledger_forbids_whole_problems_and_fused_epilogues() {
+    let plain = Problem {
+        compute_capability: (9, 0),
+        m: 128,
+        n: 4096,
+        k: 7168,
+        scaling: Scaling::Tensor,
+        has_bias: false,
+        has_activation: false,
+        has_c: false,
+        fp32_out: false,
+        largest_bytes: 1 << 25,
+    };
+    let unfused = Problem { has_bias: true, ..plain };
+    let refused = Problem { scaling: Scaling::Block32, ..plain };
+    let (old, between, new) = (Version::new(12, 6, 2), Version::new(12, 8, 3), Version::new(13, 1, 0));
+    assert!(forbidden(old, &unfused).is_some_and(|reason| reason.contains("12.6.2: the type given for the bias")));
+    assert!(forbidden(between, &refused).is_some_and(|reason| reason.contains("scale mode")));
+    assert_eq!([forbidden(old, &plain), forbidden(between, &plain), forbidden(new, &unfused)], [None, None, None]);
 }

@@ -8,15 +8,17 @@ use std::fmt::Write as _;
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 
-use super::formulation::{self, Finish, Formulation, PairKind};
-use super::gemm_args::GemmArgs;
-use super::gemm_call::{Candidate, CandidateOffer, Search};
-use super::gemm_core::Scratch;
-use super::gemm_desc::{GemmDesc, KeptWeights};
-use super::handle::{Handle, WORKSPACE_BYTES};
-use super::matrix::QuantMatrix;
-use super::quirks::Version;
-use super::record::{Choice, Environment, TuneRecord};
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::cache::PlanState;
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation, PairKind};
+use crate::gpu::gemm::outline::Scratch;
+use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
+use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
+use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
+use crate::gpu::lt::quirks::Version;
+use crate::gpu::matrix::QuantMatrix;
+use crate::gpu::matrix::derived::KeptWeights;
 
 /// How to plan. `Default` leaves every choice to the crate.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,28 +61,28 @@ impl PlanOptions {
         Self { candidates, ..self }
     }
 
-    pub(super) fn search(&self) -> Search {
+    pub(crate) fn search(&self) -> Search {
         Search { candidates: self.candidates, workspace_limit: self.workspace_limit }
     }
 }
 
-/// One problem made ready on one handle: formulation, algorithm, descriptors and scratch memory.
+/// One problem made ready on one handle: formulation, and the steps of a call with descriptors and algorithm.
 ///
-/// Made by [`Handle::plan`]. The plan owns its scratch memory: keep it, and the handle, as long as a captured graph of it
-/// is launched. It works on its own handle only, whose stream orders the uses of scratch and workspace.
+/// Made by [`Handle::plan`]. It owns no device memory and works on its own handle only, whose scratch memory and workspace all
+/// plans share, in the order of the stream.
 pub struct GemmPlan {
-    pub(super) desc: GemmDesc,
-    pub(super) handle_id: u64,
-    pub(super) environment: Environment,
-    pub(super) options: PlanOptions,
+    pub(crate) desc: GemmDesc,
+    pub(crate) handle_id: u64,
+    pub(crate) environment: Environment,
+    pub(crate) options: PlanOptions,
     /// `None` where D has no elements.
-    pub(super) candidate: Option<Candidate>,
+    pub(crate) candidate: Option<Candidate>,
     /// Why this formulation, and why not each of the others.
-    pub(super) reason: String,
-    pub(super) rejected: Vec<String>,
-    pub(super) measured_us: Option<f64>,
+    pub(crate) reason: String,
+    pub(crate) rejected: Vec<String>,
+    pub(crate) measured_us: Option<f64>,
     /// The product was run once by [`GemmPlan::prepare`].
-    pub(super) kernels_loaded: bool,
+    pub(crate) kernels_loaded: bool,
 }
 
 /// One formulation of a problem, and whether this GPU and library offer it.
@@ -94,7 +96,7 @@ pub struct Offer {
 }
 
 impl Handle {
-    /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, allocates scratch memory.
+    /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, reserves scratch memory.
     ///
     /// A measured record ([`Handle::set_tuning`]) wins; otherwise a small table of rules decides, and
     /// [`GemmPlan::explain`] says which and why. Slow (tens of microseconds and more), and not for graph capture.
@@ -133,10 +135,8 @@ impl Handle {
         } else if !plan.take_tuned(self)? {
             plan.choose(self)?;
         }
-        if let Some(candidate) = &mut plan.candidate {
-            candidate.allocate(self)?;
-        }
-        if self.first_time(desc) {
+        self.reserve_scratch(plan.scratch_bytes())?;
+        if self.slot::<PlanState>().is_first_time(desc) {
             tracing::info!(choice = %plan.headline(), reason = %plan.reason, "planned {desc}");
         }
         Ok(plan)
@@ -164,11 +164,11 @@ impl Handle {
     pub fn offers(&self, desc: &GemmDesc) -> Result<Vec<Offer>> {
         self.refuse_capture("asking what is supported")?;
         desc.check(&self.device().to_string())?;
-        let (order, _) = formulation::preference(desc, self.facts());
+        let (order, _) = formulation::preference(desc, Facts::of(self));
         let ask = |formulation| {
             // An empty D needs no library; what the table says is the answer.
             let refusal = match desc.is_empty() {
-                true => formulation::available(desc, self.facts(), formulation).err(),
+                true => formulation::available(desc, Facts::of(self), formulation).err(),
                 false => self.offer(desc, formulation, PlanOptions::default().search())?.err(),
             };
             Ok(Offer { formulation, refusal })
@@ -179,31 +179,36 @@ impl Handle {
     /// `D = epilogue(alpha * A Bᵀ + beta * D)`, planned at the first call for each problem and cached.
     ///
     /// A first call plans (and makes B's repeated scales where the formulation needs them): slow, and it allocates. Later
-    /// ones are [`GemmPlan::execute`] after one look-up. The cache holds 64 plans and 512 MiB of their scratch memory, and
-    /// forgets the longest unused: therefore this call is refused in graph capture. Waits for nothing.
+    /// ones are [`GemmPlan::execute`] after one look-up, also inside graph capture. The cache holds 64 plans, and forgets the
+    /// longest unused. Waits for nothing.
     ///
     /// # Errors
-    /// Those of [`GemmArgs::desc`], [`Handle::plan`] and [`GemmPlan::execute`].
+    /// Those of [`GemmArgs::desc`], [`Handle::plan`] and [`GemmPlan::execute`]; [`Error::Unsupported`] inside graph capture
+    /// where something is left to be made: call it once with these operands before.
     pub fn scaled_gemm(&self, mut args: GemmArgs<'_>) -> Result<()> {
         let desc = args.desc()?;
-        self.refuse_capture("scaled_gemm, whose cached plan may be freed before the graph,")?;
-        let mut state = self.state.borrow_mut();
+        let mut state = self.slot::<PlanState>();
         if let Some(plan) = state.plans.get_mut(&desc) {
-            plan.prepare_b(self, args.b)?;
+            plan.make_ready(self, args.b)?;
             return plan.run(self, &mut args);
         }
         drop(state);
+        self.refuse_capture("the first scaled_gemm of a problem, or of one that was forgotten,")?;
         let mut plan = self.plan(&desc)?;
-        plan.prepare_b(self, args.b)?;
+        plan.make_ready(self, args.b)?;
         plan.run(self, &mut args)?;
-        let bytes = plan.scratch_bytes();
-        self.state.borrow_mut().plans.insert(desc, plan, bytes);
+        self.slot::<PlanState>().plans.insert(desc, plan);
         Ok(())
     }
 
     /// The best finish of one formulation, or why there is none.
-    pub(super) fn offer(&self, desc: &GemmDesc, formulation: Formulation, search: Search) -> Result<CandidateOffer> {
-        if let Err(reason) = formulation::available(desc, self.facts(), formulation) {
+    pub(crate) fn offer(
+        &self,
+        desc: &GemmDesc,
+        formulation: Formulation,
+        search: Search,
+    ) -> Result<Offered<Candidate>> {
+        if let Err(reason) = formulation::available(desc, Facts::of(self), formulation) {
             return Ok(Err(reason));
         }
         let mut reasons = Vec::new();
@@ -219,17 +224,8 @@ impl Handle {
         Ok(Err(reasons.join("; ")))
     }
 
-    /// True the first time a problem is planned, so that its choice is logged once. Forgets after some thousands.
-    fn first_time(&self, desc: &GemmDesc) -> bool {
-        let announced = &mut self.state.borrow_mut().announced;
-        if announced.len() >= 4096 {
-            announced.clear();
-        }
-        announced.insert(*desc)
-    }
-
     /// Where plans of this handle are made.
-    pub(super) fn environment(&self) -> Environment {
+    pub(crate) fn environment(&self) -> Environment {
         let device = self.device();
         Environment {
             gpu: device.name.clone(),
@@ -274,12 +270,12 @@ impl GemmPlan {
                 remedy: "give the record or the formulation, not both".to_string(),
             });
         }
-        let choice = (record.formulation(), record.finish(), record.algorithm()?);
+        let choice = (record.formulation(), record.finish(), record.algorithm());
         match Candidate::recorded(handle, &self.desc, choice, self.options.search())? {
             Ok(candidate) => self.candidate = Some(candidate),
             Err(reason) => {
                 return Err(Error::Record {
-                    reason: format!("{} with {}: {reason}", record.formulation(), record.algorithm_config()),
+                    reason: format!("{} with {}: {reason}", record.formulation(), record.algorithm()),
                     remedy: "measure again here: GemmPlan::autotune, or `scaled-gemm tune`".to_string(),
                 });
             }
@@ -294,7 +290,7 @@ impl GemmPlan {
 
     /// Takes the choice of the handle's tuning table, if it has one that still works. Never silent: it is logged.
     fn take_tuned(&mut self, handle: &Handle) -> Result<bool> {
-        let found = handle.state.borrow().tuning.find(&self.environment, &self.desc).cloned();
+        let found = handle.slot::<PlanState>().tuning.find(&self.environment, &self.desc).cloned();
         let Some(record) = found.filter(|r| self.options.formulation.is_none_or(|f| f == r.formulation())) else {
             return Ok(false);
         };
@@ -328,11 +324,11 @@ impl GemmPlan {
             self.rejected.extend(others.map(|f| format!("{f}: {asked} was asked for")));
             return Ok(());
         }
-        let (order, why) = formulation::preference(&self.desc, handle.facts());
+        let (order, why) = formulation::preference(&self.desc, Facts::of(handle));
         for formulation in order {
             if let Some(chosen) = &self.candidate {
-                let chosen = chosen.core.formulation;
-                let reason = match formulation::available(&self.desc, handle.facts(), formulation) {
+                let chosen = chosen.outline().formulation;
+                let reason = match formulation::available(&self.desc, Facts::of(handle), formulation) {
                     Ok(()) => format!("{chosen} comes first: {why}"),
                     Err(reason) => reason,
                 };
@@ -358,27 +354,28 @@ impl GemmPlan {
 
     /// The formulation in use; `Native` where D has no elements.
     pub fn formulation(&self) -> Formulation {
-        self.candidate.as_ref().map_or(Formulation::Native, |c| c.core.formulation)
+        self.candidate.as_ref().map_or(Formulation::Native, |c| c.outline().formulation)
     }
 
     /// How the formulation in use ends; `Fused` where D has no elements.
     pub fn finish(&self) -> Finish {
-        self.candidate.as_ref().map_or(Finish::Fused, |c| c.core.finish)
+        self.candidate.as_ref().map_or(Finish::Fused, |c| c.outline().finish)
     }
 
-    /// Bytes of scratch memory that the plan owns.
+    /// Bytes of the handle's scratch memory that a call uses ([`Handle::scratch_bytes`]).
     pub fn scratch_bytes(&self) -> usize {
-        self.candidate.as_ref().map_or(0, |c| c.core.scratch_bytes())
+        self.candidate.as_ref().map_or(0, Candidate::scratch_bytes)
     }
 
-    /// Device bytes that a call uses beside its operands: the plan's scratch, and its part of the handle's workspace.
+    /// Device bytes that a call uses beside its operands: scratch, and its part of the handle's workspace.
     pub fn workspace_bytes(&self) -> usize {
-        self.scratch_bytes() + self.candidate.as_ref().map_or(0, |c| c.algo().workspace_bytes())
+        let product = self.candidate.as_ref().and_then(Candidate::product);
+        self.scratch_bytes() + product.map_or(0, Product::workspace_bytes)
     }
 
     /// Bytes of the second scale buffer that the formulation needs in B; 0 where it needs none.
     pub fn repeated_scale_bytes(&self) -> usize {
-        match self.candidate.as_ref().map(|c| c.core.formulation) {
+        match self.candidate.as_ref().map(|c| c.outline().formulation) {
             Some(Formulation::RepeatedScales) => QuantMatrix::repeated_len(self.desc.n, self.desc.k) * 4,
             _ => 0,
         }
@@ -400,14 +397,8 @@ impl GemmPlan {
     }
 
     /// Refuses another handle or problem.
-    pub(super) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
-        if handle.id() != self.handle_id {
-            return Err(Error::unsupported(
-                "executing a plan on another handle than its own",
-                "its scratch memory is ordered by its own handle's stream",
-                "make a plan for each handle",
-            ));
-        }
+    pub(crate) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
+        handle.check_own(self.handle_id, "using a plan")?;
         match self.desc == *desc {
             true => Ok(()),
             false => Err(Error::shape(
@@ -420,12 +411,15 @@ impl GemmPlan {
     }
 
     /// Enqueues a call whose arguments were checked.
-    pub(super) fn run(&mut self, handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
+    pub(crate) fn run(&mut self, handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
         match &mut self.candidate {
             Some(candidate) => candidate.enqueue(handle, &self.desc, args),
             // D has no elements; its amax is 0.
             None => match &mut args.amax {
-                Some(amax) => handle.kernels().zero(handle.launch_stream(), &amax.on(handle.launch_stream()), 4),
+                Some(amax) => {
+                    let stream = handle.launch_stream();
+                    handle.kernels().zero(stream, &amax.at(stream.order())?, 4)
+                }
                 None => Ok(()),
             },
         }
@@ -435,7 +429,7 @@ impl GemmPlan {
     fn headline(&self) -> String {
         match &self.candidate {
             None => "nothing to do".to_string(),
-            Some(c) => format!("{}, {}", c.core.formulation, c.core.finish),
+            Some(c) => format!("{}, {}", c.outline().formulation, c.outline().finish),
         }
     }
 
@@ -450,19 +444,19 @@ impl GemmPlan {
         };
         line(format_args!("{}: {}", self.headline(), self.reason));
         if let Some(candidate) = &self.candidate {
-            let (place, offered) = candidate.place();
-            let config = self.algorithm_words(candidate);
-            let waves = candidate.algo().waves();
-            line(format_args!("algorithm: {config}, {waves:.2} waves (number {} of {offered} offered)", place + 1));
-            line(format_args!(
-                "memory: {} bytes of scratch in the plan, {} of the handle's {WORKSPACE_BYTES} bytes of workspace, {} bytes of \
-                 repeated scales in each B",
-                self.scratch_bytes(),
-                candidate.algo().workspace_bytes(),
-                self.repeated_scale_bytes(),
-            ));
-            if let Some(values) = candidate.core.values {
-                let Scratch { a, b, .. } = candidate.core.scratch;
+            let outline = candidate.outline();
+            if let Some(product) = candidate.product() {
+                line(format_args!("algorithm: {}", product.describe()));
+                line(format_args!(
+                    "memory: {} bytes of scratch, shared by the handle's plans, {} of its {WORKSPACE_BYTES} bytes of workspace, \
+                     {} bytes of repeated scales in each B",
+                    self.scratch_bytes(),
+                    product.workspace_bytes(),
+                    self.repeated_scale_bytes(),
+                ));
+            }
+            if let Some(values) = outline.sum.values {
+                let Scratch { a, b, .. } = outline.scratch;
                 let dtype = values.dtype;
                 line(format_args!("dequantized to {dtype} in each call, in scratch: {a} bytes of A, {b} bytes of B"));
                 match self.desc.kept {
@@ -473,8 +467,8 @@ impl GemmPlan {
                     KeptWeights::Nothing => {}
                 }
             }
-            if candidate.core.rows != self.desc.m {
-                line(format_args!("m = {} is computed as {} rows", self.desc.m, candidate.core.rows));
+            if outline.sum.rows != self.desc.m {
+                line(format_args!("m = {} is computed as {} rows", self.desc.m, outline.sum.rows));
             }
             for reason in &candidate.passed_over {
                 line(format_args!("finish not taken: {reason}"));
@@ -489,24 +483,17 @@ impl GemmPlan {
         text
     }
 
-    fn algorithm_words(&self, candidate: &Candidate) -> String {
-        match candidate.algo().config() {
-            Ok(config) => config.to_string(),
-            Err(error) => format!("not readable ({error})"),
-        }
-    }
-
-    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](super::record::TuneTable).
+    /// The choice as a record for [`PlanOptions::record`] or a [`TuneTable`](crate::gpu::gemm::record::TuneTable).
     ///
     /// With a time only after [`GemmPlan::autotune`]. `None` where D has no elements.
     pub fn record(&self) -> Option<TuneRecord> {
         let candidate = self.candidate.as_ref()?;
+        let product = candidate.product()?;
         let choice = Choice {
-            formulation: candidate.core.formulation,
-            finish: candidate.core.finish,
-            algorithm: candidate.algo().to_words(),
-            algorithm_config: self.algorithm_words(candidate),
-            workspace_bytes: candidate.algo().workspace_bytes(),
+            formulation: candidate.outline().formulation,
+            finish: candidate.outline().finish,
+            algorithm: product.algorithm(),
+            workspace_bytes: product.workspace_bytes(),
             measured_us: self.measured_us,
         };
         Some(TuneRecord::new(self.environment.clone(), &self.desc, choice))

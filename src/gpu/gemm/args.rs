@@ -4,12 +4,12 @@ use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
 use crate::format::{Basis, DType, Operand, pair};
 
-use super::gemm_desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use super::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
-use super::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// A of one call.
-pub(super) enum ArgA<'a> {
+pub(crate) enum ArgA<'a> {
     Quantized(&'a QuantMatrix),
     Plain(MatRef<'a>),
 }
@@ -55,18 +55,18 @@ impl ArgA<'_> {
 /// }
 /// ```
 pub struct GemmArgs<'a> {
-    pub(super) a: ArgA<'a>,
-    pub(super) b: &'a QuantMatrix,
-    pub(super) d: MatMut<'a>,
-    pub(super) bias: Option<VecRef<'a>>,
-    pub(super) residual: Option<MatRef<'a>>,
-    pub(super) activation: Activation,
-    pub(super) alpha: f32,
+    pub(crate) a: ArgA<'a>,
+    pub(crate) b: &'a QuantMatrix,
+    pub(crate) d: MatMut<'a>,
+    pub(crate) bias: Option<VecRef<'a>>,
+    pub(crate) residual: Option<MatRef<'a>>,
+    pub(crate) activation: Activation,
+    pub(crate) alpha: f32,
     /// `Some(beta)` adds `beta * D`.
-    pub(super) beta: Option<f32>,
-    pub(super) out_encode: Option<DeviceBytes<'a>>,
-    pub(super) amax: Option<DeviceBytesMut<'a>>,
-    pub(super) accumulation: Accumulation,
+    pub(crate) beta: Option<f32>,
+    pub(crate) out_encode: Option<DeviceBytes<'a>>,
+    pub(crate) amax: Option<DeviceBytesMut<'a>>,
+    pub(crate) accumulation: Accumulation,
 }
 
 impl<'a> GemmArgs<'a> {

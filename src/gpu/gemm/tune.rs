@@ -2,14 +2,14 @@
 
 use crate::error::{Error, Result};
 
-use super::formulation::{self, Finish, Formulation};
-use super::gemm::GemmPlan;
-use super::gemm_args::GemmArgs;
-use super::gemm_call::{Candidate, Search};
-use super::handle::Handle;
-use super::judge::Judge;
-use super::measure::Timing;
-use super::record::TuneRecord;
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
+use crate::gpu::gemm::judge::Judge;
+use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::gemm::record::TuneRecord;
+use crate::gpu::gemm::steps::{Candidate, Search};
+use crate::gpu::handle::Handle;
+use crate::gpu::measure::Timing;
 
 /// What the L2 cache holds when a repetition begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -109,7 +109,7 @@ impl GemmPlan {
     /// Before any is timed, every candidate's D is held against the f64 bound ([`mod@crate::reference::bound`]) where it is
     /// sampled, and everywhere against the first D that passed; a candidate that is wrong or fails is dropped and reported.
     /// The others are timed in turns ([`Timing::in_turns`]). The operands should be typical data: timings depend on them. D's
-    /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of all candidates, copies
+    /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of the largest, copies
     /// the operands, and D for each candidate, to the host, and waits.
     ///
     /// # Errors
@@ -126,14 +126,14 @@ impl GemmPlan {
         // Candidate, algorithm and trial of what is right.
         let mut right: Vec<(usize, usize, usize)> = Vec::new();
         for (i, candidate) in candidates.iter_mut().enumerate() {
-            if let Err(error) = candidate.allocate(handle) {
+            if let Err(error) = handle.reserve_scratch(candidate.scratch_bytes()) {
                 trials.push(trial(candidate, Verdict::Failed(error.to_string())));
                 continue;
             }
-            if candidate.core.formulation == Formulation::RepeatedScales {
+            if candidate.outline().formulation == Formulation::RepeatedScales {
                 args.b.repeat_scales(handle)?;
             }
-            for algorithm in 0..candidate.place().1 {
+            for algorithm in 0..candidate.algorithms() {
                 candidate.choose(algorithm);
                 let verdict = match self.attempt(handle, candidate, &mut args, &mut judge)? {
                     Some(verdict) => verdict,
@@ -160,7 +160,6 @@ impl GemmPlan {
                 best = Some((us, place, algorithm, at));
             }
         }
-        candidates.iter_mut().for_each(Candidate::release);
         let Some((us, place, algorithm, winner)) = best else {
             let reasons: Vec<String> = trials.iter().map(Trial::to_string).collect();
             return Err(Error::unsupported(
@@ -171,7 +170,6 @@ impl GemmPlan {
         };
         let mut chosen = candidates.swap_remove(place);
         chosen.choose(algorithm);
-        chosen.allocate(handle)?;
         self.rejected = trials.iter().enumerate().filter(|(i, _)| *i != winner).map(|(_, t)| t.to_string()).collect();
         self.candidate = Some(chosen);
         self.measured_us = Some(us);
@@ -186,13 +184,13 @@ impl GemmPlan {
         if self.desc.is_empty() {
             return Err(nothing_to_tune(self));
         }
-        let (mut order, _) = formulation::preference(&self.desc, handle.facts());
+        let (mut order, _) = formulation::preference(&self.desc, Facts::of(handle));
         if let Some(asked) = self.options.formulation {
             order.retain(|f| *f == asked);
         }
         let mut candidates = Vec::new();
         for formulation in order {
-            if formulation::available(&self.desc, handle.facts(), formulation).is_err() {
+            if formulation::available(&self.desc, Facts::of(handle), formulation).is_err() {
                 continue;
             }
             for finish in Finish::ALL {
@@ -217,7 +215,7 @@ impl GemmPlan {
             return Ok(Some(Verdict::Failed(error.to_string())));
         }
         let found = read_output(handle, args)?;
-        let fault = judge.fault(candidate.core.formulation, candidate.core.finish, found)?;
+        let fault = judge.fault(candidate.outline().formulation, candidate.outline().finish, found)?;
         Ok(fault.map(Verdict::Wrong))
     }
 }
@@ -232,9 +230,9 @@ fn nothing_to_tune(plan: &GemmPlan) -> Error {
 
 fn trial(candidate: &Candidate, verdict: Verdict) -> Trial {
     Trial {
-        formulation: candidate.core.formulation,
-        finish: candidate.core.finish,
-        algorithm: candidate.algo().config().map_or_else(|e| e.to_string(), |config| config.to_string()),
+        formulation: candidate.outline().formulation,
+        finish: candidate.outline().finish,
+        algorithm: candidate.product().map_or_else(String::new, |product| product.algorithm().to_string()),
         verdict,
     }
 }
@@ -253,7 +251,7 @@ impl std::fmt::Display for Trial {
 /// Zeroes D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.launch_stream();
-    let d = args.d.data_mut().on(stream);
+    let d = args.d.data_mut().at(stream.order())?;
     handle.kernels().zero(stream, &d, d.bytes)
 }
 
@@ -261,6 +259,6 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().on(handle.launch_stream());
+    let d = args.d.data_mut().at(handle.launch_stream().order())?;
     handle.read_rows(&d, rows, row_bytes, stride)
 }

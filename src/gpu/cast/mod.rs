@@ -1,0 +1,3 @@
+//! Quantizers and dequantizers.
+
+pub(crate) mod quantize;

@@ -1,0 +1,135 @@
+//! [`CapturedGraph`]: captured work that owns what it uses.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL};
+
+use super::memory::raw::{Graph, is_capturing};
+use super::memory::{Access, Memory, driver};
+use super::stream::{Capture, Order, Queue};
+use crate::error::{Error, Result};
+
+/// What a capture has used.
+pub(crate) struct Log {
+    uses: Vec<(Arc<Memory>, bool)>,
+    /// Borrowed memory is let in, by a caller who keeps it alive.
+    borrows: bool,
+}
+
+/// Work captured by `Handle::capture`, to be launched again and again by `Handle::launch`.
+///
+/// It owns a share of all memory of this crate that the work uses: matrices, buffers, scratch and workspace live as long as the
+/// graph, whatever becomes of the values that they were captured from. A launch is ordered against other streams' uses of
+/// them, as any call is.
+pub struct CapturedGraph {
+    graph: Graph,
+    queue: u64,
+    uses: Vec<(Arc<Memory>, bool)>,
+    /// Workspace and scratch: never touched by other queues.
+    _private: Vec<Arc<Memory>>,
+}
+
+thread_local! {
+    /// Captures of this crate that are under way on this thread.
+    static CAPTURES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// True while this thread captures: frees and other calls that a capture does not bear wait until it has ended.
+pub(super) fn capturing_here() -> bool {
+    CAPTURES.get() > 0
+}
+
+/// Ends the capture and the log also where the captured closure panics.
+struct Capturing<'q>(&'q Queue);
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        CAPTURES.set(CAPTURES.get() - 1);
+        self.0.log.replace(None);
+        if is_capturing(&self.0.stream) {
+            // An unwinding closure left it open.
+            self.0.context().record_err(self.0.stream.end_capture(CUgraphInstantiate_flags(0)).map(drop));
+        }
+    }
+}
+
+impl Queue {
+    /// In a capture: the work uses this memory.
+    pub(super) fn note(&self, memory: &Arc<Memory>, writes: bool) {
+        let mut log = self.log.borrow_mut();
+        let Some(log) = log.as_mut() else { return };
+        match log.uses.iter_mut().find(|(known, _)| Arc::ptr_eq(known, memory)) {
+            Some((_, written)) => *written |= writes,
+            None => log.uses.push((memory.clone(), writes)),
+        }
+    }
+
+    /// True if the capture under way lets borrowed memory in.
+    pub(super) fn may_borrow(&self) -> bool {
+        self.log.borrow().as_ref().is_some_and(|log| log.borrows)
+    }
+
+    /// Captures what `enqueue` puts on the stream. Waits for the stream first. `borrows`: the caller keeps borrowed memory alive
+    /// as long as the graph is launched.
+    pub(crate) fn capture(&self, borrows: bool, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+        if is_capturing(&self.stream) || self.log.borrow().is_some() {
+            return Err(Error::unsupported(
+                "a capture inside a capture",
+                "the stream is being captured into a graph already",
+                "end that capture first, or put the work into it",
+            ));
+        }
+        self.stream.synchronize().map_err(|e| driver("waiting for the stream", e))?;
+        {
+            let _no_new_stream = self.tracking.hold();
+            let begun = self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+            begun.map_err(|e| driver("beginning a capture", e))?;
+        }
+        CAPTURES.set(CAPTURES.get() + 1);
+        self.log.replace(Some(Log { uses: Vec::new(), borrows }));
+        let capturing = Capturing(self);
+        let enqueued = enqueue();
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        let log = self.log.replace(None);
+        drop(capturing);
+        enqueued?;
+        let graph = graph.map_err(|e| driver("ending a capture", e))?;
+        let (Some(graph), Some(log)) = (graph, log) else {
+            return Err(Error::Driver { call: "ending a capture".into(), reason: "nothing was captured".into() });
+        };
+        Ok(CapturedGraph { graph: Graph::new(graph), queue: self.serial, uses: log.uses, _private: self.private() })
+    }
+
+    /// Enqueues a graph of this queue once.
+    pub(crate) fn launch(&self, graph: &CapturedGraph) -> Result<()> {
+        if graph.queue != self.serial {
+            return Err(Error::unsupported(
+                "launching a graph with another handle than the one that captured it",
+                "its scratch memory is ordered by what that handle enqueues",
+                "launch it with the handle that captured it",
+            ));
+        }
+        let order = self.order();
+        if order.capture != Capture::No {
+            return Err(Error::unsupported(
+                "launching a graph while the stream is captured into another",
+                "the launch would become a part of that graph, which does not own what this one uses",
+                "launch it after the capture has ended",
+            ));
+        }
+        let accesses = graph.accesses(order)?;
+        self.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+        let launched = graph.graph.launch();
+        drop(accesses);
+        launched
+    }
+}
+
+impl CapturedGraph {
+    /// Waits, on the GPU, for other streams' uses of what the work uses.
+    fn accesses<'a>(&'a self, order: Order<'a>) -> Result<Vec<Access<'a>>> {
+        let begun = self.uses.iter().map(|(memory, writes)| memory.begin(order, *writes));
+        begun.filter_map(Result::transpose).collect()
+    }
+}

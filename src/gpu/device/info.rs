@@ -1,0 +1,62 @@
+//! [`DeviceInfo`]: what a GPU is.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+
+use super::memory::driver;
+use super::memory::raw::driver_version;
+use crate::error::{Error, Result};
+
+/// The GPU of a [`Handle`](crate::gpu::Handle).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Place in the driver's list.
+    pub ordinal: usize,
+    /// Name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, major and minor: `(9, 0)` is sm_90.
+    pub compute_capability: (u32, u32),
+    /// Number of multiprocessors.
+    pub sm_count: u32,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: usize,
+    /// Bytes of device memory.
+    pub memory_bytes: usize,
+    /// CUDA version of the driver: 13000 is 13.0.
+    pub driver: u32,
+}
+
+impl DeviceInfo {
+    pub(crate) fn of(context: &Arc<CudaContext>) -> Result<Self> {
+        let number = |attribute, what: &str| {
+            let value = context.attribute(attribute).map_err(|e| driver(&format!("reading the {what}"), e))?;
+            u32::try_from(value).map_err(|_| Error::Driver {
+                call: format!("reading the {what}"),
+                reason: format!("the driver said {value}"),
+            })
+        };
+        Ok(Self {
+            ordinal: context.ordinal(),
+            name: context.name().map_err(|e| driver("reading the GPU's name", e))?,
+            compute_capability: (
+                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability")?,
+                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
+            ),
+            sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessor count")?,
+            l2_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache size")? as usize,
+            memory_bytes: context.total_mem().map_err(|e| driver("reading the memory size", e))?,
+            driver: driver_version()?,
+        })
+    }
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.compute_capability;
+        write!(f, "{} (sm_{major}{minor})", self.name)
+    }
+}

@@ -1,0 +1,374 @@
+//! [`DeviceBuffer`]: device memory that this crate owns, with one event for each stream that uses it.
+
+use std::any::Any;
+use std::mem;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
+
+use super::raw::is_capturing;
+use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, driver};
+use crate::error::{Error, Result};
+use crate::gpu::device::graph::capturing_here;
+use crate::gpu::device::stream::{Capture, Order, Queue};
+
+/// One allocation, or a part of one: bytes on the device that several handles and captured graphs may use.
+///
+/// Uses on different streams are ordered by events of its own, one for each stream. Dropping it frees the memory in the order
+/// of its stream, after every use; inside a graph capture the free waits until the capture has ended. Captured graphs share
+/// the ownership of what they use. Made by `Handle::alloc`, [`DeviceBuffer::from_slice`] and [`DeviceBuffer::from_raw`].
+pub struct DeviceBuffer {
+    memory: Arc<Memory>,
+    offset: usize,
+    bytes: usize,
+}
+
+/// The allocation behind a [`DeviceBuffer`].
+pub(crate) struct Memory {
+    address: u64,
+    bytes: usize,
+    /// The stream in whose order the memory was allocated and is freed.
+    home: Arc<CudaStream>,
+    /// Frees the memory when it is dropped.
+    owner: Option<Box<dyn Any + Send + Sync>>,
+    uses: Mutex<Uses>,
+    /// Used by a captured graph of which nobody tells when it is gone: never freed.
+    pinned: AtomicBool,
+}
+
+/// The uses that a later one may have to wait for.
+#[derive(Default)]
+struct Uses {
+    write: Option<Use>,
+    /// Since that write, the last of each queue.
+    reads: Vec<Use>,
+    /// Events to be used again.
+    spare: Vec<CudaEvent>,
+}
+
+struct Use {
+    queue: u64,
+    event: CudaEvent,
+}
+
+/// The number of no queue: what happened before the memory came here.
+const ELSEWHERE: u64 = 0;
+
+/// One use between its address being taken and its work being enqueued.
+pub(crate) struct Access<'a> {
+    memory: &'a Memory,
+    queue: &'a Queue,
+    writes: bool,
+}
+
+impl Drop for Access<'_> {
+    fn drop(&mut self) {
+        self.memory.finish(self.queue, self.writes);
+    }
+}
+
+impl Memory {
+    /// `bytes` zero bytes, at least one, allocated in the order of the queue.
+    pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Arc<Self>> {
+        // The driver has no allocation of zero bytes.
+        let slice = queue.stream.alloc_zeros::<u8>(bytes.max(1));
+        let mut slice = slice.map_err(|e| driver(&format!("allocating {bytes} bytes"), e))?;
+        let address = slice.device_ptr_mut(&queue.stream).0;
+        let memory = Self::new(address, bytes, queue.stream.clone(), Some(Box::new(slice)));
+        memory.finish(queue, true);
+        Ok(Arc::new(memory))
+    }
+
+    fn new(address: u64, bytes: usize, home: Arc<CudaStream>, owner: Option<Box<dyn Any + Send + Sync>>) -> Self {
+        let (uses, pinned) = (Mutex::new(Uses::default()), AtomicBool::new(false));
+        Self { address, bytes, home, owner, uses, pinned }
+    }
+
+    /// The whole of it for work of the one queue that ever uses it.
+    pub(crate) fn span(&self) -> Span<'_> {
+        Span::unguarded(self.address, self.bytes)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// From now on it is never freed.
+    pub(crate) fn pin(&self) {
+        self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether uses of this queue leave events: another stream may use the memory, or its free is in another stream's order.
+    fn tracked(&self, queue: &Queue) -> bool {
+        queue.tracking.several() || self.home.cu_stream() != queue.stream.cu_stream()
+    }
+
+    /// Waits, on the GPU, for what a use must come after. In a capture nothing is waited for: the launch does that.
+    pub(crate) fn begin<'a>(self: &'a Arc<Self>, order: Order<'a>, writes: bool) -> Result<Option<Access<'a>>> {
+        let queue = order.queue;
+        if self.home.context().cu_ctx() != queue.context().cu_ctx() {
+            return Err(Error::unsupported(
+                format!("a buffer in the memory of GPU {}", self.home.context().ordinal()),
+                format!("the handle is on GPU {}, and these are two contexts", queue.context().ordinal()),
+                "copy it to the handle's GPU, or use a handle of the buffer's",
+            ));
+        }
+        match order.capture {
+            Capture::No if !self.tracked(queue) => Ok(Some(Access { memory: self, queue, writes })),
+            Capture::No => {
+                let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+                let reads = uses.reads.iter().filter(|_| writes);
+                for earlier in uses.write.iter().chain(reads).filter(|u| u.queue != queue.id) {
+                    if earlier.queue == ELSEWHERE && self.home.cu_stream() == queue.stream.cu_stream() {
+                        continue;
+                    }
+                    queue.stream.wait(&earlier.event).map_err(|e| driver("waiting for another stream", e))?;
+                }
+                Ok(Some(Access { memory: self, queue, writes }))
+            }
+            Capture::Ours => {
+                queue.note(self, writes);
+                Ok(None)
+            }
+            Capture::Foreign => {
+                self.pin();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Leaves the event of a use that is enqueued now. Looked at only now: see [`Tracking`](crate::gpu::device::stream::Tracking).
+    fn finish(&self, queue: &Queue, writes: bool) {
+        if !self.tracked(queue) {
+            return;
+        }
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = uses.leave(queue, writes) {
+            // Whoever comes next could not wait for this use, so the memory stays.
+            self.pin();
+            queue.context().record_err(Err::<(), _>(error));
+        }
+    }
+
+    /// Frees what was dropped while its stream was captured, where that capture has ended.
+    pub(crate) fn free_deferred() {
+        if WAITING.load(Ordering::Acquire) == 0 || capturing_here() {
+            return;
+        }
+        let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stay, free) = mem::take(&mut *graves).into_iter().partition(|grave| is_capturing(&grave.home));
+        *graves = stay;
+        WAITING.store(graves.len(), Ordering::Release);
+        drop(graves);
+        free.into_iter().for_each(Grave::bury);
+    }
+}
+
+impl Uses {
+    fn leave(&mut self, queue: &Queue, writes: bool) -> std::result::Result<(), cudarc::driver::DriverError> {
+        let mut left = match writes {
+            // A write has waited for all before it, so whoever waits for it waits for them.
+            true => {
+                self.spare.extend(self.reads.drain(..).map(|read| read.event));
+                self.write.take()
+            }
+            false => match self.reads.iter().position(|read| read.queue == queue.id) {
+                Some(place) => Some(self.reads.swap_remove(place)),
+                None => None,
+            },
+        };
+        let event = match left.take().map(|left| left.event).or_else(|| self.spare.pop()) {
+            Some(event) => event,
+            None => queue.context().new_event(None)?,
+        };
+        event.record(&queue.stream)?;
+        let left = Use { queue: queue.id, event };
+        match writes {
+            true => self.write = Some(left),
+            false => self.reads.push(left),
+        }
+        Ok(())
+    }
+}
+
+/// Memory on its way back to the driver.
+struct Grave {
+    home: Arc<CudaStream>,
+    owner: Box<dyn Any + Send + Sync>,
+    uses: Vec<Use>,
+}
+
+/// Memory dropped while its stream was captured, and how much of it there is.
+static GRAVES: Mutex<Vec<Grave>> = Mutex::new(Vec::new());
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+impl Grave {
+    /// Gives the memory back in the order of its stream, after every use.
+    fn bury(self) {
+        for left in &self.uses {
+            if let Err(error) = self.home.wait(&left.event) {
+                tracing::error!(%error, "memory is not given back: its uses cannot be waited for");
+                return mem::forget(self.owner);
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        if *self.pinned.get_mut() {
+            tracing::debug!(bytes = self.bytes, "memory stays with a graph that was captured elsewhere");
+            return mem::forget(owner);
+        }
+        let uses = mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let uses = uses.write.into_iter().chain(uses.reads).collect();
+        let grave = Grave { home: self.home.clone(), owner, uses };
+        // A free inside a capture would become a part of the graph.
+        if !capturing_here() && !is_capturing(&grave.home) {
+            return grave.bury();
+        }
+        let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
+        graves.push(grave);
+        WAITING.store(graves.len(), Ordering::Release);
+    }
+}
+
+impl DeviceBuffer {
+    /// `bytes` zero bytes.
+    pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Self> {
+        Ok(Self { memory: Memory::zeros(queue, bytes)?, offset: 0, bytes })
+    }
+
+    /// Parts of one allocation, each at a multiple of 256 bytes: they share their events.
+    pub(crate) fn zeros_together<const N: usize>(queue: &Queue, lengths: [usize; N]) -> Result<[Self; N]> {
+        let mut end = 0usize;
+        let places = lengths.map(|bytes| {
+            let offset = end.next_multiple_of(256);
+            end = offset + bytes;
+            (offset, bytes)
+        });
+        let memory = Memory::zeros(queue, end)?;
+        Ok(places.map(|(offset, bytes)| Self { memory: memory.clone(), offset, bytes }))
+    }
+
+    /// Takes over a cudarc slice: no copy, nothing is waited for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] while the slice's stream is captured into a graph; [`Error::Driver`].
+    pub fn from_slice<T: Send + Sync + 'static>(mut slice: CudaSlice<T>) -> Result<Self> {
+        let (home, bytes) = (slice.stream().clone(), slice.num_bytes());
+        if is_capturing(&home) {
+            return Err(Error::unsupported(
+                "taking over a cudarc slice whose stream is captured into a graph",
+                "what happened to it before cannot be told from what the graph will do",
+                "do it before the capture begins",
+            ));
+        }
+        // On the stream of its own it waits for its last reader and writer there, and the event stands for both.
+        let address = slice.device_ptr_mut(&home).0;
+        let event = home.record_event(None).map_err(|e| driver("recording an event", e))?;
+        let memory = Memory::new(address, bytes, home, Some(Box::new(slice)));
+        let write = Some(Use { queue: ELSEWHERE, event });
+        *memory.uses.lock().unwrap_or_else(PoisonError::into_inner) = Uses { write, ..Uses::default() };
+        Ok(Self { memory: Arc::new(memory), offset: 0, bytes })
+    }
+
+    /// See [`DeviceBuffer::from_raw`], which is unsafe, in `cudarc.rs`.
+    pub(super) fn lent(
+        stream: &Arc<CudaStream>,
+        address: u64,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { memory: Arc::new(Memory::new(address, bytes, stream.clone(), Some(owner))), offset: 0, bytes }
+    }
+
+    /// Where it begins on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.address + self.offset as u64
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Its bytes for reading.
+    pub fn view(&self) -> DeviceBytes<'_> {
+        DeviceBytes { source: Source::Buffer(self), bytes: self.bytes }
+    }
+
+    /// Its bytes for writing.
+    pub fn view_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.view_written()
+    }
+
+    /// Splits off the bytes of a range as a buffer that shares the allocation and its events.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the range does not lie in the buffer.
+    pub(crate) fn part(&self, range: Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.bytes {
+            return Err(Error::shape(
+                "part of a buffer",
+                format!("{} to {}", range.start, range.end),
+                format!("must lie in its {} bytes", self.bytes),
+                "give offsets in bytes",
+            ));
+        }
+        Ok(Self { memory: self.memory.clone(), offset: self.offset + range.start, bytes: range.len() })
+    }
+
+    /// Bytes for writing through a shared reference: whoever calls holds a lock, or is the only one to know the buffer.
+    pub(crate) fn view_written(&self) -> DeviceBytesMut<'_> {
+        DeviceBytesMut { source: SourceMut::Buffer(self), bytes: self.bytes }
+    }
+
+    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
+        Ok(self.span(self.memory.begin(order, false)?))
+    }
+
+    pub(crate) fn write<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
+        Ok(self.span(self.memory.begin(order, true)?))
+    }
+
+    fn span<'s>(&'s self, access: Option<Access<'s>>) -> Span<'s> {
+        let guard = access.map_or(Guard::None, Guard::Buffer);
+        Span { address: self.address(), bytes: self.bytes, _guard: guard }
+    }
+
+    /// The addresses of several buffers for one piece of work; those of one allocation share one guard.
+    pub(crate) fn together<'s, const N: usize>(
+        buffers: [&'s Self; N],
+        order: Order<'s>,
+        writes: bool,
+    ) -> Result<[Span<'s>; N]> {
+        let mut spans = [const { None }; N];
+        for (i, buffer) in buffers.into_iter().enumerate() {
+            let seen = buffers[..i].iter().any(|earlier| Arc::ptr_eq(&earlier.memory, &buffer.memory));
+            let access = if seen { None } else { buffer.memory.begin(order, writes)? };
+            spans[i] = Some(buffer.span(access));
+        }
+        Ok(spans.map(|span| span.unwrap_or_else(|| Span::unguarded(0, 0))))
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceBytes<'a> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        buffer.view()
+    }
+}
+
+impl<'a> From<&'a mut DeviceBuffer> for DeviceBytesMut<'a> {
+    fn from(buffer: &'a mut DeviceBuffer) -> Self {
+        buffer.view_mut()
+    }
+}

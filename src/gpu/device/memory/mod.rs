@@ -1,0 +1,210 @@
+//! Device memory: borrowed ([`DeviceBytes`]), owned ([`DeviceBuffer`]), and how both become an address on a stream.
+//!
+//! A borrow comes from a cudarc slice or view, from a [`DeviceBuffer`], or from a bare address (`unsafe`, for other runtimes).
+//! Launching code turns it into a [`Span`], whose guard is dropped when the work is enqueued. Three rules keep memory whole:
+//!
+//! - A [`DeviceBuffer`] orders its users by itself: a reader waits for the last writer, a writer and the free wait for all
+//!   readers, on whichever streams they are. A captured graph owns the buffers that it uses.
+//! - A cudarc slice remembers one reader. Reading one here first waits for the reader that it remembers, so that the event which
+//!   takes its place stands for both. Captured graphs cannot own it; see `Handle::capture_borrowed`.
+//! - A bare address is its caller's business.
+
+mod buffer;
+mod cudarc;
+pub(in crate::gpu) mod raw;
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ::cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+pub use self::cudarc::{BorrowsOutliveGraph, Element};
+pub use buffer::DeviceBuffer;
+pub(crate) use buffer::{Access, Memory};
+
+pub(crate) use super::stream::Queue as LaunchStream;
+use super::stream::{Capture, Order, Queue};
+use crate::error::{Error, Result};
+
+/// Device memory borrowed for reading.
+pub struct DeviceBytes<'a> {
+    source: Source<'a>,
+    bytes: usize,
+}
+
+enum Source<'a> {
+    View(CudaView<'a, u8>),
+    Buffer(&'a DeviceBuffer),
+    Raw(u64, PhantomData<&'a u8>),
+}
+
+/// Device memory borrowed for writing.
+pub struct DeviceBytesMut<'a> {
+    source: SourceMut<'a>,
+    bytes: usize,
+}
+
+enum SourceMut<'a> {
+    View(CudaViewMut<'a, u8>),
+    Buffer(&'a DeviceBuffer),
+    Raw(u64, PhantomData<&'a mut u8>),
+}
+
+/// An address on a stream, with its length; dropped once the work that uses it is enqueued.
+pub(crate) struct Span<'a> {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    _guard: Guard<'a>,
+}
+
+/// What happens when the work is enqueued.
+#[allow(dead_code, reason = "guards are held for their drop")]
+enum Guard<'a> {
+    None,
+    Buffer(Access<'a>),
+    Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>),
+}
+
+/// Lets the stream of a cudarc slice wait for what was enqueued, where cudarc itself orders nothing.
+struct Rejoin<'a> {
+    home: Arc<CudaStream>,
+    queue: &'a Queue,
+}
+
+impl Drop for Rejoin<'_> {
+    fn drop(&mut self) {
+        let joined = self.home.join(&self.queue.stream);
+        self.home.context().record_err(joined);
+    }
+}
+
+impl<'a> Span<'a> {
+    /// Memory whose order and life are somebody else's care.
+    pub(crate) fn unguarded(address: u64, bytes: usize) -> Self {
+        Self { address, bytes, _guard: Guard::None }
+    }
+
+    /// `bytes` bytes from `offset`; what lies past the end is cut off, for the launch checks to find.
+    pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Span<'_> {
+        let offset = offset.min(self.bytes);
+        Span::unguarded(self.address + offset as u64, bytes.min(self.bytes - offset))
+    }
+}
+
+/// Lets a slice of cudarc's into work of this order, or refuses it: another GPU's, or where a graph would outlive it.
+fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'a>>> {
+    let (queue, theirs, ours) = (order.queue, home.context(), order.queue.context());
+    if theirs.cu_ctx() != ours.cu_ctx() {
+        return Err(Error::unsupported(
+            format!("an operand in the memory of GPU {}", theirs.ordinal()),
+            format!("the handle is on GPU {}, and these are two contexts", ours.ordinal()),
+            "copy the operand to the handle's GPU, or use a handle of the operand's",
+        ));
+    }
+    match order.capture {
+        Capture::Ours if !queue.may_borrow() => Err(Error::unsupported(
+            "a cudarc slice in Handle::capture",
+            "the graph cannot keep it alive",
+            "hold what a graph uses in DeviceBuffer, or take Handle::capture_borrowed and its promise",
+        )),
+        Capture::Ours | Capture::Foreign => Ok(None),
+        Capture::No => {
+            let cudarc_orders =
+                theirs.is_managing_stream_synchronization() && ours.is_managing_stream_synchronization();
+            // With tracking switched off, which is unsafe to do, order is the caller's business.
+            if cudarc_orders || !theirs.is_event_tracking() || home.cu_stream() == queue.stream.cu_stream() {
+                return Ok(None);
+            }
+            queue.stream.join(home).map_err(|e| driver("waiting for an operand's stream", e))?;
+            Ok(Some(Rejoin { home: home.clone(), queue }))
+        }
+    }
+}
+
+impl<'a> DeviceBytes<'a> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True for an empty borrow.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The address, where it is known before a stream is: of everything but cudarc's views.
+    pub(crate) fn known_address(&self) -> Option<u64> {
+        match &self.source {
+            Source::View(_) => None,
+            Source::Buffer(buffer) => Some(buffer.address()),
+            Source::Raw(address, _) => Some(*address),
+        }
+    }
+
+    /// The same memory, borrowed once more.
+    pub(crate) fn reborrow(&self) -> DeviceBytes<'_> {
+        let source = match &self.source {
+            Source::View(view) => Source::View(view.slice(..)),
+            Source::Buffer(buffer) => Source::Buffer(buffer),
+            Source::Raw(address, _) => Source::Raw(*address, PhantomData),
+        };
+        DeviceBytes { source, bytes: self.bytes }
+    }
+
+    /// The address for work in this order: waits, on the GPU, for the last writer.
+    pub(crate) fn at<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
+        match &self.source {
+            Source::View(view) => {
+                let rejoin = admit(order, view.stream())?;
+                let (address, guard) = view.device_ptr(order.events());
+                if let SyncOnDrop::Record(Some((earlier, stream))) = &guard
+                    && stream.context().is_managing_stream_synchronization()
+                {
+                    stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
+                }
+                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin) })
+            }
+            Source::Buffer(buffer) => buffer.read(order),
+            Source::Raw(address, _) => Ok(Span::unguarded(*address, self.bytes)),
+        }
+    }
+}
+
+impl<'a> DeviceBytesMut<'a> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True for an empty borrow.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The address, where it is known before a stream is: of everything but cudarc's views.
+    pub(crate) fn known_address(&self) -> Option<u64> {
+        match &self.source {
+            SourceMut::View(_) => None,
+            SourceMut::Buffer(buffer) => Some(buffer.address()),
+            SourceMut::Raw(address, _) => Some(*address),
+        }
+    }
+
+    /// The address for work in this order: waits, on the GPU, for all readers and writers.
+    pub(crate) fn at<'s>(&'s mut self, order: Order<'s>) -> Result<Span<'s>> {
+        match &mut self.source {
+            SourceMut::View(view) => {
+                let rejoin = admit(order, view.stream())?;
+                let (address, guard) = view.device_ptr_mut(order.events());
+                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin) })
+            }
+            SourceMut::Buffer(buffer) => buffer.write(order),
+            SourceMut::Raw(address, _) => Ok(Span::unguarded(*address, self.bytes)),
+        }
+    }
+}
+
+/// A driver error, with what was being done.
+pub(crate) fn driver(call: &str, error: ::cudarc::driver::DriverError) -> Error {
+    Error::Driver { call: call.to_string(), reason: error.to_string() }
+}

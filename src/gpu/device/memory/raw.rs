@@ -1,0 +1,112 @@
+//! Driver calls that cudarc has no safe form of, each made safe here.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUstream_flags_enum::CU_STREAM_NON_BLOCKING, CUstreamCaptureStatus_enum as CaptureStatus};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
+
+use super::{Element, Span, driver};
+use crate::error::{Error, Result};
+
+/// Whether a stream is being captured into a graph. A stream whose capture is broken, and not ended yet, counts as captured.
+///
+/// `cuStreamIsCapturing` and nothing else: it is asked at every call.
+pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
+    let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is alive (borrowed), and the driver writes one value to `status`, which outlives the call.
+    let answer = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
+    match answer {
+        sys::CUresult::CUDA_SUCCESS => status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        // The legacy default stream, asked while a blocking stream of the context is captured: it cannot be captured itself.
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => false,
+        // A sticky error of earlier work: the next call that can return an error will say it.
+        _ => false,
+    }
+}
+
+/// A stream that cudarc does not count, so that a context with one stream of its caller's stays in cudarc's single-stream mode.
+pub(in crate::gpu) struct UncountedStream {
+    stream: Arc<CudaStream>,
+}
+
+impl UncountedStream {
+    pub(in crate::gpu) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is bound to this thread, and the driver writes one stream to `raw`.
+        let created = unsafe { sys::cuStreamCreate(&mut raw, CU_STREAM_NON_BLOCKING as u32) };
+        created.result().map_err(|e| driver("creating a stream", e))?;
+        // SAFETY: the stream was made in this context just now; only this value destroys it, and nothing but event waits and
+        // records, which the driver orders, is ever submitted to it.
+        Ok(Self { stream: unsafe { context.wrap_borrowed_stream(raw) } })
+    }
+
+    pub(in crate::gpu) fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+}
+
+impl Drop for UncountedStream {
+    fn drop(&mut self) {
+        let context = self.stream.context();
+        context.record_err(context.bind_to_thread());
+        // SAFETY: made by `new`, destroyed once; `stream` is lent by reference only, so nothing uses it afterwards.
+        context.record_err(unsafe { sys::cuStreamDestroy_v2(self.stream.cu_stream()) }.result());
+    }
+}
+
+/// An instantiated graph, launched by one thread at a time.
+pub(in crate::gpu) struct Graph(CudaGraph);
+
+// SAFETY: the driver ties a graph to no thread and asks only that calls on it do not overlap; `launch` takes the stream's
+// [`Queue`](crate::gpu::device::stream::Queue), which is not Sync, so that two launches of one graph never overlap.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    pub(in crate::gpu) fn new(graph: CudaGraph) -> Self {
+        Self(graph)
+    }
+
+    pub(in crate::gpu) fn launch(&self) -> Result<()> {
+        self.0.launch().map_err(|e| driver("launching a graph", e))
+    }
+}
+
+/// Copies host numbers to the front of a span, in stream order. They have been read when it returns.
+pub(in crate::gpu) fn copy_from_host<T: Element>(stream: &CudaStream, from: &[T], to: &Span<'_>) -> Result<()> {
+    let bytes = size_of_val(from);
+    if bytes > to.bytes {
+        return Err(Error::shape(
+            "target of a copy from the host",
+            format!("{} bytes", to.bytes),
+            format!("must hold {bytes} bytes"),
+            "copy into a buffer of that length",
+        ));
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+    // SAFETY: the span is long enough (checked above) and borrowed past this enqueue; the driver has staged or copied pageable
+    // host memory when the call returns (documented), and `from` is borrowed as long. Elements have no padding.
+    let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address, from.as_ptr().cast(), bytes, stream.cu_stream()) };
+    copied.result().map_err(|e| driver("copying from the host", e))
+}
+
+/// Bytes as the numbers that they are; a rest too short for one is left out.
+pub(in crate::gpu) fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
+    let read = |chunk: &[u8]| {
+        // SAFETY: the chunk has the size of T, for which any bytes are a value ([`Element`]).
+        unsafe { chunk.as_ptr().cast::<T>().read_unaligned() }
+    };
+    bytes.chunks_exact(size_of::<T>()).map(read).collect()
+}
+
+/// CUDA version of the driver, 13000 for 13.0. Only where there is a driver: a `CudaContext` exists.
+pub(in crate::gpu) fn driver_version() -> Result<u32> {
+    let mut version = 0;
+    // SAFETY: `version` outlives the call, which writes one number to it; it needs no context.
+    let answer = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    answer.map_err(|e| driver("asking for the driver's version", e))?;
+    Ok(u32::try_from(version).unwrap_or(0))
+}

@@ -1,0 +1,186 @@
+//! [`Call`]: the operands of one call as addresses on the handle's stream, for the steps of a plan to read.
+
+use crate::error::{Error, Result};
+use crate::format::DType;
+
+use crate::gpu::device::memory::{DeviceBytes, Span};
+use crate::gpu::device::stream::{Order, Queue};
+use crate::gpu::gemm::args::{ArgA, GemmArgs};
+use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::formulation::Formulation;
+use crate::gpu::gemm::outline::{Outline, Target, ValueSource};
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::QuantMatrix;
+
+/// Alignment that plans assume of every operand, and `execute` asks for.
+pub(crate) const ALIGNMENT: u32 = 16;
+
+/// One call of a plan.
+pub(crate) struct Call<'s> {
+    pub(crate) handle: &'s Handle,
+    pub(crate) queue: &'s Queue,
+    pub(crate) desc: &'s GemmDesc,
+    pub(crate) a: Spans<'s>,
+    pub(crate) b: Spans<'s>,
+    pub(crate) d: Span<'s>,
+    pub(crate) bias: Option<(Span<'s>, DType)>,
+    pub(crate) residual: Option<(Span<'s>, usize, DType)>,
+    pub(crate) out_encode: Option<Span<'s>>,
+    pub(crate) amax: Option<Span<'s>>,
+    pub(crate) alpha: f32,
+    /// 0 where D's old value is not asked for.
+    pub(crate) beta: f32,
+    pub(crate) scratch: ScratchSpans<'s>,
+}
+
+/// The parts of [`Scratch`](crate::gpu::gemm::outline::Scratch); those that a plan does not have are empty.
+pub(crate) struct ScratchSpans<'s> {
+    pub(crate) sum: Span<'s>,
+    pub(crate) a: Span<'s>,
+    pub(crate) b: Span<'s>,
+    pub(crate) factors: Span<'s>,
+}
+
+/// The buffers of A and B that a call reads.
+struct Buffers<'a> {
+    a: OperandBuffers<'a>,
+    b: OperandBuffers<'a>,
+}
+
+struct OperandBuffers<'a> {
+    /// Codes, or plain numbers.
+    numbers: DeviceBytes<'a>,
+    block_scales: Option<DeviceBytes<'a>>,
+    scales: Option<DeviceBytes<'a>>,
+}
+
+/// The addresses of one operand.
+pub(crate) struct Spans<'s> {
+    /// Codes, or plain numbers.
+    pub(crate) numbers: Span<'s>,
+    pub(crate) block_scales: Option<Span<'s>>,
+    pub(crate) scales: Option<Span<'s>>,
+}
+
+impl<'a> Buffers<'a> {
+    /// What a call by this outline reads of A and B.
+    fn of(a: &'a ArgA<'_>, b: &'a QuantMatrix, outline: &Outline) -> Result<Self> {
+        let values = outline.sum.values;
+        let given = |source: Option<ValueSource>| values.filter(|_| source == Some(ValueSource::Given));
+        let a = match a {
+            ArgA::Quantized(a) => OperandBuffers::of(a, given(values.map(|v| v.a)).map(|v| v.dtype))?,
+            ArgA::Plain(a) => OperandBuffers { numbers: a.data().reborrow(), block_scales: None, scales: None },
+        };
+        let mut buffers = Self { a, b: OperandBuffers::of(b, given(values.map(|v| v.b)).map(|v| v.dtype))? };
+        if outline.formulation == Formulation::RepeatedScales {
+            buffers.b.scales = Some(b.repeated_scales().ok_or_else(not_prepared)?);
+        }
+        Ok(buffers)
+    }
+}
+
+impl<'a> OperandBuffers<'a> {
+    /// The values that the matrix keeps in type `kept`; its codes where that is `None`.
+    fn of(q: &'a QuantMatrix, kept: Option<DType>) -> Result<Self> {
+        let present = |bytes: DeviceBytes<'a>| Some(bytes).filter(|bytes| !bytes.is_empty());
+        let scales = present(q.scales());
+        match kept {
+            Some(dtype) => {
+                let numbers = q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?;
+                Ok(Self { numbers, block_scales: None, scales })
+            }
+            None => Ok(Self { numbers: q.codes(), block_scales: present(q.block_scales()), scales }),
+        }
+    }
+
+    fn at<'s>(&'s self, order: Order<'s>) -> Result<Spans<'s>> {
+        Ok(Spans {
+            numbers: self.numbers.at(order)?,
+            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+            scales: self.scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
+        })
+    }
+}
+
+/// Takes the address of every operand, checks alignments, and enqueues what `steps` does with them.
+pub(crate) fn with_addresses(
+    handle: &Handle,
+    desc: &GemmDesc,
+    outline: &Outline,
+    args: &mut GemmArgs<'_>,
+    steps: impl FnOnce(&Call<'_>) -> Result<()>,
+) -> Result<()> {
+    let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
+    b.freshen(handle)?;
+    if let ArgA::Quantized(a) = a {
+        a.freshen(handle)?;
+    }
+    let queue = handle.launch_stream();
+    let scratch = handle.scratch(outline.scratch.bytes())?;
+    let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
+    let buffers = Buffers::of(a, b, outline)?;
+    let order = queue.order();
+    let call = Call {
+        handle,
+        queue,
+        desc,
+        a: buffers.a.at(order)?,
+        b: buffers.b.at(order)?,
+        d: d.data_mut().at(order)?,
+        bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?,
+        residual: residual
+            .as_ref()
+            .map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype())))
+            .transpose()?,
+        out_encode: out_encode.as_ref().map(|encode| encode.at(order)).transpose()?,
+        amax: amax.as_mut().map(|amax| amax.at(order)).transpose()?,
+        alpha: *alpha,
+        beta: beta.unwrap_or(0.0),
+        scratch: ScratchSpans { sum, a: a_values, b: b_values, factors },
+    };
+    check_alignment("A", &call.a.numbers)?;
+    check_alignment("B", &call.b.numbers)?;
+    if outline.sum.target == Target::D {
+        check_alignment("D", &call.d)?;
+    }
+    steps(&call)
+}
+
+impl Call<'_> {
+    /// Alpha and beta of the product: no beta where D's old value is left to the epilogue kernel.
+    pub(crate) fn factors(&self, accumulate: Accumulate) -> (f32, f32) {
+        match accumulate {
+            Accumulate::Add => (self.alpha, self.beta),
+            Accumulate::Replace => (self.alpha, 0.0),
+        }
+    }
+}
+
+/// Refuses, in the caller's words, an address that cuBLASLt's kernels cannot load from.
+fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
+    if span.address.is_multiple_of(u64::from(ALIGNMENT)) {
+        return Ok(());
+    }
+    Err(Error::Alignment {
+        operand: operand.to_string(),
+        address: span.address,
+        required: u64::from(ALIGNMENT),
+        remedy: "begin at an allocation or at a multiple of 16 bytes in it, or copy".to_string(),
+    })
+}
+
+fn not_prepared() -> Error {
+    Error::unsupported(
+        "executing with the repeated-scales formulation",
+        "B has no repeated scales yet, and execute allocates nothing",
+        "call GemmPlan::prepare with this B once (again after QuantMatrix::scales_mut), before any graph capture",
+    )
+}
+
+fn not_kept(dtype: DType) -> Error {
+    Error::unsupported(
+        format!("executing a plan for a B that keeps {dtype} values"),
+        "B keeps none, and execute allocates nothing",
+        "call QuantMatrix::keep_dequantized, or plan without kept values",
+    )
+}

@@ -1,0 +1,18 @@
+//! Products: the problem, the ways to compute it, plans, and the choice among them.
+
+pub(crate) mod args;
+pub(crate) mod cache;
+pub(crate) mod call;
+pub(crate) mod desc;
+pub(crate) mod finish;
+pub(crate) mod formulation;
+pub(crate) mod judge;
+pub(crate) mod lt_step;
+pub(crate) mod measured;
+pub(crate) mod outline;
+pub(crate) mod plan;
+pub(crate) mod prepare;
+pub(crate) mod record;
+pub(crate) mod rescale;
+pub(crate) mod steps;
+pub(crate) mod tune;

@@ -1,0 +1,323 @@
+//! What a plan is made of: [`Step`]s, walked in order by each call, and [`Candidate`], the steps of one way to compute a problem.
+
+use crate::error::{Error, Result};
+use crate::format::{DType, Scheme};
+
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::gemm::call::{self, Call};
+use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::finish;
+use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::lt_step::LtProduct;
+use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
+use crate::gpu::gemm::record::Algorithm;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::BlockCodes;
+
+/// How many algorithms to ask for, and how much workspace they may use.
+#[derive(Clone, Copy)]
+pub(crate) struct Search {
+    pub(crate) candidates: usize,
+    pub(crate) workspace_limit: usize,
+}
+
+/// A or B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    A,
+    B,
+}
+
+/// One thing that a call enqueues.
+pub(crate) enum Step {
+    /// Writes an operand's codes times block scales as plain numbers of this type into scratch.
+    Dequantize(Side, Scheme, DType),
+    /// Writes alpha times the second-level scales of whole matrices, and beta if the product adds to D, into scratch.
+    Factors(Accumulate),
+    /// Sums over k into D or into scratch.
+    Product(Product),
+    /// Copies the m rows of a padded result from scratch to D.
+    Copy,
+    /// Scales, bias, activation, residual and the cast, from FP32 scratch to D, by our kernel.
+    Epilogue([ScaleUse; 2]),
+}
+
+/// Who computes a product. A kernel of ours is one more variant.
+pub(crate) enum Product {
+    /// cuBLASLt.
+    Lt(Box<LtProduct>),
+}
+
+/// An answer, or the words for why there is none.
+pub(crate) type Offered<T> = std::result::Result<T, String>;
+
+impl Product {
+    /// Asks for algorithms of the product that this outline needs.
+    fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
+        Ok(LtProduct::ask(handle, desc, &outline.sum, search)?.map(|lt| Self::Lt(Box::new(lt))))
+    }
+
+    /// With the algorithm of a record, if it is still to be had.
+    fn recorded(
+        handle: &Handle,
+        desc: &GemmDesc,
+        outline: &Outline,
+        algorithm: &Algorithm,
+        search: Search,
+    ) -> Result<Offered<Self>> {
+        match algorithm {
+            Algorithm::CublasLt(recorded) => {
+                let product = LtProduct::recorded(handle, desc, &outline.sum, recorded, search)?;
+                Ok(product.map(|lt| Self::Lt(Box::new(lt))))
+            }
+        }
+    }
+
+    /// The algorithm in use.
+    pub(crate) fn algorithm(&self) -> Algorithm {
+        match self {
+            Self::Lt(lt) => Algorithm::CublasLt(lt.algorithm()),
+        }
+    }
+
+    /// The algorithm in use in words, and what else is known of it.
+    pub(crate) fn describe(&self) -> String {
+        let algorithm = self.algorithm();
+        match self {
+            Self::Lt(lt) => {
+                let (place, offered) = lt.place();
+                format!("{algorithm}, {:.2} waves (number {} of {offered} offered)", lt.waves(), place + 1)
+            }
+        }
+    }
+
+    /// Bytes of the handle's workspace that the algorithm in use takes.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        match self {
+            Self::Lt(lt) => lt.workspace_bytes(),
+        }
+    }
+
+    /// Place of the algorithm in use, and how many were offered.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        match self {
+            Self::Lt(lt) => lt.place(),
+        }
+    }
+
+    /// Uses another of the offered algorithms; out of range keeps the one in use.
+    pub(crate) fn choose(&mut self, index: usize) {
+        match self {
+            Self::Lt(lt) => lt.choose(index),
+        }
+    }
+
+    fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
+        match self {
+            Self::Lt(lt) => lt.enqueue(call),
+        }
+    }
+}
+
+impl Step {
+    fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
+        match self {
+            Self::Dequantize(side, scheme, dtype) => dequantize(call, *side, *scheme, *dtype),
+            Self::Factors(accumulate) => {
+                let (a, b, factors) = (call.a.scales.as_ref(), call.b.scales.as_ref(), call.factors(*accumulate));
+                call.handle.kernels().gemm_factors(call.queue, factors, a, b, &call.scratch.factors)
+            }
+            Self::Product(product) => product.enqueue(call),
+            Self::Copy => finish::copy(call),
+            Self::Epilogue(rescale) => finish::epilogue(call, *rescale),
+        }
+    }
+}
+
+/// Writes `values[i, j] = code[i, j] * block_scale[i, block]`, packed, into the operand's scratch.
+fn dequantize(call: &Call<'_>, side: Side, scheme: Scheme, dtype: DType) -> Result<()> {
+    let (rows, spans, values) = match side {
+        Side::A => (call.desc.m, &call.a, &call.scratch.a),
+        Side::B => (call.desc.n, &call.b, &call.scratch.b),
+    };
+    let Some(block_scales) = &spans.block_scales else {
+        return Err(Error::unsupported(
+            format!("dequantizing {side:?} of scheme {scheme}"),
+            "it came without block scales",
+            "this is a bug of scaled-gemm: please report it",
+        ));
+    };
+    let cols = call.desc.k;
+    let codes = BlockCodes { scheme, rows, cols, codes: &spans.numbers, block_scales, scales: None };
+    call.handle.kernels().dequantize_blocks(call.queue, &codes, values, cols, dtype)
+}
+
+/// One formulation and finish of one problem, ready apart from addresses.
+pub(crate) struct Candidate {
+    outline: Outline,
+    steps: Vec<Step>,
+    /// Why the finishes with less traffic were not taken.
+    pub(crate) passed_over: Vec<String>,
+}
+
+impl Candidate {
+    /// Asks for algorithms. Reserves no scratch memory.
+    pub(crate) fn ask(
+        handle: &Handle,
+        desc: &GemmDesc,
+        formulation: Formulation,
+        finish: Finish,
+        search: Search,
+    ) -> Result<Offered<Self>> {
+        match outline(desc, formulation, finish) {
+            Ok(outline) => {
+                let product = Product::ask(handle, desc, &outline, search)?;
+                Ok(product.map(|product| Self::new(desc, outline, product)))
+            }
+            Err(reason) => Ok(Err(reason)),
+        }
+    }
+
+    /// With the algorithm of a record, if it is still to be had.
+    pub(crate) fn recorded(
+        handle: &Handle,
+        desc: &GemmDesc,
+        (formulation, finish, algorithm): (Formulation, Finish, &Algorithm),
+        search: Search,
+    ) -> Result<Offered<Self>> {
+        match outline(desc, formulation, finish) {
+            Ok(outline) => {
+                let product = Product::recorded(handle, desc, &outline, algorithm, search)?;
+                Ok(product.map(|product| Self::new(desc, outline, product)))
+            }
+            Err(reason) => Ok(Err(reason)),
+        }
+    }
+
+    fn new(desc: &GemmDesc, outline: Outline, product: Product) -> Self {
+        let mut steps = Vec::new();
+        if outline.sum.factors == FactorPlace::Device {
+            steps.push(Step::Factors(outline.sum.accumulate));
+        }
+        if let Some(values) = outline.sum.values {
+            let sides = [(Side::A, values.a, desc.a.scheme()), (Side::B, values.b, Some(desc.b))];
+            for (side, source, scheme) in sides {
+                if let (ValueSource::Scratch, Some(scheme)) = (source, scheme) {
+                    steps.push(Step::Dequantize(side, scheme, values.dtype));
+                }
+            }
+        }
+        steps.push(Step::Product(product));
+        match outline.finish {
+            Finish::Fused => {}
+            Finish::PaddedCopy => steps.push(Step::Copy),
+            Finish::EpilogueKernel => steps.push(Step::Epilogue(outline.rescale)),
+        }
+        Self { outline, steps, passed_over: Vec::new() }
+    }
+
+    /// What it computes, and in which parts.
+    pub(crate) fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    /// The product among the steps.
+    pub(crate) fn product(&self) -> Option<&Product> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Product(product) => Some(product),
+            _ => None,
+        })
+    }
+
+    /// How many algorithms of the product were offered.
+    pub(crate) fn algorithms(&self) -> usize {
+        self.product().map_or(0, |product| product.place().1)
+    }
+
+    /// Uses another of the offered algorithms; out of range keeps the one in use.
+    pub(crate) fn choose(&mut self, index: usize) {
+        for step in &mut self.steps {
+            if let Step::Product(product) = step {
+                product.choose(index);
+            }
+        }
+    }
+
+    /// Bytes of scratch that a call needs: the handle must have reserved them.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.outline.scratch.bytes()
+    }
+
+    /// Enqueues every step. The arguments fit the problem (checked by the caller).
+    ///
+    /// Allocates nothing, asks no heuristic, waits for nothing.
+    pub(crate) fn enqueue(&mut self, handle: &Handle, desc: &GemmDesc, args: &mut GemmArgs<'_>) -> Result<()> {
+        let Self { outline, steps, .. } = self;
+        call::with_addresses(handle, desc, outline, args, |call| {
+            steps.iter_mut().try_for_each(|step| step.enqueue(call))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Fp8Format, Operand};
+    use crate::gpu::lt::Algo;
+    use crate::gpu::lt::tests::found;
+    use crate::gpu::matrix::derived::KeptWeights;
+
+    fn steps(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Vec<String> {
+        let outline = outline(desc, formulation, finish).unwrap();
+        let algos = [[1; 8], [2; 8]].map(Algo::from_words).to_vec();
+        let product = Product::Lt(Box::new(LtProduct::not_offered(desc, &outline.sum, algos)));
+        let mut candidate = Candidate::new(desc, outline, product);
+        assert_eq!(candidate.algorithms(), 2);
+        candidate.choose(1);
+        candidate.choose(2);
+        assert_eq!(candidate.product().map(Product::place), Some((1, 2)), "out of range keeps the one in use");
+        let word = |step: &Step| match step {
+            Step::Dequantize(side, scheme, dtype) => format!("dequantize {side:?} {scheme} {dtype}"),
+            Step::Factors(accumulate) => format!("factors {accumulate:?}"),
+            Step::Product(Product::Lt(_)) => "product".to_string(),
+            Step::Copy => "copy".to_string(),
+            Step::Epilogue(scales) => format!("epilogue {scales:?}"),
+        };
+        candidate.steps.iter().map(word).collect()
+    }
+
+    #[test]
+    fn a_way_is_a_list_of_steps() {
+        if found().is_none() {
+            return;
+        }
+        use Finish::{EpilogueKernel, Fused, PaddedCopy};
+        let f = Fp8Format::E4M3;
+        let (vec, blk, row) = (Scheme::Fp8Block1x128(f), Scheme::Fp8Block128x128(f), Scheme::Fp8Row(f));
+        let blocks = |m| GemmDesc::new(m, 4096, 7168, vec, blk, DType::Bf16);
+        assert_eq!(steps(&blocks(8), Formulation::RepeatedScales, Fused), ["product"]);
+        assert_eq!(steps(&blocks(7), Formulation::RepeatedScales, PaddedCopy), ["product", "copy"]);
+        let rows = GemmDesc::new(7, 4096, 7168, row, row, DType::Bf16);
+        assert_eq!(steps(&rows, Formulation::Rescaled, EpilogueKernel), ["product", "epilogue [Each, Each]"]);
+        let weights = GemmDesc::new(7, 4096, 7168, Operand::Plain(DType::F16), Scheme::Nvfp4, DType::F32);
+        let weights = weights.with_accumulate(Accumulate::Add);
+        assert_eq!(
+            steps(&weights, Formulation::DequantizedBf16, Fused),
+            ["factors Add", "dequantize B nvfp4 f16", "product"]
+        );
+        // The epilogue kernel adds D's old value; alpha is formed all the same.
+        assert_eq!(
+            steps(
+                &weights.with_kept(KeptWeights::Dequantized(DType::F16)),
+                Formulation::DequantizedBf16,
+                EpilogueKernel
+            ),
+            ["factors Replace", "product", "epilogue [Nothing, Nothing]"]
+        );
+        let both = GemmDesc::new(7, 4096, 7168, Scheme::Nvfp4Row, Scheme::Nvfp4, DType::Bf16);
+        assert_eq!(
+            steps(&both, Formulation::DequantizedBf16, EpilogueKernel),
+            ["dequantize A nvfp4-row bf16", "dequantize B nvfp4 bf16", "product", "epilogue [Each, One]"]
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! What products derive from a [`QuantMatrix`] once, beside its codes: repeated scales, and codes times block scales as plain
+//! numbers.
+//!
+//! A quantizer that writes the matrix brings both up to date, in place and in stream order, so that a captured graph does so at
+//! each launch. After writes by the caller, which nobody sees, each use does.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::format::layout::ScaleLayout;
+use crate::format::{DType, Extent, Scheme};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, Span};
+use crate::gpu::device::stream::{Capture, Queue};
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::BlockCodes;
+use crate::gpu::matrix::{Parts, QuantMatrix};
+
+/// Whether B keeps its values (codes times block scales) as plain numbers beside its codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KeptWeights {
+    /// Codes and scales only.
+    #[default]
+    Nothing,
+    /// [`QuantMatrix::keep_dequantized`] has made them in this type: BF16, or F16 for NVFP4.
+    Dequantized(DType),
+}
+
+/// What a matrix has beside codes and scales.
+#[derive(Default)]
+pub(crate) struct Derived {
+    /// The 128x128 scales repeated for every row, in 1x128 order.
+    repeated: OnceLock<DeviceBuffer>,
+    kept: OnceLock<Kept>,
+    /// The caller may write codes and scales at any time.
+    stale: bool,
+    /// Held while one of them is written: two handles may come to it at once.
+    writing: Mutex<()>,
+}
+
+/// The values of a [`QuantMatrix`] without its FP32 scales, row-major and packed.
+struct Kept {
+    dtype: DType,
+    values: DeviceBuffer,
+}
+
+impl Derived {
+    pub(super) fn bytes(&self) -> usize {
+        self.kept.get().map_or(0, |kept| kept.values.len()) + self.repeated.get().map_or(0, DeviceBuffer::len)
+    }
+
+    pub(super) fn written_by_caller(&mut self) {
+        self.stale = true;
+    }
+}
+
+impl QuantMatrix {
+    /// Makes `code[i, j] * block_scale[i, block]` once as a packed `rows x cols` matrix of `dtype`, and keeps it beside the
+    /// codes: products with this B by [`Formulation::DequantizedBf16`](crate::gpu::Formulation) then dequantize no weights.
+    ///
+    /// BF16 for most products, where it is exact; F16 for NVFP4 weights with plain F16 activations, or of NVFP4 products into
+    /// F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4. A quantizer
+    /// that writes the matrix writes the values too. Allocates; waits for nothing. A second call in the same type does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a scheme without block scales, another type than these, a matrix that keeps another type
+    /// already, or inside graph capture; [`Error::Driver`] if there is not enough memory.
+    pub fn keep_dequantized(&self, handle: &Handle, dtype: DType) -> Result<()> {
+        check_kept(self.scheme(), dtype)?;
+        if self.derived.kept.get().is_none() {
+            handle.refuse_capture("keeping a matrix dequantized")?;
+            let bytes = self.rows() * self.cols() * dtype.bytes();
+            let _writing = self.derived.lock();
+            if self.derived.kept.get().is_none() {
+                let kept = Kept { dtype, values: DeviceBuffer::zeros(handle.launch_stream(), bytes)? };
+                self.write_kept(handle, &kept)?;
+                // Nobody else sets it while the lock is held.
+                let _ = self.derived.kept.set(kept);
+            }
+        }
+        match self.kept() {
+            KeptWeights::Dequantized(found) if found != dtype => Err(Error::unsupported(
+                format!("keeping a {} matrix dequantized to {dtype}", self.scheme()),
+                format!("it keeps {found} already"),
+                "call forget_dequantized first",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops what [`QuantMatrix::keep_dequantized`] made; the memory is freed in stream order, after every use of it. Plans for a B
+    /// that keeps values no longer take it; captured graphs go on with what they had.
+    pub fn forget_dequantized(&mut self) {
+        self.derived.kept.take();
+    }
+
+    /// What [`QuantMatrix::keep_dequantized`] made.
+    pub fn kept(&self) -> KeptWeights {
+        self.derived.kept.get().map_or(KeptWeights::Nothing, |kept| KeptWeights::Dequantized(kept.dtype))
+    }
+
+    /// The values, if they are kept in this type.
+    pub(crate) fn kept_values(&self, dtype: DType) -> Option<DeviceBytes<'_>> {
+        self.derived.kept.get().filter(|kept| kept.dtype == dtype).map(|kept| kept.values.view())
+    }
+
+    /// The scales in 1x128 order, if [`QuantMatrix::repeat_scales`] made them.
+    pub(crate) fn repeated_scales(&self) -> Option<DeviceBytes<'_>> {
+        self.derived.repeated.get().map(DeviceBuffer::view)
+    }
+
+    /// Length of the repeated scales: one for each row and K block, in 1x128 order.
+    pub(crate) fn repeated_len(rows: usize, cols: usize) -> usize {
+        ScaleLayout::Vec128.len(rows, Extent::Elements(128).groups(cols))
+    }
+
+    /// Makes the second scale buffer of [`Formulation::RepeatedScales`](crate::gpu::Formulation), once. Allocates then.
+    pub(crate) fn repeat_scales(&self, handle: &Handle) -> Result<()> {
+        if self.derived.repeated.get().is_some() {
+            return Ok(());
+        }
+        handle.refuse_capture("making repeated scales")?;
+        let _writing = self.derived.lock();
+        if self.derived.repeated.get().is_none() {
+            let bytes = Self::repeated_len(self.rows(), self.cols()) * size_of::<f32>();
+            let repeated = DeviceBuffer::zeros(handle.launch_stream(), bytes)?;
+            self.write_repeated(handle, &repeated)?;
+            // Nobody else sets it while the lock is held.
+            let _ = self.derived.repeated.set(repeated);
+        }
+        Ok(())
+    }
+
+    /// Brings what is derived up to date if the caller may have written the matrix. Before each use of it; allocates nothing.
+    pub(crate) fn freshen(&self, handle: &Handle) -> Result<()> {
+        if self.derived.stale { self.derive_again(handle) } else { Ok(()) }
+    }
+
+    /// Brings what is derived up to date after a quantizer wrote the whole matrix on this handle. Allocates nothing.
+    pub(crate) fn rewritten(&mut self, handle: &Handle) -> Result<()> {
+        // In a capture nothing has been written yet, whatever the caller did before.
+        if handle.launch_stream().order().capture == Capture::No {
+            self.derived.stale = false;
+        }
+        self.derive_again(handle)
+    }
+
+    fn derive_again(&self, handle: &Handle) -> Result<()> {
+        if self.derived.repeated.get().is_none() && self.derived.kept.get().is_none() {
+            return Ok(());
+        }
+        let _writing = self.derived.lock();
+        self.derived.repeated.get().map_or(Ok(()), |repeated| self.write_repeated(handle, repeated))?;
+        self.derived.kept.get().map_or(Ok(()), |kept| self.write_kept(handle, kept))
+    }
+
+    fn write_repeated(&self, handle: &Handle, repeated: &DeviceBuffer) -> Result<()> {
+        let queue = handle.launch_stream();
+        let order = queue.order();
+        let (Parts { scales, .. }, target) = (self.read(order)?, repeated.write(order)?);
+        handle.kernels().repeat_scales(queue, &scales, self.rows(), self.cols(), &target)
+    }
+
+    fn write_kept(&self, handle: &Handle, kept: &Kept) -> Result<()> {
+        let queue = handle.launch_stream();
+        let order = queue.order();
+        let (Parts { codes, block_scales, .. }, target) = (self.read(order)?, kept.values.write(order)?);
+        self.dequantize_codes(handle, queue, &codes, &block_scales, &target, kept.dtype)
+    }
+
+    /// Enqueues `values[i, j] = code[i, j] * block_scale[i, block]`, packed. The spans are this matrix's codes and block scales.
+    pub(crate) fn dequantize_codes(
+        &self,
+        handle: &Handle,
+        queue: &Queue,
+        codes: &Span<'_>,
+        block_scales: &Span<'_>,
+        values: &Span<'_>,
+        dtype: DType,
+    ) -> Result<()> {
+        let (scheme, rows, cols) = (self.scheme(), self.rows(), self.cols());
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales: None };
+        handle.kernels().dequantize_blocks(queue, &q, values, cols, dtype)
+    }
+}
+
+impl Derived {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Refuses values that no product would read: of a scheme without block scales, or in a type that does not hold them.
+pub(crate) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
+    let what = || format!("keeping a {scheme} matrix dequantized to {dtype}");
+    if scheme.spec().block.is_none() {
+        return Err(Error::unsupported(
+            what(),
+            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8) are computed from dequantized values",
+            "leave it as it is",
+        ));
+    }
+    match dtype {
+        DType::Bf16 => Ok(()),
+        DType::F16 if scheme.is_nvfp4() => Ok(()),
+        _ => Err(Error::unsupported(
+            what(),
+            "codes times block scales are exact in bf16, and for NVFP4 in f16",
+            "keep them as bf16, or as f16 for NVFP4 weights with f16 activations or output",
+        )),
+    }
+}

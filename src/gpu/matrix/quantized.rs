@@ -1,0 +1,268 @@
+//! [`QuantMatrix`]: codes, scales and scheme as one value.
+
+use crate::error::{Error, Result};
+use crate::format::{Basis, CodeFormat, HostQuantMatrix, Scheme};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::stream::Order;
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::derived::Derived;
+
+/// A quantized `rows x cols` matrix on the device: `value[i, j] = code[i, j] * block_scale[i, block] * scale[group of (i, j)]`.
+///
+/// Codes are row-major and packed (two E2M1 codes a byte, the even column in the low half), rows padded with zeros to the
+/// scheme's row multiple ([`SchemeSpec::row_multiple`](crate::format::SchemeSpec::row_multiple)); FP32 scales and byte block
+/// scales lie in the order the GEMM reads ([`ScaleLayout`](crate::format::layout::ScaleLayout)). Codes, scales and scheme travel
+/// as this one value; the lengths were checked when it was built.
+///
+/// `Send` and `Sync`: several handles, on several streams, may read one matrix. Their work is ordered against writes to it, and
+/// against its being dropped, by events of its own ([`DeviceBuffer`]).
+pub struct QuantMatrix {
+    scheme: Scheme,
+    rows: usize,
+    cols: usize,
+    codes: DeviceBuffer,
+    scales: DeviceBuffer,
+    block_scales: DeviceBuffer,
+    basis: Basis,
+    pub(super) derived: Derived,
+}
+
+/// The buffers of a [`QuantMatrix`], in device order; empty where its scheme has none of a kind.
+pub struct Parts<T> {
+    /// `scheme.code_bytes(rows, cols)` bytes.
+    pub codes: T,
+    /// `scheme.scale_len(rows, cols)` FP32 numbers.
+    pub scales: T,
+    /// `scheme.block_scale_len(rows, cols)` bytes.
+    pub block_scales: T,
+}
+
+/// Bytes of codes, scales and block scales in device order.
+fn part_bytes(scheme: Scheme, rows: usize, cols: usize) -> [usize; 3] {
+    [scheme.code_bytes(rows, cols), scheme.scale_len(rows, cols) * 4, scheme.block_scale_len(rows, cols)]
+}
+
+impl QuantMatrix {
+    /// A matrix of zero codes and zero scales. Allocates on the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    pub fn zeros(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> Result<Self> {
+        handle.refuse_capture("allocating a QuantMatrix")?;
+        check_size(scheme, rows, cols)?;
+        let lengths = part_bytes(scheme, rows, cols);
+        let [codes, scales, block_scales] = DeviceBuffer::zeros_together(handle.launch_stream(), lengths)?;
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })
+    }
+
+    /// A matrix from its buffers, as [`QuantMatrix`] describes them; `None` where the scheme has none of a kind. Nothing is
+    /// copied or read.
+    ///
+    /// [`DeviceBuffer::from_slice`] takes over cudarc's slices, `DeviceBuffer::from_raw` the memory of other runtimes. Padding
+    /// (rows of codes, block scales) must be zero; the contents are not checked.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a buffer is not exactly as long as the scheme says; [`Error::Alignment`] unless each begins at a
+    /// multiple of 16 bytes.
+    pub fn from_parts(
+        scheme: Scheme,
+        rows: usize,
+        cols: usize,
+        codes: DeviceBuffer,
+        scales: Option<DeviceBuffer>,
+        block_scales: Option<DeviceBuffer>,
+    ) -> Result<Self> {
+        let of = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or((0, 0), |b| (b.address(), b.len()));
+        let found = [(codes.address(), codes.len()), of(&scales), of(&block_scales)];
+        check_parts(scheme, rows, cols, found)?;
+        let scales = scales.map_or_else(|| codes.part(0..0), Ok)?;
+        let block_scales = block_scales.map_or_else(|| codes.part(0..0), Ok)?;
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })
+    }
+
+    /// Copies a host matrix to the device, byte for byte. Allocates.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    pub fn from_host(handle: &Handle, host: &HostQuantMatrix) -> Result<Self> {
+        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.with_basis(host.basis());
+        let Parts { mut codes, mut scales, mut block_scales } = matrix.parts();
+        handle.write(&mut codes, host.codes())?;
+        handle.write(&mut scales, host.scales())?;
+        handle.write(&mut block_scales, host.block_scales())?;
+        Ok(matrix)
+    }
+
+    /// Copies the matrix to the host, byte for byte. Waits for the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
+    pub fn to_host(&self, handle: &Handle) -> Result<HostQuantMatrix> {
+        let (scheme, rows, cols) = (self.scheme, self.rows, self.cols);
+        let codes = handle.read_bytes(&self.codes())?;
+        let scales = handle.read(&self.scales())?;
+        let block_scales = handle.read_bytes(&self.block_scales())?;
+        let host = HostQuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, block_scales)?;
+        Ok(host.with_basis(self.basis))
+    }
+
+    /// The same matrix, said to be in this basis. Nothing is transformed.
+    pub fn with_basis(self, basis: Basis) -> Self {
+        Self { basis, ..self }
+    }
+
+    /// How codes and scales are read.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The basis of the rows: that of the data, or a Hadamard transform of it.
+    pub fn basis(&self) -> Basis {
+        self.basis
+    }
+
+    /// The quantizers say in which basis they wrote the rows.
+    pub(crate) fn set_basis(&mut self, basis: Basis) {
+        self.basis = basis;
+    }
+
+    /// Number of logical rows (padding not counted).
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns: the length along which the GEMM sums.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The codes, row-major, padding rows included.
+    pub fn codes(&self) -> DeviceBytes<'_> {
+        self.codes.view()
+    }
+
+    /// The FP32 scales, in device order.
+    pub fn scales(&self) -> DeviceBytes<'_> {
+        self.scales.view()
+    }
+
+    /// The block scales, one byte each, in device order; empty if the scheme has none.
+    pub fn block_scales(&self) -> DeviceBytes<'_> {
+        self.block_scales.view()
+    }
+
+    /// All buffers, for writing in device order; the caller keeps padding zero.
+    ///
+    /// From here on, until a quantizer writes the whole matrix, what is derived from it (repeated scales, values kept
+    /// dequantized) counts as stale and is made again, in place, by each product that reads it.
+    pub fn parts_mut(&mut self) -> Parts<DeviceBytesMut<'_>> {
+        self.derived.written_by_caller();
+        self.parts()
+    }
+
+    /// All buffers, for writing by this crate, which then brings what is derived up to date.
+    fn parts(&mut self) -> Parts<DeviceBytesMut<'_>> {
+        Parts {
+            codes: self.codes.view_mut(),
+            scales: self.scales.view_mut(),
+            block_scales: self.block_scales.view_mut(),
+        }
+    }
+
+    /// The addresses of codes, scales and block scales for work that reads them.
+    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<Parts<Span<'s>>> {
+        let [codes, scales, block_scales] =
+            DeviceBuffer::together([&self.codes, &self.scales, &self.block_scales], order, false)?;
+        Ok(Parts { codes, scales, block_scales })
+    }
+
+    /// The addresses for work that writes them.
+    pub(crate) fn write<'s>(&'s mut self, order: Order<'s>) -> Result<Parts<Span<'s>>> {
+        let [codes, scales, block_scales] =
+            DeviceBuffer::together([&self.codes, &self.scales, &self.block_scales], order, true)?;
+        Ok(Parts { codes, scales, block_scales })
+    }
+
+    /// Device bytes of codes and scales, and where they were made, of repeated scales and values kept dequantized.
+    pub fn device_bytes(&self) -> usize {
+        self.codes.len() + self.scales.len() + self.block_scales.len() + self.derived.bytes()
+    }
+}
+
+/// Refuses buffers of another length than the scheme's, and such as begin where kernels cannot load. Address and bytes of each.
+fn check_parts(scheme: Scheme, rows: usize, cols: usize, found: [(u64, usize); 3]) -> Result<()> {
+    check_size(scheme, rows, cols)?;
+    let needed = part_bytes(scheme, rows, cols);
+    for ((what, (address, bytes)), needed) in ["codes", "scales", "block scales"].into_iter().zip(found).zip(needed) {
+        let operand = || format!("{what} of a {rows} x {cols} {scheme} matrix");
+        if bytes != needed {
+            return Err(Error::shape(
+                operand(),
+                format!("{bytes} bytes"),
+                format!("must be {needed} (device order, padding included)"),
+                "allocate the lengths that Scheme says, or convert through HostQuantMatrix",
+            ));
+        }
+        if bytes > 0 && !address.is_multiple_of(16) {
+            return Err(Error::Alignment {
+                operand: operand(),
+                address,
+                required: 16,
+                remedy: "begin at an allocation or at a multiple of 16 bytes in it".to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses sizes whose byte counts do not fit in an `isize`, and rows of half-byte codes that are not whole.
+fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+    if scheme.spec().format == CodeFormat::E2M1 && !cols.is_multiple_of(16) {
+        return Err(Error::shape(
+            format!("{scheme} matrix"),
+            format!("{rows} x {cols}"),
+            "must have a multiple of 16 columns: blocks of 16 codes are whole",
+            "pad the columns with zeros",
+        ));
+    }
+    let fits = |len: Option<usize>| len.is_some_and(|len| len <= isize::MAX as usize / 8);
+    let padded = rows.checked_add(128).and_then(|r| r.checked_mul(cols.checked_add(512)?));
+    if fits(padded) {
+        return Ok(());
+    }
+    Err(Error::shape(
+        format!("{scheme} matrix"),
+        format!("{rows} x {cols}"),
+        "is larger than the address space",
+        "check the order of rows and columns",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_buffer_has_its_length_and_alignment() {
+        let scheme = Scheme::ALL[2];
+        let check = |codes, scales| check_parts(scheme, 3, 144, [codes, scales, (0, 0)]);
+        // 3 rows are stored as 4, and 144 columns have two groups.
+        let (codes, scales) = ((4096, 4 * 144), (8192, 4 * 2 * 4));
+        check(codes, scales).unwrap();
+        let error = check((4096, 3 * 144), scales).unwrap_err().to_string();
+        assert!(error.contains("432 bytes") && error.contains("must be 576"), "{error}");
+        assert!(check(codes, (8192, 24)).is_err());
+        assert!(check_parts(scheme, 3, 144, [codes, scales, (0, 16)]).is_err());
+        for (codes, scales, word) in [((4104, 576), scales, "codes"), (codes, (8196, 32), "scales")] {
+            let error = check(codes, scales).unwrap_err();
+            assert!(matches!(&error, Error::Alignment { operand, .. } if operand.starts_with(word)), "{error}");
+        }
+        assert!(check_parts(scheme, usize::MAX, 16, [(16, 0); 3]).is_err());
+    }
+
+    #[test]
+    fn matrices_are_shared_among_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<QuantMatrix>();
+    }
+}

@@ -1,0 +1,268 @@
+//! Memory and streams: no product reads what is freed or overwritten, and what belongs to another handle is refused.
+//!
+//! Tests that could break their context run in a process of their own (`hazards::alone`).
+#![cfg(feature = "cuda")]
+
+mod common;
+#[path = "common/hazards.rs"]
+mod hazards;
+
+use std::time::Instant;
+
+use common::gemm::*;
+use common::*;
+use hazards::*;
+use scaled_gemm::cudarc::driver::{CudaContext, CudaSlice, sys};
+use scaled_gemm::{
+    Activation, Bf16Gemm, DType, Error, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
+    Scheme, VecRef,
+};
+
+// One B, two streams.
+
+/// H1 is late and multiplies by B; H2, on whose stream B lies, multiplies by it at once; then `change` happens to B on H2.
+/// H1's product must be that of the old B. `change` gives back what must live until H1 is done.
+fn late_reader<T>(change: impl FnOnce(&Handle, QuantMatrix, &CudaSlice<u8>) -> T) {
+    let Some(handle) = handle() else { return };
+    let shape @ [_, n, k] = [64, 2048, 2048];
+    let [late, early] = two_handles(handle);
+    let Some(product) = RowProduct::new(&early, shape) else { return };
+    let RowProduct { ops, extras, case, mut plan, want } = product;
+    let mut late_plan = late.plan(plan.desc()).unwrap();
+    assert!(execute(&late, &mut late_plan, &ops, &extras, &case) == want, "both handles compute the same");
+    let mut outputs = [&late, &early].map(|handle| Output::new(handle, &ops, &extras, &case));
+    let other = upload_f32(&early, &tiled(&mut Noise::new(83), n, k));
+    // The quantizer's kernel is loaded now and not while H1 is held back.
+    let x = MatRef::new(&other, DType::F32, n, k).unwrap();
+    drop(early.quantize(&x, Recipe::new(ROWS_BY_ROWS.1)).unwrap());
+    late.synchronize().unwrap();
+    early.synchronize().unwrap();
+
+    let Operands { a, b, .. } = ops;
+    let stall = Stall::on(&late);
+    late_plan.execute(&late, outputs[0].args_of(&a, &b, &extras, &case)).unwrap();
+    plan.execute(&early, outputs[1].args_of(&a, &b, &extras, &case)).unwrap();
+    let rest = change(&early, b, &other);
+    let state = stall.state();
+    assert!(outputs[1].read(&early, "early") == want, "the early product");
+    assert!(outputs[0].read(&late, "late") == want, "the late product is not that of the old B ({state})");
+    drop(rest);
+}
+
+#[test]
+fn a_matrix_dropped_after_a_late_and_an_early_product() {
+    alone(|| {
+        late_reader(|early, b, _| {
+            let lengths = [b.codes().len(), b.scales().len()];
+            drop(b);
+            // The allocator gives the same memory again; zeros, so that nothing here waits for a copy.
+            lengths.map(|len| [(); 8].map(|()| early.stream().alloc_zeros::<u8>(len).unwrap()))
+        });
+    });
+}
+
+#[test]
+fn a_matrix_written_after_a_late_and_an_early_product() {
+    alone(|| {
+        late_reader(|early, mut b, other| {
+            let x = MatRef::new(other, DType::F32, b.rows(), b.cols()).unwrap();
+            early.quantize_into(&x, Recipe::new(b.scheme()), QuantizeTo::Plain(&mut b)).unwrap();
+            b
+        });
+    });
+}
+
+// Handles and addresses that do not fit.
+
+/// Refused when the matrix is made or when a call uses it; a call that takes it would break the context.
+#[test]
+fn addresses_that_no_element_can_have_are_refused() {
+    alone(|| {
+        let Some(handle) = handle() else { return };
+        let (rows, cols) = (4, 32);
+        let mut buffer = handle.stream().alloc_zeros::<u8>(4096).unwrap();
+        let mut target = handle.stream().alloc_zeros::<u8>(4096).unwrap();
+        let sums = handle.stream().alloc_zeros::<f32>(rows * cols).unwrap();
+        let acc = || MatRef::new(&sums, DType::F32, rows, cols).unwrap();
+        let recipe = Recipe::new(ROWS_BY_ROWS.0);
+        for (dtype, offset) in [(DType::Bf16, 1), (DType::Bf16, 17), (DType::F16, 3), (DType::F32, 1), (DType::F32, 6)]
+        {
+            let what = |kind| format!("a {kind} of {dtype}, {offset} bytes into an allocation");
+            let x = MatRef::new(buffer.slice(offset..), dtype, rows, cols);
+            misaligned(&what("MatRef"), x.and_then(|x| handle.quantize(&x, recipe)), dtype);
+            let d = MatMut::new(&mut target, dtype, rows, cols).unwrap();
+            let bias = VecRef::new(buffer.slice(offset..), dtype, cols);
+            let biased = bias.and_then(|bias| handle.rescale_into(RescaleArgs::new(acc(), d).bias(bias)));
+            misaligned(&what("VecRef"), biased, dtype);
+            let mut view = buffer.slice_mut(offset..);
+            let d = MatMut::new(&mut view, dtype, rows, cols);
+            misaligned(&what("MatMut"), d.and_then(|d| handle.rescale_into(RescaleArgs::new(acc(), d))), dtype);
+        }
+        // One element into an allocation is where a view of a matrix may begin.
+        let x = MatRef::new(buffer.slice(2..), DType::Bf16, rows, cols).unwrap();
+        handle.quantize(&x, recipe).unwrap();
+        handle.synchronize().unwrap();
+    });
+}
+
+fn misaligned<T>(what: &str, result: Result<T, Error>, dtype: DType) {
+    let error = result.err().unwrap_or_else(|| panic!("{what} was accepted"));
+    let required = matches!(error, Error::Alignment { required, .. } if required == dtype.bytes() as u64);
+    assert!(required, "{what}: {error}");
+}
+
+/// The error says that the handle is another one, and what to do.
+fn another_handle<T>(what: &str, result: Result<T, Error>) {
+    let error = result.err().unwrap_or_else(|| panic!("{what} was accepted"));
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unsupported { .. }) && text.contains("handle"), "{what}: {text}");
+}
+
+#[test]
+fn a_plan_is_prepared_on_its_own_handle_only() {
+    let Some(handle) = handle() else { return };
+    let [own, other] = two_handles(handle);
+    let Some(product) = RowProduct::new(&own, [16, 528, 400]) else { return };
+    let RowProduct { ops, extras, case, mut plan, want } = product;
+    another_handle("prepare of a prepared plan", plan.prepare(&other, &ops.b));
+    let mut fresh = own.plan(plan.desc()).unwrap();
+    another_handle("prepare of a new plan", fresh.prepare(&other, &ops.b));
+    let mut output = Output::new(&own, &ops, &extras, &case);
+    another_handle("execute", plan.execute(&other, output.args(&ops, &extras, &case)));
+    assert!(execute(&own, &mut fresh, &ops, &extras, &case) == want, "its own handle still works");
+}
+
+#[test]
+fn a_bf16_product_is_executed_on_its_own_handle_only() {
+    let Some(handle) = handle() else { return };
+    let [own, other] = two_handles(handle);
+    let (m, n, k) = (16, 256, 128);
+    let [a, b, mut d] = [m * k, n * k, m * n].map(|len| own.stream().alloc_zeros::<u8>(len * 2).unwrap());
+    let mut product = Bf16Gemm::new(&own, m, n, k, 1).unwrap();
+    let mut run = |handle: &Handle| {
+        let (a, b) = (MatRef::new(&a, DType::Bf16, m, k).unwrap(), MatRef::new(&b, DType::Bf16, n, k).unwrap());
+        product.execute(handle, &a, &b, &mut MatMut::new(&mut d, DType::Bf16, m, n).unwrap())
+    };
+    run(&own).unwrap();
+    another_handle("Bf16Gemm::execute", run(&other));
+    run(&own).unwrap();
+    own.synchronize().unwrap();
+}
+
+// Streams of the host program.
+
+#[test]
+fn a_handle_leaves_its_context_in_single_stream_mode() {
+    let Some(own) = handle() else { return };
+    let shape = [16, 528, 400];
+    let Some(want) = RowProduct::new(&own, shape).map(|product| product.want) else { return };
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.default_stream();
+    let mode = |words: &str, wanted: bool| {
+        assert!(context.is_event_tracking(), "{words}: event tracking was turned off");
+        assert_eq!(context.is_in_multi_stream_mode(), wanted, "{words}: is_in_multi_stream_mode()");
+    };
+    mode("a new context", false);
+    let first = Handle::from_stream(stream.clone()).unwrap();
+    mode("one handle on the default stream", false);
+    let second = Handle::from_stream(stream).unwrap();
+    mode("two handles on the default stream", false);
+    for handle in [&first, &second] {
+        let product = RowProduct::new(handle, shape).unwrap();
+        assert!(product.want == want, "a product on the default stream");
+        mode("a product on the default stream", false);
+    }
+    drop(first);
+    mode("one of two handles gone", false);
+    drop(second);
+    mode("both handles gone", false);
+    // A program that has streams of its own stays in the other mode.
+    let stream = context.new_stream().unwrap();
+    let third = Handle::from_stream(stream.clone()).unwrap();
+    mode("a handle on a new stream", true);
+    drop(third);
+    mode("the handle gone, the stream alive", true);
+    drop(stream);
+    mode("all streams gone", false);
+}
+
+#[test]
+fn a_handle_on_the_per_thread_stream_is_refused() {
+    if handle().is_none() {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    let refused = Handle::from_stream(context.per_thread_stream());
+    let error = refused.err().unwrap_or_else(|| panic!("a handle on CU_STREAM_PER_THREAD was made"));
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unsupported { .. }), "{text}");
+    assert!(
+        text.to_lowercase().replace('_', "-").contains("per-thread") && text.contains("new_cuda_with_stream"),
+        "{text}"
+    );
+    Handle::from_stream(context.new_stream().unwrap()).unwrap();
+}
+
+// Scratch memory.
+
+/// Bytes of the driver's pool in use, and the most of them since the call before.
+fn pool_used(handle: &Handle) -> Option<[u64; 2]> {
+    use sys::CUmemPool_attribute::{CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH};
+    let context = handle.stream().context();
+    if !context.has_async_alloc() {
+        return None;
+    }
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: the device exists (a handle is on it) and the driver writes one pointer.
+    unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device()) }.result().unwrap();
+    let read = |attribute| {
+        let mut bytes = 0u64;
+        // SAFETY: the default pool lives as long as the device, and these attributes are one u64, which the driver writes.
+        unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result().unwrap();
+        bytes
+    };
+    let used = [CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH].map(read);
+    let mut zero = 0u64;
+    // SAFETY: as above; the driver reads one u64, and zero is the value it accepts here.
+    unsafe { sys::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast()) }
+        .result()
+        .unwrap();
+    Some(used)
+}
+
+/// Two layers of NVFP4 weights that are not kept, in turns: they share the handle's scratch memory, and neither forgets the
+/// other's plan. (Plans once owned their scratch, and the cache held 512 MiB of it: one of the two.)
+#[test]
+fn alternating_layers_allocate_and_plan_nothing() {
+    alone(|| {
+        let Some(handle) = handle() else { return };
+        let (m, wide, long) = (16, 16384, 10240);
+        let shapes = [(wide, long), (long, wide)];
+        let zeros = |rows, cols| QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, cols).unwrap();
+        let operands = shapes.map(|(n, k)| (zeros(m, k), zeros(n, k)));
+        let mut outputs = shapes.map(|(n, _)| handle.stream().alloc_zeros::<u8>(m * n * 2).unwrap());
+        let mut times = Vec::new();
+        let mut round = |times: &mut Vec<f64>| {
+            for ((a, b), output) in operands.iter().zip(&mut outputs) {
+                let d = MatMut::new(output, DType::Bf16, m, b.rows()).unwrap();
+                let start = Instant::now();
+                handle.scaled_gemm(GemmArgs::new(a, b, d).activation(Activation::Silu)).unwrap();
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        };
+        round(&mut times);
+        handle.synchronize().unwrap();
+        let (cached, scratch) = (handle.cached_plans(), handle.scratch_bytes());
+        pool_used(&handle);
+        let before = pool_used(&handle);
+        times.clear();
+        (0..50).for_each(|_| round(&mut times));
+        handle.synchronize().unwrap();
+        let after = pool_used(&handle);
+        times.sort_by(f64::total_cmp);
+        let median = times[times.len() / 2];
+        println!("{cached} plans cached, {scratch} bytes of scratch; host time of a call: median {median:.1} us");
+        assert_eq!(after, before, "bytes of the pool in use, and the most of them, after and before fifty rounds");
+        assert_eq!((cached, handle.cached_plans()), (2, 2), "plans in the cache, after one round and after fifty-one");
+    });
+}

@@ -1,0 +1,262 @@
+//! Two GPUs in one process: each operand is for handles of its own GPU, and handles of both work side by side.
+//!
+//! Each test runs in a process of its own (`hazards::alone`), and skips with a word where the driver shows one GPU.
+#![cfg(feature = "cuda")]
+
+mod common;
+#[path = "common/hazards.rs"]
+mod hazards;
+
+use std::thread;
+
+use common::gemm::*;
+use common::*;
+use hazards::{BLOCKS, ROWS_BY_ROWS, alone};
+use scaled_gemm::cudarc::driver::CudaContext;
+use scaled_gemm::{
+    Activation, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, QuantizeTo, Recipe,
+};
+
+const SHAPE: [usize; 3] = [16, 1024, 1024];
+
+/// True if there are two GPUs; otherwise says why not.
+fn two_gpus() -> bool {
+    if handle().is_none() {
+        return false;
+    }
+    let count = CudaContext::device_count().unwrap();
+    if count < 2 {
+        println!("skipped: the driver shows {count} GPU, and this needs two");
+    }
+    count >= 2
+}
+
+/// A layer with everything: quantizer, product, epilogue kernel.
+struct Work {
+    ops: Operands,
+    extras: Extras,
+    case: Case,
+    plan: GemmPlan,
+    output: Output,
+    want: Stored,
+}
+
+impl Work {
+    fn new(handle: &Handle) -> Self {
+        let [m, n, _] = SHAPE;
+        let ops = Operands::new(handle, &mut Noise::new(91), SHAPE, ROWS_BY_ROWS);
+        let extras = Extras::new(handle, &mut Noise::new(92), m, n, &[0]);
+        let layer = Case { bias: Some(DType::Bf16), residual: Some(DType::F32), ..Case::new(DType::F32) };
+        let case = Case { activation: Activation::Silu, ..layer };
+        let mut plan = handle.plan(&case.desc(&ops)).unwrap();
+        let want = execute(handle, &mut plan, &ops, &extras, &case);
+        let output = Output::new(handle, &ops, &extras, &case);
+        Self { ops, extras, case, plan, output, want }
+    }
+
+    /// Enqueues a call by the plan and one by the cache, without waiting.
+    fn enqueue(&mut self, handle: &Handle) {
+        self.output.reset(handle);
+        self.plan.execute(handle, self.output.args(&self.ops, &self.extras, &self.case)).unwrap();
+        handle.scaled_gemm(self.output.args(&self.ops, &self.extras, &self.case)).unwrap();
+    }
+
+    fn check(&self, handle: &Handle, words: &str) {
+        let gpu = handle.device().ordinal;
+        assert!(self.output.read(handle, words) == self.want, "GPU {gpu}, {words}");
+    }
+
+    fn run(&mut self, handle: &Handle, words: &str) {
+        self.enqueue(handle);
+        self.check(handle, words);
+    }
+}
+
+/// A refusal from our own checks that names both GPUs.
+fn refused<T>(what: &str, result: Result<T, Error>) {
+    let error = result.err().unwrap_or_else(|| panic!("{what} was accepted"));
+    let text = error.to_string();
+    assert!(!matches!(error, Error::Driver { .. } | Error::Cublas { .. }), "{what}: {text}");
+    assert!(text.contains("GPU 0") && text.contains("GPU 1"), "{what}: {text}");
+}
+
+/// Two handles, operands on both GPUs, and `calls` that give operands of one to the handle of the other; neither GPU suffers.
+fn mixed(calls: impl FnOnce([&Handle; 2], [&mut Work; 2])) {
+    if !two_gpus() {
+        return;
+    }
+    let handles = [Handle::new(0).unwrap(), Handle::new(1).unwrap()];
+    let [mut first, mut second] = handles.each_ref().map(Work::new);
+    calls([&handles[0], &handles[1]], [&mut first, &mut second]);
+    first.run(&handles[0], "after the refusals");
+    second.run(&handles[1], "after the refusals");
+    handles.iter().for_each(|handle| handle.synchronize().unwrap());
+}
+
+#[test]
+fn quantizers_refuse_operands_of_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], [w0, w1]| {
+            let (n, k) = (w0.ops.b.rows(), w0.ops.b.cols());
+            let recipe = Recipe::new(ROWS_BY_ROWS.1);
+            let buffers = [h0, h1].map(|handle| upload(handle, &vec![0u8; n * k * 4]));
+            let [x0, x1] = buffers.each_ref().map(|buffer| MatRef::new(buffer, DType::F32, n, k).unwrap());
+            refused("quantize with x on GPU 1, on GPU 0", h0.quantize(&x1, recipe));
+            refused("quantize with x on GPU 0, on GPU 1", h1.quantize(&x0, recipe));
+            refused("quantize_into a target on GPU 1", h0.quantize_into(&x0, recipe, QuantizeTo::Plain(&mut w1.ops.b)));
+            let mut amax = h1.stream().alloc_zeros::<f32>(1).unwrap();
+            refused("amax_into GPU 1", h0.amax_into(&x0, &mut (&mut amax).into()));
+        });
+    });
+}
+
+#[test]
+fn products_refuse_operands_of_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], [w0, w1]| {
+            let (extras, case) = (&w0.extras, w0.case);
+            let mut own = Output::new(h0, &w0.ops, extras, &case);
+            let mut far = Output::new(h1, &w1.ops, &w1.extras, &case);
+            let a_far = own.args_of(&w1.ops.a, &w0.ops.b, extras, &case);
+            refused("A on GPU 1", w0.plan.execute(h0, a_far));
+            let b_far = own.args_of(&w0.ops.a, &w1.ops.b, extras, &case);
+            refused("B on GPU 1", h0.scaled_gemm(b_far));
+            refused("D on GPU 1", h0.scaled_gemm(far.args_of(&w0.ops.a, &w0.ops.b, extras, &case)));
+            let extras_far = own.args_of(&w0.ops.a, &w0.ops.b, &w1.extras, &case);
+            refused("bias and residual on GPU 1", w0.plan.execute(h0, extras_far));
+            refused("a handle on GPU 1", h1.scaled_gemm(own.args(&w0.ops, extras, &case)));
+        });
+    });
+}
+
+#[test]
+fn prepare_refuses_a_b_of_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], [w0, w1]| {
+            refused("prepare with B on GPU 1", w0.plan.prepare(h0, &w1.ops.b));
+            let case = Case::new(DType::Bf16);
+            let [near, far] = [h0, h1].map(|handle| Operands::new(handle, &mut Noise::new(93), SHAPE, BLOCKS));
+            if offered(h0, &case.desc(&near)).contains(&Formulation::RepeatedScales) {
+                let mut plan = plan(h0, &case.desc(&near), Formulation::RepeatedScales);
+                refused("repeated scales of a B on GPU 1", plan.prepare(h0, &far.b));
+            }
+        });
+    });
+}
+
+#[test]
+fn dequantizing_and_reading_refuse_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], [w0, w1]| {
+            let (m, k) = (w0.ops.a.rows(), w0.ops.a.cols());
+            let [mut y0, mut y1] = [h0, h1].map(|handle| poisoned(handle, m * k * 4));
+            let mut near = MatMut::new(&mut y0, DType::F32, m, k).unwrap();
+            refused("dequantize_into with q on GPU 1", h0.dequantize_into(&w1.ops.a, &mut near));
+            let mut far = MatMut::new(&mut y1, DType::F32, m, k).unwrap();
+            refused("dequantize_into with y on GPU 1", h0.dequantize_into(&w0.ops.a, &mut far));
+            refused("to_host of a matrix on GPU 1", w1.ops.a.to_host(h0));
+            refused("read_bytes of GPU 1", h0.read_bytes(&w1.ops.a.codes()));
+        });
+    });
+}
+
+#[test]
+fn the_bf16_product_refuses_operands_of_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], _| {
+            let [m, n, k] = SHAPE;
+            let zeros = |handle: &Handle, len: usize| handle.stream().alloc_zeros::<u8>(len * 2).unwrap();
+            let (a, b, mut d) = (zeros(h0, m * k), zeros(h1, n * k), zeros(h0, m * n));
+            let (a, b) = (MatRef::new(&a, DType::Bf16, m, k).unwrap(), MatRef::new(&b, DType::Bf16, n, k).unwrap());
+            let mut product = Bf16Gemm::new(h0, m, n, k, 1).unwrap();
+            let mut d = MatMut::new(&mut d, DType::Bf16, m, n).unwrap();
+            refused("Bf16Gemm::execute with B on GPU 1", product.execute(h0, &a, &b, &mut d));
+        });
+    });
+}
+
+/// Handles made in both orders, used in turns without waiting, and dropped in both orders; then each GPU is used again.
+#[test]
+fn handles_of_two_gpus_come_and_go_in_any_order() {
+    alone(|| {
+        if !two_gpus() {
+            return;
+        }
+        for made in [[0, 1], [1, 0]] {
+            for first_gone in [0, 1] {
+                let words = format!("made in order {made:?}, number {first_gone} of them dropped first");
+                let handles = made.map(|gpu| Handle::new(gpu).unwrap());
+                assert_eq!(handles.each_ref().map(|handle| handle.device().ordinal), made);
+                let mut works = handles.each_ref().map(Work::new);
+                for _ in 0..10 {
+                    for (handle, work) in handles.iter().zip(&mut works) {
+                        work.enqueue(handle);
+                    }
+                }
+                for (handle, work) in handles.iter().zip(&works) {
+                    work.check(handle, &words);
+                }
+                let mut pairs: Vec<_> = handles.into_iter().zip(works).collect();
+                // The handle, and with it the last of its GPU's modules, goes before its plan and matrices.
+                let (gone, rest) = pairs.remove(first_gone);
+                drop(gone);
+                let (other, mut work) = pairs.remove(0);
+                work.run(&other, &format!("{words}: the other one goes on"));
+                drop(rest);
+                work.run(&other, &format!("{words}: and on"));
+                let again = Handle::new(made[first_gone]).unwrap();
+                Work::new(&again).run(&again, &format!("{words}: a handle there again"));
+                work.run(&other, &format!("{words}: still"));
+            }
+        }
+    });
+}
+
+/// One thread for each GPU, and then both handles in the other's thread.
+#[test]
+fn handles_of_two_gpus_in_two_threads() {
+    alone(|| {
+        if !two_gpus() {
+            return;
+        }
+        let pairs = [0, 1].map(|gpu| {
+            thread::spawn(move || {
+                let handle = Handle::new(gpu).unwrap();
+                let mut work = Work::new(&handle);
+                (0..20).for_each(|_| work.run(&handle, "in a thread of its own"));
+                (handle, work)
+            })
+        });
+        for (handle, mut work) in pairs.map(|thread| thread.join().unwrap()) {
+            work.run(&handle, "moved to the first thread");
+        }
+    });
+}
+
+/// A graph on GPU 1, captured and launched while GPU 0 is the thread's current one in between.
+#[test]
+fn graphs_of_two_gpus() {
+    alone(|| {
+        if !two_gpus() {
+            return;
+        }
+        let handles = [Handle::new(0).unwrap(), Handle::new(1).unwrap()];
+        let mut works = handles.each_ref().map(Work::new);
+        let graphs: Vec<_> = handles
+            .iter()
+            .zip(&mut works)
+            .map(|(handle, Work { ops, extras, case, plan, output, .. })| {
+                capture(handle, || plan.execute(handle, output.args(ops, extras, case))).unwrap()
+            })
+            .collect();
+        for _ in 0..3 {
+            for (handle, work) in handles.iter().zip(&mut works) {
+                work.output.reset(handle);
+            }
+            handles.iter().zip(&graphs).for_each(|(handle, graph)| handle.launch(graph).unwrap());
+            for (handle, work) in handles.iter().zip(&works) {
+                work.check(handle, "a graph");
+            }
+        }
+    });
+}
