@@ -1,13 +1,13 @@
 //! A layer of a published FP8 checkpoint: `weight` (F8_E4M3) with `weight_scale_inv` (F32, one for each 128x128 tile), as
 //! DeepSeek-V3 stores it, read and multiplied with activations.
 //!
-//! Without arguments it makes such a file in the temporary folder first. `_scale_inv` is the factor that multiplies the
+//! Without arguments it makes such a file first, which goes away with the program. `_scale_inv` is the factor that multiplies the
 //! codes. The scales lie in the file in row-major order; the GPU's padded order is made when the matrix is read. Runs
 //! on a GPU of sm_90 if there is one, else on the CPU. Columns must be a multiple of 16, rows of 8.
 //!
 //!     cargo run --release --example load_deepseek_layer [FILE.safetensors TENSOR]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::bf16;
 use ndarray::Array2;
@@ -48,18 +48,23 @@ fn multiply(handle: &Handle, x: &HostQuantMatrix, weight: &HostQuantMatrix) -> O
 }
 
 fn main() -> Outcome<()> {
-    let mut arguments = std::env::args().skip(1);
-    let (path, name) = match (arguments.next(), arguments.next()) {
-        (Some(path), Some(name)) => (PathBuf::from(path), name),
-        (None, None) => {
-            let path = std::env::temp_dir().join(format!("scaled-gemm-layer-{}.safetensors", std::process::id()));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.as_slice() {
+        [path, name] => run(Path::new(path), name),
+        [] => {
+            // A folder of our own, removed when it goes out of scope: nothing else is ever removed.
+            let folder = tempfile::tempdir()?;
+            let path = folder.path().join("layer.safetensors");
             write_layer(&path)?;
-            (path, NAME.to_string())
+            run(&path, NAME)
         }
-        _ => return Err("usage: load_deepseek_layer [FILE.safetensors TENSOR]".into()),
-    };
-    let checkpoint = Checkpoint::open(&path)?;
-    let weight = checkpoint.quant_matrix(&name)?;
+        _ => Err("usage: load_deepseek_layer [FILE.safetensors TENSOR]".into()),
+    }
+}
+
+fn run(path: &Path, name: &str) -> Outcome<()> {
+    let checkpoint = Checkpoint::open(path)?;
+    let weight = checkpoint.quant_matrix(name)?;
     println!("{}: {name} is {} x {} {}", path.display(), weight.rows(), weight.cols(), weight.scheme());
 
     let recipe = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3)).with_preset(Preset::DeepSeek);
@@ -79,9 +84,6 @@ fn main() -> Outcome<()> {
     let exact = activations.dot(&reference::dequantize(&weight, DType::F32).t());
     let exact: Vec<f32> = exact.into_iter().collect();
     println!("8 tokens on {device}: {:.1} dB signal to noise against FP32 activations", reference::sqnr_db(&exact, &y));
-    if name == NAME && path.starts_with(std::env::temp_dir()) {
-        std::fs::remove_file(&path)?;
-    }
     Ok(())
 }
 
@@ -93,4 +95,20 @@ fn noise(seed: u64, rows: usize, cols: usize, scale: f32) -> Array2<f32> {
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     };
     Array2::from_shape_simple_fn((rows, cols), || bf16::from_f32(next() * scale).to_f32())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_file_is_still_there() -> Outcome<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("mine.safetensors");
+        write_layer(&path)?;
+        let before = std::fs::read(&path)?;
+        run(&path, NAME)?;
+        assert_eq!(std::fs::read(&path)?, before);
+        Ok(())
+    }
 }

@@ -2,24 +2,39 @@
 # Runs a bundle made by scripts/bundle.sh on a GPU machine.
 # usage: run.sh test [NAME...] | bench [NAME...] | exhaustive | sanitize [TOOL...] | nvrtc [NAME...] | all | where
 # results under $OUT (default: ./out); where: prints the folder that holds the program and the executables
+# The archive is unpacked once: into $UNPACK, else beside itself, and where others may write there into a fresh folder that is
+# removed at the end (not after `where`). What lies there is run, so nobody else may put it there.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+what=${1:-all}; shift || true
+fresh=
+logs=$(mktemp -d)
+trap 'rm -rf "$logs" ${fresh:+"$fresh"}' EXIT
 if [ ! -d "$here/tests" ]; then
-    tree=${TMPDIR:-/tmp}/scaled-gemm-bundle-$(cksum <"$here/bundle.tar.xz" | tr ' ' -)
-    if [ ! -d "$tree" ]; then
-        rm -rf "$tree.new" && mkdir -p "$tree.new"
-        tar -xJf "$here/bundle.tar.xz" -C "$tree.new" 2>/dev/null ||
-            python3 -m tarfile -e "$here/bundle.tar.xz" "$tree.new" ||
-            { echo "unpacking $here/bundle.tar.xz needs tar with xz, or python3" >&2; exit 2; }
-        mv "$tree.new" "$tree"
+    archive=$here/bundle.tar.xz
+    ours() { [ -d "$1" ] && [ -O "$1" ] && [ -w "$1" ] && [ -z "$(find "$1" -maxdepth 0 -perm /022)" ]; }
+    if [ -n "${UNPACK:-}" ]; then
+        mkdir -p -m 700 "$UNPACK"
+        ours "$UNPACK" || { echo "UNPACK=$UNPACK: must be a folder of yours in which nobody else may write" >&2; exit 2; }
+        into=$UNPACK
+    elif ours "$here"; then
+        into=$here
+    else
+        into=$(mktemp -d) || exit 2
+        [ "$what" = where ] || fresh=$into
     fi
-    here=$tree
+    here=$into/unpacked-$(cksum <"$archive" | tr ' ' -)
+    if [ ! -d "$here" ]; then
+        new=$(mktemp -d "$into/unpacking-XXXXXX") || exit 2
+        tar -xJf "$archive" -C "$new" 2>/dev/null ||
+            python3 -m tarfile -e "$archive" "$new" ||
+            { rm -rf "$new"; echo "unpacking $archive needs tar with xz, or python3" >&2; exit 2; }
+        mv "$new" "$here"
+    fi
 fi
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
-export SCALED_GEMM_REQUIRE_GPU=1 SCALED_GEMM_CACHE=${SCALED_GEMM_CACHE:-/tmp/scaled-gemm-cache}
+export SCALED_GEMM_REQUIRE_GPU=1 SCALED_GEMM_CACHE=${SCALED_GEMM_CACHE:-$here/kernel-cache}
 export SCALED_GEMM_COMMIT="$(tr '\n' ' ' <"$here/commit" 2>/dev/null)"
 failed=0
 run_tests() { # wrapper..., then names after --
@@ -46,7 +61,6 @@ run_benches() {
         "$here/benches/$name" --bench 2>&1 | tee "$out/bench-$name.md" || failed=1
     done
 }
-what=${1:-all}; shift || true
 case $what in
     test) run_tests -- "$@" ;;
     bench) run_benches "$@" ;;

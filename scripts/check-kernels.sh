@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
-# looks into the images: one for each kernels/*.cu, machine code for every GPU of build.rs, and PTX for later ones.
+# looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs, and PTX for later ones.
 # Needs nvcc, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ import sys
 out = None
 for line in open(sys.argv[1]):
     message = json.loads(line)
-    if message["reason"] == "build-script-executed" and list(pathlib.Path(message["out_dir"]).glob("*.fatbin")):
+    if message["reason"] == "build-script-executed" and list(pathlib.Path(message["out_dir"]).glob("*/*.fatbin")):
         out = pathlib.Path(message["out_dir"])
 if out is None:
     sys.exit("check-kernels.sh: cargo ran no build script that makes images")
@@ -42,8 +42,8 @@ def contents(image):
 
 
 failed = False
-for source in sorted(pathlib.Path("kernels").glob("*.cu")):
-    image = out / f"{source.stem}.fatbin"
+for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
+    image = out / source.relative_to("kernels").with_suffix(".fatbin")
     if not image.exists() or image.stat().st_size == 0:
         print(f"{source}: no image")
         failed = True

@@ -13,7 +13,7 @@
 //! d = round(v)                           nearest even; E4M3 output: saturate(fl(v * out_encode))
 //! ```
 //!
-//! Mirrored by `kernels/epilogue.cu`; the activations use only IEEE operations and [`exp`], so the bytes are equal.
+//! Mirrored by `kernels/gemm/epilogue.cu`; the activations use only IEEE operations and [`exp`], so the bytes are equal.
 
 use crate::format::DType;
 

@@ -12,6 +12,8 @@ use scaled_gemm::{BlockScaleFormat, DType, HostQuantMatrix, Preset, Recipe, Sche
 
 #[path = "checkpoint/blocks.rs"]
 mod blocks;
+#[path = "checkpoint/output.rs"]
+mod output;
 
 /// A folder that goes away with the test.
 struct Folder(PathBuf);
@@ -311,6 +313,12 @@ fn broken_files_are_refused_with_the_reason() {
     );
     refused(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}"#, 8, &["tensor a", "data_offsets"]);
     refused(r#"{"a":7}"#, 0, &["tensor a"]);
+    refused(r#"{"a":{"dtype":"F32","shape":[2]}}"#, 8, &["tensor a", "data_offsets"]);
+    refused(r#"{"a":{"shape":[2],"data_offsets":[0,8]}}"#, 8, &["tensor a", "dtype"]);
+    let shape = ["1"; 65].join(",");
+    refused(&format!(r#"{{"a":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#), 1, &["tensor a", "64"]);
+    refused(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, &["__metadata__", "twice"]);
+    refused(r#"{} {}"#, 0, &["not a JSON object"]);
     refused(r#"{"__metadata__":{"x":1}}"#, 0, &["metadata entry \"x\""]);
     refused("[]", 0, &["not a JSON object"]);
     refused("{", 0, &["not a JSON object"]);

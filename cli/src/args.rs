@@ -9,47 +9,63 @@ use scaled_gemm::{
     ErrorMetric, Fp8Format, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
 };
 
+use crate::file_tensor::{self, FileTensor};
 use crate::shapes::{ShapeList, parse_shapes};
 
-/// FP8, MXFP8 and NVFP4 block-scaled matrix products: quantize, multiply, verify, benchmark.
+/// Scaled FP8, MXFP8 and NVFP4 matrix products: quantize, multiply, verify, benchmark.
 ///
-/// D = A B^T of quantized matrices: A is m x k, B is n x k, D is m x n. Without a command: a short bench.
+/// D = A B^T: A is m x k, quantized or plain, B is n x k, quantized, D is m x n. Without a command: a short bench.
+///
+/// Results go to standard output, the rest to standard error. Files appear whole or not at all.
+/// Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input (one line on standard error says what).
 #[derive(Debug, Parser)]
 #[command(name = "scaled-gemm", version)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t, global = true)]
+    /// Where to run: auto (the first GPU if one answers, else the CPU; says which), cpu, cuda, or cuda:N for the GPU at place
+    /// N of the driver's list, from 0.
+    #[arg(long, value_parser = parse_device, default_value = "auto", global = true)]
     pub device: DeviceChoice,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// GPU, driver, libraries, and which schemes run here and how.
+    /// The device, its libraries, and which pairs of schemes run there and how.
     Info(InfoArgs),
-    /// Every scheme and recipe against the reference: codes equal, GEMM error within its bound, SQNR.
+    /// Every scheme and recipe on this device: codes and scales as defined, products within their bound, SQNR.
     Verify(VerifyArgs),
-    /// Time against BF16 (on the CPU: F32) on the same shapes, quantization included and excluded.
+    /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
-    /// Quantize the 2-D weights of a safetensors file.
+    /// Quantize the BF16, F16 and F32 matrices of a safetensors file; the rest is copied.
     Quantize(QuantizeArgs),
-    /// Turn the quantized matrices of a safetensors file back into plain ones.
+    /// Turn the quantized matrices of a safetensors file back into plain ones; the rest is copied.
     Dequantize(DequantizeArgs),
-    /// D = A B^T (+ bias) of quantized matrices in files; A may be plain.
+    /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),
-    /// Time every formulation and algorithm for these shapes and keep the best (GPU only).
+    /// Time formulations and cuBLASLt's algorithms for these shapes and write down the fastest (GPU only).
     Tune(TuneArgs),
 }
 
 /// Where to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The GPU if one answers, else the CPU; says which.
-    #[default]
+    /// The first GPU if one answers, else the CPU.
     Auto,
     Cpu,
-    Cuda,
+    /// The GPU at this place of the driver's list.
+    Cuda(usize),
+}
+
+fn parse_device(text: &str) -> Result<DeviceChoice, String> {
+    let ordinal = text.strip_prefix("cuda:").map(str::parse);
+    match (text, ordinal) {
+        ("auto", _) => Ok(DeviceChoice::Auto),
+        ("cpu", _) => Ok(DeviceChoice::Cpu),
+        ("cuda", _) => Ok(DeviceChoice::Cuda(0)),
+        (_, Some(Ok(ordinal))) => Ok(DeviceChoice::Cuda(ordinal)),
+        _ => Err("known are auto, cpu, cuda and cuda:N".into()),
+    }
 }
 
 /// How precisely the GPU keeps sums of products without 128-blocks. The CPU always keeps FP32.
@@ -64,6 +80,9 @@ pub enum AccumulationChoice {
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
+    /// List every pair with the formulations that it does not run by, and why.
+    #[arg(long)]
+    pub reasons: bool,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
@@ -100,7 +119,7 @@ pub struct BenchArgs {
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Print JSON, or write it to this file and print the tables.
+    /// Print JSON; or with a name, write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
     /// Draw time and TFLOP/s over m as SVG.
@@ -121,7 +140,8 @@ pub struct QuantizeArgs {
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
     #[arg(long, value_parser = parse_format)]
     pub format: Option<CodeFormat>,
-    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek or deepgemm.
+    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek or deepgemm (e4m3
+    /// only).
     #[arg(long, value_parser = parse_preset)]
     pub preset: Option<Preset>,
     /// fp8: round scales to powers of two.
@@ -151,7 +171,11 @@ pub struct QuantizeArgs {
     /// Quantize only the tensors whose name matches this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
-    /// Quantize weights that hold NaN or infinities all the same.
+    /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
+    /// mxfp8, and becomes 6 times its scales in nvfp4, which has no NaN (with --hadamard the 16 columns it is mixed with too).
+    /// Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
+    /// gets scale 1), mxfp8 with --mx-rounding up (scale 2^127). Under the other rules the scale of their group would be
+    /// infinite or NaN, and they are refused.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
@@ -184,6 +208,7 @@ impl QuantizeArgs {
             },
         });
         recipe.check()?;
+        crate::recipes::check_published(recipe)?;
         Ok(recipe)
     }
 
@@ -213,7 +238,7 @@ pub struct DequantizeArgs {
     /// Safetensors file to write.
     #[arg(short, long)]
     pub output: PathBuf,
-    /// Element type of the result: bf16, f16 or f32.
+    /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
@@ -227,10 +252,10 @@ pub struct DequantizeArgs {
 #[derive(Debug, Args)]
 pub struct GemmArgs {
     /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 (bf16 where it is mxfp8).
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub a: FileTensor,
     /// B, n x k: FILE:TENSOR.
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub b: FileTensor,
     /// Where nvfp4 bytes of both files hold the even column: low-first (in the low half, default) or high-first.
     #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
@@ -242,7 +267,7 @@ pub struct GemmArgs {
     #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
     pub b_nibble_order: Option<NibbleOrder>,
     /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
-    #[arg(long, value_parser = parse_file_tensor)]
+    #[arg(long, value_parser = file_tensor::parse)]
     pub bias: Option<FileTensor>,
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, value_parser = parse_activation, default_value = "none")]
@@ -287,22 +312,6 @@ pub struct TuneArgs {
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
-}
-
-/// A tensor in a file, written `FILE:TENSOR`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileTensor {
-    pub file: PathBuf,
-    pub tensor: String,
-}
-
-fn parse_file_tensor(text: &str) -> Result<FileTensor, String> {
-    match text.rsplit_once(':') {
-        Some((file, tensor)) if !file.is_empty() && !tensor.is_empty() => {
-            Ok(FileTensor { file: file.into(), tensor: tensor.into() })
-        }
-        _ => Err("write FILE:TENSOR, e.g. model.safetensors:layer.weight".into()),
-    }
 }
 
 /// Scheme names without the code format, each once, in the order of the table.

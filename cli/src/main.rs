@@ -1,11 +1,15 @@
 //! `scaled-gemm`: quantize, multiply, verify and benchmark FP8, MXFP8 and NVFP4 matrices.
 //!
-//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input.
+//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input. An error is one line on standard error.
 
 mod args;
 mod commands;
 mod data;
 mod device;
+mod file_tensor;
+mod files;
+mod memory;
+mod non_finite;
 mod output;
 mod plot;
 mod recipes;
@@ -16,30 +20,35 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command};
-use output::{Failure, Outcome, one_line};
+use output::{Failure, Outcome, note, one_line, print};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) if !error.use_stderr() => {
-            output::print(&error.render().to_string());
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => return fail(&Failure::Use(one_line(&error.render().to_string()))),
+    let result = match Cli::try_parse() {
+        Ok(cli) => run(cli).and_then(show),
+        Err(text) if !text.use_stderr() => print(&text.render().to_string()),
+        Err(error) => Err(Failure::Use(one_line(&error.render().to_string()))),
     };
-    match run(cli) {
-        Ok(outcome) => {
-            output::print(&outcome.shown());
-            match outcome.failed {
-                None => ExitCode::SUCCESS,
-                Some(reason) => fail(&Failure::Check(reason)),
-            }
-        }
-        Err(failure) => fail(&failure),
+    let (code, message) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Check(message)) => (1, message),
+        Err(Failure::Use(message)) => (2, message),
+    };
+    note(&message);
+    ExitCode::from(code)
+}
+
+/// The result on standard output, and on standard error what belongs beside it.
+fn show(outcome: Outcome) -> Result<(), Failure> {
+    print(&outcome.shown())?;
+    match outcome.failed {
+        None => outcome.notes.iter().for_each(|text| note(text)),
+        Some(reason) => return Err(Failure::Check(reason)),
     }
+    Ok(())
 }
 
 fn run(cli: Cli) -> Result<Outcome, Failure> {
+    files::remove_on_signals().map_err(|e| Failure::Check(format!("catching signals: {e}")))?;
     match cli.command {
         None => commands::bench::quick(cli.device),
         Some(Command::Info(args)) => commands::info::run(&args, cli.device),
@@ -50,13 +59,4 @@ fn run(cli: Cli) -> Result<Outcome, Failure> {
         Some(Command::Gemm(args)) => commands::gemm::run(&args, cli.device),
         Some(Command::Tune(args)) => commands::tune::run(&args, cli.device),
     }
-}
-
-fn fail(failure: &Failure) -> ExitCode {
-    let (code, message) = match failure {
-        Failure::Check(message) => (1, message),
-        Failure::Use(message) => (2, message),
-    };
-    eprintln!("scaled-gemm: {message}");
-    ExitCode::from(code)
 }

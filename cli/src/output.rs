@@ -1,12 +1,14 @@
 //! What the user sees: tables or JSON on standard output, progress and errors on standard error.
 
-use std::fmt;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use scaled_gemm::Error;
+use scaled_gemm::checkpoint::printable;
 use serde_json::Value;
+
+use crate::device::Device;
 
 /// Why a command did not succeed; the message is one line.
 #[derive(Debug)]
@@ -17,14 +19,45 @@ pub enum Failure {
     Use(String),
 }
 
+impl Failure {
+    /// Without its kind.
+    pub fn into_message(self) -> String {
+        match self {
+            Self::Check(message) | Self::Use(message) => message,
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         match error {
             Error::Cublas { .. } | Error::Driver { .. } | Error::Kernel { .. } => Self::Check(message),
+            Error::Io { source, .. } if !is_wrong_name(source.kind()) => Self::Check(message),
             _ => Self::Use(message),
         }
     }
+}
+
+/// Whether the system refused what was asked for, rather than failed to do it (a full disk, a broken one).
+fn is_wrong_name(kind: ErrorKind) -> bool {
+    use ErrorKind::{
+        AlreadyExists, InvalidData, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
+        PermissionDenied, ReadOnlyFilesystem,
+    };
+    // Of the system's text, a file that is no UTF-8 is InvalidData; too many links are Other, refused before the work.
+    matches!(
+        kind,
+        AlreadyExists
+            | InvalidData
+            | InvalidFilename
+            | InvalidInput
+            | IsADirectory
+            | NotADirectory
+            | NotFound
+            | PermissionDenied
+            | ReadOnlyFilesystem
+    )
 }
 
 /// What a command has to say.
@@ -35,6 +68,8 @@ pub struct Outcome {
     pub value: Value,
     /// Which of the two.
     pub form: Form,
+    /// Said on standard error beside a result that did not fail: the device, and what was written.
+    pub notes: Vec<String>,
     /// The reason, where a check failed.
     pub failed: Option<String>,
 }
@@ -54,38 +89,61 @@ impl Form {
 }
 
 impl Outcome {
-    /// An outcome where nothing failed.
-    pub fn new(form: Form, text: String, value: Value) -> Self {
-        Self { text, value, form, failed: None }
+    /// An outcome where nothing failed, found on this device.
+    pub fn new(device: &dyn Device, form: Form, text: String, value: Value) -> Self {
+        Self { text, value, form, notes: vec![format!("device {}", device.described())], failed: None }
+    }
+
+    /// The same with something more to say beside it.
+    pub fn note(mut self, text: String) -> Self {
+        self.notes.push(text);
+        self
     }
 
     /// What goes to standard output.
     pub fn shown(&self) -> String {
         match self.form {
             Form::Text => self.text.clone(),
-            Form::Json => format!("{:#}", self.value),
+            // What a terminal would obey is written as JSON writes it; only strings hold it.
+            Form::Json => format!("{:#}", self.value).chars().fold(String::new(), |mut text, c| {
+                if c.is_ascii() || printable(c.encode_utf8(&mut [0; 4])).starts_with(c) {
+                    text.push(c);
+                } else {
+                    text += &format!("\\u{:04x}", u32::from(c));
+                }
+                text
+            }),
         }
     }
 }
 
 /// Prints to standard output. A reader that went away (`| head`) is no error.
-pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.trim_end());
+///
+/// # Errors
+/// [`Failure::Check`] if it cannot be written: a full disk, a device that takes nothing.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let text: Vec<_> = text.trim_end().lines().map(printable).collect();
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{}", text.join("\n")).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Check(format!("standard output: {e}"))),
+        _ => Ok(()),
+    }
 }
 
-/// Says something beside the result.
-pub fn note(text: impl fmt::Display) {
-    eprintln!("scaled-gemm: {text}");
+/// Says something beside the result, on one line of standard error. Nobody is left to hear of a failure there.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "scaled-gemm: {}", printable(text));
 }
 
-/// A table with a header; all columns but the first `left` are aligned to the right.
-pub fn table(header: &[&str], left: usize, rows: &[Vec<String>]) -> String {
+/// A table with a header; all columns but the first `left` are aligned to the right. Rows are as long as the header by their
+/// type: a header over another column says something that is not so.
+pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &[[String; COLUMNS]]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for row in rows {
-        table.add_row(row);
+        // A cell is one line, whatever a tensor is called.
+        table.add_row(row.iter().map(|cell| printable(cell)));
     }
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -93,18 +151,24 @@ pub fn table(header: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
+/// `1 matrix`, `2 matrices`.
+pub fn count(number: usize, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// A bar on standard error, hidden where that is not a terminal. Lengths in bytes.
-pub fn byte_bar(total: u64) -> ProgressBar {
-    bar(total, "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}")
+pub fn byte_bar(device: &dyn Device, total: u64) -> ProgressBar {
+    bar(device, total, "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}")
 }
 
 /// A bar on standard error that counts steps.
-pub fn step_bar(total: usize) -> ProgressBar {
-    bar(total as u64, "{bar:30} {pos}/{len} {elapsed} {wide_msg}")
+pub fn step_bar(device: &dyn Device, total: usize) -> ProgressBar {
+    bar(device, total as u64, "{prefix} {bar:30} {pos}/{len} {elapsed} {wide_msg}")
 }
 
-fn bar(total: u64, template: &str) -> ProgressBar {
-    let bar = ProgressBar::new(total);
+/// Says from the beginning where the work is done, and goes away with it, also if it fails.
+fn bar(device: &dyn Device, total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(total).with_finish(ProgressFinish::AndClear).with_prefix(device.name());
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
@@ -145,6 +209,29 @@ mod tests {
     fn numbers_keep_three_digits() {
         for (value, text) in [(1234.5, "1234"), (12.345, "12.3"), (0.012345, "0.0123"), (0.0, "0"), (1e-9, "1.00e-9")] {
             assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn cells_are_one_line_without_control_characters() {
+        let text = table(["name", "n"], 1, &[["a\n\u{1b}[2Jb".into(), "1".into()]]);
+        assert_eq!(text.lines().count(), 2, "{text:?}");
+        assert!(text.contains(r"a\n\u{1b}[2Jb") && !text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn counts_have_their_plural() {
+        assert_eq!([count(1, "matrix", "matrices"), count(0, "check", "checks")], ["1 matrix", "0 checks"]);
+    }
+
+    #[test]
+    fn what_the_machine_failed_to_do_is_no_wrong_use() {
+        let failure = |kind: ErrorKind| Failure::from(Error::Io { path: "x".into(), source: kind.into() });
+        for kind in [ErrorKind::NotFound, ErrorKind::PermissionDenied, ErrorKind::IsADirectory] {
+            assert!(matches!(failure(kind), Failure::Use(_)), "{kind:?}");
+        }
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge, ErrorKind::Other] {
+            assert!(matches!(failure(kind), Failure::Check(_)), "{kind:?}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! Recipes in words and in JSON, and those that `verify` checks.
 
 use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, MxRounding,
-    Nvfp4Options, Preset, Recipe, ScaleRounding, Scheme,
+    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, E4m3Bound, Error, ErrorMath, ErrorMetric, Fp8Format,
+    MxRounding, Nvfp4Options, Preset, Recipe, Result, ScaleRounding, Scheme,
 };
 use serde_json::{Map, Value, json};
 
@@ -64,6 +64,21 @@ pub fn options(recipe: Recipe) -> Value {
     Value::Object(options)
 }
 
+/// Refuses what the library would compute and no project does: a file is to say what its preset's project writes.
+///
+/// # Errors
+/// [`Error::Unsupported`].
+pub fn check_published(recipe: Recipe) -> Result<()> {
+    if recipe.preset == Preset::DeepGemm && recipe.format() == CodeFormat::E5M2 {
+        return Err(Error::unsupported(
+            format!("the preset deepgemm with {}", recipe.scheme),
+            "DeepGEMM has E4M3 codes only",
+            "leave --format out, or use another preset",
+        ));
+    }
+    Ok(())
+}
+
 /// Every recipe with every option: each FP8 rule, each MX rounding, and all that NVFP4 allows.
 pub fn variants(seed: u64) -> Vec<Recipe> {
     let mut recipes = Vec::new();
@@ -96,7 +111,7 @@ pub fn variants(seed: u64) -> Vec<Recipe> {
             }
         }
     }
-    recipes.retain(|r| r.check().is_ok());
+    recipes.retain(|r| r.check().and(check_published(*r)).is_ok());
     recipes
 }
 
@@ -109,6 +124,8 @@ mod tests {
         let all = variants(1);
         let count = |scheme: Scheme| all.iter().filter(|r| r.scheme == scheme).count();
         assert_eq!(count(Scheme::Fp8Row(Fp8Format::E4M3)), 8);
+        // DeepGEMM has none.
+        assert_eq!(count(Scheme::Fp8Row(Fp8Format::E5M2)), 6);
         assert_eq!(count(Scheme::Mxfp8(Fp8Format::E5M2)), 5);
         // torchao's; plain, Hadamard, stochastic, both, tiles; 4over6 in 8 modes, rows and tiles.
         assert_eq!(count(Scheme::Nvfp4), 1 + 5 + 16);

@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, assert_words, f32_tensor, model, read_f32, run_on, sqnr_db, values, write};
+use common::{Folder, assert_words, error_of, f32_tensor, model, read_f32, run_on, sqnr_db, values, write};
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
@@ -46,8 +46,38 @@ fn info_and_verify() {
     for fact in ["gpu", "cublaslt", "from", "driver"] {
         assert!(!value["facts"][fact].as_str().unwrap().is_empty(), "{fact}");
     }
+    // Reasons are long, and not in the way.
+    let text = good("cuda", &["info"]);
+    let table: Vec<_> = text.lines().skip_while(|line| !line.starts_with("Pairs")).skip(2).collect();
+    assert!(table.len() > 10 && table.iter().all(|line| line.len() <= 120), "{text}");
+    assert_words(&good("cuda", &["info", "--reasons"]), &["    not by "]);
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true, "{:#}", value["failed"]);
+}
+
+#[test]
+fn a_gpu_is_chosen_by_its_place() {
+    if !gpu() {
+        return;
+    }
+    let first: Value = serde_json::from_str(&good("cuda:0", &["info", "--json"])).unwrap();
+    assert_eq!(first["facts"], json(&["info", "--json"])["facts"]);
+    let error = error_of(&run_on("cuda:4000", &["info"]), 2);
+    assert_words(&error, &["GPU 4000 was asked for"]);
+    let second = run_on("cuda:1", &["info", "--json"]);
+    if second.status.code() == Some(2) {
+        println!("one GPU only: {}", error_of(&second, 2));
+        return;
+    }
+    let second: Value = serde_json::from_slice(&second.stdout).unwrap();
+    assert!(second["title"].as_str().unwrap().starts_with("cuda:1, "), "{second:#}");
+    let folder = Folder::new();
+    let (input, there, here) = (folder.file("in"), folder.file("there"), folder.file("here"));
+    model(&input);
+    for (device, output) in [("cuda:1", &there), ("cuda:0", &here)] {
+        good(device, &["quantize", &input, "-o", output, "--recipe", "nvfp4"]);
+    }
+    assert!(fs::read(&there).unwrap() == fs::read(&here).unwrap(), "the second GPU makes other bytes");
 }
 
 #[test]

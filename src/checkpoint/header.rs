@@ -3,15 +3,18 @@
 //! Parsed here rather than by the safetensors crate's reader because that one wants the whole file in memory, forgets
 //! the order and lets a repeated name pass.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use safetensors::Dtype;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 /// Longest header accepted, as in the safetensors crate.
 const MAX_HEADER: u64 = 100_000_000;
+/// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
+const MAX_DIMENSIONS: usize = 64;
 
 /// One tensor of a file: what it is and where its bytes lie.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +41,8 @@ impl TensorInfo {
 pub(super) struct Header {
     pub(super) tensors: Vec<TensorInfo>,
     pub(super) metadata: BTreeMap<String, String>,
+    /// Places in `tensors`, by name: a map would hold every name a second time.
+    by_name: Vec<usize>,
 }
 
 /// What is wrong with a header: the tensor to blame, if one is, and the reason.
@@ -67,24 +72,43 @@ pub(super) fn header_len(first: [u8; 8], file_len: u64) -> Result<usize, Fault> 
 }
 
 impl Header {
+    /// The header of these tensors. `Err` is a name that is there twice, or that of the metadata.
+    pub(super) fn new(tensors: Vec<TensorInfo>, metadata: BTreeMap<String, String>) -> Result<Self, String> {
+        let name = |i: &usize| tensors[*i].name.as_str();
+        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+        by_name.sort_unstable_by_key(|i| name(i));
+        let twice = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])).map(|pair| pair[0]);
+        let reserved = by_name.iter().copied().find(|i| name(i) == METADATA);
+        match twice.or(reserved) {
+            Some(i) => Err(name(&i).to_string()),
+            None => Ok(Self { tensors, metadata, by_name }),
+        }
+    }
+
+    /// Where the tensor of this name is.
+    pub(super) fn position(&self, name: &str) -> Option<usize> {
+        let found = self.by_name.binary_search_by(|&i| self.tensors[i].name.as_str().cmp(name)).ok()?;
+        Some(self.by_name[found])
+    }
+
+    /// The tensor of this name.
+    pub(super) fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.position(name).map(|i| &self.tensors[i])
+    }
+
     /// Parses and checks the JSON against `data_len` bytes of data behind it.
     pub(super) fn parse(json: &[u8], data_len: u64) -> Result<Self, Fault> {
         let text = std::str::from_utf8(json).map_err(|_| file_fault("its header is not UTF-8"))?;
-        let Entries(entries) =
-            serde_json::from_str(text).map_err(|e| file_fault(format!("its header is not a JSON object: {e}")))?;
-        let mut header = Self::default();
-        let mut seen = HashMap::new();
-        for (name, value) in entries {
-            if seen.insert(name.clone(), ()).is_some() {
-                return Err(fault(&name, "appears twice in the header"));
-            }
-            if name == "__metadata__" {
-                header.metadata = metadata(&value)?;
-            } else {
-                header.tensors.push(tensor(name, &value)?);
-            }
+        let mut entries = Entries::default();
+        let mut reader = serde_json::Deserializer::from_str(text);
+        let read = reader.deserialize_map(&mut entries).and_then(|()| reader.end());
+        if let Err(e) = read {
+            return Err(entries.fault.unwrap_or_else(|| file_fault(format!("its header is not a JSON object: {e}"))));
         }
-        header.tensors.sort_by_key(|t| (t.start, t.end));
+        let Entries { mut tensors, metadata, .. } = entries;
+        tensors.sort_by_key(|t| (t.start, t.end));
+        let header = Self::new(tensors, metadata.unwrap_or_default())
+            .map_err(|name| fault(&name, "appears twice in the header"))?;
         check_cover(&header.tensors, data_len)?;
         Ok(header)
     }
@@ -93,83 +117,156 @@ impl Header {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         // Written by hand to keep the order; every string goes through serde_json.
         let quoted = |s: &str| Value::from(s).to_string();
-        let mut items = Vec::with_capacity(self.tensors.len() + 1);
+        let mut bytes = vec![0; 8];
+        bytes.push(b'{');
         if !self.metadata.is_empty() {
             let pairs: Vec<_> = self.metadata.iter().map(|(k, v)| format!("{}:{}", quoted(k), quoted(v))).collect();
-            items.push(format!("\"__metadata__\":{{{}}}", pairs.join(",")));
+            bytes.extend(format!("\"{METADATA}\":{{{}}},", pairs.join(",")).bytes());
         }
         for t in &self.tensors {
-            items.push(format!(
-                "{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                quoted(&t.name),
-                t.dtype,
-                Value::from(t.shape.clone()),
-                t.start,
-                t.end
-            ));
+            let (name, shape) = (quoted(&t.name), Value::from(t.shape.as_slice()));
+            let entry = format!(
+                "{name}:{{\"dtype\":\"{}\",\"shape\":{shape},\"data_offsets\":[{},{}]}},",
+                t.dtype, t.start, t.end
+            );
+            bytes.extend(entry.bytes());
         }
-        let mut json = format!("{{{}}}", items.join(",")).into_bytes();
-        json.resize(json.len().next_multiple_of(8), b' ');
-        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(json);
+        // The comma behind the last entry.
+        bytes.pop_if(|last| *last == b',');
+        bytes.push(b'}');
+        bytes.resize(bytes.len().next_multiple_of(8), b' ');
+        let len = (bytes.len() - 8) as u64;
+        bytes[..8].copy_from_slice(&len.to_le_bytes());
         bytes
     }
 }
 
-/// The entries of a JSON object in their order, repeated names included.
-struct Entries(Vec<(String, Value)>);
+/// The name under which a header holds its metadata.
+const METADATA: &str = "__metadata__";
 
-impl<'de> Deserialize<'de> for Entries {
+/// What was read of a header so far, and what is wrong with the entry that ended the reading. Each entry is read into what is
+/// kept of it: a tree of JSON values takes fifteen times the header.
+#[derive(Default)]
+struct Entries {
+    tensors: Vec<TensorInfo>,
+    metadata: Option<BTreeMap<String, String>>,
+    fault: Option<Fault>,
+}
+
+impl Entries {
+    fn push<'de, A: MapAccess<'de>>(&mut self, name: String, map: &mut A) -> Result<(), A::Error> {
+        let stop = |entries: &mut Self, fault: Fault| {
+            entries.fault = Some(fault);
+            Err(A::Error::custom("stopped"))
+        };
+        if name == METADATA {
+            if self.metadata.is_some() {
+                return stop(self, fault(&name, "appears twice in the header"));
+            }
+            match map.next_value::<Option<Metadata>>() {
+                Ok(metadata) => self.metadata = Some(metadata.unwrap_or_default().0),
+                Err(e) => return stop(self, file_fault(format!("its metadata cannot be read: {e}"))),
+            }
+            return Ok(());
+        }
+        let entry = match map.next_value::<Entry>() {
+            Ok(entry) => entry,
+            Err(e) => return stop(self, fault(&name, format!("cannot be read in the header: {e}"))),
+        };
+        match tensor(name, entry) {
+            Ok(tensor) => self.tensors.push(tensor),
+            Err(fault) => return stop(self, fault),
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Entries {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(name) = map.next_key()? {
+            self.push(name, &mut map)?;
+        }
+        Ok(())
+    }
+}
+
+/// The metadata: an object of strings, every name once.
+#[derive(Default)]
+struct Metadata(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Metadata {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct EntriesVisitor;
-        impl<'de> Visitor<'de> for EntriesVisitor {
-            type Value = Entries;
+        struct Strings;
+        impl<'de> Visitor<'de> for Strings {
+            type Value = BTreeMap<String, String>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
+                f.write_str("an object of strings")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    let value =
+                        map.next_value().map_err(|e| A::Error::custom(format!("metadata entry {key:?}: {e}")))?;
+                    pairs.insert(key, value);
                 }
-                Ok(Entries(entries))
+                Ok(pairs)
             }
         }
-        deserializer.deserialize_map(EntriesVisitor)
+        deserializer.deserialize_map(Strings).map(Self)
     }
 }
 
-fn metadata(value: &Value) -> Result<BTreeMap<String, String>, Fault> {
-    match value {
-        Value::Null => Ok(BTreeMap::new()),
-        Value::Object(pairs) => pairs
-            .iter()
-            .map(|(key, value)| match value.as_str() {
-                Some(text) => Ok((key.clone(), text.to_string())),
-                None => Err(file_fault(format!("its metadata entry {key:?} is not a string"))),
-            })
-            .collect(),
-        _ => Err(file_fault("its metadata is not an object")),
-    }
+/// One tensor as the header spells it.
+#[derive(serde::Deserialize)]
+#[serde(rename = "tensor")]
+struct Entry {
+    dtype: String,
+    #[serde(deserialize_with = "dimensions")]
+    shape: Vec<usize>,
+    #[serde(deserialize_with = "offsets")]
+    data_offsets: [u64; 2],
 }
 
-fn tensor(name: String, value: &Value) -> Result<TensorInfo, Fault> {
-    let numbers = |key: &str| -> Option<Vec<u64>> { value.get(key)?.as_array()?.iter().map(Value::as_u64).collect() };
-    let Some(dtype_name) = value.get("dtype").and_then(Value::as_str) else {
-        return Err(fault(&name, "has no dtype"));
-    };
-    let Ok(dtype) = serde_json::from_value::<Dtype>(Value::from(dtype_name)) else {
-        return Err(fault(&name, format!("has the unknown dtype {dtype_name:?}")));
-    };
-    let shape: Option<Vec<usize>> =
-        numbers("shape").and_then(|s| s.into_iter().map(|n| usize::try_from(n).ok()).collect());
-    let Some(shape) = shape else {
-        return Err(fault(&name, "has no shape of whole numbers"));
-    };
-    let Some(&[start, end]) = numbers("data_offsets").as_deref() else {
-        return Err(fault(&name, "has no data_offsets of two whole numbers"));
+fn dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
+    struct Dimensions;
+    impl<'de> Visitor<'de> for Dimensions {
+        type Value = Vec<usize>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a shape of at most {MAX_DIMENSIONS} whole numbers")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<usize>, A::Error> {
+            let mut shape = Vec::new();
+            while let Some(len) = items.next_element()? {
+                if shape.len() == MAX_DIMENSIONS {
+                    return Err(A::Error::invalid_length(MAX_DIMENSIONS + 1, &self));
+                }
+                shape.push(len);
+            }
+            shape.shrink_to_fit();
+            Ok(shape)
+        }
+    }
+    deserializer.deserialize_seq(Dimensions).map_err(|e| D::Error::custom(format!("shape: {e}")))
+}
+
+fn offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u64; 2], D::Error> {
+    <[u64; 2]>::deserialize(deserializer)
+        .map_err(|e| D::Error::custom(format!("data_offsets of two whole numbers: {e}")))
+}
+
+fn tensor(name: String, Entry { dtype, shape, data_offsets: [start, end] }: Entry) -> Result<TensorInfo, Fault> {
+    let Ok(dtype) = Dtype::deserialize(BorrowedStrDeserializer::<serde::de::value::Error>::new(&dtype)) else {
+        return Err(fault(&name, format!("has the unknown dtype {dtype:?}")));
     };
     let size = data_bytes(dtype, &shape).ok_or_else(|| fault(&name, too_large(dtype, &shape)))?;
     if start > end || end - start != size {

@@ -25,13 +25,15 @@
 //!
 //! Where several schemes fit one shape (one row, or one block of columns) they decode to the same numbers. The recipe
 //! in the metadata decides then; without one, in this order: the scheme that is written under this name, the one
-//! that is written with this shape, the one with larger groups (`nvfp4`, not `nvfp4-row`, for one row).
+//! that is written with this shape, for one row `fp8-1x128` (which multiplies `fp8-128x128` too; two of the latter do not
+//! multiply), the one with larger groups (`nvfp4`, not `nvfp4-row`, for one row).
 //!
 //! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
 mod header;
 mod names;
+mod output;
 mod quantized;
 mod reader;
 mod recipe;
@@ -39,7 +41,8 @@ mod writer;
 
 pub use header::TensorInfo;
 pub use names::NibbleOrder;
-pub use reader::Checkpoint;
+pub use output::OutputFile;
+pub use reader::{Checkpoint, printable};
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;
 pub use writer::{CheckpointWriter, FileLayout};

@@ -141,7 +141,7 @@ pub(super) fn recognise(
         (
             own.as_ref().is_some_and(|(s, _)| *s == suffix),
             own.is_some_and(|(_, s)| s == shape),
-            *scheme == Scheme::Nvfp4,
+            *scheme == Scheme::Nvfp4 || (rows == 1 && matches!(scheme, Scheme::Fp8Block1x128(_))),
         )
     };
     // `max_by_key` takes the last of equals, and `Scheme::ALL` goes from small groups to larger ones among the blocks.
@@ -236,7 +236,10 @@ mod tests {
     fn ambiguous_shapes_follow_the_rule_and_the_metadata_wins() {
         assert_eq!(scheme(1, 384, "_scale", &[1]), Some("fp8-tensor"));
         assert_eq!(scheme(1, 384, "_scale", &[1, 1]), Some("fp8-row"));
-        assert_eq!(scheme(1, 384, "_scale_inv", &[1, 3]), Some("fp8-128x128"));
+        // A row of 1x128 multiplies weights of 128x128; two matrices of 128x128 do not multiply.
+        assert_eq!(scheme(1, 384, "_scale_inv", &[1, 3]), Some("fp8-1x128"));
+        assert_eq!(scheme(1, 128, "_scale_inv", &[1, 1]), Some("fp8-1x128"));
+        assert_eq!(scheme(2, 384, "_scale_inv", &[1, 3]), Some("fp8-128x128"));
         assert_eq!(scheme(64, 128, "_scale", &[64, 1]), Some("fp8-row"));
         assert_eq!(scheme(64, 128, "_scale_inv", &[64, 1]), Some("fp8-1x128"));
         assert_eq!(scheme(64, 128, "_scale_inv", &[1, 1]), Some("fp8-128x128"));

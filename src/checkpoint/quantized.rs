@@ -7,7 +7,7 @@ use super::names::{
     DIVISOR_SUFFIX, NibbleOrder, PACKED_SUFFIX, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise,
     recognise_mx, wide_dtype,
 };
-use super::reader::{Checkpoint, printable, widen};
+use super::reader::{Checkpoint, widen};
 use super::recipe::{Reading, WrittenRecipe};
 use crate::error::Result;
 use crate::format::{CodeFormat, Fp8Format, HostQuantMatrix, Scheme};
@@ -49,13 +49,13 @@ impl<'a> Parts<'a> {
 }
 
 impl Checkpoint {
-    /// Names of the quantized matrices: 2-D, FP8 or packed NVFP4, and not the scale of another tensor. That of a matrix of
+    /// Names of what is quantized: FP8 or packed NVFP4, and not the scale of another tensor. That of a matrix of
     /// compressed-tensors is without `_packed`.
     ///
-    /// A matrix with a missing scale is among them; reading it is then refused.
+    /// Tensors with a missing scale are among them, and those that are not 2-D; reading one is then refused.
     pub fn quantized(&self) -> Vec<&str> {
-        let matrices = self.tensors().iter().filter(|t| t.shape.len() == 2 && !self.is_scale(&t.name));
-        matrices
+        let tensors = self.tensors().iter().filter(|t| !self.is_scale(&t.name));
+        tensors
             .filter_map(|t| match t.name.strip_suffix(PACKED_SUFFIX) {
                 Some(name) if self.is_compressed(name) => Some(name),
                 _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
@@ -197,7 +197,7 @@ impl Checkpoint {
         }
         let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
         let remedy = match matrix {
-            Some(matrix) => format!("its matrix is named {}", printable(matrix.into())),
+            Some(matrix) => format!("its matrix is named {matrix}"),
             None => "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 ones U8 and an F8_E4M3 scale; quantize plain ones first"
                 .into(),
         };
@@ -259,8 +259,7 @@ impl Checkpoint {
             None => None,
         };
         let metadata = written.map(|w| w.scheme);
-        let shape_fault =
-            |e: String| self.refuse(name, e.replace("NAME", &printable(name.into())), "a scale is never reshaped");
+        let shape_fault = |e: String| self.refuse(name, e.replace("NAME", name), "a scale is never reshaped");
         let ending = |scale: &TensorInfo| scale.name.get(name.len()..).unwrap_or_default().to_string();
         let scheme = match *parts {
             Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) => {

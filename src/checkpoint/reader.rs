@@ -1,8 +1,8 @@
 //! [`Checkpoint`]: a safetensors file opened for reading; one tensor at a time is in memory.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::collections::BTreeMap;
+use std::fs::{self, File, FileType};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -24,9 +24,7 @@ pub struct Checkpoint {
     path: PathBuf,
     file: Mutex<File>,
     data_start: u64,
-    tensors: Vec<TensorInfo>,
-    index: HashMap<String, usize>,
-    metadata: BTreeMap<String, String>,
+    header: Header,
     /// What the caller said; `None`: what the metadata say, else low first.
     pub(super) nibble_order: Option<NibbleOrder>,
 }
@@ -35,17 +33,17 @@ impl Checkpoint {
     /// Opens a file and checks its header: every tensor's size, no overlap, no hole, nothing missing at the end.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read; [`Error::File`] if it is not a whole safetensors file.
+    /// [`Error::Io`] if it cannot be read; [`Error::File`] if it is not a regular file, or not a whole safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let io = |source| Error::Io { path: path.clone(), source };
         let broken = |fault: Fault| Error::File {
             path: path.clone(),
-            tensor: fault.tensor.map(printable),
-            reason: fault.reason,
+            tensor: fault.tensor.as_deref().map(printable),
+            reason: printable(&fault.reason),
             remedy: "fetch or write the file again".into(),
         };
-        let mut file = File::open(&path).map_err(io)?;
+        let mut file = open_regular(&path)?;
         let file_len = file.metadata().map_err(io)?.len();
         let mut first = [0; 8];
         if file_len < 8 {
@@ -57,9 +55,8 @@ impl Checkpoint {
         let mut json = vec![0; header_len];
         file.read_exact(&mut json).map_err(io)?;
         let data_start = 8 + header_len as u64;
-        let Header { tensors, metadata } = Header::parse(&json, file_len - data_start).map_err(broken)?;
-        let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { path, file: Mutex::new(file), data_start, tensors, index, metadata, nibble_order: None })
+        let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
+        Ok(Self { path, file: Mutex::new(file), data_start, header, nibble_order: None })
     }
 
     /// The same file, its NVFP4 codes read in this order; without it as the metadata say, else low first.
@@ -76,17 +73,17 @@ impl Checkpoint {
 
     /// Every tensor, in the order of the data.
     pub fn tensors(&self) -> &[TensorInfo] {
-        &self.tensors
+        &self.header.tensors
     }
 
     /// The file's metadata.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+        &self.header.metadata
     }
 
     /// The tensor of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        self.index.get(name).map(|&i| &self.tensors[i])
+        self.header.get(name)
     }
 
     /// The tensor of this name.
@@ -95,15 +92,13 @@ impl Checkpoint {
     /// [`Error::File`] naming a few tensors that are there.
     pub fn info(&self, name: &str) -> Result<&TensorInfo> {
         self.get(name).ok_or_else(|| {
-            let mut some: Vec<_> = self.tensors.iter().take(5).map(|t| printable(t.name.clone())).collect();
-            if self.tensors.len() > some.len() {
-                some.push("...".into());
+            let tensors = self.tensors();
+            let mut some: Vec<_> = tensors.iter().take(5).map(|t| t.name.as_str()).collect();
+            if tensors.len() > some.len() {
+                some.push("...");
             }
-            self.refuse(
-                name,
-                "is not in the file",
-                format!("its {} tensors are {}", self.tensors.len(), some.join(", ")),
-            )
+            let are = if tensors.len() == 1 { "tensor is" } else { "tensors are" };
+            self.refuse(name, "is not in the file", format!("its {} {are} {}", tensors.len(), some.join(", ")))
         })
     }
 
@@ -120,7 +115,16 @@ impl Checkpoint {
                 "read it on a machine with a larger address space",
             )
         })?;
-        let mut bytes = vec![0; len];
+        let mut bytes = Vec::new();
+        // A header may promise more than any machine has.
+        bytes.try_reserve_exact(len).map_err(|_| Error::Io {
+            path: self.path.clone(),
+            source: io::Error::new(
+                io::ErrorKind::OutOfMemory,
+                format!("no memory for the {len} bytes of {}", printable(name)),
+            ),
+        })?;
+        bytes.resize(len, 0);
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(self.data_start + info.start))
             .and_then(|_| file.read_exact(&mut bytes))
@@ -162,16 +166,58 @@ impl Checkpoint {
     pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::File {
             path: self.path.clone(),
-            tensor: Some(printable(tensor.into())),
-            reason: reason.into(),
-            remedy: remedy.into(),
+            tensor: Some(printable(tensor)),
+            reason: printable(&reason.into()),
+            remedy: printable(&remedy.into()),
         }
     }
 }
 
-/// Names come from files and go into one-line messages.
-pub(super) fn printable(name: String) -> String {
-    name.escape_debug().to_string()
+/// Text of a file as it may go to a terminal, on one line: control characters and those that turn the direction of what
+/// follows are escaped, `\u{1b}`.
+pub fn printable(text: &str) -> String {
+    let hidden = |c: char| {
+        c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+/// An [`Error::File`] about a file as a whole.
+pub(super) fn refuse_file(path: &Path, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::File { path: path.to_path_buf(), tensor: None, reason: reason.into(), remedy: remedy.into() }
+}
+
+/// Opens a file for reading. Not a pipe, which would wait for its writer, and nothing else without a length and places.
+fn open_regular(path: &Path) -> Result<File> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let kind = fs::metadata(path).map_err(io)?.file_type();
+    if !kind.is_file() {
+        let reason = format!("is {}, not a regular file", file_kind(kind));
+        return Err(refuse_file(path, reason, "give a safetensors file on a disk"));
+    }
+    File::open(path).map_err(io)
+}
+
+/// What something is that is no regular file.
+pub(super) fn file_kind(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    if kind.is_dir() { "a folder" } else { "a special file" }
 }
 
 /// Little-endian BF16, F16 or F32 values as FP32.

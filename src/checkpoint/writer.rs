@@ -1,18 +1,15 @@
 //! [`FileLayout`] says what a file will hold; [`CheckpointWriter`] fills it, one tensor at a time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 use safetensors::Dtype;
 
-use super::Checkpoint;
 use super::header::{Header, TensorInfo, data_bytes};
 use super::names::{block_scale_tensor, code_tensor, scale_tensor};
+use super::reader::{printable, refuse_file};
 use super::recipe::WrittenRecipe;
+use super::{Checkpoint, OutputFile};
 use crate::error::{Error, Result};
 use crate::format::{Basis, BlockScaleFormat, HostQuantMatrix, Scheme};
 
@@ -54,71 +51,62 @@ impl FileLayout {
         self.matrices.insert(name.to_string(), (scheme, written.recipe.basis()));
     }
 
-    /// Starts the file: a temporary one beside `path`, which becomes `path` in [`CheckpointWriter::finish`].
+    /// Starts the file `path`: [`FileLayout::create_in`] of an [`OutputFile`].
     ///
     /// # Errors
-    /// [`Error::File`] for a name given twice, a size that overflows, or a `path` that is one of `sources`;
-    /// [`Error::Io`] if the file cannot be made.
-    pub fn create(mut self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
-        let path = path.as_ref().to_path_buf();
-        let refuse = |tensor: Option<&str>, reason: String, remedy: &str| Error::File {
+    /// As [`OutputFile::create`] and [`FileLayout::create_in`].
+    pub fn create(self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
+        self.create_in(OutputFile::create(path)?, sources)
+    }
+
+    /// Starts the file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a name given twice, a size that overflows, or an output that is one of `sources`; [`Error::Io`].
+    pub fn create_in(mut self, mut output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
+        let path = output.path().to_path_buf();
+        let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
             path: path.clone(),
-            tensor: tensor.map(|t| t.escape_debug().to_string()),
+            tensor: Some(printable(tensor)),
             reason,
             remedy: remedy.into(),
         };
         let is_input = |target| sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target));
         if path.canonicalize().is_ok_and(is_input) {
-            return Err(refuse(None, "it is the input".into(), "give another name for the output"));
+            return Err(refuse_file(&path, "it is the input", "give another name for the output"));
         }
         self.tensors.sort_by_key(|t| std::cmp::Reverse(t.dtype.bitsize()));
         let mut at = 0u64;
-        let mut index = HashMap::new();
-        for (i, t) in self.tensors.iter_mut().enumerate() {
+        for t in &mut self.tensors {
             let end = data_bytes(t.dtype, &t.shape).and_then(|bytes| at.checked_add(bytes));
             let Some(end) = end else {
-                return Err(refuse(Some(&t.name), format!("{} {:?} is too large", t.dtype, t.shape), "split it"));
+                return Err(refuse(&t.name, format!("{} {:?} is too large", t.dtype, t.shape), "split it"));
             };
             (t.start, t.end) = (at, end);
             at = end;
-            if index.insert(t.name.clone(), i).is_some() || t.name == "__metadata__" {
-                return Err(refuse(
-                    Some(&t.name),
-                    "would be in the file twice".into(),
-                    "rename or leave out the one there",
-                ));
-            }
         }
-        let header = Header { tensors: self.tensors, metadata: self.metadata };
+        let header = Header::new(self.tensors, self.metadata)
+            .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
         let bytes = header.to_bytes();
-        let (temporary, mut file) = create_beside(&path)?;
-        let written = file.write_all(&bytes);
-        let writer = CheckpointWriter {
+        output.clear()?;
+        output.write(&bytes)?;
+        Ok(CheckpointWriter {
             data_start: bytes.len() as u64,
             done: vec![false; header.tensors.len()],
-            tensors: header.tensors,
+            header,
             matrices: self.matrices,
-            index,
-            target: path,
-            temporary: Some(temporary),
-            file,
-        };
-        written.map_err(|source| writer.io(source))?;
-        Ok(writer)
+            output,
+        })
     }
 }
 
 /// A safetensors file being written; nothing is seen under its name until [`CheckpointWriter::finish`].
 #[derive(Debug)]
 pub struct CheckpointWriter {
-    target: PathBuf,
-    /// Taken when the file has got its name; what is left here is removed on drop.
-    temporary: Option<PathBuf>,
-    file: File,
+    output: OutputFile,
     data_start: u64,
-    tensors: Vec<TensorInfo>,
+    header: Header,
     matrices: HashMap<String, (Scheme, Basis)>,
-    index: HashMap<String, usize>,
     done: Vec<bool>,
 }
 
@@ -128,18 +116,17 @@ impl CheckpointWriter {
     /// # Errors
     /// [`Error::File`] for a name that is not in the layout, a second write, or a wrong length; [`Error::Io`].
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let Some(&i) = self.index.get(name) else {
+        let Some(i) = self.header.position(name) else {
             return Err(self.refuse(name, "is not in the layout".into()));
         };
-        let (start, expected) = (self.tensors[i].start, self.tensors[i].bytes());
+        let (start, expected) = (self.header.tensors[i].start, self.header.tensors[i].bytes());
         if self.done[i] {
             return Err(self.refuse(name, "was written before".into()));
         }
         if bytes.len() as u64 != expected {
             return Err(self.refuse(name, format!("got {} bytes where the layout says {expected}", bytes.len())));
         }
-        let at = SeekFrom::Start(self.data_start + start);
-        self.file.seek(at).and_then(|_| self.file.write_all(bytes)).map_err(|source| self.io(source))?;
+        self.output.write_at(self.data_start + start, bytes)?;
         self.done[i] = true;
         Ok(())
     }
@@ -185,17 +172,11 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if let Some(i) = self.done.iter().position(|done| !done) {
-            return Err(self.refuse(&self.tensors[i].name, "was not written".into()));
+            return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
         }
-        // Where the last tensors are empty nothing was written behind the header; the length is right all the same.
-        self.file.sync_all().map_err(|source| self.io(source))?;
-        if let Some(temporary) = &self.temporary {
-            fs::rename(temporary, &self.target).map_err(|source| self.io(source))?;
-        }
-        self.temporary = None;
-        Ok(())
+        self.output.finish()
     }
 
     fn not_finite(&self, tensor: &str, scheme: Scheme, found: String) -> Error {
@@ -204,8 +185,8 @@ impl CheckpointWriter {
             Some(_) => "quantize finite values",
         };
         Error::File {
-            path: self.target.clone(),
-            tensor: Some(tensor.escape_debug().to_string()),
+            path: self.output.path().to_path_buf(),
+            tensor: Some(printable(tensor)),
             reason: format!("{found}, because its group holds an infinity or NaN"),
             remedy: remedy.into(),
         }
@@ -213,36 +194,10 @@ impl CheckpointWriter {
 
     fn refuse(&self, tensor: &str, reason: String) -> Error {
         Error::File {
-            path: self.target.clone(),
-            tensor: Some(tensor.escape_debug().to_string()),
+            path: self.output.path().to_path_buf(),
+            tensor: Some(printable(tensor)),
             reason,
             remedy: "write each tensor of the layout once".into(),
         }
-    }
-
-    fn io(&self, source: std::io::Error) -> Error {
-        Error::Io { path: self.target.clone(), source }
-    }
-}
-
-impl Drop for CheckpointWriter {
-    fn drop(&mut self) {
-        if let Some(temporary) = self.temporary.take() {
-            // Nothing can be done about a file that cannot be removed, and a drop must not panic.
-            let _ = fs::remove_file(temporary);
-        }
-    }
-}
-
-/// A new file in the folder of `path`, so that the later rename stays on one file system.
-fn create_beside(path: &Path) -> Result<(PathBuf, File)> {
-    static COUNTER: AtomicU32 = AtomicU32::new(0);
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-    let temporary = path.with_file_name(name);
-    match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-        Ok(file) => Ok((temporary, file)),
-        Err(source) => Err(Error::Io { path: path.to_path_buf(), source }),
     }
 }

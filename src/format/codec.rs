@@ -1,7 +1,7 @@
 //! E4M3 (FN), E5M2 and E2M1: encode with round to nearest even and saturation, decode exactly; the byte scales E8M0 and
 //! UE4M3; rounding to BF16 and F16.
 //!
-//! Mirrored by `kernels/codec.cuh`. The bytes are those of `float8::F8E4M3` and `float8::F8E5M2` (`to_bits`), with two
+//! Mirrored by `kernels/base/codec.cuh`. The bytes are those of `float8::F8E4M3` and `float8::F8E5M2` (`to_bits`), with two
 //! rules of our own for encoding, which are also those of the GPU's `cvt.rn.satfinite`: everything beyond the largest
 //! value, infinity included, becomes it; every NaN becomes 0x7F, whatever its sign.
 

@@ -1,6 +1,6 @@
 //! Orders of scales in device memory: lengths and index functions.
 //!
-//! Mirrored by `kernels/layout.cuh`.
+//! Mirrored by `kernels/base/layout.cuh`.
 
 /// Order of scales on the device, for a logical grid of `rows x cols` scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

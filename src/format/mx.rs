@@ -3,7 +3,7 @@
 //! `amax = max |x|` of the block in FP32 (NaN ignored by the quantizers), MAX the largest value of the code format (448 or
 //! 57344), `fl(.)` one FP32 operation. The codes are then `sat(fl(x * 2^(127 - byte)))`, round to nearest even.
 //!
-//! Mirrored by `mx_scale` in `kernels/mxfp8.cu`; `tests/` compares both, byte for byte.
+//! Mirrored by `mx_scale` in `kernels/cast/mxfp8.cu`; `tests/` compares both, byte for byte.
 
 use super::scheme::Fp8Format;
 

@@ -14,7 +14,7 @@
 //! torchao        pts = fl(amax / 2688);  s = E4M3(clamp(fl(fl(amax_b / 6) / pts), 2^-6, 448));  inv = fl(fl(1 / pts) / s)
 //! ```
 //!
-//! These are TransformerEngine's rules and, last, torchao's. Mirrored by `kernels/nvfp4.cuh`, byte for byte.
+//! These are TransformerEngine's rules and, last, torchao's. Mirrored by `kernels/cast/nvfp4.cuh`, byte for byte.
 
 use super::codec;
 use super::scheme::Fp8Format;

@@ -6,7 +6,7 @@
 //! factor for the data and the stored decode factor `scale`, and then `code = sat(fl(x * encode))`: round to nearest
 //! even, saturating at +-MAX, NaN to 0x7F, sign of zero kept.
 //!
-//! Mirrored by `kernels/common.cuh` (`group_scale`); `tests/` compares both, byte for byte.
+//! Mirrored by `kernels/base/types.cuh` (`group_scale`); `tests/` compares both, byte for byte.
 
 use super::dtype::DType;
 use super::mx::MxRounding;

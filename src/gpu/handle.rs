@@ -12,7 +12,6 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 
 use crate::error::{Error, Result};
 
-use crate::gpu::compile::KernelSource;
 use crate::gpu::device::arena::Arena;
 use crate::gpu::device::graph::CapturedGraph;
 use crate::gpu::device::info::DeviceInfo;
@@ -21,7 +20,7 @@ use crate::gpu::device::memory::{
     BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Memory, Span, driver, raw,
 };
 use crate::gpu::device::stream::{Capture, Queue};
-use crate::gpu::kernels::Kernels;
+use crate::gpu::kernels::{KernelFamily, KernelSource, Kernels};
 use crate::gpu::lt::{self, LtHandle};
 
 /// What NVIDIA documents for sm_90 and up; other GPUs are content with less, and 32 MiB is little.
@@ -103,7 +102,7 @@ impl Handle {
     /// The first handle of a GPU synchronizes its context: make it before any thread captures a graph there.
     ///
     /// # Errors
-    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt; [`Error::Kernel`].
+    /// [`Error::NoGpu`] without a driver or such a GPU; [`Error::Library`] without a usable cuBLASLt.
     pub fn new(ordinal: usize) -> Result<Self> {
         libraries::driver_available(lt::keep_loaded)?;
         let count = CudaContext::device_count().map_err(|e| Error::NoGpu {
@@ -123,7 +122,7 @@ impl Handle {
     /// A handle on a stream that exists, as other libraries on cudarc have one. Loads and allocates as [`Handle::new`].
     ///
     /// # Errors
-    /// [`Error::Library`], [`Error::Kernel`], [`Error::Driver`].
+    /// [`Error::Library`], [`Error::Driver`].
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let context = stream.context().clone();
@@ -183,9 +182,23 @@ impl Handle {
         })
     }
 
-    /// Where this crate's own kernels came from: compiled with the crate, or at run time.
+    /// Where this crate's own kernels come from: compiled with the crate, or at run time.
     pub fn kernel_source(&self) -> KernelSource {
         self.kernels.source()
+    }
+
+    /// Loads kernels now, for every handle on this GPU, instead of when the first of a family is used.
+    ///
+    /// Takes milliseconds, or where NVRTC compiles them up to a minute for each family and once for each machine. Allocating a
+    /// [`QuantMatrix`](crate::QuantMatrix) loads its scheme's families, and planning a product those that it may run, so that
+    /// captures find them there. To be called before a capture that is the first to use others: of matrices made of memory
+    /// that exists, or of [`Handle::amax_into`] and its like alone.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if there is no image for this GPU; [`Error::Library`] if NVRTC is needed and missing;
+    /// [`Error::Unsupported`] inside graph capture, unless all are loaded already.
+    pub fn load_kernels(&self, families: &[KernelFamily]) -> Result<()> {
+        families.iter().try_for_each(|&family| self.kernels.load(&self.queue, family))
     }
 
     /// Bytes of scratch memory that the handle holds for its plans: as many as the largest plan so far needs.

@@ -5,7 +5,6 @@
 
 mod cast;
 mod clocks;
-mod compile;
 mod device;
 mod gemm;
 mod handle;
@@ -16,7 +15,6 @@ mod measure;
 
 pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
 pub use clocks::{ClockWatch, Clocks};
-pub use compile::KernelSource;
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
@@ -30,5 +28,6 @@ pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
+pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Bf16Gemm, Cadence, Times, Timing, copy};

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each `fl(.)` is one FP32 operation rounded to nearest even; the last product is exact but for subnormals. Mirrored by
-//! `hadamard` in `kernels/nvfp4.cuh`, byte for byte. TransformerEngine sums in the tensor core in an unknown order: its
+//! `hadamard` in `kernels/cast/nvfp4.cuh`, byte for byte. TransformerEngine sums in the tensor core in an unknown order: its
 //! results may differ from these by one unit of BF16.
 
 use crate::format::nvfp4::HADAMARD_SIGNS;

@@ -1,6 +1,6 @@
 //! Philox4x32 with ten rounds: random words as a function of a key and a counter, so that no state is kept.
 //!
-//! Mirrored by `philox` in `kernels/nvfp4.cuh`.
+//! Mirrored by `philox` in `kernels/cast/nvfp4.cuh`.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

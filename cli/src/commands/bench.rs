@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use scaled_gemm::checkpoint::OutputFile;
 use scaled_gemm::{DType, Error};
 use serde_json::{Value, json};
 
 use crate::args::{BenchArgs, DeviceChoice, scheme_names};
 use crate::device::{self, Device, Pair, PairTime};
-use crate::output::{Failure, Form, Outcome, note, number, step_bar, table};
+use crate::files;
+use crate::output::{Failure, Form, Outcome, number, step_bar, table};
 use crate::plot::{self, Chart};
 use crate::shapes::{Shape, ShapeList};
 
@@ -48,30 +50,42 @@ struct Request<'a> {
 }
 
 pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let record = args.json.as_ref().filter(|path| path.as_os_str() != "-");
+    if let (Some(record), Some(plot)) = (record, &args.plot)
+        && record == plot
+    {
+        return Err(Failure::Use(format!("{}: --json and --plot name one file; give two", plot.display())));
+    }
+    let record = record.map(|path| open(path)).transpose()?;
+    let plot = args.plot.as_ref().map(|path| open(path)).transpose()?;
     let mut device = device::open(choice)?;
     device.set_accumulation(args.accumulation);
     if let Some(path) = &args.tuning {
+        files::require_regular(path)?;
         device.use_tuning(path)?;
     }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
     let (lines, text, value) = measure(device.as_mut(), &request)?;
-    if let Some(path) = &args.plot {
+    let mut notes = Vec::new();
+    if let Some((path, file)) = plot {
         let svg = plot::svg(&charts(&lines, device.name())).map_err(|e| Failure::Check(format!("plot: {e}")))?;
-        write(path, &svg)?;
-        note(format!("plot written to {}", path.display()));
+        files::finish(file, &svg)?;
+        notes.push(format!("plot written to {}", path.display()));
     }
-    let form = match &args.json {
-        Some(path) if path.as_os_str() == "-" => Form::Json,
-        Some(path) => {
-            write(path, &format!("{value:#}\n"))?;
-            note(format!("record written to {}", path.display()));
-            Form::Text
-        }
-        None => Form::Text,
-    };
-    Ok(finished(&lines, form, text, value))
+    if let Some((path, file)) = record {
+        files::finish(file, &format!("{value:#}\n"))?;
+        notes.push(format!("record written to {}", path.display()));
+    }
+    let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
+    let outcome = finished(device.as_ref(), &lines, form, text, value);
+    Ok(notes.into_iter().fold(outcome, Outcome::note))
+}
+
+/// An output file with the name it will have.
+fn open(path: &Path) -> Result<(&Path, OutputFile), Failure> {
+    Ok((path, files::create(path)?))
 }
 
 /// The bench without a command: one layer, few rows, sized so that it takes seconds on either device.
@@ -84,12 +98,12 @@ pub fn quick(choice: DeviceChoice) -> Result<Outcome, Failure> {
     let request = Request { shapes: &shapes, ms, schemes: scheme_names(), out: DType::Bf16 };
     let (lines, text, value) = measure(device.as_mut(), &request)?;
     let more = "\nscaled-gemm --help lists the commands; scaled-gemm bench --help the shapes and schemes.\n";
-    Ok(finished(&lines, Form::Text, text + more, value))
+    Ok(finished(device.as_ref(), &lines, Form::Text, text + more, value))
 }
 
 /// A result out of its bound makes the run fail, whatever its speed.
-fn finished(lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
-    let mut outcome = Outcome::new(form, text, value);
+fn finished(device: &dyn Device, lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
+    let mut outcome = Outcome::new(device, form, text, value);
     outcome.failed = lines.iter().find(|l| l.time.error.is_nan() || l.time.error > 1.0).map(|l| {
         let [m, n, k] = l.mnk;
         format!(
@@ -104,7 +118,10 @@ fn finished(lines: &[Line], form: Form, text: String, value: Value) -> Outcome {
 fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>, String, Value), Failure> {
     let problems = request.shapes.problems(&request.ms);
     let pairs: Vec<Pair> = request.schemes.iter().flat_map(|name| Pair::of_weights(name)).collect();
-    let bar = step_bar(problems.len() * (1 + pairs.len()));
+    for mnk in &problems {
+        device.check_memory(*mnk, request.out)?;
+    }
+    let bar = step_bar(device, problems.len() * (1 + pairs.len()));
     let copy = device.copy_rate()?;
     let (mut lines, mut skipped) = (Vec::new(), Vec::new());
     for mnk in problems {
@@ -165,16 +182,17 @@ impl Run<'_> {
             "TFLOP/s",
             "x",
             "quantize us",
-            "x with it",
+            "both us",
+            "x both",
             "error",
         ];
-        let rows: Vec<Vec<String>> = self
+        let rows: Vec<[String; 15]> = self
             .lines
             .iter()
             .map(|l| {
                 let [m, n, k] = l.mnk;
                 let [alone, with] = l.ratios();
-                vec![
+                [
                     m.to_string(),
                     n.to_string(),
                     k.to_string(),
@@ -193,8 +211,8 @@ impl Run<'_> {
                 ]
             })
             .collect();
-        text += &table(&header, 0, &rows);
-        text += "\nx: times faster than the baseline, without and with the quantization of A. error: largest error of checked elements, as a fraction of its bound.\n";
+        text += &table(header, 0, &rows);
+        text += "\nboth us: quantization of A and product. x, x both: times faster than the baseline, without and with that quantization. error: largest error of checked elements, as a fraction of its bound.\n";
         for line in self.lines.iter().filter(|l| !l.time.clock.is_empty()) {
             let [m, n, k] = line.mnk;
             text += &format!("{m} x {n} x {k} {}, {}: {}\n", line.pair.name(), line.time.cadence, line.time.clock);
@@ -266,8 +284,4 @@ fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
         }
     }
     charts
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|source| Error::Io { path: path.to_path_buf(), source }.into())
 }

@@ -1,16 +1,20 @@
 //! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
-//! basis are transformed back.
+//! basis are transformed back. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
+//! would turn into infinities.
 
 use std::collections::HashMap;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout};
-use scaled_gemm::{Basis, DType};
+use ndarray::{Array2, ArrayView2};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
+use scaled_gemm::codec::round_to;
+use scaled_gemm::{Basis, DType, HostQuantMatrix};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::data::{to_bytes, undo_hadamard};
-use crate::device;
-use crate::output::{Failure, Form, Outcome, byte_bar, table};
+use crate::device::{self, Device};
+use crate::files;
+use crate::output::{Failure, Form, Outcome, byte_bar, count, table};
 
 pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut input = Checkpoint::open(&args.input)?;
@@ -20,7 +24,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let names = input.quantized();
     if names.is_empty() {
         return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (2-D, F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
+            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
             args.input.display()
         )));
     }
@@ -51,30 +55,31 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             None => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
+    let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
-    let mut writer = layout.create(&args.output, &[&input])?;
-    let bar = byte_bar(input.tensors().iter().map(|t| t.bytes()).sum());
-    let mut table_rows = Vec::new();
+    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(|t| t.bytes()).sum());
+    let (mut table_rows, mut beyond) = (Vec::new(), String::new());
     let mut done = Vec::new();
     for tensor in input.tensors() {
-        bar.set_message(tensor.name.clone());
+        bar.set_message(printable(&tensor.name));
         match parts.get(&tensor.name) {
             Some(Some(name)) => {
                 let matrix = input.quant_matrix(name)?;
-                let transformed = matrix.basis() != Basis::Plain;
-                // The inverse transform is of FP32 values: nothing is rounded twice.
-                let mut values = device.dequantize(&matrix, if transformed { DType::F32 } else { args.dtype })?;
-                if transformed {
-                    undo_hadamard(&mut values);
+                let (values, infinite) = plain(device.as_mut(), name, &matrix, args)?;
+                if infinite > 0 {
+                    let many = count(infinite, "value is", "values are");
+                    beyond += &format!("{}: {many} beyond FP32 and written as infinite\n", printable(name));
                 }
                 writer.write(name, &to_bytes(&values, args.dtype))?;
                 let (rows, cols) = (matrix.rows(), matrix.cols());
                 let (scheme, shape) = (matrix.scheme().to_string(), format!("{rows} x {cols}"));
+                let transformed = matrix.basis() != Basis::Plain;
                 let transform = if transformed { "inverse of hadamard16" } else { "" };
                 done.push(json!({
                     "tensor": name, "scheme": scheme, "shape": [rows, cols], "inverse_hadamard": transformed,
+                    "beyond_fp32": infinite,
                 }));
-                table_rows.push(vec![name.to_string(), scheme, transform.to_string(), shape]);
+                table_rows.push([name.to_string(), scheme, transform.to_string(), shape]);
             }
             Some(None) => {}
             None => writer.write(&tensor.name, &input.bytes(&tensor.name)?)?,
@@ -84,9 +89,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     writer.finish()?;
     bar.finish_and_clear();
     let text = format!(
-        "{}\n{} matrices to {} in {}\n",
-        table(&["tensor", "scheme", "transform", "shape"], 3, &table_rows),
-        table_rows.len(),
+        "{}\n{beyond}{} to {} in {}\n",
+        table(["tensor", "scheme", "transform", "shape"], 3, &table_rows),
+        count(table_rows.len(), "matrix", "matrices"),
         args.dtype,
         args.output.display()
     );
@@ -94,7 +99,68 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
         "dequantized": Value::from(done),
     });
-    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+}
+
+/// The values of the data in the type asked for, and how many of them are beyond FP32.
+fn plain(
+    device: &mut dyn Device,
+    name: &str,
+    matrix: &HostQuantMatrix,
+    args: &DequantizeArgs,
+) -> Result<(Array2<f32>, usize), Failure> {
+    // The inverse transform is of FP32 values: nothing is rounded twice.
+    let values = match matrix.basis() == Basis::Plain {
+        true => device.dequantize(matrix, args.dtype)?,
+        false => exact(device, matrix)?.mapv_into(|v| round_to(args.dtype, v)),
+    };
+    if !values.iter().any(|v| v.is_infinite()) {
+        return Ok((values, 0));
+    }
+    let exact = exact(device, matrix)?;
+    refuse_overflow(name, values.view(), exact.view(), args)?;
+    let beyond = beyond_fp32(matrix, exact.view());
+    Ok((values, beyond))
+}
+
+/// The values in FP32, of the data where the rows are in a Hadamard basis.
+fn exact(device: &mut dyn Device, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
+    let mut values = device.dequantize(matrix, DType::F32)?;
+    if matrix.basis() != Basis::Plain {
+        undo_hadamard(&mut values);
+    }
+    Ok(values)
+}
+
+/// Refuses infinities that are none in FP32: the type asked for has too small a range.
+fn refuse_overflow(
+    name: &str,
+    values: ArrayView2<'_, f32>,
+    exact: ArrayView2<'_, f32>,
+    args: &DequantizeArgs,
+) -> Result<(), Failure> {
+    let pairs = values.indexed_iter().zip(exact);
+    let mut lost = pairs.filter(|((_, value), exact)| value.is_infinite() && exact.is_finite());
+    let Some((((row, column), _), value)) = lost.next() else { return Ok(()) };
+    Err(Failure::Use(format!(
+        "{}: tensor {}: {} beyond the range of {}, the first {value} at row {row}, column {column}; choose --dtype {}",
+        args.input.display(),
+        printable(name),
+        count(1 + lost.count(), "value is", "values are"),
+        args.dtype,
+        if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
+    )))
+}
+
+/// How many finite codes have a value beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
+fn beyond_fp32(matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> usize {
+    let mut codes = vec![0.0; matrix.cols()];
+    let mut beyond = 0;
+    for (row, values) in exact.outer_iter().enumerate() {
+        matrix.decode_row(row, &mut codes);
+        beyond += values.iter().zip(&codes).filter(|(value, code)| value.is_infinite() && code.is_finite()).count();
+    }
+    beyond
 }
 
 /// The name of a wide type in files.

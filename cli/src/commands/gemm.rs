@@ -1,23 +1,29 @@
 //! `gemm`: D = activation(A Bᵀ + bias) of quantized matrices in files; D is the tensor `d` of a new file. A may be plain where
 //! only the weights are quantized.
 
+use std::path::Path;
+
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder};
 use scaled_gemm::reference::GemmInputs;
 use scaled_gemm::{DType, HostQuantMatrix};
 use serde_json::json;
 
 use super::dequantize::file_dtype;
-use crate::args::{DeviceChoice, FileTensor, GemmArgs};
+use crate::args::{DeviceChoice, GemmArgs};
 use crate::data::to_bytes;
 use crate::device::{self, HostA};
+use crate::file_tensor::FileTensor;
+use crate::files;
+use crate::memory;
 use crate::output::{Failure, Form, Outcome};
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
 
 pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let output = files::create(&args.output)?;
     let (file_a, a) = activations(&args.a, args.a_nibble_order.or(args.nibble_order))?;
-    let (file_b, b) = quantized(open(&args.b, args.b_nibble_order.or(args.nibble_order))?, &args.b)?;
+    let (file_b, b) = quantized(&args.b, args.b_nibble_order.or(args.nibble_order))?;
     let bias = match &args.bias {
         Some(place) => Some(vector(place)?),
         None => None,
@@ -25,19 +31,23 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut inputs = GemmInputs::new(a.operand(), &b, args.out_dtype);
     inputs.activation = args.activation;
     inputs.bias = bias.as_ref().map(|(_, values, dtype)| (values.as_slice(), *dtype));
-    let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
-    if let Some(path) = &args.tuning {
-        device.use_tuning(path)?;
-    }
-    let d = device.gemm(&inputs)?;
-    let (m, n) = d.dim();
-
+    // The result itself, in FP32 and as it is written: files may hold few columns of very many rows.
+    let (m, n) = (inputs.a.rows(), b.rows());
+    let need = (4 + args.out_dtype.bytes() as u64).saturating_mul(m as u64).saturating_mul(n as u64);
+    memory::require(&format!("d = {m} x {n}"), need, memory::available(), "this machine")?;
     let mut layout = FileLayout::new();
     layout.tensor(RESULT, file_dtype(args.out_dtype), &[m, n]);
     let mut sources = vec![&file_a, &file_b];
     sources.extend(bias.as_ref().map(|(file, ..)| file));
-    let mut writer = layout.create(&args.output, &sources)?;
+    let mut writer = layout.create_in(output, &sources)?;
+
+    let mut device = device::open(choice)?;
+    device.set_accumulation(args.accumulation);
+    if let Some(path) = &args.tuning {
+        files::require_regular(path)?;
+        device.use_tuning(path)?;
+    }
+    let d = device.gemm(&inputs)?;
     writer.write(RESULT, &to_bytes(&d, args.out_dtype))?;
     writer.finish()?;
 
@@ -55,35 +65,39 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
     });
-    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }
 
-fn open(place: &FileTensor, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> {
-    let file = Checkpoint::open(&place.file)?;
+fn open(path: &Path, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> {
+    let file = Checkpoint::open(path)?;
     Ok(match order {
         Some(order) => file.with_nibble_order(order),
         None => file,
     })
 }
 
-fn quantized(file: Checkpoint, place: &FileTensor) -> Result<(Checkpoint, HostQuantMatrix), Failure> {
-    let matrix = file.quant_matrix(&place.tensor)?;
+fn quantized(place: &FileTensor, order: Option<NibbleOrder>) -> Result<(Checkpoint, HostQuantMatrix), Failure> {
+    let (path, tensor) = place.find()?;
+    let file = open(&path, order)?;
+    let matrix = file.quant_matrix(&tensor)?;
     Ok((file, matrix))
 }
 
 /// A: plain if its tensor is BF16, F16 or F32 (the pair's rules say which of them multiply), else quantized.
 fn activations(place: &FileTensor, order: Option<NibbleOrder>) -> Result<(Checkpoint, HostA), Failure> {
-    let file = open(place, order)?;
-    if file.get(&place.tensor).is_some_and(|t| matches!(t.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32)) {
-        let (values, dtype) = file.matrix(&place.tensor)?;
+    let (path, tensor) = place.find()?;
+    let file = open(&path, order)?;
+    if file.get(&tensor).is_some_and(|t| matches!(t.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32)) {
+        let (values, dtype) = file.matrix(&tensor)?;
         return Ok((file, HostA::Plain(values, dtype)));
     }
-    let (file, matrix) = quantized(file, place)?;
+    let matrix = file.quant_matrix(&tensor)?;
     Ok((file, HostA::Quantized(matrix)))
 }
 
 fn vector(place: &FileTensor) -> Result<(Checkpoint, Vec<f32>, DType), Failure> {
-    let file = Checkpoint::open(&place.file)?;
-    let (values, dtype) = file.values(&place.tensor)?;
+    let (path, tensor) = place.find()?;
+    let file = Checkpoint::open(path)?;
+    let (values, dtype) = file.values(&tensor)?;
     Ok((file, values, dtype))
 }

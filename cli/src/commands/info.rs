@@ -13,35 +13,40 @@ const SHAPE: [usize; 3] = [4096, 4096, 4096];
 pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
     let facts = device.facts();
-    let mut rows = Vec::new();
-    let mut pairs = Vec::new();
+    let (mut rows, mut reasons, mut pairs) = (Vec::new(), String::new(), Vec::new());
     let plain = [DType::Bf16, DType::F16].map(Operand::Plain);
     for a in Scheme::ALL.into_iter().map(Operand::from).chain(plain) {
         for b in Scheme::ALL {
             let support = device.support(SHAPE, a, b, DType::Bf16);
-            let reasons: Vec<String> = support.refused.iter().map(|(what, why)| format!("{what}: {why}")).collect();
-            // The list is long: pairs that no device has are left to `--json`.
-            if !support.ways.is_empty() {
-                rows.push(vec![a.to_string(), b.to_string(), support.ways.join(", "), reasons.join("; ")]);
+            if !support.refused.is_empty() {
+                reasons += &format!("{a} x {b}\n");
+                support.refused.iter().for_each(|(what, why)| reasons += &format!("    not by {what}: {why}\n"));
             }
             let refused: Vec<Value> =
                 support.refused.iter().map(|(what, why)| json!({"formulation": what, "reason": why})).collect();
             pairs.push(json!({
                 "a": a.to_string(), "b": b.to_string(), "formulations": support.ways, "refused": refused,
             }));
+            if !support.ways.is_empty() {
+                rows.push([a.to_string(), b.to_string(), support.ways.join(", ")]);
+            }
         }
     }
-    let mut text = format!("device        {}\n", device.title());
+    let mut text = format!("device        {}\n", device.described());
     for (name, value) in &facts {
         text += &format!("{name:<13} {value}\n");
     }
     text += &format!("\nPairs that run here, to BF16, at m = {}, n = {}, k = {}:\n\n", SHAPE[0], SHAPE[1], SHAPE[2]);
-    text += &table(&["A", "B", "by", "not by"], 4, &rows);
+    text += &table(["A", "B", "by"], 3, &rows);
     if rows.is_empty() {
-        text += "none; --json gives the reasons\n";
+        text += "none\n";
     }
+    text += &match args.reasons {
+        true => format!("\nWhat does not run, and why:\n\n{reasons}"),
+        false => "\n--reasons says what does not run, and why; --json says all.\n".to_string(),
+    };
     let facts: serde_json::Map<String, Value> =
         facts.into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
     let value = json!({"device": device.name(), "title": device.title(), "facts": facts, "pairs": pairs});
-    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }

@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe, printable};
 use scaled_gemm::format::pair::check_quantize_cols;
-use scaled_gemm::{BlockScaleRule, BlockShape, DType, Error, Recipe};
+use scaled_gemm::{BlockScaleRule, BlockShape, DType, Recipe};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
-use crate::output::{Failure, Form, Outcome, byte_bar, bytes, table};
+use crate::files;
+use crate::non_finite::NonFinite;
+use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, table};
 use crate::recipes::{describe, options};
 
 /// What happens to a tensor.
@@ -49,24 +51,26 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             _ => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
+    let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
-    let mut writer = layout.create(&args.output, &[&input])?;
-    let bar = byte_bar(input.tensors().iter().map(TensorInfo::bytes).sum());
+    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
     let (mut rows, mut done, mut copied) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut before, mut after) = (0, 0);
+    let (mut before, mut after, mut text) = (0, 0, String::new());
     for (tensor, plan) in input.tensors().iter().zip(&plans) {
-        bar.set_message(tensor.name.clone());
+        bar.set_message(printable(&tensor.name));
         if let Plan::Quantize(source, recipe) = plan {
             let (x, _) = input.matrix(&tensor.name)?;
-            if !args.allow_non_finite {
-                refuse_non_finite(&tensor.name, &x)?;
+            let found = NonFinite::of(&x);
+            found.check(&tensor.name, args.allow_non_finite, *recipe, *source)?;
+            if let Some(line) = found.describe(&tensor.name) {
+                text += &line;
             }
             let q = device.quantize(x.view(), *source, *recipe)?;
             writer.write_quantized(&tensor.name, &q)?;
             let size = (q.logical_codes().len() + q.logical_block_scales().len() + 4 * q.logical_scales().len()) as u64;
             before += tensor.bytes();
             after += size;
-            rows.push(vec![
+            rows.push([
                 tensor.name.clone(),
                 format!("{} x {}", q.rows(), q.cols()),
                 source.to_string(),
@@ -75,7 +79,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             ]);
             done.push(json!({
                 "tensor": tensor.name, "shape": tensor.shape, "source": source.name(),
-                "bytes_before": tensor.bytes(), "bytes_after": size,
+                "bytes_before": tensor.bytes(), "bytes_after": size, "nan": found.nan, "infinite": found.infinite,
             }));
         } else {
             writer.write(&tensor.name, &input.bytes(&tensor.name)?)?;
@@ -88,10 +92,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     writer.finish()?;
     bar.finish_and_clear();
 
-    let mut text = table(&["tensor", "shape", "from", "before", "after"], 1, &rows);
-    text += &format!(
-        "\n{} matrices to {} ({}), {} to {}, in {}\n",
-        rows.len(),
+    let table = table(["tensor", "shape", "from", "before", "after"], 1, &rows);
+    text = format!(
+        "{table}\n{text}{} to {} ({}), {} to {}, in {}\n",
+        count(rows.len(), "matrix", "matrices"),
         first.scheme,
         describe(first),
         bytes(before),
@@ -108,21 +112,22 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         "scheme": first.scheme.spec().name, "format": first.format().name(), "preset": first.preset.name(),
         "power_of_two": args.power_of_two, "options": options(first), "quantized": done, "copied": copied,
     });
-    Ok(Outcome::new(Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }
 
 fn plan(args: &QuantizeArgs, input: &Checkpoint, codes: &HashSet<String>, tensor: &TensorInfo, recipe: Recipe) -> Plan {
+    if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
+        return Plan::Copy;
+    }
     let source = match tensor.dtype {
         Dtype::BF16 => DType::Bf16,
         Dtype::F16 => DType::F16,
         Dtype::F32 => DType::F32,
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 if !input.is_scale(&tensor.name) => return Plan::CopyBecause("FP8 already"),
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause("FP8 already"),
         Dtype::U8 if codes.contains(&tensor.name) => return Plan::CopyBecause("NVFP4 already"),
+        Dtype::F64 => return Plan::CopyBecause("F64, which is not quantized: convert it to F32 first"),
         _ => return Plan::Copy,
     };
-    if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
-        return Plan::Copy;
-    }
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
     let whole_tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
     match *tensor.shape.as_slice() {
@@ -142,46 +147,44 @@ fn codes(input: &Checkpoint) -> HashSet<String> {
     input.quantized().into_iter().flat_map(|name| [name.to_string(), format!("{name}_packed")]).collect()
 }
 
+/// Why there is nothing to do: each reason with its number of tensors and an example.
 fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
-    let because = tensors.iter().zip(plans).find_map(|(t, p)| match p {
-        Plan::CopyBecause(reason) => Some(format!("; e.g. {} {:?}: {reason}", t.name.escape_debug(), t.shape)),
-        _ => None,
-    });
-    let filter = args.only.as_ref().map(|r| format!(" that matches --only {r}")).unwrap_or_default();
+    let copied: Vec<_> = tensors
+        .iter()
+        .zip(plans)
+        .filter_map(|(tensor, plan)| match plan {
+            Plan::CopyBecause(reason) => Some((tensor, *reason)),
+            _ => None,
+        })
+        .collect();
+    let reasons: Vec<_> = by_reason(&copied).iter().map(|(reason, list)| format!("; {reason}: {list}")).collect();
+    let filter = args.only.as_ref().map(|r| format!(" that --only {r} matches")).unwrap_or_default();
     format!(
-        "{}: no BF16, F16 or F32 matrix with a multiple of 16 columns{filter} among its {} tensors{}",
+        "{}: no matrix to quantize{filter} among its {}{}",
         args.input.display(),
-        tensors.len(),
-        because.unwrap_or_default()
+        count(tensors.len(), "tensor", "tensors"),
+        reasons.concat()
     )
 }
 
 /// One line for each reason, with the first few tensors: models have hundreds of biases.
 fn copied_lines(copied: &[(&TensorInfo, &'static str)]) -> String {
-    let mut reasons: Vec<&str> = copied.iter().map(|(_, reason)| *reason).collect();
+    by_reason(copied).iter().map(|(reason, list)| format!("copied as they are, {reason}: {list}\n")).collect()
+}
+
+/// Each reason with how many tensors it holds for, and the first few of them.
+fn by_reason(copied: &[(&TensorInfo, &'static str)]) -> Vec<(&'static str, String)> {
+    let mut reasons: Vec<_> = copied.iter().map(|(_, reason)| *reason).collect();
     reasons.sort_unstable();
     reasons.dedup();
-    let line = |reason: &str| {
+    let list = |reason: &str| {
         let tensors: Vec<_> = copied.iter().filter(|(_, r)| *r == reason).map(|(t, _)| t).collect();
-        let mut names: Vec<_> = tensors.iter().take(3).map(|t| format!("{} {:?}", t.name, t.shape)).collect();
+        let mut names: Vec<_> =
+            tensors.iter().take(3).map(|t| format!("{} {:?}", printable(&t.name), t.shape)).collect();
         if tensors.len() > names.len() {
             names.push("...".into());
         }
-        format!("copied as they are, {reason}: {} ({})\n", tensors.len(), names.join(", "))
+        format!("{} ({})", tensors.len(), names.join(", "))
     };
-    reasons.into_iter().map(line).collect()
-}
-
-fn refuse_non_finite(name: &str, x: &ndarray::Array2<f32>) -> Result<(), Error> {
-    let mut bad = x.indexed_iter().filter(|(_, v)| !v.is_finite());
-    match bad.next() {
-        None => Ok(()),
-        Some(((row, column), _)) => Err(Error::NonFinite {
-            operand: name.escape_debug().to_string(),
-            count: 1 + bad.count(),
-            row,
-            column,
-            remedy: "repair the weights, leave them out with --only, or say --allow-non-finite".into(),
-        }),
-    }
+    reasons.into_iter().map(|reason| (reason, list(reason))).collect()
 }

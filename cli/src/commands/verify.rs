@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Device, HostA, Pair};
-use crate::output::{Failure, Form, Outcome, number, step_bar, table};
+use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
 use crate::recipes::{describe, options, variants};
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -29,8 +29,8 @@ const PRODUCTS: [[usize; 3]; 3] = [[1, 8, 16], [17, 264, 400], [130, 136, 1040]]
 
 /// What a run of checks found: lines for people, values for programs, names of what failed.
 #[derive(Default)]
-struct Findings {
-    rows: Vec<Vec<String>>,
+struct Findings<const COLUMNS: usize> {
+    rows: Vec<[String; COLUMNS]>,
     values: Vec<Value>,
     failed: Vec<String>,
 }
@@ -38,7 +38,7 @@ struct Findings {
 pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
     let (all, products) = (variants(args.seed), products(device.name()));
-    let bar = step_bar(all.len() + products.len());
+    let bar = step_bar(device.as_ref(), all.len() + products.len());
     let (mut recipes, mut pairs) = (Findings::default(), Findings::default());
     for recipe in all {
         bar.set_message(recipe.scheme.to_string());
@@ -52,20 +52,27 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     }
     bar.finish_and_clear();
 
-    let mut text = format!("Recipes: {} x {} normal values, rows of different size\n\n", MATRIX[0], MATRIX[1]);
+    let mut text = format!(
+        "device {}\n\nRecipes: {} x {} normal values, rows of different size\n\n",
+        device.described(),
+        MATRIX[0],
+        MATRIX[1]
+    );
     let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
-    text += &table(&header, 5, &recipes.rows);
+    text += &table(header, 5, &recipes.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
-    text += &table(&["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
+    text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
     let failed: Vec<String> = recipes.failed.into_iter().chain(pairs.failed).collect();
-    text += &format!("\n{} checks, {} failed\n", recipes.rows.len() + pairs.rows.len(), failed.len());
+    let checks = count(recipes.rows.len() + pairs.rows.len(), "check", "checks");
+    text += &format!("\n{checks}, {} failed\n", failed.len());
     let value = json!({
         "device": device.name(), "title": device.title(), "recipes": recipes.values, "pairs": pairs.values,
         "failed": failed, "passed": failed.is_empty(),
     });
-    let mut outcome = Outcome::new(Form::from_flag(args.json), text, value);
+    let mut outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     if let Some(first) = failed.first() {
-        outcome.failed = Some(format!("{} checks failed, the first: {first}; please report it", failed.len()));
+        outcome.failed =
+            Some(format!("{} failed, the first: {first}; please report it", count(failed.len(), "check", "checks")));
     }
     Ok(outcome)
 }
@@ -125,7 +132,7 @@ fn test_matrix(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32>
     x
 }
 
-fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings) -> Result<(), Failure> {
+fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings<8>) -> Result<(), Failure> {
     let floor = sqnr_floor(recipe);
     let [rows, cols] = if recipe.nvfp4.shape == BlockShape::Tile16x16 { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
@@ -152,7 +159,7 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
     }
     let passed = codes + scales + values == 0 && sqnr >= floor;
     let spell = |n: usize| if n == 0 { "equal".to_string() } else { format!("{n} differ") };
-    found.rows.push(vec![
+    found.rows.push([
         recipe.scheme.to_string(),
         describe(recipe),
         spell(codes),
@@ -188,12 +195,12 @@ fn differences<T>(want: &[T], got: &[T], equal: impl Fn(&T, &T) -> bool) -> usiz
     want.iter().zip(got).filter(|(a, b)| !equal(a, b)).count()
 }
 
-fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Findings) -> Result<(), Failure> {
+fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Findings<6>) -> Result<(), Failure> {
     let (a, b) = (pair.a.operand(), pair.b.scheme);
-    let mut cells = Vec::new();
+    let mut cells: [String; WIDE.len()] = Default::default();
     let mut passed = true;
     let mut ratios = serde_json::Map::new();
-    for out in WIDE {
+    for (out, cell) in WIDE.into_iter().zip(&mut cells) {
         let mut worst = Some(0.0f64);
         for (i, [m, n, k]) in PRODUCTS.into_iter().enumerate() {
             let support = device.support([m, n, k], a, b, out);
@@ -229,15 +236,13 @@ fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Fi
             }
         }
         passed &= worst.is_none_or(|w| w <= 1.0);
-        cells.push(worst.map_or("-".to_string(), number));
+        *cell = worst.map_or("-".to_string(), number);
         ratios.insert(out.name().to_string(), worst.map_or(Value::Null, Value::from));
     }
     let names = [name(pair.a), name(Activations::Quantized(pair.b))];
     found.values.push(json!({"a": names[0], "b": names[1], "error_of_bound": ratios, "passed": passed}));
-    let mut row = names.to_vec();
-    row.extend(cells);
-    row.push(verdict(passed));
-    found.rows.push(row);
+    let ([a, b], [bf16, f16, f32]) = (names, cells);
+    found.rows.push([a, b, bf16, f16, f32, verdict(passed)]);
     Ok(())
 }
 

@@ -13,17 +13,20 @@ use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::normal;
-use crate::output::Failure;
+use crate::memory;
+use crate::output::{Failure, count};
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
 const COPY_BYTES: usize = 128 << 20;
 
 struct Cpu {
     cores: usize,
+    /// Why no GPU, where one was looked for.
+    because: Option<String>,
 }
 
-pub fn open() -> Box<dyn Device> {
-    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()) })
+pub fn open(because: Option<String>) -> Box<dyn Device> {
+    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()), because })
 }
 
 /// Median microseconds of at least three runs, and of more where they are short.
@@ -46,7 +49,19 @@ impl Device for Cpu {
     }
 
     fn title(&self) -> String {
-        format!("cpu, {} cores", self.cores)
+        format!("cpu, {}", count(self.cores, "core", "cores"))
+    }
+
+    fn described(&self) -> String {
+        let because = self.because.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        format!("{}{because}", self.title())
+    }
+
+    fn check_memory(&self, [m, n, k]: [usize; 3], out: DType) -> std::result::Result<(), Failure> {
+        // The operands in FP32 and as codes, and D twice.
+        let [m, n, k] = [m, n, k].map(|d| d as u64);
+        let need = 5 * (m + n) * k + 8 * m * n;
+        memory::require(&format!("{m} x {n} x {k} to {out}"), need, memory::available(), "this machine")
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -157,8 +172,9 @@ impl Device for Cpu {
         _out: DType,
         _step: &mut dyn FnMut(String),
     ) -> std::result::Result<String, Failure> {
-        Err(Failure::Use(
-            "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU".into(),
-        ))
+        let because = self.because.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        Err(Failure::Use(format!(
+            "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU{because}"
+        )))
     }
 }

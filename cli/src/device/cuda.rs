@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::cudarc::driver::CudaSlice;
+use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::gpu::{
     Accumulation, Bf16Gemm, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource,
     MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef, copy,
@@ -19,6 +20,7 @@ use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::{from_bytes, normal_bytes, to_bytes};
+use crate::memory;
 use crate::output::Failure;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
@@ -31,15 +33,27 @@ const LARGE_ROWS: usize = 1024;
 struct Cuda {
     handle: Handle,
     accumulation: Accumulation,
+    /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
+    bus_id: Option<String>,
     watch: ClockWatch,
     /// The fastest algorithm of each baseline that was timed.
     fastest: Vec<([usize; 3], Cadence, usize)>,
 }
 
-pub fn open() -> Result<Box<dyn Device>> {
-    let handle = Handle::new(0)?;
+pub fn open(ordinal: usize) -> Result<Box<dyn Device>> {
+    let handle = Handle::new(ordinal)?;
+    let bus_id = bus_id(&handle);
     let watch = ClockWatch::start(&handle);
-    Ok(Box::new(Cuda { handle, accumulation: Accumulation::Precise, watch, fastest: Vec::new() }))
+    Ok(Box::new(Cuda { handle, accumulation: Accumulation::Precise, bus_id, watch, fastest: Vec::new() }))
+}
+
+/// `00000000:19:00.0`; `None` where the driver does not say.
+fn bus_id(handle: &Handle) -> Option<String> {
+    let number = |attribute| handle.stream().context().attribute(attribute).ok();
+    let domain = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+    let bus = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+    let device = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+    Some(format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
 }
 
 /// Operands of one product, several times over, so that each call finds cold ones.
@@ -168,6 +182,17 @@ impl Cuda {
         self.handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut sets.a[at]))
     }
 
+    /// What nvidia-smi says about this GPU; `None` where it is missing or silent. For records only.
+    fn smi(&self, query: &str) -> Option<String> {
+        let which = self.bus_id.as_ref().map(|id| format!("--id={id}"));
+        let mut command = Command::new("nvidia-smi");
+        let output =
+            command.args(which).args([&format!("--query-gpu={query}"), "--format=csv,noheader"]).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        let line = text.lines().next()?.trim();
+        (output.status.success() && !line.is_empty()).then(|| line.to_string())
+    }
+
     /// Rows of a plain matrix on the device.
     fn rows(&self, data: &CudaSlice<u8>, rows: Range<usize>, cols: usize, dtype: DType) -> Result<Array2<f32>> {
         let row = cols * dtype.bytes();
@@ -183,7 +208,20 @@ impl Device for Cuda {
     }
 
     fn title(&self) -> String {
-        format!("cuda, {}", self.handle.device())
+        match self.handle.device().ordinal {
+            0 => format!("cuda, {}", self.handle.device()),
+            ordinal => format!("cuda:{ordinal}, {}", self.handle.device()),
+        }
+    }
+
+    fn check_memory(&self, [m, n, k]: [usize; 3], out: DType) -> std::result::Result<(), Failure> {
+        let what = format!("{m} x {n} x {k} to {out}");
+        let [m, n, k] = [m, n, k].map(|d| d as u64);
+        // Here: the operands in BF16, and as codes where they are checked. There: the same, and D.
+        let operands = 3 * (m + n) * k;
+        memory::require(&what, operands, memory::available(), "this machine")?;
+        let memory = self.handle.device().memory_bytes as u64;
+        memory::require(&what, operands + m * n * out.bytes() as u64, Some(memory), "the GPU")
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -200,7 +238,7 @@ impl Device for Cuda {
                     device.l2_bytes >> 20
                 ),
             ),
-            ("driver", smi("driver_version").unwrap_or_else(|| "unknown (nvidia-smi does not answer)".into())),
+            ("driver", self.smi("driver_version").unwrap_or_else(|| "unknown (nvidia-smi does not answer)".into())),
         ];
         match self.handle.library() {
             Ok(library) => {
@@ -417,13 +455,4 @@ impl Device for Cuda {
 
 fn driver(call: &str, error: impl fmt::Display) -> Error {
     Error::Driver { call: call.into(), reason: error.to_string() }
-}
-
-/// What nvidia-smi says about the first GPU it shows; `None` where it is missing or silent. For records only.
-fn smi(query: &str) -> Option<String> {
-    let output =
-        Command::new("nvidia-smi").args([&format!("--query-gpu={query}"), "--format=csv,noheader"]).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let line = text.lines().next()?.trim();
-    (output.status.success() && !line.is_empty()).then(|| line.to_string())
 }

@@ -13,7 +13,7 @@ use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
-use crate::output::{Failure, note};
+use crate::output::Failure;
 
 /// How A comes to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +124,14 @@ pub trait Device {
     /// What it is, on one line.
     fn title(&self) -> String;
 
+    /// The same, and why it is not a GPU where one was looked for.
+    fn described(&self) -> String {
+        self.title()
+    }
+
+    /// Refuses a problem of `bench` or `tune` that cannot fit in memory, before anything is allocated.
+    fn check_memory(&self, mnk: [usize; 3], out: DType) -> std::result::Result<(), Failure>;
+
     /// Names and values for `info` and records: GPU, driver, libraries.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
@@ -176,30 +184,21 @@ pub trait Device {
     ) -> std::result::Result<String, Failure>;
 }
 
-/// Opens the device that was asked for and says on standard error which it is.
+/// Opens the device that was asked for; where nothing was, the CPU if no GPU answers.
 pub fn open(choice: DeviceChoice) -> std::result::Result<Box<dyn Device>, Failure> {
-    let device = match choice {
-        DeviceChoice::Cpu => cpu::open(),
-        DeviceChoice::Cuda => open_cuda()?,
-        DeviceChoice::Auto => match open_cuda() {
-            Ok(device) => device,
-            Err(Failure::Use(reason) | Failure::Check(reason)) => {
-                let device = cpu::open();
-                note(format!("device {} ({reason})", device.title()));
-                return Ok(device);
-            }
-        },
-    };
-    note(format!("device {}", device.title()));
-    Ok(device)
+    match choice {
+        DeviceChoice::Cpu => Ok(cpu::open(None)),
+        DeviceChoice::Cuda(ordinal) => open_cuda(ordinal),
+        DeviceChoice::Auto => Ok(open_cuda(0).unwrap_or_else(|reason| cpu::open(Some(reason.into_message())))),
+    }
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda() -> std::result::Result<Box<dyn Device>, Failure> {
-    Ok(cuda::open()?)
+fn open_cuda(ordinal: usize) -> std::result::Result<Box<dyn Device>, Failure> {
+    Ok(cuda::open(ordinal)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda() -> std::result::Result<Box<dyn Device>, Failure> {
+fn open_cuda(_ordinal: usize) -> std::result::Result<Box<dyn Device>, Failure> {
     Err(Failure::Use("this program was built without the feature `cuda`; build it with default features".into()))
 }

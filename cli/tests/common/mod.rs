@@ -9,9 +9,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::Value;
 
 /// The program: where cargo built it, or in the working folder (`scripts/bundle.sh` carries both there).
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_scaled-gemm"));
     if built.exists() { built.to_path_buf() } else { PathBuf::from("./scaled-gemm") }
 }
@@ -19,6 +20,33 @@ fn program() -> PathBuf {
 /// Runs the program on a device.
 pub fn run_on(device: &str, args: &[&str]) -> Output {
     Command::new(program()).args(args).args(["--device", device]).output().unwrap()
+}
+
+/// Standard output of a run on the CPU that must succeed.
+pub fn good(args: &[&str]) -> String {
+    let output = run_on("cpu", args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The JSON of a run on the CPU that must succeed.
+pub fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&good(args)).unwrap()
+}
+
+/// What a run on the CPU says that must end with this code.
+pub fn bad(code: i32, args: &[&str]) -> String {
+    error_of(&run_on("cpu", args), code)
+}
+
+/// The error of a run that must end with this code: one line on standard error, nothing on standard output.
+pub fn error_of(output: &Output, code: i32) -> String {
+    let error = std::str::from_utf8(&output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert_eq!(output.stdout, b"", "{error}");
+    assert_eq!(error.lines().count(), 1, "the message is not one line: {error}");
+    error.trim_end().to_string()
 }
 
 /// Runs the program with these arguments alone.
@@ -36,6 +64,14 @@ impl Folder {
         let path = std::env::temp_dir().join(name);
         fs::create_dir_all(&path).unwrap();
         Self(path)
+    }
+
+    /// Names of what is in it, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
     }
 
     pub fn file(&self, name: &str) -> String {

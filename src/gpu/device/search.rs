@@ -4,7 +4,7 @@
 //! loader's own search by versioned name, `CUDA_HOME` and `CUDA_PATH`, `/usr/local/cuda`, and Python packages.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -86,7 +86,7 @@ impl Search {
     fn candidates(&self) -> Vec<Candidate> {
         let mut list: Vec<_> = self.names.iter().map(|name| Candidate::Resident(name)).collect();
         list.extend(self.names.iter().map(|name| Candidate::Name(name.to_string())));
-        let folders = toolkit_folders().into_iter().chain(self.wheel_folders(&site_packages()));
+        let folders = toolkit_folders(&environment).into_iter().chain(self.wheel_folders(&site_packages(&environment)));
         let files = folders.flat_map(|folder| self.names.iter().map(move |name| folder.join(name)));
         list.extend(files.filter(|file| file.is_file()).map(Candidate::File));
         list
@@ -99,35 +99,60 @@ impl Search {
     }
 }
 
+/// Looks a variable of the environment up.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+/// The folder that a variable names. Empty and relative ones would look in whatever folder the program was started in, and
+/// load what anybody put there: they count as not set.
+fn named_folder(variable: Lookup<'_>, name: &str) -> Option<PathBuf> {
+    variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
+}
+
 /// Library folders of CUDA toolkits, the user's choice first.
-fn toolkit_folders() -> Vec<PathBuf> {
-    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+fn toolkit_folders(variable: Lookup<'_>) -> Vec<PathBuf> {
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| named_folder(variable, name));
     let roots = named.chain([PathBuf::from("/usr/local/cuda")]);
     roots.flat_map(|root| ["lib64", "lib", "targets/x86_64-linux/lib", "bin"].map(|sub| root.join(sub))).collect()
 }
 
 /// Folders where Python packages lie: of the active environment, of each `python` on the PATH, of the user, of the system.
-fn site_packages() -> Vec<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    let mut roots: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).collect();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    roots.extend(std::env::split_paths(&path).filter_map(|bin| bin.parent().map(Path::to_path_buf)));
-    roots.extend(variable("HOME").map(|home| home.join(".local")));
+fn site_packages(variable: Lookup<'_>) -> Vec<PathBuf> {
+    python_roots(variable).iter().flat_map(|root| sites_under(root)).collect()
+}
+
+fn python_roots(variable: Lookup<'_>) -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|name| named_folder(variable, name)).collect();
+    let path = variable("PATH").unwrap_or_default();
+    let bins = std::env::split_paths(&path).filter(|bin| bin.is_absolute());
+    roots.extend(bins.filter_map(|bin| bin.parent().map(Path::to_path_buf)));
+    roots.extend(named_folder(variable, "HOME").map(|home| home.join(".local")));
     roots.extend(["/usr", "/usr/local"].map(PathBuf::from));
     let mut seen = HashSet::new();
     roots.retain(|root| seen.insert(root.clone()));
-    roots.iter().flat_map(|root| sites_under(root)).collect()
+    roots
 }
 
-/// `ROOT/lib/python3*/{site,dist}-packages`, the newest Python first.
+/// `ROOT/lib/python3*/{site,dist}-packages`, the newest Python first: 3.12, 3.9, and then Debian's folder for all, `python3`.
 fn sites_under(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = root.join("lib").read_dir() else { return Vec::new() };
-    let is_python = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with("python3"));
-    let entries = entries.filter_map(|entry| entry.ok());
-    let mut pythons: Vec<_> = entries.filter(|e| is_python(&e.file_name())).map(|e| e.path()).collect();
-    pythons.sort();
-    pythons.reverse();
-    pythons.iter().flat_map(|python| ["site-packages", "dist-packages"].map(|sub| python.join(sub))).collect()
+    let mut pythons: Vec<(Vec<u32>, PathBuf)> = entries
+        .filter_map(|entry| entry.ok())
+        .filter_map(|entry| Some((python_version(entry.file_name().to_str()?)?, entry.path())))
+        .collect();
+    pythons.sort_by(|a, b| b.cmp(a));
+    pythons.iter().flat_map(|(_, python)| ["site-packages", "dist-packages"].map(|sub| python.join(sub))).collect()
+}
+
+/// `[3, 12]` of `python3.12` and of `python3.12t`, `[3]` of `python3`, nothing of other names.
+fn python_version(folder: &str) -> Option<Vec<u32>> {
+    let numbers = folder.strip_prefix("python")?.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let version: Vec<u32> = numbers.split('.').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+    (version[0] == 3).then_some(version)
 }
 
 /// The file that the code at `address` comes from, where the system tells (Linux).
@@ -189,20 +214,51 @@ mod tests {
         assert!(shown[2].starts_with(CUBLASLT.names[0]) && shown[3].starts_with(CUBLASLT.names[1]), "{shown:?}");
     }
 
+    /// An environment with these variables only.
+    fn only<'a>(set: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
+        |name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+    }
+
+    #[test]
+    fn the_current_folder_is_never_searched() {
+        for value in ["", ".", "..", "here", "./here", "cuda/../cuda"] {
+            let path = format!("{value}:/opt/python/bin::.:bin");
+            let set = ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME"].map(|name| (name, value));
+            let set: Vec<_> = set.into_iter().chain([("PATH", path.as_str())]).collect();
+            let environment = only(&set);
+            let folders = toolkit_folders(&environment);
+            assert!(folders.iter().all(|folder| folder.starts_with("/usr/local/cuda")), "{value:?}: {folders:?}");
+            let roots = python_roots(&environment);
+            assert_eq!(roots, ["/opt/python", "/usr", "/usr/local"].map(PathBuf::from), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn folders_of_the_environment_come_first() {
+        let set = [("CUDA_PATH", "/opt/b"), ("CUDA_HOME", "/opt/a"), ("VIRTUAL_ENV", "/venv"), ("HOME", "/home/her")];
+        let environment = only(&set);
+        let folders = toolkit_folders(&environment);
+        assert_eq!(folders[0], Path::new("/opt/a/lib64"));
+        assert_eq!(folders[4], Path::new("/opt/b/lib64"));
+        assert_eq!(folders[8], Path::new("/usr/local/cuda/lib64"));
+        assert_eq!(python_roots(&environment), ["/venv", "/home/her/.local", "/usr", "/usr/local"].map(PathBuf::from));
+    }
+
     #[test]
     fn python_packages_are_found_newest_first() {
-        let root = std::env::temp_dir().join(format!("scaled-gemm-sites-{}", std::process::id()));
-        for python in ["python3.9", "python3.12", "perl5"] {
-            std::fs::create_dir_all(root.join("lib").join(python).join("site-packages")).expect("a temporary folder");
+        let root = tempfile::tempdir().expect("a temporary folder");
+        for python in ["python3.9", "python3.12", "python3", "python3.13t", "perl5", "python2.7", "python3.x"] {
+            std::fs::create_dir_all(root.path().join("lib").join(python)).expect("a folder in it");
         }
-        let sites = sites_under(&root);
-        std::fs::remove_dir_all(&root).expect("our own folder");
-        let site = |python: &str| root.join("lib").join(python).join("site-packages");
-        assert!(sites.contains(&site("python3.9")) && sites.contains(&site("python3.12")));
-        assert!(!sites.iter().any(|path| path.starts_with(root.join("lib/perl5"))));
-        let folders = CUBLASLT.wheel_folders(&[site("python3.12")]);
-        assert_eq!(folders[0], site("python3.12").join("nvidia/cu13/lib"));
-        assert_eq!(folders[1], site("python3.12").join("nvidia/cublas/lib"));
+        let site = |python: &str, sub: &str| root.path().join("lib").join(python).join(sub);
+        let wanted: Vec<_> = ["python3.13t", "python3.12", "python3.9", "python3"]
+            .iter()
+            .flat_map(|python| ["site-packages", "dist-packages"].map(|sub| site(python, sub)))
+            .collect();
+        assert_eq!(sites_under(root.path()), wanted);
+        let folders = CUBLASLT.wheel_folders(&wanted[..1]);
+        assert_eq!(folders[0], wanted[0].join("nvidia/cu13/lib"));
+        assert_eq!(folders[1], wanted[0].join("nvidia/cublas/lib"));
     }
 
     #[test]

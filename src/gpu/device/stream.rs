@@ -33,8 +33,6 @@ pub(crate) struct Queue {
     pub(super) log: RefCell<Option<Log>>,
     /// Memory that only this queue uses, and that any captured work may use: workspace, scratch.
     private: RefCell<Vec<Weak<Memory>>>,
-    /// Programmatic serialization exists (sm_90 and up).
-    pub(crate) overlaps_launches: bool,
 }
 
 /// Who captures a stream at the moment.
@@ -67,13 +65,11 @@ impl Queue {
             ));
         }
         let idle = UncountedStream::new(stream.context())?;
-        let (major, _) =
-            stream.context().compute_capability().map_err(|e| driver("reading the compute capability", e))?;
         let (tracking, id) = Tracking::register(&stream)?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let (log, private) = (RefCell::new(None), RefCell::new(Vec::new()));
-        Ok(Self { stream, id, serial, idle, tracking, log, private, overlaps_launches: major >= 9 })
+        Ok(Self { stream, id, serial, idle, tracking, log, private })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {

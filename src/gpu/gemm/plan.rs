@@ -16,6 +16,7 @@ use crate::gpu::gemm::outline::Scratch;
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
 use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
+use crate::gpu::kernels::KernelFamily;
 use crate::gpu::lt::quirks::Version;
 use crate::gpu::matrix::QuantMatrix;
 use crate::gpu::matrix::derived::KeptWeights;
@@ -130,6 +131,7 @@ impl Handle {
         if desc.is_empty() {
             return Ok(plan);
         }
+        self.load_kernels_of(desc)?;
         if let Some(record) = &options.record {
             plan.take_record(self, record)?;
         } else if !plan.take_tuned(self)? {
@@ -140,6 +142,16 @@ impl Handle {
             tracing::info!(choice = %plan.headline(), reason = %plan.reason, "planned {desc}");
         }
         Ok(plan)
+    }
+
+    /// Loads what any way to compute the problem may run beside cuBLASLt.
+    fn load_kernels_of(&self, desc: &GemmDesc) -> Result<()> {
+        let operands = [desc.a.scheme(), Some(desc.b)];
+        operands
+            .into_iter()
+            .flatten()
+            .try_for_each(|scheme| self.kernels().load_casts(self.launch_stream(), scheme))?;
+        self.load_kernels(&[KernelFamily::Epilogue])
     }
 
     /// The formulations that this GPU and cuBLASLt offer for the problem, in the order of preference. Runs nothing.

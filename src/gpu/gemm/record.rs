@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::OutputFile;
 use crate::error::{Error, Result};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -360,17 +361,14 @@ impl TuneTable {
         })
     }
 
-    /// Writes the table to a file, through a neighbour that is renamed, so that no half-written file is left.
+    /// Writes the table to a file, which appears whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// As [`OutputFile::create`] and [`OutputFile::finish`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let io = |source| Error::Io { path: path.into(), source };
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        std::fs::write(&partial, self.to_json()? + "\n").map_err(io)?;
-        std::fs::rename(&partial, path).map_err(io)
+        let mut file = OutputFile::create(path)?;
+        file.write((self.to_json()? + "\n").as_bytes())?;
+        file.finish()
     }
 }
 

@@ -1,14 +1,35 @@
-//! Launch of the FP32 epilogue: `kernels/epilogue.cu`.
+//! Launches of what follows a product: `kernels/gemm/epilogue.cu`.
 
-use std::ffi::c_void;
-
-use super::{
-    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, enqueue, extent, is_aligned, launch,
-};
+use super::Kernels;
+use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
+use super::module::Modules;
+use super::operand::{address, check_aligned, check_bytes, extent, is_aligned};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::format::layout::ScaleLayout;
 use crate::gpu::device::memory::{LaunchStream, Span};
+
+/// The kernels of the family.
+pub(super) struct EpilogueKernels {
+    /// By output type.
+    epilogue: ByInput,
+    /// For aligned operands, then for any.
+    epilogue_e4m3: [Kernel; 2],
+    gemm_factors: Kernel,
+    repeat_scales: Kernel,
+}
+
+impl EpilogueKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        Ok(Self {
+            epilogue: modules.by_input("epilogue")?,
+            epilogue_e4m3: [modules.kernel("epilogue_e4m3")?, modules.kernel("epilogue_e4m3_unaligned")?],
+            gemm_factors: modules.kernel("gemm_factors")?,
+            repeat_scales: modules.kernel("repeat_scales_128x128")?,
+        })
+    }
+}
 
 /// FP32 factors of the rows or columns of D.
 #[derive(Clone, Copy)]
@@ -65,7 +86,7 @@ pub(crate) struct EpilogueCall<'a> {
     pub(crate) amax: Option<&'a Span<'a>>,
 }
 
-/// Mirror of `Epilogue` in `kernels/epilogue.cu`.
+/// Mirror of `Epilogue` in `kernels/gemm/epilogue.cu`.
 #[repr(C)]
 struct EpilogueParameters {
     acc: u64,
@@ -153,8 +174,9 @@ impl Kernels {
     /// Scales, beta * C, bias, activation, residual and the final rounding, in FP32, in one pass.
     pub(crate) fn epilogue(&self, stream: &LaunchStream, call: &EpilogueCall<'_>) -> Result<()> {
         call.check()?;
+        let family = self.epilogue_kernels(stream)?;
         let kernel = match (call.d_type, call.out_encode) {
-            (DType::E4m3, Some(_)) => &self.epilogue_e4m3[usize::from(!call.aligned())],
+            (DType::E4m3, Some(_)) => family.epilogue_e4m3[usize::from(!call.aligned())],
             (found @ (DType::E4m3 | DType::E5m2), _) => {
                 return Err(Error::dtype(
                     "D",
@@ -163,7 +185,7 @@ impl Kernels {
                     "choose another output type or give the scale",
                 ));
             }
-            (wide, _) => by_input(&self.epilogue, wide, call.aligned())?,
+            (wide, _) => family.epilogue.of(wide, call.aligned())?,
         };
         let parameters = EpilogueParameters {
             acc: call.acc.address,
@@ -196,7 +218,7 @@ impl Kernels {
         // Small outputs need many small blocks to reach every multiprocessor.
         let threads = if call.m * call.n < 1 << 20 { 64 } else { THREADS };
         let grid = ((call.n / 8).div_ceil(threads as usize), call.m.div_ceil(4).clamp(1, GRID_Y));
-        enqueue!(stream, kernel, grid, threads, parameters)
+        enqueue!(stream, kernel, Blocks::new(grid, threads), parameters)
     }
 
     /// Writes `{fl(fl(alpha * scale_a) * scale_b), beta}` to `out`, two FP32 numbers; an absent scale is left out.
@@ -214,6 +236,39 @@ impl Kernels {
         check_bytes("alpha and beta", out, 8)?;
         check_aligned("alpha and beta", out, 8)?;
         let (scale_a, scale_b, out) = (address(scale_a), address(scale_b), out.address);
-        enqueue!(stream, &self.gemm_factors, (1, 1), 32, alpha, beta, scale_a, scale_b, out)
+        enqueue!(
+            stream,
+            self.epilogue_kernels(stream)?.gemm_factors,
+            Blocks::new((1, 1), 32),
+            alpha,
+            beta,
+            scale_a,
+            scale_b,
+            out
+        )
+    }
+
+    /// The scales of a 128x128 matrix repeated for each of its rows.
+    pub(crate) fn repeat_scales(
+        &self,
+        stream: &LaunchStream,
+        tiles: &Span<'_>,
+        n: usize,
+        k: usize,
+        out: &Span<'_>,
+    ) -> Result<()> {
+        let blocks = k.div_ceil(128);
+        check_bytes("128x128 scales", tiles, ScaleLayout::Blk128.len(n.div_ceil(128), blocks) * 4)?;
+        check_bytes("repeated scales", out, ScaleLayout::Vec128.len(n, blocks) * 4)?;
+        let grid = (n.next_multiple_of(4).div_ceil(THREADS as usize), blocks.clamp(1, GRID_Y));
+        enqueue!(
+            stream,
+            self.epilogue_kernels(stream)?.repeat_scales,
+            Blocks::new(grid, THREADS),
+            tiles.address,
+            n as u32,
+            k as u32,
+            out.address
+        )
     }
 }

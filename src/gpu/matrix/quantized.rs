@@ -43,13 +43,15 @@ fn part_bytes(scheme: Scheme, rows: usize, cols: usize) -> [usize; 3] {
 }
 
 impl QuantMatrix {
-    /// A matrix of zero codes and zero scales. Allocates on the handle's stream.
+    /// A matrix of zero codes and zero scales. Allocates on the handle's stream, and loads the kernels that cast to and from the
+    /// scheme, so that a capture finds them there.
     ///
     /// # Errors
-    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
+    /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture; [`Error::Kernel`].
     pub fn zeros(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> Result<Self> {
         handle.refuse_capture("allocating a QuantMatrix")?;
         check_size(scheme, rows, cols)?;
+        handle.kernels().load_casts(handle.launch_stream(), scheme)?;
         let lengths = part_bytes(scheme, rows, cols);
         let [codes, scales, block_scales] = DeviceBuffer::zeros_together(handle.launch_stream(), lengths)?;
         Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })

@@ -1,85 +1,75 @@
-//! Launches of the quantizers and dequantizers: `kernels/fp8_*.cu`.
+//! Launches for FP8 with FP32 scales: `kernels/cast/fp8_*.cu`.
 
-use std::ffi::c_void;
-
-use super::{
-    GRID_Y, Kernels, THREADS, address, by_input, check_aligned, check_bytes, check_floats, enqueue, extent,
-    format_code, is_aligned, launch,
+use super::Kernels;
+use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
+use super::module::Modules;
+use super::operand::{
+    Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, extent, format_code,
+    is_aligned,
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
 use crate::gpu::device::memory::{LaunchStream, Span};
 
-/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/tile.cuh`.
+/// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
 const STRIP: usize = 4;
 
-/// A plain input of a quantizer, resolved on the stream.
-pub(crate) struct Input<'a> {
-    pub(crate) x: &'a Span<'a>,
-    pub(crate) dtype: DType,
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    pub(crate) row_stride: usize,
+/// The kernels of the family.
+pub(super) struct Fp8Kernels {
+    amax_tensor: ByInput,
+    /// For one and two vectors of eight elements in each thread.
+    quantize_tensor: [ByInput; 2],
+    quantize_tensor_transposed: ByInput,
+    /// In the order of [`ScaleLayout`]: one scale, one a row, 1x128, 128x128.
+    dequantize: [ByInput; 4],
+    /// For 0 (row read twice), 1, 2, 4 and 8 vectors of eight elements in each thread.
+    quantize_row: [ByInput; 5],
+    amax_row_column: ByInput,
+    quantize_row_transposed: ByInput,
+    /// For small matrices, then for one and two groups of each row in each warp.
+    quantize_1x128: [ByInput; 3],
+    quantize_1x128_transposed: ByInput,
+    /// For 2 and 4 rows in each thread.
+    quantize_128x128: [ByInput; 2],
+    quantize_128x128_transposed: ByInput,
 }
 
-impl Input<'_> {
-    pub(super) fn aligned(&self) -> bool {
-        is_aligned(self.x.address, self.rows, self.row_stride, self.dtype)
-    }
-
-    pub(super) fn check(&self) -> Result<()> {
-        let needed = extent(self.rows, self.cols, self.row_stride) * self.dtype.bytes();
-        check_bytes("input", self.x, needed)?;
-        check_aligned("input", self.x, self.dtype.bytes() as u64)?;
-        if !self.cols.is_multiple_of(16) || self.rows > u32::MAX as usize || self.cols > i32::MAX as usize {
-            return Err(Error::shape(
-                "input",
-                format!("{} x {}", self.rows, self.cols),
-                "must have a multiple of 16 columns and fewer than 2^31 of each",
-                "pad the columns with zeros",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The same as one long row where the rows are contiguous: fewer, fuller blocks.
-    fn flattened(&self) -> (usize, usize) {
-        if self.row_stride == self.cols { (1, self.rows * self.cols) } else { (self.rows, self.cols) }
-    }
-}
-
-/// Codes and scales that a quantizer writes.
-pub(crate) struct Output<'a> {
-    pub(crate) codes: &'a Span<'a>,
-    pub(crate) scales: &'a Span<'a>,
-}
-
-/// The factor of a per-tensor cast, on the device.
-#[derive(Clone, Copy)]
-pub(crate) enum Factor<'a> {
-    /// One FP32 that multiplies the data; the stored scale is its reciprocal.
-    Encode(&'a Span<'a>),
-    /// One FP32, the stored scale; its reciprocal multiplies the data.
-    Decode(&'a Span<'a>),
-    /// Two FP32: encode factor and scale, as [`Kernels::amax_tensor`] writes them.
-    Computed(&'a Span<'a>),
-}
-
-impl Factor<'_> {
-    /// Address and kind, as `kernels/tile.cuh` numbers it.
-    fn checked(&self) -> Result<(u64, u32)> {
-        let (span, kind, count) = match self {
-            Self::Encode(span) => (span, 0, 1),
-            Self::Decode(span) => (span, 1, 1),
-            Self::Computed(span) => (span, 2, 2),
-        };
-        check_floats("factor", span, count)?;
-        Ok((span.address, kind))
+impl Fp8Kernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let by_input = |name: &str| modules.by_input(name);
+        Ok(Self {
+            amax_tensor: by_input("amax_tensor")?,
+            quantize_tensor: [by_input("quantize_fp8_tensor_1")?, by_input("quantize_fp8_tensor_2")?],
+            quantize_tensor_transposed: by_input("quantize_fp8_tensor_transposed")?,
+            dequantize: [
+                by_input("dequantize_fp8_tensor")?,
+                by_input("dequantize_fp8_row")?,
+                by_input("dequantize_fp8_1x128")?,
+                by_input("dequantize_fp8_128x128")?,
+            ],
+            quantize_row: [
+                by_input("quantize_fp8_row_0")?,
+                by_input("quantize_fp8_row_1")?,
+                by_input("quantize_fp8_row_2")?,
+                by_input("quantize_fp8_row_4")?,
+                by_input("quantize_fp8_row_8")?,
+            ],
+            amax_row_column: by_input("amax_row_column")?,
+            quantize_row_transposed: by_input("quantize_fp8_row_transposed")?,
+            quantize_1x128: [
+                by_input("quantize_fp8_1x128_small")?,
+                by_input("quantize_fp8_1x128_1")?,
+                by_input("quantize_fp8_1x128_2")?,
+            ],
+            quantize_1x128_transposed: by_input("quantize_fp8_1x128_transposed")?,
+            quantize_128x128: [by_input("quantize_fp8_128x128_2")?, by_input("quantize_fp8_128x128_4")?],
+            quantize_128x128_transposed: by_input("quantize_fp8_128x128_transposed")?,
+        })
     }
 }
 
-/// Mirror of `ScaleRule` in `kernels/common.cuh`.
+/// Mirror of `ScaleRule` in `kernels/base/types.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScaleRule {
@@ -107,7 +97,7 @@ impl ScaleRule {
     }
 }
 
-/// Mirror of `TileIn` in `kernels/tile.cuh`.
+/// Mirror of `TileIn` in `kernels/cast/tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TileIn {
@@ -117,7 +107,7 @@ struct TileIn {
     factor_kind: u32,
 }
 
-/// Mirror of `TileOut` in `kernels/tile.cuh`.
+/// Mirror of `TileOut` in `kernels/cast/tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct TileOut {
@@ -125,14 +115,6 @@ struct TileOut {
     scales: u64,
     codes_t: u64,
     scales_t: u64,
-}
-
-/// Codes are stored eight at a time, scales one float at a time.
-fn check_output(out: &Output<'_>, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
-    check_bytes("codes", out.codes, scheme.code_bytes(rows, cols))?;
-    check_aligned("codes", out.codes, 16)?;
-    check_bytes("scales", out.scales, scheme.scale_len(rows, cols) * 4)?;
-    check_aligned("scales", out.scales, 4)
 }
 
 /// The kernels of this file know FP32 scales only.
@@ -162,9 +144,8 @@ impl Kernels {
         let blocks = (cols / 8).div_ceil(THREADS as usize * 4).clamp(1, (self.sm_count * 8).div_ceil(y));
         enqueue!(
             stream,
-            by_input(&self.amax_tensor, x.dtype, x.aligned())?,
-            (blocks, y),
-            THREADS,
+            self.fp8(stream)?.amax_tensor.of(x.dtype, x.aligned())?,
+            Blocks::new((blocks, y), THREADS),
             x.x.address,
             x.row_stride as u64,
             rows as u32,
@@ -196,9 +177,8 @@ impl Kernels {
         let grid = (cols.div_ceil(THREADS as usize * 8 * unroll).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
             stream,
-            by_input(&self.quantize_tensor[unroll - 1], x.dtype, x.aligned())?,
-            grid,
-            THREADS,
+            self.fp8(stream)?.quantize_tensor[unroll - 1].of(x.dtype, x.aligned())?,
+            Blocks::new(grid, THREADS),
             x.x.address,
             x.row_stride as u64,
             rows as u32,
@@ -239,9 +219,8 @@ impl Kernels {
         };
         enqueue!(
             stream,
-            by_input(&self.quantize_row[choice], x.dtype, x.aligned())?,
-            (x.rows, 1),
-            threads as u32,
+            self.fp8(stream)?.quantize_row[choice].of(x.dtype, x.aligned())?,
+            Blocks::new((x.rows, 1), threads as u32),
             x.x.address,
             x.row_stride as u64,
             x.cols as u32,
@@ -271,15 +250,11 @@ impl Kernels {
         } else {
             (0, (blocks.div_ceil(16), quads * 4))
         };
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.quantize_1x128[choice], x.dtype, x.aligned())?,
-            grid,
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            self.fp8(stream)?.quantize_1x128[choice],
+            x,
+            Blocks::new(grid, THREADS),
             ScaleRule::new(recipe, x.dtype),
             out.codes.address,
             out.scales.address,
@@ -299,15 +274,11 @@ impl Kernels {
         let tiles = x.rows.div_ceil(128) * x.cols.div_ceil(128);
         // Few tiles: more threads for each.
         let (choice, threads) = if tiles < 2 * self.sm_count { (0, 1024) } else { (1, 512) };
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.quantize_128x128[choice], x.dtype, x.aligned())?,
-            (tiles, 1),
-            threads,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            self.fp8(stream)?.quantize_128x128[choice],
+            x,
+            Blocks::new((tiles, 1), threads),
             ScaleRule::new(recipe, x.dtype),
             out.codes.address,
             out.scales.address,
@@ -339,11 +310,12 @@ impl Kernels {
                 "pad the rows with zeros",
             ));
         }
+        let family = self.fp8(stream)?;
         let kernels = match recipe.scheme {
-            Scheme::Fp8Tensor(_) => &self.quantize_tensor_transposed,
-            Scheme::Fp8Row(_) => &self.quantize_row_transposed,
-            Scheme::Fp8Block1x128(_) => &self.quantize_1x128_transposed,
-            Scheme::Fp8Block128x128(_) => &self.quantize_128x128_transposed,
+            Scheme::Fp8Tensor(_) => &family.quantize_tensor_transposed,
+            Scheme::Fp8Row(_) => &family.quantize_row_transposed,
+            Scheme::Fp8Block1x128(_) => &family.quantize_1x128_transposed,
+            Scheme::Fp8Block128x128(_) => &family.quantize_128x128_transposed,
             other => return Err(not_fp8(other)),
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
@@ -365,15 +337,11 @@ impl Kernels {
             codes_t: address(transposed.map(|o| o.codes)),
             scales_t: address(transposed.map(|o| o.scales)),
         };
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(kernels, x.dtype, x.aligned())?,
-            (x.rows.div_ceil(128) * x.cols.div_ceil(128), 1),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            kernels,
+            x,
+            Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128), 1), THREADS),
             ScaleRule::new(recipe, x.dtype),
             tile_in,
             tile_out,
@@ -391,15 +359,11 @@ impl Kernels {
         x.check()?;
         rows.map_or(Ok(()), |s| check_floats("row amax", s, x.rows))?;
         cols.map_or(Ok(()), |s| check_floats("column amax", s, x.cols))?;
-        enqueue!(
+        enqueue_cast!(
             stream,
-            by_input(&self.amax_row_column, x.dtype, x.aligned())?,
-            (x.rows.div_ceil(128) * x.cols.div_ceil(128).div_ceil(STRIP), 1),
-            THREADS,
-            x.x.address,
-            x.row_stride as u64,
-            x.rows as u32,
-            x.cols as u32,
+            self.fp8(stream)?.amax_row_column,
+            x,
+            Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128).div_ceil(STRIP), 1), THREADS),
             address(rows),
             address(cols),
         )
@@ -431,9 +395,8 @@ impl Kernels {
         let grid = (cols.div_ceil(THREADS as usize * 16).max(1), rows.clamp(1, GRID_Y));
         enqueue!(
             stream,
-            by_input(&self.dequantize[choice], dtype, is_aligned(y.address, rows, y_stride, dtype))?,
-            grid,
-            THREADS,
+            self.fp8(stream)?.dequantize[choice].of(dtype, is_aligned(y.address, rows, y_stride, dtype))?,
+            Blocks::new(grid, THREADS),
             input.codes.address,
             input.scales.address,
             rows as u32,
@@ -442,21 +405,5 @@ impl Kernels {
             y.address,
             y_stride as u64,
         )
-    }
-
-    /// The scales of a 128x128 matrix repeated for each of its rows.
-    pub(crate) fn repeat_scales(
-        &self,
-        stream: &LaunchStream,
-        tiles: &Span<'_>,
-        n: usize,
-        k: usize,
-        out: &Span<'_>,
-    ) -> Result<()> {
-        let blocks = k.div_ceil(128);
-        check_bytes("128x128 scales", tiles, ScaleLayout::Blk128.len(n.div_ceil(128), blocks) * 4)?;
-        check_bytes("repeated scales", out, ScaleLayout::Vec128.len(n, blocks) * 4)?;
-        let grid = (n.next_multiple_of(4).div_ceil(THREADS as usize), blocks.clamp(1, GRID_Y));
-        enqueue!(stream, &self.repeat_scales, grid, THREADS, tiles.address, n as u32, k as u32, out.address)
     }
 }

@@ -1,6 +1,6 @@
 // NVFP4 along rows, rounded to nearest: with a given second level, with one of each row, and back to plain numbers.
 // Transposes, 16x16 tiles, the Hadamard transform and random rounding are in nvfp4_tile.cu.
-#include "nvfp4.cuh"
+#include "cast/nvfp4.cuh"
 
 // A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
 // lie side by side. Narrower stores of scales made the L2 cache the limit (observed: H200, 2026-11). It keeps its columns

@@ -5,12 +5,12 @@
 // Most blocks take a short path (`plain_block`, `both_candidates`), right where `in_range` says so; the others, and options
 // that no short path knows, take `slow_block`, which follows the formulas literally.
 #pragma once
-#include "codec.cuh"
-#include "layout.cuh"
+#include "base/codec.cuh"
+#include "base/layout.cuh"
 
 constexpr float FLT_MAX = 3.402823466e38f;
 
-// How the second level is given, as the kernels receive it (src/gpu/kernels/block.rs).
+// How the second level is given, as the kernels receive it (src/gpu/kernels/nvfp4.rs).
 constexpr u32 GIVEN_AMAX = 0;
 constexpr u32 GIVEN_ENCODE = 1;
 constexpr u32 GIVEN_DECODE = 2;

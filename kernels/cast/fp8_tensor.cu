@@ -1,7 +1,7 @@
 // One FP32 scale for the whole matrix: amax, cast with a given or computed scale, and back.
-#include "codec.cuh"
-#include "dequantize.cuh"
-#include "tile.cuh"
+#include "base/codec.cuh"
+#include "cast/dequantize.cuh"
+#include "cast/tile.cuh"
 
 // Progress of one amax over the matrix; zero before the first call, and left zero by every call.
 struct AmaxState {

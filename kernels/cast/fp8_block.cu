@@ -1,7 +1,7 @@
 // One FP32 scale for 1x128 groups or 128x128 tiles: amax and cast in one pass over the input, and back.
-#include "codec.cuh"
-#include "dequantize.cuh"
-#include "tile.cuh"
+#include "base/codec.cuh"
+#include "cast/dequantize.cuh"
+#include "cast/tile.cuh"
 
 // 1x128 groups without transposed output. A warp takes 4 rows x 128 columns, eight lanes a row, sixteen elements a lane
 // in two loads that each cover 128 consecutive bytes; the four scales of a warp lie side by side. A block takes 4 rows

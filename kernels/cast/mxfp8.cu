@@ -1,10 +1,10 @@
 // MXFP8: FP8 codes with one power of two (E8M0) for each 32 elements of a row; along rows, transposed, and back.
 // Mirror of src/format/mx.rs and src/reference/mxfp8.rs.
-#include "codec.cuh"
-#include "dequantize.cuh"
-#include "tile.cuh"
+#include "base/codec.cuh"
+#include "cast/dequantize.cuh"
+#include "cast/tile.cuh"
 
-// Rules for the scale byte, as the kernels receive them (src/gpu/kernels/block.rs).
+// Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mxfp8.rs).
 constexpr u32 MX_UP = 0;
 constexpr u32 MX_CEIL = 2;  // 1 is the floor alone
 constexpr u32 MX_EVEN = 3;

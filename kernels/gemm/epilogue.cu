@@ -1,7 +1,7 @@
 // What follows the FP32 sum, and the small kernels around a GEMM.
 // Mirror of src/epilogue.rs, operation by operation; compiled without contraction, so the bytes are equal.
-#include "codec.cuh"
-#include "layout.cuh"
+#include "base/codec.cuh"
+#include "base/layout.cuh"
 
 // e^x from IEEE operations alone: see src/epilogue.rs for the method and its error.
 __device__ __forceinline__ float exp_ieee(float x) {

@@ -1,7 +1,7 @@
 // y = round(fl(code * scale)): FP8 codes back to BF16, F16 or F32, for every order of scales.
 #pragma once
-#include "codec.cuh"
-#include "layout.cuh"
+#include "base/codec.cuh"
+#include "base/layout.cuh"
 
 // Eight values times an encode factor, as codes.
 template <u32 FORMAT, class T> __device__ __forceinline__ uint2 encode_scaled(const Vec8<T>& v, float encode) {

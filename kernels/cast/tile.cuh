@@ -6,8 +6,8 @@
 // codes 32 consecutive bytes (one sector) of a column: no transposition through shared memory is needed, because the
 // conversion instruction packs two neighbouring rows of one column as readily as two neighbouring columns of one row.
 #pragma once
-#include "codec.cuh"
-#include "layout.cuh"
+#include "base/codec.cuh"
+#include "base/layout.cuh"
 
 // What one scale covers in the plain output; the transposed output has the same grouping of the transposed matrix.
 constexpr u32 PER_TENSOR = 0;

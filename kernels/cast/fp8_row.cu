@@ -1,7 +1,7 @@
 // One FP32 scale a row: amax and cast in one pass over the input, and back.
-#include "codec.cuh"
-#include "dequantize.cuh"
-#include "tile.cuh"
+#include "base/codec.cuh"
+#include "cast/dequantize.cuh"
+#include "cast/tile.cuh"
 
 // code = sat(fl(x * encode(row amax))). One block a row; the row stays in registers between amax and cast,
 // VECTORS vectors of eight elements in each thread. VECTORS = 0: the row is read twice (rows too long for registers).

@@ -1,6 +1,6 @@
 // Places of scales on the device. Mirror of src/format/layout.rs; lengths and paddings are tested against it.
 #pragma once
-#include "common.cuh"
+#include "base/types.cuh"
 
 __device__ __forceinline__ u64 round_up4(u64 n) { return (n + 3) / 4 * 4; }
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ SectorScales load_sector(const u8* scales, u64 blocks
 __device__ __forceinline__ u32 sector_row(int j) { return j / 4 + j % 4 * 32; }
 __device__ __forceinline__ u32 sector_scale(const SectorScales& s, int j, u32 block) { return word(s.q[j / 4], j % 4) >> 8 * (block % 4) & 0xFF; }
 
-// Order of the scales, as the kernels receive it (src/gpu/kernels.rs).
+// Order of the scales, as the kernels receive it (src/gpu/kernels/fp8.rs).
 constexpr u32 SCALAR = 0;
 constexpr u32 OUTER = 1;
 constexpr u32 VEC128 = 2;

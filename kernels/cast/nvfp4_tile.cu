@@ -1,6 +1,6 @@
 // NVFP4 in tiles of 64 rows by 128 columns: transposed output, 16x16 blocks, the Hadamard transform, random rounding and
 // torchao's rule, in any mixture that a recipe allows.
-#include "nvfp4.cuh"
+#include "cast/nvfp4.cuh"
 
 constexpr u32 TILE_ROWS = 64;
 constexpr u32 TILE_COLS = 128;

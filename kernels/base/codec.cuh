@@ -1,9 +1,9 @@
 // FP8 codes <-> FP32 on the device: round to nearest even, saturating, NaN to 0x7F, sign of zero kept.
 // Mirror of src/format/codec.rs; tests compare both over every boundary. The only file with `#if __CUDA_ARCH__`.
 #pragma once
-#include "common.cuh"
+#include "base/types.cuh"
 
-// Code format, as the kernels receive it (src/gpu/kernels/quantize.rs). Quantizers branch on it once, around their whole
+// Code format, as the kernels receive it (src/gpu/kernels/fp8.rs). Quantizers branch on it once, around their whole
 // body, so that neither format's code is in the other's way.
 constexpr u32 E4M3 = 0;
 constexpr u32 E5M2 = 1;

@@ -1,6 +1,7 @@
 // Element types, 16-byte loads and stores, reductions, and the scale rules of src/format/recipe.rs.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
+#include "base/launch.cuh"
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -34,24 +35,6 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 
 // Eight consecutive elements as they lie in memory: 16 bytes of BF16 or F16, 32 of F32.
 template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
-
-// Every kernel calls this once, before its first access to memory: it waits for the end of the kernel before. Launched
-// with programmatic serialization (src/gpu/kernels/mod.rs), a kernel is made resident while its predecessor's last
-// blocks still run, and memory stays ordered as in a plain stream. In other launches it does nothing.
-// Its own successor is released by its end, not earlier (griddepcontrol.launch_dependents): that made small grids up to
-// two times slower, and a cuBLASLt product behind it gave wrong results under load (observed: H200, cuBLASLt 13.1.0,
-// 2026-11; its kernels seem not to wait before they read 1x128 scales).
-__device__ __forceinline__ void begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Asks for the 128-byte line of an input before `begin()`: memory is fetched into L2, where all blocks see it, while the
-// kernel before still ends. Only the lane that starts a line asks; `lane_bytes` is what one lane takes.
-__device__ __forceinline__ void prefetch(const void* p, u32 lane_bytes) {
-    if (threadIdx.x * lane_bytes % 128 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 
 // Sixteen bytes of an input through the read-only path. Not `L1::no_allocate`: with it, mixed with stores, these
 // kernels lost 5 % of their bandwidth (observed: H200, 2026-11, 4.30 against 3.98 TB/s).

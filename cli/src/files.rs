@@ -1,0 +1,77 @@
+//! Output files: opened before the work, and removed by a signal that ends it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use scaled_gemm::Result;
+use scaled_gemm::checkpoint::OutputFile;
+
+use crate::output::Failure;
+
+/// The temporary files of this run. Names of finished ones stay: they are random, and nothing is there any more.
+static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Starts an output file; a signal removes it until it is finished.
+pub fn create(path: &Path) -> Result<OutputFile> {
+    // Held while the file is made, so that no signal comes between it and its entry.
+    let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = OutputFile::create(path)?;
+    temporary.push(file.temporary().to_path_buf());
+    Ok(file)
+}
+
+/// Writes the whole text and gives the file its name.
+pub fn finish(mut file: OutputFile, text: &str) -> Result<()> {
+    file.write(text.as_bytes())?;
+    file.finish()
+}
+
+/// Refuses what would wait for a writer or never end. Safetensors files are checked where they are opened.
+pub fn require_regular(path: &Path) -> std::result::Result<(), Failure> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            Err(Failure::Use(format!("{}: is not a regular file; give a file on a disk", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// From here on, signals that end the program remove its temporary files first. Those that are ignored, as `nohup` and shells in
+/// the background have it, stay ignored.
+#[cfg(unix)]
+pub fn remove_on_signals() -> std::io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+    let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal));
+    let mut signals = signal_hook::iterator::Signals::new(wanted)?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let Some(signal) = signals.forever().next() else { return };
+        // Not given back: no file may be made from now on.
+        let temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
+        for file in temporary.iter() {
+            // Finished ones are not there.
+            let _ = fs::remove_file(file);
+        }
+        // The caller sees which signal it was. The first process of a container does not die of its own.
+        if std::process::id() != 1 {
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+        std::process::exit(128 + signal);
+    })?;
+    Ok(())
+}
+
+/// Whether the program was started with this signal ignored; `false` where the system does not say.
+#[cfg(unix)]
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+#[cfg(not(unix))]
+pub fn remove_on_signals() -> std::io::Result<()> {
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! NaN and infinities in data to be quantized: what a recipe can do with them, and what it refuses.
+
+use ndarray::Array2;
+use scaled_gemm::checkpoint::printable;
+use scaled_gemm::reference;
+use scaled_gemm::{DType, Error, Recipe, Result, Scheme};
+
+use crate::output::count;
+
+/// How many of each a matrix holds, and where the first ones are.
+#[derive(Debug, Default)]
+pub struct NonFinite {
+    pub nan: usize,
+    pub infinite: usize,
+    first: Option<(usize, usize)>,
+    first_infinite: Option<(usize, usize)>,
+}
+
+impl NonFinite {
+    pub fn of(x: &Array2<f32>) -> Self {
+        let mut found = Self::default();
+        for (at, value) in x.indexed_iter().filter(|(_, value)| !value.is_finite()) {
+            found.first.get_or_insert(at);
+            if value.is_nan() {
+                found.nan += 1;
+            } else {
+                found.infinite += 1;
+                found.first_infinite.get_or_insert(at);
+            }
+        }
+        found
+    }
+
+    /// Refuses what was not allowed, and infinities where the recipe has no scale for them.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`].
+    pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> Result<()> {
+        let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
+            (Some(_), false) => Some(instead(recipe)),
+            _ => None,
+        };
+        let (count, first, remedy) = match (self.first, self.first_infinite, infinities) {
+            (None, ..) => return Ok(()),
+            (Some(_), _, None) if allowed => return Ok(()),
+            (_, Some(first), Some(instead)) if allowed => {
+                let why = format!(
+                    "under this recipe infinities would make the scale of their whole group infinite or NaN: {instead}"
+                );
+                (self.infinite, first, why)
+            }
+            (Some(first), _, None) => {
+                let remedy = "repair the data, leave the tensor out with --only, or say --allow-non-finite".to_string();
+                (self.nan + self.infinite, first, remedy)
+            }
+            (Some(first), _, Some(instead)) => {
+                (self.nan + self.infinite, first, format!("{instead} (with --allow-non-finite)"))
+            }
+        };
+        let operand = format!("tensor {}", printable(name));
+        Err(Error::NonFinite { operand, count, row: first.0, column: first.1, remedy })
+    }
+
+    /// A line for the result, where there is something to say.
+    pub fn describe(&self, name: &str) -> Option<String> {
+        self.first?;
+        Some(format!(
+            "{}: {} and {} quantized as the recipe has it\n",
+            printable(name),
+            count(self.nan, "NaN", "NaN"),
+            count(self.infinite, "infinity", "infinities")
+        ))
+    }
+}
+
+/// Whether a group with an infinity keeps a scale that a file can hold. The reference is asked: it is what every device does.
+fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
+    // Rows of a tile, columns of the largest block.
+    let mut x = Array2::zeros((16, 32));
+    x[(0, 0)] = f32::INFINITY;
+    let q = reference::quantize(x.view(), source, recipe)?;
+    Ok(!reference::dequantize(&q, DType::F32).iter().any(|v| v.is_nan()))
+}
+
+/// What takes infinities in the recipe's place.
+fn instead(recipe: Recipe) -> &'static str {
+    match recipe.scheme {
+        Scheme::Mxfp8(_) => "repair the data, leave the tensor out with --only, or use --mx-rounding up",
+        scheme if scheme.is_nvfp4() => {
+            "repair the data, or leave the tensor out with --only: no rule of nvfp4 takes infinities"
+        }
+        _ => "repair the data, leave the tensor out with --only, or use --preset transformer-engine",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::variants;
+
+    /// The advice is true for every recipe there is.
+    #[test]
+    fn what_is_recommended_takes_infinities_and_nothing_else_does() {
+        for recipe in variants(1) {
+            let takes = takes_infinities(recipe, DType::Bf16).unwrap();
+            let advised = match recipe.scheme {
+                Scheme::Mxfp8(_) => recipe.mx == scaled_gemm::MxRounding::Up,
+                scheme if scheme.is_nvfp4() => false,
+                _ => recipe.preset == scaled_gemm::Preset::TransformerEngine,
+            };
+            assert_eq!(takes, advised, "{recipe:?}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What the program does with values and tensors that not every recipe, type or file can hold: it says so, and refuses.
+
+mod common;
+
+use std::fs;
+
+use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, read_f32, values, write};
+use safetensors::tensor::{Dtype, SafeTensors};
+
+/// 16 rows of 32 small values, some of them replaced.
+fn with(replaced: &[(usize, f32)]) -> Tensor<'static> {
+    let mut data = values(16 * 32, 1);
+    replaced.iter().for_each(|(at, value)| data[*at] = *value);
+    ("w", Dtype::F32, vec![16, 32], f32_bytes(&data))
+}
+
+const RECIPES: [(&str, &[&str]); 9] = [
+    ("fp8-tensor", &[]),
+    ("fp8-row", &["--preset", "deepseek", "--power-of-two"]),
+    ("fp8-1x128", &["--preset", "deepgemm"]),
+    ("fp8-128x128", &["--preset", "transformer-engine"]),
+    ("mxfp8", &[]),
+    ("mxfp8", &["--mx-rounding", "rceil", "--format", "e5m2"]),
+    ("nvfp4", &["--preset", "torchao"]),
+    ("nvfp4", &["--four-over-six", "mae", "--tile-16x16"]),
+    ("nvfp4-row", &[]),
+];
+
+#[test]
+fn nan_is_refused_unless_allowed_and_then_every_recipe_takes_it() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    write(&input, &[with(&[(33, f32::NAN), (40, -f32::NAN)])]);
+    for (recipe, options) in RECIPES {
+        let base = [&["quantize", &input, "-o", &packed, "--recipe", recipe], options].concat();
+        let error = bad(2, &base);
+        assert_words(&error, &["tensor w: 2 non-finite", "row 1, column 1", "or say --allow-non-finite"]);
+        assert_eq!(folder.names(), ["in"]);
+        let allowed = [&base[..], &["--allow-non-finite"]].concat();
+        assert_words(&good(&allowed), &["w: 2 NaN and 0 infinities quantized"]);
+        let value = json(&[&allowed[..], &["--json"]].concat());
+        assert_eq!((&value["quantized"][0]["nan"], &value["quantized"][0]["infinite"]), (&2.into(), &0.into()));
+        good(&["dequantize", &packed, "-o", &back, "--dtype", "f32"]);
+        let got = read_f32(&back, "w").1;
+        let x = values(16 * 32, 1);
+        for at in [33, 40] {
+            // E2M1 has no NaN: the largest code, and so the largest magnitude of its block.
+            let block = &got[at / 16 * 16..][..16];
+            let largest = block.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+            assert!(
+                if recipe.starts_with("nvfp4") { got[at] == largest } else { got[at].is_nan() },
+                "{recipe}: {}",
+                got[at]
+            );
+        }
+        let near = |(a, b): (&f32, &f32)| b.is_nan() || (a - b).abs() < 0.3;
+        let others = x.iter().zip(&got).enumerate().filter(|(i, _)| ![33, 40].contains(i));
+        assert!(others.map(|(_, pair)| pair).all(near), "{recipe} {options:?}: the other values are lost");
+        for file in [&packed, &back] {
+            fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itself() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    write(&input, &[with(&[(33, f32::NAN), (70, f32::NEG_INFINITY)])]);
+    for (recipe, options) in RECIPES {
+        let base = [&["quantize", &input, "-o", &packed, "--recipe", recipe], options].concat();
+        let allowed = [&base[..], &["--allow-non-finite"]].concat();
+        let (bare, takes) =
+            (bad(2, &base), options.contains(&"transformer-engine") || (recipe, options.len()) == ("mxfp8", 0));
+        assert_words(&bare, &["tensor w: 2 non-finite", "row 1, column 1"]);
+        if takes {
+            assert_words(&bare, &["or say --allow-non-finite"]);
+            assert_words(&good(&allowed), &["w: 1 NaN and 1 infinity quantized"]);
+            let text = good(&["dequantize", &packed, "-o", &back, "--dtype", "f32"]);
+            assert_eq!(text.contains("w: 1 value is beyond FP32 and written as infinite"), recipe == "mxfp8", "{text}");
+            // The largest code: 448 with scale 1 or 2^127, which is beyond FP32.
+            let want = if recipe == "mxfp8" { f32::NEG_INFINITY } else { -448.0 };
+            assert_eq!(read_f32(&back, "w").1[70], want, "{recipe}");
+            for file in [&packed, &back] {
+                fs::remove_file(file).unwrap();
+            }
+        } else {
+            let error = bad(2, &allowed);
+            assert_words(&error, &["tensor w: 1 non-finite", "row 2, column 6", "infinite or NaN", "--only"]);
+            assert!(!error.contains("--allow-non-finite"), "{error}");
+            let other = match recipe {
+                "mxfp8" => "use --mx-rounding up",
+                nvfp4 if nvfp4.starts_with("nvfp4") => "no rule of nvfp4",
+                _ => "use --preset transformer-engine",
+            };
+            assert_words(&error, &[other]);
+            assert_words(&bare, &[other, "--allow-non-finite"]);
+        }
+        assert_eq!(folder.names(), ["in"]);
+    }
+    // Without infinities the same recipes work.
+    write(&input, &[with(&[])]);
+    assert!(!good(&["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--allow-non-finite"]).contains("NaN"));
+}
+
+/// One row of FP8 codes with one scale for all of it.
+fn one_scale(code: u8, dtype: Dtype, scale: f32) -> Vec<Tensor<'static>> {
+    vec![("w", dtype, vec![1, 16], vec![code; 16]), ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]
+}
+
+#[test]
+fn values_beyond_the_type_are_refused_not_written_as_infinities() {
+    let folder = Folder::new();
+    let (input, back) = (folder.file("in"), folder.file("back"));
+    // 448 * 146 = 65408, which F16 holds; 448 * 147 = 65856, which becomes infinite.
+    write(&input, &one_scale(0x7E, Dtype::F8_E4M3, 146.0));
+    good(&["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+    fs::remove_file(&back).unwrap();
+    write(&input, &one_scale(0x7E, Dtype::F8_E4M3, 147.0));
+    let error = bad(2, &["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+    assert_words(&error, &["tensor w: 16 values are beyond", "f16", "65856 at row 0, column 0", "--dtype bf16 or f32"]);
+    assert_eq!(folder.names(), ["in"]);
+    good(&["dequantize", &input, "-o", &back, "--dtype", "bf16"]);
+    // FP32 reaches a little farther than BF16.
+    write(&input, &one_scale(0x38, Dtype::F8_E4M3, f32::MAX));
+    let error = bad(2, &["dequantize", &input, "-o", &back]);
+    assert_words(&error, &["16 values are beyond the range of bf16", "choose --dtype f32"]);
+    good(&["dequantize", &input, "-o", &back, "--dtype", "f32"]);
+    // Beyond FP32 itself: no type holds them, and it is said.
+    write(&input, &one_scale(0xFE, Dtype::F8_E4M3, 3e38));
+    let text = good(&["dequantize", &input, "-o", &back]);
+    assert_words(&text, &["w: 16 values are beyond FP32 and written as infinite"]);
+    // An infinity that the codes hold is one, and NaN is NaN.
+    for (code, dtype) in [(0x7C, Dtype::F8_E5M2), (0x7F, Dtype::F8_E4M3)] {
+        write(&input, &one_scale(code, dtype, 1.0));
+        good(&["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+    }
+}
+
+#[test]
+fn a_hadamard_matrix_is_checked_after_its_transform() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    let large: Vec<f32> = values(16 * 32, 1).iter().map(|v| v * 1e6).collect();
+    write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&large))]);
+    good(&["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--hadamard"]);
+    let error = bad(2, &["dequantize", &packed, "-o", &back, "--dtype", "f16"]);
+    assert_words(&error, &["tensor w", "beyond the range of f16"]);
+    good(&["dequantize", &packed, "-o", &back]);
+}
+
+#[test]
+fn codes_that_are_no_matrix_are_refused_not_copied() {
+    let folder = Folder::new();
+    let (input, back) = (folder.file("in"), folder.file("back"));
+    let matrix = [("m", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]), ("m_scale", Dtype::F32, vec![1], f32_bytes(&[1.0]))];
+    let scale = ("w_scale", Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let packed_scale = ("w_scale", Dtype::F8_E4M3, vec![2, 2, 1], vec![0x38; 4]);
+    let second = ("w_scale_2", Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let others: [(&str, Vec<Tensor>); 4] = [
+        ("[64]", vec![("w", Dtype::F8_E4M3, vec![64], vec![1; 64]), scale.clone()]),
+        ("[2, 2, 16]", vec![("w", Dtype::F8_E5M2, vec![2, 2, 16], vec![1; 64]), scale.clone()]),
+        ("[2, 2, 8]", vec![("w", Dtype::U8, vec![2, 2, 8], vec![1; 32]), packed_scale, second]),
+        ("no scale", vec![("w", Dtype::F8_E4M3, vec![64], vec![1; 64])]),
+    ];
+    for (words, tensors) in others {
+        write(&input, &[&matrix[..], &tensors].concat());
+        let error = bad(2, &["dequantize", &input, "-o", &back]);
+        assert_words(&error, &["tensor w", words]);
+        assert_eq!(folder.names(), ["in"]);
+    }
+    // Bytes that nobody calls codes are copied.
+    write(&input, &[&matrix[..], &[("ids", Dtype::U8, vec![2, 2, 8], vec![7; 32])]].concat());
+    good(&["dequantize", &input, "-o", &back]);
+    let bytes = fs::read(&back).unwrap();
+    assert_eq!(SafeTensors::deserialize(&bytes).unwrap().tensor("ids").unwrap().data(), [7; 32]);
+}
+
+#[test]
+fn what_cannot_be_quantized_says_why() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let quantize = |options: &[&'static str]| bad(2, &[&["quantize", &input, "-o", &packed], options].concat());
+    let doubles: Vec<u8> = values(64, 1).iter().flat_map(|v| f64::from(*v).to_le_bytes()).collect();
+    write(&input, &[("d", Dtype::F64, vec![4, 16], doubles)]);
+    assert_words(
+        &quantize(&["--recipe", "fp8-row"]),
+        &["no matrix to quantize among its 1 tensor;", "F64", "F32", "1 (d [4, 16])"],
+    );
+    write(&input, &[f32_tensor("w", [24, 32], 1), f32_tensor("odd", [4, 30], 1)]);
+    let error = quantize(&["--recipe", "nvfp4", "--tile-16x16", "--four-over-six", "mae"]);
+    assert_words(&error, &["rows not a multiple of 16, which 4over6 in 16x16 tiles needs: 1 (w [24, 32])"]);
+    assert_words(&error, &["columns not a multiple of 16: 1 (odd [4, 30])", "2 tensors"]);
+    let error = quantize(&["--recipe", "nvfp4", "--only", "^odd$"]);
+    assert_words(&error, &["--only ^odd$", "columns not a multiple of 16"]);
+    assert!(!error.contains("[24, 32]"), "{error}");
+}
+
+#[test]
+fn one_row_of_another_writer_multiplies_128x128_weights() {
+    let folder = Folder::new();
+    let (x, w, qw, d) = (folder.file("x"), folder.file("w"), folder.file("qw"), folder.file("d"));
+    // 256 ones with two scales, as DeepSeek's kernels leave a token's activations.
+    let codes = ("x", Dtype::F8_E4M3, vec![1, 256], vec![0x38; 256]);
+    write(&x, &[codes, ("x_scale_inv", Dtype::F32, vec![1, 2], f32_bytes(&[1.0, 2.0]))]);
+    write(&w, &[("w", Dtype::F32, vec![8, 256], f32_bytes(&[1.0; 8 * 256]))]);
+    good(&["quantize", &w, "-o", &qw, "--recipe", "fp8-128x128"]);
+    good(&["gemm", "--a", &format!("{x}:x"), "--b", &format!("{qw}:w"), "--out-dtype", "f32", "-o", &d]);
+    assert!(read_f32(&d, "d").1.iter().all(|v| (v - 384.0).abs() < 1e-2));
+}

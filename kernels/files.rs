@@ -1,0 +1,15 @@
+// The one table of kernel files. build.rs (what nvcc compiles, and for which GPUs) and src/gpu/kernels/image.rs (what the
+// library loads) both include it, each behind a macro `kernel_files!` of its own.
+//
+// A family is loaded as a whole when the first of its kernels is used. The file's path below kernels/ has no `.cu`. The GPUs that
+// can run it are compute capabilities, major * 10 + minor: nvcc compiles it for those alone, and the library refuses others.
+kernel_files! {
+    // family, file, GPUs
+    Fp8, "cast/fp8_tensor", 80..=u32::MAX;
+    Fp8, "cast/fp8_row", 80..=u32::MAX;
+    Fp8, "cast/fp8_block", 80..=u32::MAX;
+    Nvfp4, "cast/nvfp4", 80..=u32::MAX;
+    Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
+    Mxfp8, "cast/mxfp8", 80..=u32::MAX;
+    Epilogue, "gemm/epilogue", 80..=u32::MAX;
+}

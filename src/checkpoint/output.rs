@@ -1,0 +1,132 @@
+//! [`OutputFile`]: a file that appears under its name whole or not at all.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+use super::reader::{file_kind, refuse_file};
+use crate::error::{Error, Result};
+
+/// Links followed from a name before they are taken for a circle, as on Linux.
+const MOST_LINKS: usize = 40;
+
+/// A file being written: a temporary one in the folder of its target, which it replaces in [`OutputFile::finish`].
+///
+/// Dropped before that, it leaves what was there before. The name of the temporary file is random, so that what a killed
+/// process left behind is in nobody's way. Links are followed: the file they lead to is written, and they stay.
+#[derive(Debug)]
+pub struct OutputFile {
+    /// As the caller named it.
+    path: PathBuf,
+    /// Where its links lead.
+    target: PathBuf,
+    file: NamedTempFile,
+}
+
+impl OutputFile {
+    /// Starts a file that will be `path`. Whether it may be written is found out here, before the work for it is done.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a folder, a device or a pipe of that name, and for a folder that does not exist; [`Error::Io`] if
+    /// the system refuses to write to the file that is there, or beside it.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let io = |source| Error::Io { path: path.clone(), source };
+        let target = follow_links(&path).map_err(io)?;
+        let old = match fs::metadata(&target) {
+            Ok(old) if !old.is_file() => {
+                let reason = format!("is {}, not a regular file", file_kind(old.file_type()));
+                return Err(refuse_file(&path, reason, "give the name of a file to be made or replaced"));
+            }
+            Ok(old) => {
+                // Replacing needs no right to the file itself; whoever took that right away meant it.
+                OpenOptions::new().write(true).open(&target).map_err(io)?;
+                Some(old)
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(io(e)),
+        };
+        let folder = match target.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let Some(name) = target.file_name().filter(|_| folder.is_dir()) else {
+            let reason = format!("there is no folder {}", folder.display());
+            return Err(refuse_file(&path, reason, "make it first, or give another name"));
+        };
+        let prefix = format!(".{}.", name.to_string_lossy().chars().take(64).collect::<String>());
+        let mut builder = Builder::new();
+        builder.prefix(&prefix).suffix(".tmp");
+        #[cfg(unix)]
+        {
+            // A temporary file is for its owner alone by default. This one is to be like any other, as the umask says.
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(fs::Permissions::from_mode(0o666));
+        }
+        // The system's word without the temporary name that tempfile adds to it.
+        let file = builder.tempfile_in(folder).map_err(|e| io(e.kind().into()))?;
+        if let Some(old) = old {
+            fs::set_permissions(file.path(), old.permissions()).map_err(io)?;
+        }
+        Ok(Self { path, target, file })
+    }
+
+    /// The name it was created for.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its bytes are until [`OutputFile::finish`]: what a handler of signals removes.
+    pub fn temporary(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Writes bytes at the end.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.as_file_mut().write_all(bytes).map_err(|source| self.io(source))
+    }
+
+    /// Drops what was written.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        let file = self.file.as_file_mut();
+        file.set_len(0).and_then(|()| file.rewind()).map_err(|source| self.io(source))
+    }
+
+    /// Writes bytes from this place on.
+    pub(super) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let file = self.file.as_file_mut();
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(bytes)).map_err(|source| self.io(source))
+    }
+
+    /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(self) -> Result<()> {
+        self.file.as_file().sync_all().map_err(|source| self.io(source))?;
+        let path = self.path;
+        self.file.persist(&self.target).map(drop).map_err(|e| Error::Io { path, source: e.error })
+    }
+
+    fn io(&self, source: io::Error) -> Error {
+        Error::Io { path: self.path.clone(), source }
+    }
+}
+
+/// Where a name leads: itself, if it is no link. Its last part need not exist.
+fn follow_links(path: &Path) -> io::Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&target) {
+            // An absolute target takes the place of the folder.
+            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    Err(io::Error::other("too many links"))
+}

@@ -1,0 +1,273 @@
+//! The kernel images: fatbins made by `build.rs` where it found nvcc, otherwise NVRTC at run time with an on-disk cache.
+
+use std::borrow::Cow;
+use std::ops::RangeInclusive;
+use std::{env, fmt};
+
+use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+
+use super::ptx_cache::PtxCache;
+use crate::error::{Error, Result};
+use crate::gpu::kernels::nvrtc_version;
+
+/// One `kernels/*/*.cu`: a row of `kernels/files.rs`, with its text and the image that `build.rs` made (empty: none).
+pub(super) struct KernelFile {
+    /// The path below `kernels/`, without `.cu`.
+    pub(super) name: &'static str,
+    /// Compute capabilities that can run it, major * 10 + minor.
+    pub(super) gpus: RangeInclusive<u32>,
+    pub(super) family: KernelFamily,
+    source: &'static str,
+    image: &'static [u8],
+}
+
+/// Kernels that are loaded together, when the first of them is used: see [`Handle::load_kernels`](crate::gpu::Handle::load_kernels).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum KernelFamily {
+    /// Quantizers and dequantizers with FP32 scales, and the maxima that NVFP4 needs too.
+    Fp8,
+    /// Quantizers and dequantizer of MXFP8.
+    Mxfp8,
+    /// Quantizers and dequantizer of NVFP4.
+    Nvfp4,
+    /// What follows a product: the FP32 epilogue, and what prepares factors and scales for cuBLASLt.
+    Epilogue,
+}
+
+impl fmt::Display for KernelFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fp8 => "fp8",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+            Self::Epilogue => "epilogue",
+        })
+    }
+}
+
+macro_rules! kernel_files {
+    ($($family:ident, $file:literal, $gpus:expr;)+) => {
+        /// Every file, in the order of the table.
+        pub(super) static FILES: &[KernelFile] = &[$(KernelFile {
+            name: $file,
+            gpus: $gpus,
+            family: KernelFamily::$family,
+            source: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/", $file, ".cu")),
+            image: include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".fatbin")),
+        }),+];
+    };
+}
+include!("../../../kernels/files.rs");
+
+const HEADERS: [(&str, &str); 7] = [
+    ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
+    ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
+    ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
+    ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
+    ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
+    ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
+];
+
+/// Where kernel images come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelSource {
+    /// Machine code made by nvcc when the crate was built. A file that it could not compile comes from NVRTC.
+    Embedded,
+    /// Compiled by NVRTC at the first use on a GPU, then kept on disk.
+    Nvrtc,
+}
+
+impl KernelSource {
+    /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
+    pub(super) fn from_env() -> Self {
+        let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc");
+        if forced || FILES.iter().all(|file| file.image.is_empty()) {
+            return Self::Nvrtc;
+        }
+        Self::Embedded
+    }
+}
+
+impl KernelFile {
+    /// What the driver loads on a GPU of this compute capability (major * 10 + minor): a fatbin, or PTX with the NUL that ends it.
+    pub(super) fn image(&self, source: KernelSource, gpu: u32) -> Result<Cow<'static, [u8]>> {
+        match source {
+            KernelSource::Embedded if !self.image.is_empty() => Ok(Cow::Borrowed(self.image)),
+            _ => {
+                let mut ptx = self.nvrtc(&architecture(gpu))?;
+                ptx.push('\0');
+                Ok(Cow::Owned(ptx.into_bytes()))
+            }
+        }
+    }
+
+    /// The text with each `#include "..."` replaced by the header, once.
+    fn flattened(&self) -> String {
+        let mut seen = Vec::new();
+        let mut out = String::new();
+        flatten(self.source, &mut seen, &mut out);
+        out
+    }
+
+    /// PTX for a virtual architecture, from the cache or from NVRTC. Needs no GPU.
+    fn nvrtc(&self, arch: &str) -> Result<String> {
+        let source = self.flattened();
+        let version = nvrtc_version()?;
+        let arch_option = format!("--gpu-architecture={arch}");
+        let options = ["--fmad=false", "--ftz=false", "--prec-div=true", "--std=c++17", &arch_option];
+        let compile = || self.compile(&source, arch, &options, &version);
+        let mut parts = vec![source.as_str(), &version];
+        parts.extend(options);
+        match PtxCache::from_env() {
+            Some(cache) => cache.get_or(&format!("{}-{arch}", self.name.replace('/', "-")), &parts, compile),
+            None => compile(),
+        }
+    }
+
+    fn compile(&self, source: &str, arch: &str, options: &[&str], version: &str) -> Result<String> {
+        let options = CompileOptions {
+            options: options.iter().map(ToString::to_string).collect(),
+            name: Some(format!("{}.cu", self.name)),
+            ..Default::default()
+        };
+        let ptx = compile_ptx_with_opts(source, options).map_err(|e| Error::Kernel {
+            kernel: format!("kernels/{}.cu for {arch}", self.name),
+            reason: format!("NVRTC {version}: {e}"),
+            remedy: "use an NVRTC that knows this GPU, or build with nvcc on the PATH".into(),
+        })?;
+        Ok(ptx.to_src())
+    }
+}
+
+/// NVRTC's name for a GPU. The architecture's own features, E2M1 conversions among them, exist from sm_90 on under the suffix.
+fn architecture(gpu: u32) -> String {
+    format!("compute_{gpu}{}", if gpu >= 90 { "a" } else { "" })
+}
+
+fn flatten(source: &'static str, seen: &mut Vec<&'static str>, out: &mut String) {
+    for line in source.lines() {
+        let header = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        match header.and_then(|name| HEADERS.iter().find(|(header, _)| *header == name)) {
+            Some((name, text)) if !seen.contains(name) => {
+                seen.push(name);
+                flatten(text, seen, out);
+            }
+            Some(_) => {}
+            None if line == "#pragma once" => {}
+            None => {
+                out.push_str(line);
+                out.push('\n');
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of each kernel of a PTX file, by its name.
+    fn entries(ptx: &str) -> Vec<(&str, &str)> {
+        let bodies = ptx.split(".entry ").skip(1);
+        bodies.map(|body| (body.split('(').next().unwrap_or(""), body.split("\n}").next().unwrap_or(body))).collect()
+    }
+
+    /// A kernel launched with programmatic serialization runs beside the one before it, and may touch memory only after that
+    /// one's end. What is for GPUs from 90 on must therefore wait first, in every kernel; `prefetch` alone may come before.
+    fn assert_waits_before_memory(name: &str, body: &str) {
+        let wait = body.find("griddepcontrol.wait").unwrap_or_else(|| panic!("{name} never waits"));
+        for access in ["ld.global", "st.global", "atom.", "red.", "cp.async", "ld.v", "st.v"] {
+            let first = body.find(access).unwrap_or(usize::MAX);
+            assert!(wait < first, "{name}: {access} comes before griddepcontrol.wait");
+        }
+    }
+
+    #[test]
+    fn the_reader_of_waits_can_fail() {
+        let ptx = ".visible .entry good(\n)\n{\nprefetch.global.L2 [a];\ngriddepcontrol.wait;\nld.global.u8 x, [a];\n}\n\n\
+                   .visible .entry early(\n)\n{\nld.global.u8 x, [a];\ngriddepcontrol.wait;\n}\n\n\
+                   .visible .entry never(\n)\n{\nret;\n}\n";
+        let [good, early, never] = entries(ptx)[..] else { panic!("three kernels were written") };
+        assert_waits_before_memory(good.0, good.1);
+        assert_eq!((good.0, early.0, never.0), ("good", "early", "never"));
+        for (name, body) in [early, never] {
+            assert!(std::panic::catch_unwind(|| assert_waits_before_memory(name, body)).is_err(), "{name}");
+        }
+    }
+
+    /// NVRTC takes every kernel for every architecture, those of build.rs and its forward image among them, with no GPU.
+    ///
+    /// All of them take minutes, and belong to CI, which sets the variable. Elsewhere, on GPU machines above all, one small
+    /// file says whether NVRTC works; `run.sh nvrtc` of the bundle runs suites on kernels that it compiled.
+    #[test]
+    fn nvrtc_compiles_every_kernel() {
+        let everything = env::var_os("SCALED_GEMM_REQUIRE_CUBLASLT").is_some();
+        if let Err(reason) = nvrtc_version() {
+            assert!(!everything, "{reason}");
+            println!("skipped: {reason}");
+            return;
+        }
+        let archs: &[u32] = if everything { &[80, 89, 90, 100, 120] } else { &[90] };
+        let mut wanted: Vec<_> = archs.iter().map(|&gpu| (gpu, architecture(gpu))).collect();
+        if everything {
+            wanted.push((90, "compute_90".into()));
+        }
+        let files = || FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
+        for (gpu, arch) in wanted {
+            for file in files().filter(|file| file.gpus.contains(&gpu)) {
+                let ptx = file.nvrtc(&arch).unwrap();
+                let entries = entries(&ptx);
+                assert!(!entries.is_empty(), "{} for {arch}", file.name);
+                for (name, body) in entries.iter().filter(|_| gpu >= 90) {
+                    assert_waits_before_memory(&format!("{name} of {} for {arch}", file.name), body);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flattening_leaves_no_include() {
+        for file in FILES {
+            let text = file.flattened();
+            assert!(!text.contains("#include"), "{}", file.name);
+            assert_eq!(text.matches("struct ScaleRule {").count(), 1, "{}", file.name);
+        }
+    }
+
+    /// No file of `kernels/` is forgotten in the table, and its rows are what they seem.
+    #[test]
+    fn the_table_lists_every_file() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        for file in FILES {
+            assert!(file.gpus.contains(&90), "{} would not run where it was measured", file.name);
+            assert!(
+                file.name.contains(&file.family.to_string()),
+                "{} is of another family than {}",
+                file.name,
+                file.family
+            );
+        }
+        if !folder.is_dir() {
+            println!("skipped: no sources here");
+            return;
+        }
+        let below = |folder: &std::path::Path| {
+            std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>()
+        };
+        let files = below(&folder).into_iter().filter(|path| path.is_dir()).flat_map(|folder| below(&folder));
+        let (mut sources, mut headers) = (0, 0);
+        for path in files {
+            let name = path.strip_prefix(&folder).unwrap().to_str().unwrap().replace('\\', "/");
+            if let Some(name) = name.strip_suffix(".cu") {
+                assert!(FILES.iter().any(|file| file.name == name), "{name}.cu is not in kernels/files.rs");
+                sources += 1;
+            } else {
+                assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name} is not in HEADERS");
+                headers += 1;
+            }
+        }
+        assert_eq!((sources, headers), (FILES.len(), HEADERS.len()));
+    }
+}

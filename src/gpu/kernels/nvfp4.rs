@@ -1,0 +1,331 @@
+//! Launches for NVFP4: `kernels/cast/nvfp4.cu` and `nvfp4_tile.cu`.
+
+use super::Kernels;
+use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
+use super::module::Modules;
+use super::operand::{
+    BlockCodes, BlockOutput, Given, Input, address, check_block_output, check_floats, check_transposable, format_code,
+    is_aligned,
+};
+use crate::error::{Error, Result};
+use crate::format::{
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Preset, Recipe, Scheme,
+};
+use crate::gpu::device::memory::{LaunchStream, Span};
+
+/// Rows and columns of a tile of `nvfp4_tile.cu`.
+const TILE: [usize; 2] = [64, 128];
+
+/// The kernels of the family.
+pub(super) struct Nvfp4Kernels {
+    /// By rule: plain, 4over6 with absolute and with squared errors, fast and then strict.
+    given: [ByInput; 5],
+    /// By rule; first for rows that are read twice, then for rows held in registers.
+    row: [[ByInput; 2]; 5],
+    /// For the plain rule, rounded to nearest, in the data's own basis; for any.
+    tile: [ByInput; 2],
+    amax_hadamard: ByInput,
+    dequantize: ByInput,
+}
+
+impl Nvfp4Kernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let by_input = |name: &str| modules.by_input(name);
+        let row = |rule: &str| -> Result<[ByInput; 2]> {
+            Ok([
+                by_input(&format!("quantize_nvfp4_row_{rule}_long"))?,
+                by_input(&format!("quantize_nvfp4_row_{rule}_held"))?,
+            ])
+        };
+        Ok(Self {
+            given: [
+                by_input("quantize_nvfp4_plain")?,
+                by_input("quantize_nvfp4_mae")?,
+                by_input("quantize_nvfp4_mse")?,
+                by_input("quantize_nvfp4_strict_mae")?,
+                by_input("quantize_nvfp4_strict_mse")?,
+            ],
+            row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
+            tile: [by_input("quantize_nvfp4_tile_plain")?, by_input("quantize_nvfp4_tile_any")?],
+            amax_hadamard: by_input("amax_hadamard")?,
+            dequantize: by_input("dequantize_nvfp4")?,
+        })
+    }
+}
+
+/// Mirror of `Nvfp4Rule` in `kernels/cast/nvfp4.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Nvfp4Rule {
+    six_e: f32,
+    given: u32,
+    rule: u32,
+    mse: u32,
+    strict: u32,
+    tile: u32,
+    hadamard: u32,
+    stochastic: u32,
+    seed: u64,
+    offset: u64,
+}
+
+impl Nvfp4Rule {
+    fn new(recipe: Recipe, given: u32) -> Self {
+        let options = recipe.nvfp4;
+        let (rule, mse, strict) = match options.block_scale {
+            BlockScaleRule::Plain if recipe.preset == Preset::TorchAo => (2, 0, 0),
+            BlockScaleRule::Plain => (0, 0, 0),
+            BlockScaleRule::FourOverSix { metric, math } => {
+                (1, u32::from(metric == ErrorMetric::Mse), u32::from(math == ErrorMath::Strict))
+            }
+        };
+        let (stochastic, seed, offset) = match options.rounding {
+            CodeRounding::Nearest => (0, 0, 0),
+            CodeRounding::Stochastic { seed, offset } => (1, seed, offset),
+        };
+        Self {
+            six_e: 6.0 * options.bound.value(),
+            given,
+            rule,
+            mse,
+            strict,
+            tile: u32::from(options.shape == BlockShape::Tile16x16),
+            hadamard: u32::from(options.basis == Basis::Hadamard16),
+            stochastic,
+            seed,
+            offset,
+        }
+    }
+
+    /// True for the plain rule, rounded to nearest, in the data's own basis; 16x16 tiles or not.
+    fn is_plain(&self) -> bool {
+        matches!(self, Self { hadamard: 0, stochastic: 0, rule: 0, .. })
+    }
+
+    /// Place in the tables of kernels along rows; `None` for what only the tile kernel does.
+    fn along_rows(&self) -> Option<usize> {
+        match self {
+            Self { tile: 0, hadamard: 0, stochastic: 0, rule: 0, .. } => Some(0),
+            Self { tile: 0, hadamard: 0, stochastic: 0, rule: 1, mse, strict, .. } => {
+                Some((1 + mse + 2 * strict) as usize)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Mirror of `Nvfp4Given` in `kernels/cast/nvfp4_tile.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Nvfp4Given {
+    rows: u64,
+    cols: u64,
+    each: u32,
+}
+
+/// Mirror of `Nvfp4Out` in `kernels/cast/nvfp4_tile.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Nvfp4Out {
+    codes: u64,
+    block_scales: u64,
+    scales: u64,
+    codes_t: u64,
+    block_scales_t: u64,
+    scales_t: u64,
+}
+
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4.cu`) in this many steps: x covers the columns, y
+/// is 16 times the number of tiles at work at once.
+fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
+    let tiles = rows.div_ceil(128).max(1);
+    (cols.div_ceil(512).max(1), 16 * tiles.div_ceil(steps).min(GRID_Y / 16))
+}
+
+impl Kernels {
+    /// NVFP4 along rows with one second level, or with one of each row computed in the same pass (`given` is `None`).
+    ///
+    /// `backwards`: the end of the matrix is what L2 holds. Only recipes that [`Nvfp4Rule::along_rows`] knows come here.
+    fn quantize_nvfp4_rows(
+        &self,
+        stream: &LaunchStream,
+        x: &Input<'_>,
+        rule: Nvfp4Rule,
+        given: Option<(Given<'_>, bool)>,
+        out: &BlockOutput<'_>,
+        place: usize,
+    ) -> Result<()> {
+        let Some((given, backwards)) = given else {
+            // Two blocks of 16 in each thread (`row_threads` of the kernel). Groups of four rows are blocks of their own, which
+            // the GPU deals out as multiprocessors come free; single rows are as many as registers allow at once.
+            let threads = x.cols.div_ceil(32).next_multiple_of(32).max(64);
+            let held = threads <= 512;
+            let threads = threads.min(512);
+            let registers = if place == 0 { 64 } else { 128 };
+            let resident = self.sm_count * (65536 / registers / threads).max(1);
+            let padded = x.rows.next_multiple_of(128);
+            let together = if held && padded / 4 >= 4 * self.sm_count { 4u32 } else { 1 };
+            let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
+            return enqueue_cast!(
+                stream,
+                self.nvfp4(stream)?.row[place][usize::from(held)],
+                x,
+                Blocks::new((rows_at_once, 1), threads as u32),
+                rule,
+                together,
+                out.codes.address,
+                out.block_scales.address,
+                out.scales.address,
+            );
+        };
+        // A few steps for each block, once there are more than enough blocks; what `given_blocks` of the kernel says.
+        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
+        let (columns, lines) = walk_grid(x.rows, x.cols, 1);
+        let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
+        enqueue_cast!(
+            stream,
+            self.nvfp4(stream)?.given[place],
+            x,
+            Blocks::new(walk_grid(x.rows, x.cols, steps), THREADS),
+            rule,
+            given.span().address,
+            u32::from(backwards),
+            out.codes.address,
+            out.block_scales.address,
+            out.scales.address,
+        )
+    }
+
+    /// Quantizes X, and its transpose where wanted, as NVFP4.
+    ///
+    /// `given` is the second level of X and that of the transpose; for `Nvfp4Row` `None` means: computed in the same pass,
+    /// which is possible for recipes along rows without transposed output ([`Kernels::row_amax_in_pass`]).
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn quantize_nvfp4(
+        &self,
+        stream: &LaunchStream,
+        x: &Input<'_>,
+        recipe: Recipe,
+        given: [Option<Given<'_>>; 2],
+        backwards: bool,
+        out: Option<&BlockOutput<'_>>,
+        transposed: Option<&BlockOutput<'_>>,
+    ) -> Result<()> {
+        x.check()?;
+        out.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_block_output(o, recipe.scheme, x.cols, x.rows))?;
+        given[0].map_or(Ok(()), |g| g.check(x.rows))?;
+        given[1].map_or(Ok(()), |g| g.check(x.cols))?;
+        let kind = given[0].or(given[1]).map_or(0, Given::kind);
+        let rule = Nvfp4Rule::new(recipe, kind);
+        let each = recipe.scheme == Scheme::Nvfp4Row;
+        if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
+            let one = given[0].filter(|_| !each).map(|g| (g, backwards));
+            if each || one.is_some() {
+                return self.quantize_nvfp4_rows(stream, x, rule, one, out, place);
+            }
+        }
+        if transposed.is_some() {
+            check_transposable(x)?;
+        }
+        for (wanted, given) in [(out, given[0]), (transposed, given[1])] {
+            if wanted.is_some() && given.is_none_or(|g| matches!(g, Given::RowAmax(_)) != each) {
+                return Err(Error::shape("second level", "none of its kind", "must be given", "compute it first"));
+            }
+        }
+        let span = |g: Option<Given<'_>>| g.map_or(0, |g| g.span().address);
+        let given = Nvfp4Given { rows: span(given[0]), cols: span(given[1]), each: u32::from(each) };
+        let place = |o: Option<&BlockOutput<'_>>| {
+            [address(o.map(|o| o.codes)), address(o.map(|o| o.block_scales)), address(o.map(|o| o.scales))]
+        };
+        let ([codes, block_scales, scales], [codes_t, block_scales_t, scales_t]) = (place(out), place(transposed));
+        let target = Nvfp4Out { codes, block_scales, scales, codes_t, block_scales_t, scales_t };
+        // Two tiles of 64 rows cover one of 128 x 4 scales, padding included. An empty matrix still has a second level.
+        let tiles = (x.rows.next_multiple_of(128) / TILE[0] * x.cols.div_ceil(TILE[1])).max(1);
+        enqueue_cast!(
+            stream,
+            self.nvfp4(stream)?.tile[usize::from(!rule.is_plain())],
+            x,
+            Blocks::new((tiles, 1), THREADS),
+            rule,
+            given,
+            target,
+        )
+    }
+
+    /// True if the quantizer finds the row maxima of this recipe itself.
+    pub(crate) fn row_amax_in_pass(recipe: Recipe) -> bool {
+        Nvfp4Rule::new(recipe, 0).along_rows().is_some()
+    }
+
+    /// Raises `row` to max |y| of the Hadamard transforms of the rows, `col` to that of the columns.
+    pub(crate) fn amax_hadamard(
+        &self,
+        stream: &LaunchStream,
+        x: &Input<'_>,
+        row: Option<&Span<'_>>,
+        col: Option<&Span<'_>>,
+    ) -> Result<()> {
+        x.check()?;
+        row.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
+        col.map_or(Ok(()), |s| check_floats("amax of the transpose", s, 1))?;
+        if col.is_some() {
+            check_transposable(x)?;
+        }
+        enqueue_cast!(
+            stream,
+            self.nvfp4(stream)?.amax_hadamard,
+            x,
+            Blocks::new((x.rows.div_ceil(TILE[0]) * x.cols.div_ceil(TILE[1]), 1), THREADS),
+            address(row),
+            address(col),
+        )
+    }
+
+    /// `y[i, j] = round(fl(code * fl(block_scale * scale)))`, rows `y_stride` elements apart.
+    pub(crate) fn dequantize_blocks(
+        &self,
+        stream: &LaunchStream,
+        q: &BlockCodes<'_>,
+        y: &Span<'_>,
+        y_stride: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        q.check(y, y_stride, dtype)?;
+        let &BlockCodes { scheme, rows, cols, codes, block_scales, scales } = q;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let aligned = is_aligned(y.address, rows, y_stride, dtype);
+        // Eight rows by eight columns a thread; sixteen blocks along y are a tile of 128 rows.
+        let grid = (cols.div_ceil(THREADS as usize * 8), 16 * rows.div_ceil(128).min(GRID_Y / 16));
+        let blocks = Blocks::new(grid, THREADS);
+        if let Scheme::Mxfp8(format) = scheme {
+            return enqueue!(
+                stream,
+                self.mxfp8(stream)?.dequantize.of(dtype, aligned)?,
+                blocks,
+                codes.address,
+                block_scales.address,
+                rows as u32,
+                cols as u32,
+                format_code(format),
+                y.address,
+                y_stride as u64,
+            );
+        }
+        enqueue!(
+            stream,
+            self.nvfp4(stream)?.dequantize.of(dtype, aligned)?,
+            blocks,
+            codes.address,
+            block_scales.address,
+            address(scales),
+            u32::from(scheme == Scheme::Nvfp4Row),
+            rows as u32,
+            cols as u32,
+            y.address,
+            y_stride as u64,
+        )
+    }
+}

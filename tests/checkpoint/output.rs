@@ -1,0 +1,172 @@
+//! Where files go: links are followed, what is no regular file is refused before the work, and nothing is in the way of the
+//! next run. What no regular file is read either.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use safetensors::tensor::Dtype;
+use scaled_gemm::checkpoint::{Checkpoint, FileLayout, OutputFile, printable};
+
+use super::{Folder, foreign};
+
+fn one_byte() -> FileLayout {
+    let mut layout = FileLayout::new();
+    layout.tensor("a", Dtype::U8, &[1]);
+    layout
+}
+
+/// Writes a file of one tensor to `path`.
+fn write_one(path: &Path, byte: u8) {
+    let mut writer = one_byte().create(path, &[]).unwrap();
+    writer.write("a", &[byte]).unwrap();
+    writer.finish().unwrap();
+}
+
+fn read_one(path: &Path) -> u8 {
+    Checkpoint::open(path).unwrap().bytes("a").unwrap()[0]
+}
+
+#[cfg(unix)]
+#[test]
+fn links_stay_and_what_they_lead_to_is_written() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new();
+    fs::create_dir(folder.file("data")).unwrap();
+    let real = folder.file("data/real");
+    write_one(&real, 1);
+    symlink("data/real", folder.file("inner")).unwrap();
+    symlink(folder.file("inner"), folder.file("outer")).unwrap();
+    write_one(&folder.file("outer"), 2);
+    assert_eq!(read_one(&real), 2);
+    // A link to what is not there yet.
+    symlink("data/new", folder.file("dangling")).unwrap();
+    write_one(&folder.file("dangling"), 3);
+    assert_eq!(read_one(&folder.file("data/new")), 3);
+    for link in ["inner", "outer", "dangling"] {
+        assert!(fs::symlink_metadata(folder.file(link)).unwrap().is_symlink(), "{link} was replaced");
+    }
+    symlink("circle", folder.file("circle")).unwrap();
+    let error = OutputFile::create(folder.file("circle")).unwrap_err().to_string();
+    assert!(error.contains("circle: too many"), "{error}");
+    // The input is known under every name.
+    let input = Checkpoint::open(&real).unwrap();
+    let error = one_byte().create(folder.file("outer"), &[&input]).unwrap_err().to_string();
+    assert!(error.contains("it is the input"), "{error}");
+    assert_eq!((read_one(&real), fs::read_dir(folder.file("data")).unwrap().count()), (2, 2));
+}
+
+#[cfg(unix)]
+#[test]
+fn devices_pipes_and_folders_are_refused_before_the_work() {
+    use std::os::unix::fs::FileTypeExt;
+    let folder = Folder::new();
+    let pipe = folder.file("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for (path, kind) in [(Path::new("/dev/null"), "a device"), (&pipe, "a pipe"), (&folder.0, "a folder")] {
+        let error = OutputFile::create(path).unwrap_err().to_string();
+        assert!(error.contains(kind) && error.contains("regular file"), "{error}");
+        // A reader of a pipe would wait for a writer.
+        let error = Checkpoint::open(path).unwrap_err().to_string();
+        assert!(error.contains(kind) && error.contains("regular file"), "{error}");
+    }
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    let error = OutputFile::create(folder.file("nowhere/out")).unwrap_err().to_string();
+    assert!(error.contains("there is no folder") && error.contains("nowhere"), "{error}");
+    assert!(OutputFile::create("").is_err() && OutputFile::create("/").is_err());
+    assert_eq!(folder.names(), ["pipe"]);
+}
+
+#[test]
+fn what_a_killed_process_left_is_in_nobodys_way() {
+    let folder = Folder::new();
+    let path = folder.file("out");
+    // Killed processes remove nothing; the next one, in its container, has the same id.
+    let first = OutputFile::create(&path).unwrap();
+    let left: Vec<_> = (0..3).map(|i| folder.file(&format!(".out.{}-{i}.tmp", std::process::id()))).collect();
+    left.iter().for_each(|file| fs::write(file, "partial").unwrap());
+    let second = OutputFile::create(&path).unwrap();
+    assert_ne!(first.temporary(), second.temporary());
+    assert_eq!(first.temporary().parent(), path.parent());
+    drop((first, second));
+    write_one(&path, 1);
+    assert_eq!(folder.names().len(), 1 + left.len());
+}
+
+#[cfg(unix)]
+#[test]
+fn modes_are_those_of_other_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let (made, plain) = (folder.file("made"), folder.file("plain"));
+    write_one(&made, 1);
+    fs::write(&plain, "").unwrap();
+    assert_eq!(mode(&made), mode(&plain));
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o640)).unwrap();
+    write_one(&made, 2);
+    assert_eq!((mode(&made), read_one(&made)), (0o640, 2));
+}
+
+#[test]
+fn plain_text_is_written_whole_or_not_at_all() {
+    let folder = Folder::new();
+    let path = folder.file("out.json");
+    fs::write(&path, "old").unwrap();
+    let mut file = OutputFile::create(&path).unwrap();
+    file.write(b"new ").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    drop(file);
+    assert_eq!((fs::read(&path).unwrap(), folder.names().len()), (b"old".to_vec(), 1));
+    let mut file = OutputFile::create(&path).unwrap();
+    file.write(b"new ").unwrap();
+    file.write(b"text").unwrap();
+    assert_eq!(file.path(), path);
+    file.finish().unwrap();
+    let mut text = String::new();
+    fs::File::open(&path).unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), folder.names().len()), ("new text", 1));
+    // A layout starts at the beginning.
+    let mut file = OutputFile::create(&path).unwrap();
+    file.write(&[7; 1000]).unwrap();
+    let mut writer = one_byte().create_in(file, &[]).unwrap();
+    writer.write("a", &[5]).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(read_one(&path), 5);
+}
+
+#[test]
+fn names_with_control_characters_come_out_escaped() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let name = "w\u{1b}[31m\u{9b}\u{202e}";
+    for (tensors, word) in [
+        (vec![(name, Dtype::F8_E4M3, vec![4, 16], vec![1; 64])], "no scale"),
+        (
+            vec![
+                (name, Dtype::U8, vec![8, 8], vec![1; 64]),
+                ("w\u{1b}[31m\u{9b}\u{202e}_scale_2", Dtype::F32, vec![1], vec![0; 4]),
+            ],
+            "no scale",
+        ),
+        (
+            vec![
+                (name, Dtype::F8_E4M3, vec![2, 2, 16], vec![1; 64]),
+                ("w\u{1b}[31m\u{9b}\u{202e}_scale", Dtype::F32, vec![1], vec![0; 4]),
+            ],
+            "two dimensions",
+        ),
+    ] {
+        foreign(&path, &tensors, None);
+        let file = Checkpoint::open(&path).unwrap();
+        assert_eq!(file.quantized(), [name]);
+        for error in [file.scheme(name).unwrap_err(), file.matrix("other").unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains(r"w\u{1b}[31m\u{9b}\u{202e}"), "{error:?}");
+            assert!(!error.contains(|c: char| c.is_control() || c == '\u{202e}'), "{error:?}");
+        }
+        let error = file.scheme(name).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    assert_eq!(printable("it's \"a\\b\" – é"), "it's \"a\\b\" – é");
+}
