@@ -29,10 +29,10 @@ fn refused<T>(result: Result<T, Error>, words: &[&str]) {
 #[test]
 fn plans_share_scratch_and_own_none() {
     let Some(handle) = handle() else { return };
-    let (mut rng, case) = (Rng(121), layer());
+    let (mut rng, case) = (Noise::new(121), layer());
     let small = Operands::new(&handle, &mut rng, [17, 528, 576], NVFP4);
     let large = Operands::new(&handle, &mut rng, [130, 2112, 576], NVFP4);
-    let extras = [(17, 528), (130, 2112)].map(|(m, n)| Extras::new(&handle, &mut Rng(122), m, n, &[0]));
+    let extras = [(17, 528), (130, 2112)].map(|(m, n)| Extras::new(&handle, &mut Noise::new(122), m, n, &[0]));
     if offered(&handle, &case.desc(&small)).is_empty() {
         println!("skipped: {} has no BF16 products", handle.device());
         return;
@@ -82,7 +82,7 @@ fn plans_share_scratch_and_own_none() {
 #[test]
 fn scaled_gemm_is_captured_once_its_plan_is_cached() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(123);
+    let mut rng = Noise::new(123);
     let (m, n, k) = (17, 528, 576);
     let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
     let blocks = mixes(("fp8-1x128", "fp8-128x128"))[0];

@@ -4,6 +4,7 @@
 //! ([`Handle::quantize`]), then [`GemmDesc`] and [`GemmPlan`].
 
 mod cast;
+mod clocks;
 mod device;
 mod gemm;
 mod handle;
@@ -13,6 +14,7 @@ mod matrix;
 mod measure;
 
 pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
+pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
@@ -28,4 +30,4 @@ pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
-pub use measure::{Bf16Gemm, copy, time_calls};
+pub use measure::{Bf16Gemm, Cadence, Times, Timing, copy};

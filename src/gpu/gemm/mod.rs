@@ -6,6 +6,7 @@ pub(crate) mod call;
 pub(crate) mod desc;
 pub(crate) mod finish;
 pub(crate) mod formulation;
+pub(crate) mod judge;
 pub(crate) mod lt_step;
 pub(crate) mod measured;
 pub(crate) mod outline;
