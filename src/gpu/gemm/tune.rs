@@ -7,6 +7,7 @@ use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
 use crate::gpu::gemm::judge::Judge;
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneRecord;
+use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Search};
 use crate::gpu::handle::Handle;
 use crate::gpu::measure::Timing;
@@ -184,7 +185,7 @@ impl GemmPlan {
         if self.desc.is_empty() {
             return Err(nothing_to_tune(self));
         }
-        let (mut order, _) = formulation::preference(&self.desc, Facts::of(handle));
+        let (mut order, _) = rules::preference(&self.desc, Facts::of(handle));
         if let Some(asked) = self.options.formulation {
             order.retain(|f| *f == asked);
         }
