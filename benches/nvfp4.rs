@@ -5,11 +5,10 @@
 mod common;
 
 use common::*;
-use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    GivenScale, Handle, MatMut, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, quantize_bytes,
-    time_calls,
+    GivenScale, Handle, MatMut, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, Times,
+    quantize_bytes,
 };
 
 /// Rows and columns: the one that targets are set for, a prefill, a decode step, an odd one.
@@ -49,7 +48,7 @@ struct Case {
 }
 
 fn main() {
-    main_with_gpu(|handle| {
+    main_with_gpu(|handle, _| {
         head(handle, "NVFP4 and MXFP8, BF16 in, and back to BF16");
         for (rows, cols) in SHAPES {
             let copied = copy_time(handle, rows * cols * 2);
@@ -154,8 +153,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
             continue;
         }
         let Some(out) = outputs.iter_mut().find(|o| o.scheme == case.recipe.scheme) else { continue };
-        let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1e6), 9, |i| {
-            let i = i % sets;
+        let time = time(handle, sets, |i| {
             let to = match case.direction {
                 Direction::Plain => QuantizeTo::Plain(&mut out.plain[i]),
                 Direction::Transposed => QuantizeTo::Transposed(&mut out.turned[i]),
@@ -179,7 +177,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
         // The amax of a whole matrix is a pass of its own over the input.
         let found = case.level == Level::Own && case.recipe.scheme == Scheme::Nvfp4;
         let moved = moved + if found { rows * cols * 2 } else { 0 };
-        report(&words(&case), time.unwrap(), moved, roof, (rows, cols), case.target);
+        report(&words(&case), &time, moved, roof, (rows, cols), case.target);
     }
 }
 
@@ -201,29 +199,28 @@ fn dequantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
     let sets = rotation(handle, rows * cols * 5 / 2);
     let x = random(handle, 1, rows * cols, DType::Bf16);
     let x = MatRef::new(&x, DType::Bf16, rows, cols).unwrap();
-    let mut y: Vec<CudaSlice<u8>> =
-        (0..sets).map(|_| handle.stream().alloc_zeros::<u8>(rows * cols * 2).unwrap()).collect();
+    let mut y = outputs(handle, sets, rows * cols * 2);
     for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, MX] {
         let recipe = Recipe::new(scheme);
         let q: Vec<_> = (0..sets).map(|_| handle.quantize(&x, recipe).unwrap()).collect();
-        let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1e6), 9, |i| {
-            let i = i % sets;
+        let time = time(handle, sets, |i| {
             handle.dequantize_into(&q[i], &mut MatMut::new(&mut y[i], DType::Bf16, rows, cols)?)
         });
         let label = format!("dequantize {}", scheme.spec().name);
         let bytes = quantize_bytes(recipe, DType::Bf16, rows, cols, false);
-        report(&label, time.unwrap(), bytes, roof, (rows, cols), Target::OfCopy(0.95));
+        report(&label, &time, bytes, roof, (rows, cols), Target::OfCopy(0.95));
     }
 }
 
-fn report(label: &str, time: f64, bytes: usize, roof: f64, shape: (usize, usize), target: Target) {
-    let rate = bytes as f64 / time;
+fn report(label: &str, time: &Times, bytes: usize, roof: f64, shape: (usize, usize), target: Target) {
     let verdict = |met: bool| if met { "met" } else { "missed" };
     let target = match target {
         _ if shape != TARGETED => String::new(),
         Target::None => String::new(),
-        Target::Microseconds(most) => format!("{most} us: {}", verdict(time <= most)),
-        Target::OfCopy(least) => format!("{least} of copy: {}", verdict(rate / roof >= least)),
+        Target::Microseconds(most) => format!("{most} us: {}", verdict(time.median() <= most)),
+        Target::OfCopy(least) => {
+            format!("{least} of copy: {}", verdict(bytes as f64 / time.median() / roof >= least))
+        }
     };
-    println!("| {label} | {time:.2} | {:.3} | {:.3} | {target} |", rate / 1e6, rate / roof);
+    report_rate(label, time, bytes, roof, &format!(" {target} |"));
 }

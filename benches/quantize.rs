@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use scaled_gemm::{
     DType, DeviceBytes, Fp8Format, GivenScale, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
-    Scheme, VecRef, quantize_bytes, time_calls,
+    Scheme, VecRef, quantize_bytes,
 };
 
 /// Rows and columns: three that targets are set for, a decode step, two odd ones.
@@ -21,7 +21,7 @@ enum Direction {
 }
 
 fn main() {
-    main_with_gpu(|handle| {
+    main_with_gpu(|handle, _| {
         head(handle, "Quantizers, BF16 in, E4M3 and FP32 scales out");
         for (rows, cols) in SHAPES {
             let copied = copy_time(handle, rows * cols * 2);
@@ -51,24 +51,18 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
         };
         let tensor = matches!(scheme, Scheme::Fp8Tensor(_));
         if tensor {
-            let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1.4e6), 9, |i| {
+            let time = time(handle, sets, |i| {
                 let scale = GivenScale::Encode(DeviceBytes::from(&factor));
-                let out = &mut plain[i % sets];
-                handle.quantize_tensor_into(&inputs[i % sets], Fp8Format::E4M3, &scale, out, None)
+                handle.quantize_tensor_into(&inputs[i], Fp8Format::E4M3, &scale, &mut plain[i], None)
             });
-            report(
-                "fp8-tensor, given scale",
-                time.unwrap(),
-                quantize_bytes(recipe, DType::Bf16, rows, cols, false),
-                roof,
-            );
+            let bytes = quantize_bytes(recipe, DType::Bf16, rows, cols, false);
+            report_rate("fp8-tensor, given scale", &time, bytes, roof, "");
         }
         for direction in [Direction::Plain, Direction::Both, Direction::Transposed] {
             if direction != Direction::Plain && turned.is_empty() {
                 continue;
             }
-            let time = time_calls(handle, calls(sets, 2.0 + (rows * cols) as f64 / 1.2e6), 9, |i| {
-                let i = i % sets;
+            let time = time(handle, sets, |i| {
                 let to = match direction {
                     Direction::Plain => QuantizeTo::Plain(&mut plain[i]),
                     Direction::Both => QuantizeTo::Both(&mut plain[i], &mut turned[i]),
@@ -87,7 +81,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
                 }
             };
             let amax_label = if tensor { ", amax and cast" } else { "" };
-            report(&format!("{}{amax_label}{label}", scheme.spec().name), time.unwrap(), bytes + amax, roof);
+            report_rate(&format!("{}{amax_label}{label}", scheme.spec().name), &time, bytes + amax, roof, "");
         }
     }
 }
@@ -99,13 +93,13 @@ fn epilogues(handle: &Handle) {
         let roof = 8.0 * (m * n) as f64 / copy_time(handle, m * n * 4);
         let sets = rotation(handle, m * n * 6);
         let acc: Vec<_> = (0..sets).map(|i| random(handle, i as u64, m * n, DType::F32)).collect();
-        let mut d: Vec<_> = (0..sets).map(|_| handle.stream().alloc_zeros::<u8>(m * n * 2).unwrap()).collect();
+        let mut d = outputs(handle, sets, m * n * 2);
         let rows = random(handle, 7, m, DType::F32);
         let cols = random(handle, 8, n, DType::F32);
         for scaled in [true, false] {
-            let time = time_calls(handle, calls(sets, 2.0 + (m * n) as f64 / 7e5), 9, |i| {
-                let acc = MatRef::new(&acc[i % sets], DType::F32, m, n)?;
-                let args = RescaleArgs::new(acc, MatMut::new(&mut d[i % sets], DType::Bf16, m, n)?);
+            let time = time(handle, sets, |i| {
+                let acc = MatRef::new(&acc[i], DType::F32, m, n)?;
+                let args = RescaleArgs::new(acc, MatMut::new(&mut d[i], DType::Bf16, m, n)?);
                 let args = args.bias(VecRef::new(&cols, DType::F32, n)?);
                 let vector = |v, len| VecRef::new(v, DType::F32, len);
                 handle.rescale_into(match scaled {
@@ -114,7 +108,7 @@ fn epilogues(handle: &Handle) {
                 })
             });
             let label = if scaled { "rescale and bias" } else { "bias" };
-            report(&format!("{m} x {n} {label}"), time.unwrap(), m * n * 6, roof);
+            report_rate(&format!("{m} x {n} {label}"), &time, m * n * 6, roof, "");
         }
     }
 }
@@ -128,20 +122,10 @@ fn dequantizers(handle: &Handle) {
     let x = MatRef::new(&x, DType::Bf16, rows, cols).unwrap();
     for scheme in Scheme::FP8.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
         let q: Vec<_> = (0..2).map(|_| handle.quantize(&x, Recipe::new(scheme)).unwrap()).collect();
-        let mut y: Vec<_> = (0..2).map(|_| handle.stream().alloc_zeros::<u8>(rows * cols * 2).unwrap()).collect();
-        let time = time_calls(handle, 16, 9, |i| {
-            handle.dequantize_into(&q[i % 2], &mut MatMut::new(&mut y[i % 2], DType::Bf16, rows, cols)?)
-        });
-        report(
-            scheme.spec().name,
-            time.unwrap(),
-            quantize_bytes(Recipe::new(scheme), DType::Bf16, rows, cols, false),
-            roof,
-        );
+        let mut y = outputs(handle, 2, rows * cols * 2);
+        let time =
+            time(handle, 2, |i| handle.dequantize_into(&q[i], &mut MatMut::new(&mut y[i], DType::Bf16, rows, cols)?));
+        let bytes = quantize_bytes(Recipe::new(scheme), DType::Bf16, rows, cols, false);
+        report_rate(scheme.spec().name, &time, bytes, roof, "");
     }
-}
-
-fn report(label: &str, time: f64, bytes: usize, roof: f64) {
-    let rate = bytes as f64 / time;
-    println!("| {label} | {time:.2} | {:.3} | {:.3} |", rate / 1e6, rate / roof);
 }

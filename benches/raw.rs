@@ -17,7 +17,7 @@ use cublaslt_sys::{
 use scaled_gemm::cudarc::driver::{CudaSlice, DevicePtr};
 use scaled_gemm::{
     Accumulation, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, MatRef,
-    PlanOptions, QuantMatrix, Recipe, Result, Scheme, time_calls,
+    PlanOptions, QuantMatrix, Recipe, Result, Scheme, Timing,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
@@ -28,7 +28,7 @@ const BATCH: usize = 50;
 const BATCHES: usize = 200;
 
 fn main() {
-    main_with_gpu(|handle| {
+    main_with_gpu(|handle, _| {
         head(handle, "A plan's execute against a bare cublasLtMatmul of the same algorithm");
         println!("\n## Device time, cold operands");
         println!("| pair | m, n, k | raw us | execute us | ratio |\n|---|---|---|---|---|");
@@ -121,15 +121,13 @@ fn device_time(handle: &Handle, pair: (Scheme, Scheme), shape: [usize; 3]) {
     let mut ops: Vec<_> = (0..sets).map(|i| operands(handle, i as u64, pair, shape)).collect();
     let addresses: Vec<_> = ops.iter().map(|o| o.addresses).collect();
     let mut raw = Raw::new(handle, &plan, pair, shape);
-    let calls = calls(sets, 8.0 + (2 * m * n * k) as f64 / 1e9);
-    // In turns, so that a clock that drifts meets both.
-    let (mut bare, mut planned) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        bare.push(time_calls(handle, calls, 9, |i| raw.call(addresses[i % sets])).unwrap());
-        planned.push(time_calls(handle, calls, 9, |i| plan.execute(handle, args(&mut ops[i % sets], shape)?)).unwrap());
-    }
-    let (bare, planned) = (median(&mut bare), median(&mut planned));
-    println!("| {} x {} | {m}, {n}, {k} | {bare:.2} | {planned:.2} | {:.4} |", pair.0, pair.1, planned / bare);
+    let times = Timing::SUSTAINED.over(sets).in_turns(handle, 2, |who, call| match who {
+        0 => raw.call(addresses[call % sets]),
+        _ => plan.execute(handle, args(&mut ops[call % sets], shape)?),
+    });
+    let times = times.unwrap();
+    let ratio = times[1].median() / times[0].median();
+    println!("| {} x {} | {m}, {n}, {k} | {} | {} | {ratio:.4} |", pair.0, pair.1, times[0], times[1]);
 }
 
 fn host_time(handle: &Handle, pair: (Scheme, Scheme), shape: [usize; 3], events: &str) {

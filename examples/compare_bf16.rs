@@ -1,22 +1,21 @@
 //! What FP8 gains and costs against BF16: time, and signal to noise of the result, for every pair of schemes.
 //!
-//! On a GPU: medians over replayed graphs, operands warm in the L2 cache where they fit (`benches/` measures cold ones),
-//! BF16 as the best of eight algorithms. Without one: signal to noise on the CPU, and times that say nothing about GPUs.
-//! The noise is measured on the first 64 rows of D. k must be a multiple of 16, n of 8.
+//! On a GPU: competitors in turns over cold operands, with pauses and back to back, as the benches measure; BF16 is the fastest
+//! of up to eight algorithms. Without one: signal to noise on the CPU, and times that say nothing about GPUs. The noise is
+//! measured on the first 64 rows of D. k must be a multiple of 16, n of 8.
 //!
 //!     cargo run --release --example compare_bf16 [M N K]
 
+mod common;
+
 use std::time::Instant;
 
-use half::bf16;
-use ndarray::{Array2, ArrayView2, s};
-use scaled_gemm::reference::{self, GemmInputs, sqnr_db};
+use common::{Outcome, Problem, Sets, begin, narrow, times};
+use scaled_gemm::reference::{self, GemmInputs};
 use scaled_gemm::{
-    Bf16Gemm, DType, Error, Fp8Format, GemmArgs, GemmDesc, Handle, MatMut, MatRef, QuantizeTo, Recipe, Scheme,
-    time_calls,
+    Cadence, DType, Error, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    Timing,
 };
-
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const PAIRS: [(Scheme, Scheme); 4] = [
@@ -25,38 +24,33 @@ const PAIRS: [(Scheme, Scheme); 4] = [
     (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)),
     (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block1x128(E4M3)),
 ];
-const ROWS: usize = 64;
 
-/// Signal to noise of the first rows of D, `n` wide.
-fn noise_of(exact: &Array2<f32>, d: &[bf16]) -> f64 {
-    let d: Vec<f32> = d[..exact.len()].iter().map(|v| v.to_f32()).collect();
-    let exact: Vec<f32> = exact.iter().copied().collect();
-    sqnr_db(&exact, &d)
+/// One pair, with A and B of every set.
+struct Job {
+    plan: GemmPlan,
+    a: Vec<QuantMatrix>,
+    b: Vec<QuantMatrix>,
+    sqnr: f64,
 }
 
-fn on_gpu(handle: &Handle, x: &[bf16], w: &[bf16], exact: &Array2<f32>, [m, n, k]: [usize; 3]) -> Outcome<()> {
-    let stream = handle.stream();
-    let (x, w) = (stream.clone_htod(x)?, stream.clone_htod(w)?);
-    let (x, w) = (MatRef::new(&x, DType::Bf16, m, k)?, MatRef::new(&w, DType::Bf16, n, k)?);
-    let mut d = stream.alloc_zeros::<bf16>(m * n)?;
-    let tflops = |us: f64| 2.0 * (m * n * k) as f64 / us / 1e6;
-
-    let mut plain = Bf16Gemm::new(handle, m, n, k, 8)?;
-    let mut base = f64::INFINITY;
-    for index in 0..plain.candidates() {
-        plain.choose(index);
-        let time =
-            time_calls(handle, 20, 5, |_| plain.execute(handle, &x, &w, &mut MatMut::new(&mut d, DType::Bf16, m, n)?))?;
-        base = base.min(time);
+impl Job {
+    fn call(&mut self, handle: &Handle, sets: &mut Sets, set: usize, quantizes: bool) -> scaled_gemm::Result<()> {
+        let (x, d) = sets.x_and_d(set)?;
+        let a = &mut self.a[set];
+        if quantizes {
+            handle.quantize_into(&x, Recipe::new(a.scheme()), QuantizeTo::Plain(a))?;
+        }
+        self.plan.execute(handle, GemmArgs::new(a, &self.b[set], d))
     }
-    println!("| pair | formulation | us | TFLOP/s | x BF16 | with quantization of A, us | x BF16 | SQNR, dB |");
-    println!("|---|---|---:|---:|---:|---:|---:|---:|");
-    let quality = noise_of(exact, &stream.clone_dtoh(&d)?);
-    println!("| bf16 | | {base:.1} | {:.0} | 1.00 | {base:.1} | 1.00 | {quality:.1} |", tflops(base));
+}
 
-    for (scheme_a, scheme_b) in PAIRS {
-        let (recipe_a, recipe_b) = (Recipe::new(scheme_a), Recipe::new(scheme_b));
-        let mut plan = match handle.plan(&GemmDesc::new(m, n, k, scheme_a, scheme_b, DType::Bf16)) {
+fn on_gpu(handle: &Handle, problem: &Problem) -> Outcome<()> {
+    let [m, n, k] = problem.shape;
+    let mut sets = Sets::new(handle, problem)?;
+    let bf16_sqnr = sets.bf16_sqnr(handle, problem)?;
+    let mut jobs = Vec::new();
+    for (a, b) in PAIRS {
+        let mut plan = match handle.plan(&GemmDesc::new(m, n, k, a, b, DType::Bf16)) {
             Ok(plan) => plan,
             Err(error @ Error::Pair { .. }) => {
                 println!("{error}");
@@ -64,83 +58,62 @@ fn on_gpu(handle: &Handle, x: &[bf16], w: &[bf16], exact: &Array2<f32>, [m, n, k
             }
             Err(error) => return Err(error.into()),
         };
-        let (mut a, b) = (handle.quantize(&x, recipe_a)?, handle.quantize(&w, recipe_b)?);
-        plan.prepare(handle, &b)?;
-        let gemm = time_calls(handle, 20, 5, |_| {
-            plan.execute(handle, GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::Bf16, m, n)?))
+        let count = sets.count();
+        let a = (0..count).map(|set| handle.quantize(&sets.x(set)?, Recipe::new(a)));
+        let b = (0..count).map(|set| handle.quantize(&sets.w(set)?, Recipe::new(b)));
+        let (a, b) = (a.collect::<scaled_gemm::Result<Vec<_>>>()?, b.collect::<scaled_gemm::Result<Vec<_>>>()?);
+        b.iter().try_for_each(|b| plan.prepare(handle, b))?;
+        let mut job = Job { plan, a, b, sqnr: 0.0 };
+        job.call(handle, &mut sets, 0, false)?;
+        job.sqnr = sets.sqnr(handle, problem)?;
+        jobs.push(job);
+    }
+    let tflops = |us: f64| 2.0 * (m * n * k) as f64 / us / 1e6;
+    for cadence in Cadence::ALL {
+        // Each product alone, and with the quantization of A.
+        let times = times(handle, Timing::of(cadence), &mut sets, 2 * jobs.len(), |sets, who, set| {
+            jobs[who / 2].call(handle, sets, set, who % 2 == 1)
         })?;
-        let both = time_calls(handle, 20, 5, |_| {
-            handle.quantize_into(&x, recipe_a, QuantizeTo::Plain(&mut a))?;
-            plan.execute(handle, GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::Bf16, m, n)?))
-        })?;
-        let quality = noise_of(exact, &stream.clone_dtoh(&d)?);
-        println!(
-            "| {scheme_a} x {scheme_b} | {} | {gemm:.1} | {:.0} | {:.2} | {both:.1} | {:.2} | {quality:.1} |",
-            plan.formulation(),
-            tflops(gemm),
-            base / gemm,
-            base / both
-        );
+        let times: Vec<f64> = times.iter().map(|times| times.median()).collect();
+        println!("| pair | formulation | us | TFLOP/s | x BF16 | with quantization of A, us | x BF16 | SQNR, dB |");
+        println!("|---|---|---:|---:|---:|---:|---:|---:|");
+        let base = times[0];
+        println!("| bf16 | | {base:.1} | {:.0} | 1.00 | {base:.1} | 1.00 | {bf16_sqnr:.1} |", tflops(base));
+        for (job, times) in jobs.iter().zip(times[1..].chunks(2)) {
+            let (GemmDesc { a, b, .. }, alone, with) = (job.plan.desc(), times[0], times[1]);
+            println!(
+                "| {a} x {b} | {} | {alone:.1} | {:.0} | {:.2} | {with:.1} | {:.2} | {:.1} |",
+                job.plan.formulation(),
+                tflops(alone),
+                base / alone,
+                base / with,
+                job.sqnr
+            );
+        }
     }
     Ok(())
 }
 
-fn on_cpu(x: ArrayView2<f32>, w: ArrayView2<f32>, exact: &Array2<f32>) -> Outcome<()> {
+fn on_cpu(problem: &Problem) -> Outcome<()> {
     println!("| pair | quantize A and B, ms | multiply, ms | SQNR, dB |\n|---|---:|---:|---:|");
-    let rounded: Vec<bf16> = exact.iter().map(|v| bf16::from_f32(*v)).collect();
-    println!("| bf16 | | | {:.1} |", noise_of(exact, &rounded));
+    println!("| bf16 | | | {:.1} |", problem.rounded_sqnr());
     for (scheme_a, scheme_b) in PAIRS {
         let start = Instant::now();
-        let a = reference::quantize(x, DType::Bf16, Recipe::new(scheme_a))?;
-        let b = reference::quantize(w, DType::Bf16, Recipe::new(scheme_b))?;
+        let a = reference::quantize(problem.x.view(), DType::Bf16, Recipe::new(scheme_a))?;
+        let b = reference::quantize(problem.w.view(), DType::Bf16, Recipe::new(scheme_b))?;
         let quantized = start.elapsed().as_secs_f64() * 1e3;
         let start = Instant::now();
         let d = reference::scaled_gemm(&GemmInputs::new(&a, &b, DType::Bf16))?;
         let multiplied = start.elapsed().as_secs_f64() * 1e3;
-        let d: Vec<bf16> = d.iter().map(|v| bf16::from_f32(*v)).collect();
-        println!("| {scheme_a} x {scheme_b} | {quantized:.1} | {multiplied:.1} | {:.1} |", noise_of(exact, &d));
+        let sqnr = problem.sqnr(&narrow(&d));
+        println!("| {scheme_a} x {scheme_b} | {quantized:.1} | {multiplied:.1} | {sqnr:.1} |");
     }
     Ok(())
 }
 
 fn main() -> Outcome<()> {
-    let arguments: Vec<usize> = std::env::args().skip(1).map(|a| a.parse()).collect::<Result<_, _>>()?;
-    let handle = match Handle::new(0) {
-        Ok(handle) => Some(handle),
-        Err(error @ (Error::NoGpu { .. } | Error::Library { .. })) => {
-            println!("{error}\non the CPU, then:");
-            None
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let [m, n, k] = match (arguments.as_slice(), &handle) {
-        (&[m, n, k], _) => [m, n, k],
-        ([], Some(_)) => [4096, 4096, 7168],
-        ([], None) => [256, 1024, 2048],
-        _ => return Err("usage: compare_bf16 [M N K]".into()),
-    };
-    let (x, w) = (noise(1, m * k), noise(2, n * k));
-    let widened = |v: &[bf16], rows| Array2::from_shape_vec((rows, k), v.iter().map(|v| v.to_f32()).collect());
-    let (x_wide, w_wide) = (widened(&x, m)?, widened(&w, n)?);
-    let exact = x_wide.slice(s![..m.min(ROWS), ..]).dot(&w_wide.t());
-    match handle {
-        Some(handle) => {
-            println!("m = {m}, n = {n}, k = {k} on {}", handle.device());
-            on_gpu(&handle, &x, &w, &exact, [m, n, k])
-        }
-        None => {
-            println!("m = {m}, n = {n}, k = {k}");
-            on_cpu(x_wide.view(), w_wide.view(), &exact)
-        }
+    match begin("compare_bf16")? {
+        (Some(handle), problem) => on_gpu(&handle, &problem),
+        (None, problem) => on_cpu(&problem),
     }
-}
-
-/// About normal numbers (the sum of four uniform ones), the same on every machine.
-fn noise(seed: u64, count: usize) -> Vec<bf16> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| bf16::from_f32(next() + next() + next() + next())).collect()
 }

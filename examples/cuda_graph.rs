@@ -8,6 +8,7 @@
 //!     cargo run --release --example cuda_graph
 
 use half::bf16;
+use scaled_gemm::reference::Noise;
 use scaled_gemm::{
     DType, Error, Fp8Format, GemmArgs, GemmDesc, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
@@ -25,9 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let activations = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
     let weights = Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3));
 
-    let w = handle.upload(&noise(1, n * k))?;
+    let w = handle.upload(&Noise::new(1).bf16(n * k, 1.0))?;
     let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, weights)?;
-    let mut x = handle.upload(&noise(2, m * k))?;
+    let mut x = handle.upload(&Noise::new(2).bf16(m * k, 1.0))?;
     let mut x_quantized = QuantMatrix::zeros(&handle, activations.scheme, m, k)?;
     let mut y = handle.alloc(2 * m * n)?;
 
@@ -43,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for step in 0..3 {
         // New data at the old address; the graph reads it there.
-        handle.write(&mut x.view_mut(), &noise(10 + step, m * k))?;
+        handle.write(&mut x.view_mut(), &Noise::new(10 + step).bf16(m * k, 1.0))?;
         handle.launch(&graph)?;
         let replayed = handle.read::<bf16>(&y.view())?;
 
@@ -61,14 +62,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-/// Uniform numbers in (-1, 1), the same on every machine.
-fn noise(seed: u64, count: usize) -> Vec<bf16> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| bf16::from_f32(next())).collect()
 }

@@ -10,7 +10,7 @@
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::cudarc::driver::CudaSlice;
-use scaled_gemm::reference::{self, GemmInputs};
+use scaled_gemm::reference::{self, GemmInputs, Noise};
 use scaled_gemm::{
     Activation, DType, Error, Fp8Format, GemmArgs, Handle, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe,
     Scheme, VecRef,
@@ -60,9 +60,9 @@ fn cpu_forward(x: ArrayView2<f32>, weight: &HostQuantMatrix, bias: &[f32]) -> Ou
 
 fn main() -> Outcome<()> {
     let (tokens, in_features, out_features) = (37, 1024, 1536);
-    let x = noise(1, tokens * in_features, 1.0);
-    let weight = noise(2, out_features * in_features, 0.03);
-    let bias = noise(3, out_features, 0.5);
+    let x = Noise::new(1).bf16(tokens * in_features, 1.0);
+    let weight = Noise::new(2).bf16(out_features * in_features, 0.03);
+    let bias = Noise::new(3).bf16(out_features, 0.5);
 
     let (x_wide, weight_wide) = (
         widened(&x).into_shape_with_order((tokens, in_features))?,
@@ -93,16 +93,6 @@ fn main() -> Outcome<()> {
         reference::sqnr_db(&exact, &y)
     );
     Ok(())
-}
-
-/// Uniform numbers in (-scale, scale), the same on every machine.
-fn noise(seed: u64, count: usize, scale: f32) -> Vec<bf16> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| bf16::from_f32(next() * scale)).collect()
 }
 
 fn widened(values: &[bf16]) -> ndarray::Array1<f32> {

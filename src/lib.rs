@@ -81,6 +81,7 @@ pub mod error;
 pub mod format;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod models;
 pub mod reference;
 
 pub use epilogue::{Activation, Epilogue};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
+use scaled_gemm::reference::Noise;
 use scaled_gemm::{BlockScaleFormat, DType, HostQuantMatrix, Preset, Recipe, Scheme};
 
 #[path = "checkpoint/blocks.rs"]
@@ -44,26 +45,10 @@ impl Drop for Folder {
     }
 }
 
-/// SplitMix64: enough randomness for bytes, the same on every machine.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
-
 fn random_matrix(scheme: Scheme, rows: usize, cols: usize, seed: u64) -> HostQuantMatrix {
-    let mut random = Random(seed);
+    let mut random = Noise::new(seed);
     let spec = scheme.spec();
-    let codes = (0..rows * cols * spec.code_bits / 8).map(|_| random.next() as u8).collect();
+    let codes = (0..rows * cols * spec.code_bits / 8).map(|_| random.bits() as u8).collect();
     let [r, c] = scheme.scale_grid(rows, cols);
     let scales: Vec<f32> = (0..r * c).map(|_| (1 + random.below(1 << 20)) as f32 * 1e-6).collect();
     // Neither NaN nor negative.
@@ -427,7 +412,7 @@ fn mutated_files_never_panic() {
         "low-first",
         "hadamard16",
     ];
-    let mut random = Random(7);
+    let mut random = Noise::new(7);
     let (mut opened, mut partial) = (0, 0);
     for _ in 0..6000 {
         let mut bytes = seed.clone();
@@ -435,9 +420,9 @@ fn mutated_files_never_panic() {
             let at = random.below(bytes.len());
             match random.below(8) {
                 0 => bytes.truncate(at),
-                1 => bytes[at..].iter_mut().take(4).for_each(|b| *b = random.next() as u8),
-                2 => bytes[random.below(8)] = random.next() as u8,
-                3 => bytes.insert(at, random.next() as u8),
+                1 => bytes[at..].iter_mut().take(4).for_each(|b| *b = random.bits() as u8),
+                2 => bytes[random.below(8)] = random.bits() as u8,
+                3 => bytes.insert(at, random.bits() as u8),
                 4 => {
                     // A run of the header moves elsewhere in it, its length kept.
                     let (from, to) = (8 + random.below(header - 40), 8 + random.below(header - 40));
@@ -473,7 +458,7 @@ fn mutated_files_never_panic() {
 }
 
 /// Puts `new` in place of a random occurrence of `old` in the header, and mends the header's length.
-fn exchange_word(bytes: &[u8], old: &str, new: &str, random: &mut Random) -> Vec<u8> {
+fn exchange_word(bytes: &[u8], old: &str, new: &str, random: &mut Noise) -> Vec<u8> {
     let Some(len) = bytes.get(..8).map(|b| u64::from_le_bytes(b.try_into().unwrap()) as usize) else {
         return bytes.to_vec();
     };

@@ -119,7 +119,7 @@ fn scales_written_in_a_graph(product_in_graph: bool) {
     let (n, k) = (layer.ops.b.rows(), layer.ops.b.cols());
     let tiles = scheme.scale_len(n, k);
     let rows = |seed: u64| {
-        let mut rng = Rng(seed);
+        let mut rng = Noise::new(seed);
         let scales: Vec<f32> = (0..tiles).map(|_| 2f32.powf(rng.uniform() * 8.0 - 4.0)).collect();
         let x: Vec<f32> = scales.iter().flat_map(|scale| [*scale; 16]).collect();
         (scales, bytes_of(DType::F32, &x))

@@ -5,7 +5,6 @@ mod common;
 
 use common::*;
 use ndarray::Array2;
-use scaled_gemm::codec::round_to as rounded;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{Activation, DType, Error, Handle, MatMut, MatRef, RescaleArgs, VecRef};
 
@@ -45,9 +44,9 @@ struct Data {
 }
 
 impl Data {
-    fn new(rng: &mut Rng, m: usize, n: usize) -> Self {
-        let wide = |rng: &mut Rng| rng.normal() * 10f32.powf(rng.uniform() * 4.0 - 2.0);
-        let shared = |rng: &mut Rng| rounded(DType::F16, rounded(DType::Bf16, wide(rng)));
+    fn new(rng: &mut Noise, m: usize, n: usize) -> Self {
+        let wide = |rng: &mut Noise| rng.normal() * 10f32.powf(rng.uniform() * 4.0 - 2.0);
+        let shared = |rng: &mut Noise| round_to(DType::F16, round_to(DType::Bf16, wide(rng)));
         Self {
             acc: Array2::from_shape_fn((m, n), |_| wide(rng)),
             row_scale: (0..m).map(|_| wide(rng)).collect(),
@@ -74,7 +73,7 @@ impl Data {
             if case.residual.is_some() {
                 v += self.residual[[i, j]];
             }
-            rounded(case.out, v)
+            round_to(case.out, v)
         })
     }
 }
@@ -147,7 +146,7 @@ fn every_combination(handle: &Handle, data: &Data, gap: usize, offset: usize) {
 #[test]
 fn every_combination_of_operands() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(31);
+    let mut rng = Noise::new(31);
     for ((m, n), (gap, offset)) in [((3, 24), (0, 0)), ((17, 520), (8, 0)), ((5, 40), (3, 1))] {
         every_combination(&handle, &Data::new(&mut rng, m, n), gap, offset);
     }
@@ -156,7 +155,7 @@ fn every_combination_of_operands() {
 #[test]
 fn every_shape_stride_and_alignment() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(32);
+    let mut rng = Noise::new(32);
     for m in ROWS {
         for n in COLUMNS {
             let data = Data::new(&mut rng, m, n);
@@ -185,7 +184,7 @@ fn every_shape_stride_and_alignment() {
 #[test]
 fn large_outputs() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(33);
+    let mut rng = Noise::new(33);
     for (m, n) in [(2049, 1032), (300_001, 8)] {
         let data = Data::new(&mut rng, m, n);
         for out in [DType::Bf16, DType::F32] {
@@ -228,7 +227,7 @@ fn special_values() {
     let n = specials.len().next_multiple_of(8);
     let m = 2 * specials.len();
     let at = |i: usize| specials[i % specials.len()];
-    let mut data = Data::new(&mut Rng(34), m, n);
+    let mut data = Data::new(&mut Noise::new(34), m, n);
     // The upper half has specials in the sum and common scales, the lower half special scales too.
     data.acc = Array2::from_shape_fn((m, n), |(i, j)| at(i + j));
     data.row_scale = (0..m).map(|i| if i < specials.len() { 1.0 } else { at(i) }).collect();
@@ -236,7 +235,7 @@ fn special_values() {
         let (special_columns, special_rest) = (operands & 1 != 0, operands & 2 != 0);
         data.col_scale = (0..n).map(|j| if special_columns { at(j + 3) } else { 1.0 }).collect();
         // Every type must hold bias and residual: rounded to F16, some become infinite or zero.
-        let shared = |v: f32| rounded(DType::F16, rounded(DType::Bf16, v));
+        let shared = |v: f32| round_to(DType::F16, round_to(DType::Bf16, v));
         if special_rest {
             data.bias = (0..n).map(|j| shared(at(j + 5))).collect();
             data.residual = Array2::from_shape_fn((m, n), |(i, j)| shared(at(i * 7 + j)));
@@ -252,10 +251,10 @@ fn activations_over_all_magnitudes() {
     let n = 1024;
     let values: Vec<f32> =
         (0..1u32 << 14).map(|i| f32::from_bits((i << 18) | (i.wrapping_mul(40503) & 0x3FFFF))).collect();
-    let mut data = Data::new(&mut Rng(35), values.len() / n, n);
+    let mut data = Data::new(&mut Noise::new(35), values.len() / n, n);
     data.acc = Array2::from_shape_vec((values.len() / n, n), values).unwrap();
     // And densely where the activations bend.
-    let mut bend = Data::new(&mut Rng(36), 128, n);
+    let mut bend = Data::new(&mut Noise::new(36), 128, n);
     bend.acc = Array2::from_shape_fn((128, n), |(i, j)| ((i * n + j) as f32 - 65536.0) * 2.5e-4);
     for data in [data, bend] {
         for out in TYPES {

@@ -16,27 +16,11 @@ fn upload_f32(handle: &Handle, x: &Array2<f32>) -> CudaSlice<u8> {
     upload(handle, &bytes_of(DType::F32, x.iter()))
 }
 
-/// Quantizes `x` into a matrix that exists, where a graph finds it.
-fn rewrite(handle: &Handle, x: &Array2<f32>, to: &mut QuantMatrix) {
-    let buffer = upload_f32(handle, x);
-    let input = MatRef::new(&buffer, DType::F32, x.nrows(), x.ncols()).unwrap();
-    handle.quantize_into(&input, Recipe::new(to.scheme()), QuantizeTo::Plain(to)).unwrap();
-}
-
 /// A plain product, one with everything that our kernel adds, and one into E4M3 with amax where there is such a thing.
 fn cases(a: Scheme) -> Vec<Case> {
-    let layer = Case {
-        bias: Some(DType::Bf16),
-        activation: Activation::Silu,
-        residual: Some(DType::F16),
-        alpha: 0.5,
-        beta: Some(0.5),
-        gap: 8,
-        ..Case::new(DType::F32)
-    };
     let fused = Case { bias: Some(DType::Bf16), activation: Activation::Relu, ..Case::new(DType::Bf16) };
     let e4m3 = Case { encode: 0.25, amax: OutAmax::Store, ..Case::new(DType::E4M3) };
-    let mut cases = vec![Case::new(DType::Bf16), fused, layer];
+    let mut cases = vec![Case::new(DType::Bf16), fused, layer()];
     if is_tensor(a) {
         cases.push(e4m3);
         cases.push(Case { residual: Some(DType::Bf16), ..e4m3 });
@@ -47,7 +31,7 @@ fn cases(a: Scheme) -> Vec<Case> {
 #[test]
 fn every_pair_and_formulation_is_captured_and_replayed() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(41);
+    let mut rng = Noise::new(41);
     let (n, k) = (528, 400);
     for pair in pairs() {
         for m in [17, 64] {
@@ -101,7 +85,7 @@ fn assert_untouched(handle: &Handle, output: &Output, case: &Case, words: &str) 
 #[test]
 fn quantize_and_multiply_in_one_graph() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(42);
+    let mut rng = Noise::new(42);
     let (n, k) = (520, 400);
     for pair in pairs() {
         for m in [3, 130] {
@@ -144,7 +128,7 @@ fn quantize_and_multiply_in_one_graph() {
 #[test]
 fn two_layers_in_one_graph() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(43);
+    let mut rng = Noise::new(43);
     let (m, hidden, n, k) = (20, 528, 520, 400);
     for family in FAMILIES {
         let (sa, sb) = mixes(family)[0];
@@ -189,7 +173,7 @@ fn two_layers_in_one_graph() {
 #[test]
 fn what_cannot_be_captured_is_refused_and_does_no_harm() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(44);
+    let mut rng = Noise::new(44);
     let (m, n, k) = (4, 128, 256);
     let (vec, tile) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
     let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);

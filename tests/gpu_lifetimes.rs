@@ -31,7 +31,7 @@ fn late_reader<T>(change: impl FnOnce(&Handle, QuantMatrix, &CudaSlice<u8>) -> T
     let mut late_plan = late.plan(plan.desc()).unwrap();
     assert!(execute(&late, &mut late_plan, &ops, &extras, &case) == want, "both handles compute the same");
     let mut outputs = [&late, &early].map(|handle| Output::new(handle, &ops, &extras, &case));
-    let other = upload_f32(&early, &tiled(&mut Rng(83), n, k));
+    let other = upload_f32(&early, &tiled(&mut Noise::new(83), n, k));
     // The quantizer's kernel is loaded now and not while H1 is held back.
     let x = MatRef::new(&other, DType::F32, n, k).unwrap();
     drop(early.quantize(&x, Recipe::new(ROWS_BY_ROWS.1)).unwrap());

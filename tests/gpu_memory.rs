@@ -71,8 +71,8 @@ fn allocates_nothing(handle: &Handle, pool: Option<&Pool>, words: &str, mut call
     panic!("free bytes of the device before and after a hundred calls, three times: {free:?}\n{words}");
 }
 
-/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in the plan's own memory.
-fn block_products(handle: &Handle, pool: Option<&Pool>, rng: &mut Rng) {
+/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in scratch memory.
+fn block_products(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
     let (m, n, k) = (17, 528, 576);
     let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3));
     let silu = Case { activation: Activation::Silu, alpha: 0.5, ..Case::new(DType::F32) };
@@ -117,7 +117,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
     let Some(handle) = handle() else { return };
     let pool = Pool::of(&handle);
     let pool = pool.as_ref();
-    let mut rng = Rng(71);
+    let mut rng = Noise::new(71);
     let (n, k) = (528, 576);
     for pair in pairs() {
         for m in [17, 64] {

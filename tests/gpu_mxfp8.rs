@@ -17,21 +17,21 @@ use scaled_gemm::{
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
 
-fn recipes() -> impl Iterator<Item = Recipe> {
-    FORMATS.into_iter().flat_map(|f| MxRounding::ALL.map(|mx| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx)))
+fn recipes() -> Vec<Recipe> {
+    FORMATS.into_iter().flat_map(|f| MxRounding::ALL.map(|mx| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx))).collect()
 }
 
 /// Small, for runs under a sanitizer: aligned rows and others, in every direction, and back.
 #[test]
 fn each_kernel_once() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(80);
+    let mut rng = Noise::new(80);
     for (rows, cols) in [(48, 144), (3, 1040)] {
         for dtype in INPUTS {
             let x = spread(&mut rng, rows, cols, dtype);
             for offset in [0, 1] {
                 let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
-                recipes().for_each(|recipe| x.check(&handle, recipe));
+                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
             }
             for recipe in FORMATS.map(|f| Recipe::new(Scheme::Mxfp8(f))) {
                 check_dequantize(&handle, &reference::quantize(x.view(), dtype, recipe).unwrap());
@@ -43,49 +43,29 @@ fn each_kernel_once() {
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(81);
-    for rows in [1, 3, 16, 17, 130, 144, 272] {
-        // 16, 48, 144 and 1040 columns end in half a block.
-        for cols in [16, 32, 48, 144, 576, 1040] {
-            for dtype in INPUTS {
-                let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-                recipes().for_each(|recipe| x.check(&handle, recipe));
-            }
-        }
-    }
+    // 16, 48, 144 and 1040 columns end in half a block.
+    let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 32, 48, 144, 576, 1040]);
+    check_shapes(&handle, &mut Noise::new(81), shapes, &recipes());
 }
 
 #[test]
 fn model_widths_and_long_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(82);
-    for (rows, cols) in [(17, 7168), (272, 7168), (3, 16384), (16, 16400), (2, 65536), (16, 65536), (4001, 576)] {
-        for dtype in INPUTS {
-            let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-            recipes().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
+    let shapes = [(17, 7168), (272, 7168), (3, 16384), (16, 16400), (2, 65536), (16, 65536), (4001, 576)];
+    check_shapes(&handle, &mut Noise::new(82), shapes, &recipes());
 }
 
 #[test]
 fn strided_and_unaligned_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(83);
-    for (rows, cols) in [(5, 144), (32, 272), (160, 576), (16, 16400)] {
-        for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
-                let x = Source::strided(&handle, x.clone(), dtype, stride, offset);
-                recipes().for_each(|recipe| x.check(&handle, recipe));
-            }
-        }
-    }
+    let shapes = [(5, 144), (32, 272), (160, 576), (16, 16400)];
+    check_strides(&handle, &mut Noise::new(83), shapes, &recipes());
 }
 
 #[test]
 fn special_values() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(84);
+    let mut rng = Noise::new(84);
     let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0];
     for dtype in INPUTS {
         let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
@@ -102,7 +82,7 @@ fn special_values() {
         ];
         for x in matrices {
             let x = Source::new(&handle, x, dtype);
-            recipes().for_each(|recipe| x.check(&handle, recipe));
+            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
         }
     }
 }
@@ -112,7 +92,7 @@ fn special_values() {
 #[test]
 fn scale_boundaries() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(85);
+    let mut rng = Noise::new(85);
     let mut tops: Vec<(DType, Vec<f32>)> = vec![(DType::F32, Vec::new())];
     for exponent in 0..256u32 {
         // Powers of two, halves, MAX (1.75), and where a mantissa of 3 or 2 bits rounds up to the next exponent.
@@ -134,7 +114,7 @@ fn scale_boundaries() {
             })
             .collect();
         let x = Source::new(&handle, in_blocks(&blocks, 32, 32), dtype);
-        recipes().for_each(|recipe| x.check(&handle, recipe));
+        recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
     }
 }
 
@@ -182,7 +162,7 @@ fn the_amax_is_found_in_every_place() {
 #[test]
 fn dequantize_every_code_and_scale() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(86);
+    let mut rng = Noise::new(86);
     for scheme in FORMATS.map(Scheme::Mxfp8) {
         // Row i has scale byte i everywhere, and every code.
         let codes = (0..256 * 256).map(|i| i as u8).collect();
@@ -199,24 +179,7 @@ fn dequantize_every_code_and_scale() {
 #[test]
 fn captured_casts_follow_the_data() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(87);
-    let (rows, cols) = (144, 1040);
-    for recipe in recipes() {
-        let mut x = Source::new(&handle, spread(&mut rng, rows, cols, DType::Bf16), DType::Bf16);
-        let mut plain = poisoned_matrix(&handle, recipe.scheme, rows, cols);
-        let mut turned = poisoned_matrix(&handle, recipe.scheme, cols, rows);
-        let to = QuantizeTo::Both(&mut plain, &mut turned);
-        let graph = capture(&handle, || handle.quantize_into(&x.matrix(), recipe, to)).unwrap();
-        for _ in 0..2 {
-            x.x = spread(&mut rng, rows, cols, DType::Bf16);
-            handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
-            handle.launch(&graph).unwrap();
-            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
-            assert_device_bits(&handle, &plain, &want, &format!("graph, plain: {recipe:?}"));
-            let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();
-            assert_device_bits(&handle, &turned, &want, &format!("graph, transposed: {recipe:?}"));
-        }
-    }
+    check_captured(&handle, &mut Noise::new(87), recipes());
 }
 
 #[test]

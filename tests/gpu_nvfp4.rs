@@ -45,7 +45,7 @@ fn whole() -> impl Iterator<Item = Recipe> {
 #[test]
 fn each_kernel_once() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(60);
+    let mut rng = Noise::new(60);
     for (rows, cols) in [(48, 144), (3, 8208)] {
         for dtype in INPUTS {
             let x = spread(&mut rng, rows, cols, dtype);
@@ -64,54 +64,34 @@ fn each_kernel_once() {
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(61);
-    for rows in [1, 3, 16, 17, 130, 144, 272] {
-        for cols in [16, 48, 144, 1040] {
-            for dtype in INPUTS {
-                let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-            }
-        }
-    }
+    let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 48, 144, 1040]);
+    check_shapes(&handle, &mut Noise::new(61), shapes, &recipes());
 }
 
 #[test]
 fn model_widths_and_long_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(62);
-    for (rows, cols) in [(17, 7168), (32, 7168), (3, 16384), (16, 16384), (2, 65536), (16, 65536), (4001, 576)] {
-        for dtype in INPUTS {
-            let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
+    let shapes = [(17, 7168), (32, 7168), (3, 16384), (16, 16384), (2, 65536), (16, 65536), (4001, 576)];
+    check_shapes(&handle, &mut Noise::new(62), shapes, &recipes());
 }
 
 #[test]
 fn strided_and_unaligned_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(63);
-    for (rows, cols) in [(5, 144), (32, 272), (160, 576), (16, 16400)] {
-        for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
-                let x = Source::strided(&handle, x.clone(), dtype, stride, offset);
-                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-            }
-        }
-    }
+    let shapes = [(5, 144), (32, 272), (160, 576), (16, 16400)];
+    check_strides(&handle, &mut Noise::new(63), shapes, &recipes());
 }
 
 /// Data of every magnitude that FP32 has: scales, multipliers and errors that overflow, vanish or lose bits.
 #[test]
 fn every_magnitude() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(75);
+    let mut rng = Noise::new(75);
     for dtype in [DType::Bf16, DType::F32] {
         for power in (-148..=126).step_by(6) {
             // In two steps: a power of two below 2^-126 is a subnormal number.
             let scale = |v: f32| round_to(dtype, v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2));
-            let x = normal(&mut rng, 32, 272, dtype).mapv(scale);
+            let x = rng.matrix(32, 272, dtype).mapv(scale);
             let x = Source::new(&handle, x, dtype);
             recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
         }
@@ -121,7 +101,7 @@ fn every_magnitude() {
 #[test]
 fn special_values() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(64);
+    let mut rng = Noise::new(64);
     let subnormal = f32::from_bits(1);
     let small = [f32::NAN, -0.0, subnormal, -1e-40, 1e-30, -1e-12, 1e-4, 6e-8];
     for dtype in INPUTS {
@@ -177,7 +157,7 @@ fn rounding_boundaries_at_every_scale() {
 #[test]
 fn scale_boundaries() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(65);
+    let mut rng = Noise::new(65);
     let values: Vec<f32> = (0..0x7F).map(|byte| decode(Fp8Format::E4M3, byte)).collect();
     let turns = values.iter().copied().chain(values.windows(2).map(|v| (v[0] + v[1]) / 2.0)).chain([464.0, 480.0]);
     let turns: Vec<f32> = turns.collect();
@@ -206,7 +186,7 @@ fn scale_boundaries() {
 #[test]
 fn every_half_precision_number() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(66);
+    let mut rng = Noise::new(66);
     for dtype in [DType::Bf16, DType::F16] {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         let all = values_of(dtype, &bytes);
@@ -233,7 +213,7 @@ fn every_half_precision_number() {
 #[test]
 fn near_ties_of_four_over_six() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(67);
+    let mut rng = Noise::new(67);
     for (amax, power) in
         [(5.0f32, 0), (3.4667969, 0), (2.375, 0), (5.0, 40), (5.0, 63), (5.0, 90), (5.0, -40), (5.0, -60), (5.0, -75)]
     {
@@ -241,7 +221,7 @@ fn near_ties_of_four_over_six() {
         let (amax, rows) = (amax * 2f32.powi(power), if power == 0 { 512 } else { 128 });
         let mut x = Array2::<f32>::zeros((rows, 1024));
         for (i, block) in x.as_slice_mut().unwrap().chunks_mut(16).enumerate() {
-            let mut steps = |n: u64| (rng.next() % n + 1) as f32 / n as f32 * amax * 0.5;
+            let mut steps = |n: u64| (rng.bits() % n + 1) as f32 / n as f32 * amax * 0.5;
             match i % 4 {
                 // A few coarse numbers: their errors are small multiples of a common unit.
                 0 | 1 => block[..3].fill_with(|| steps(64)),
@@ -354,11 +334,11 @@ fn tiles_where_both_passes_disagree() {
         assert_eq!(got.to_host(&handle).unwrap().logical_codes(), codes, "{pass}");
     }
 
-    let mut rng = Rng(68);
+    let mut rng = Noise::new(68);
     let mut x = Array2::zeros((512, 256));
     for i in 0..512 {
         let mut tile = tile.clone();
-        (1..256).rev().for_each(|at| tile.swap(at, (rng.next() % (at as u64 + 1)) as usize));
+        (1..256).rev().for_each(|at| tile.swap(at, (rng.bits() % (at as u64 + 1)) as usize));
         let (row, col) = (i / 16 * 16, i % 16 * 16);
         tile.iter().enumerate().for_each(|(at, v)| x[[row + at / 16, col + at % 16]] = *v);
     }
@@ -378,7 +358,7 @@ fn tiles_where_both_passes_disagree() {
 #[test]
 fn given_second_levels() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(69);
+    let mut rng = Noise::new(69);
     for dtype in INPUTS {
         for (rows, cols) in [(1, 16), (17, 144), (144, 1040)] {
             let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
@@ -428,9 +408,9 @@ fn the_amax_is_found_in_every_place() {
 #[test]
 fn rows_times_powers_of_two_have_the_same_codes() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(70);
+    let mut rng = Noise::new(70);
     for dtype in [DType::Bf16, DType::F32] {
-        let x = normal(&mut rng, 65, 1040, dtype);
+        let x = rng.matrix(65, 1040, dtype);
         let scaled = Array2::from_shape_fn((65, 1040), |(i, j)| x[[i, j]] * 2f32.powi(i as i32 % 41 - 20));
         let (x, scaled) = (Source::new(&handle, x, dtype), Source::new(&handle, scaled, dtype));
         for recipe in recipes().into_iter().filter(|r| r.scheme == Scheme::Nvfp4Row) {
@@ -444,7 +424,7 @@ fn rows_times_powers_of_two_have_the_same_codes() {
 #[test]
 fn stochastic_bytes_follow_seed_and_offset_only() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(71);
+    let mut rng = Noise::new(71);
     for (rows, cols) in [(1, 16), (48, 144), (272, 1040), (16, 16384)] {
         let x = spread(&mut rng, rows, cols, DType::Bf16);
         let strided = Source::strided(&handle, x.clone(), DType::Bf16, cols + 3, 1);
@@ -479,7 +459,7 @@ fn dequantize_every_code_and_scale() {
             let q = HostQuantMatrix::from_block_logical(scheme, 256, 512, codes, &scales, &block_scales).unwrap();
             check_dequantize(&handle, &q);
         }
-        let mut rng = Rng(72);
+        let mut rng = Noise::new(72);
         for (rows, cols) in [(1, 16), (3, 48), (130, 144), (257, 1040), (5, 16400)] {
             let x = spread(&mut rng, rows, cols, DType::F32);
             check_dequantize(&handle, &reference::quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap());
@@ -490,7 +470,7 @@ fn dequantize_every_code_and_scale() {
 #[test]
 fn the_basis_is_that_of_the_last_cast() {
     let Some(handle) = handle() else { return };
-    let x = Source::new(&handle, normal(&mut Rng(73), 32, 64, DType::Bf16), DType::Bf16);
+    let x = Source::new(&handle, Noise::new(73).matrix(32, 64, DType::Bf16), DType::Bf16);
     let hadamard = nvfp4(Scheme::Nvfp4, Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() });
     let mut out = handle.quantize(&x.matrix(), hadamard).unwrap();
     assert_eq!(out.basis(), Basis::Hadamard16);
@@ -503,41 +483,7 @@ fn the_basis_is_that_of_the_last_cast() {
 #[test]
 fn captured_casts_follow_data_and_second_level() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(74);
-    let (rows, cols) = (144, 1040);
-    for recipe in recipes() {
-        let mut x = Source::new(&handle, spread(&mut rng, rows, cols, DType::Bf16), DType::Bf16);
-        let mut number = handle.stream().clone_htod(&[5.0f32]).unwrap();
-        let given = recipe.scheme == Scheme::Nvfp4;
-        let mut out =
-            [poisoned_matrix(&handle, recipe.scheme, rows, cols), poisoned_matrix(&handle, recipe.scheme, cols, rows)];
-        let [plain, turned] = &mut out;
-        let mut again = poisoned_matrix(&handle, recipe.scheme, rows, cols);
-        let graph = capture(&handle, || {
-            handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
-            if given {
-                let amax = GivenScale::Amax(DeviceBytes::from(&number));
-                handle.quantize_nvfp4_into(&x.matrix(), recipe, &amax, QuantizeTo::Plain(&mut again))?;
-            }
-            Ok(())
-        })
-        .unwrap();
-        for amax in [5.0f32, 7.5] {
-            x.x = spread(&mut rng, rows, cols, DType::Bf16);
-            handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
-            handle.stream().memcpy_htod(&[amax], &mut number).unwrap();
-            handle.launch(&graph).unwrap();
-            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
-            assert_device_bits(&handle, &out[0], &want, &format!("graph, plain: {recipe:?}"));
-            let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();
-            assert_device_bits(&handle, &out[1], &want, &format!("graph, transposed: {recipe:?}"));
-            if given {
-                let amax = GivenScale::Amax(amax);
-                let want = reference::quantize_with_scale(x.x.view(), DType::Bf16, recipe, amax).unwrap();
-                assert_device_bits(&handle, &again, &want, &format!("graph, given: {recipe:?}"));
-            }
-        }
-    }
+    check_captured(&handle, &mut Noise::new(74), recipes());
 }
 
 #[test]

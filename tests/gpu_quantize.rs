@@ -7,67 +7,48 @@ mod quantize;
 
 use common::*;
 use ndarray::Array2;
-use quantize::{INPUTS, Source, check_dequantize};
+use quantize::{INPUTS, Source, check_dequantize, check_shapes, check_strides, grid};
 use scaled_gemm::reference;
 use scaled_gemm::{
     DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatRef, Preset, QuantizeTo, Recipe, Scheme,
 };
 
-fn recipes() -> impl Iterator<Item = Recipe> {
-    Scheme::FP8.into_iter().flat_map(|scheme| {
-        Preset::FP8.into_iter().flat_map(move |preset| {
-            let recipe = Recipe::new(scheme).with_preset(preset);
-            [recipe, recipe.power_of_two()]
-        })
-    })
+fn recipes() -> Vec<Recipe> {
+    let mut recipes = Vec::new();
+    for scheme in Scheme::FP8 {
+        for recipe in Preset::FP8.map(|preset| Recipe::new(scheme).with_preset(preset)) {
+            recipes.extend([recipe, recipe.power_of_two()]);
+        }
+    }
+    recipes
+}
+
+/// Each scheme with the default recipe.
+fn defaults() -> Vec<Recipe> {
+    Scheme::FP8.map(Recipe::new).to_vec()
 }
 
 #[test]
 fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(1);
-    for rows in [1, 3, 16, 17, 130, 144, 272] {
-        for cols in [16, 144, 576, 1040] {
-            for dtype in INPUTS {
-                let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-                for recipe in recipes() {
-                    x.check(&handle, recipe);
-                }
-            }
-        }
-    }
+    let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 144, 576, 1040]);
+    check_shapes(&handle, &mut Noise::new(1), shapes, &recipes());
 }
 
 #[test]
 fn strided_and_unaligned_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(2);
-    for (rows, cols) in [(5, 144), (32, 272), (160, 576)] {
-        for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
-                let x = Source::strided(&handle, x.clone(), dtype, stride, offset);
-                for scheme in Scheme::FP8 {
-                    x.check(&handle, Recipe::new(scheme));
-                }
-            }
-        }
-    }
+    check_strides(&handle, &mut Noise::new(2), [(5, 144), (32, 272), (160, 576)], &defaults());
 }
 
 #[test]
 fn model_widths_and_long_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(3);
     // Rows beyond 32768 elements do not fit in registers and are read twice.
-    for (rows, cols) in [(4001, 576), (128, 7168), (300, 6144), (264, 16384), (20, 28672), (2, 57344), (3, 131072)] {
-        for dtype in INPUTS {
-            let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-            for scheme in Scheme::FP8.into_iter().filter(|s| s.spec().format == Fp8Format::E4M3) {
-                x.check(&handle, Recipe::new(scheme));
-            }
-        }
-    }
+    let shapes = [(4001, 576), (128, 7168), (300, 6144), (264, 16384), (20, 28672), (2, 57344), (3, 131072)];
+    let mut recipes = defaults();
+    recipes.retain(|r| r.scheme.spec().format == Fp8Format::E4M3);
+    check_shapes(&handle, &mut Noise::new(3), shapes, &recipes);
 }
 
 #[test]
@@ -75,9 +56,9 @@ fn special_values() {
     let Some(handle) = handle() else { return };
     let specials =
         [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3e38, -65504.0, 1e-12, 1e-4];
-    let mut rng = Rng(4);
+    let mut rng = Noise::new(4);
     for dtype in INPUTS {
-        let mut x = normal(&mut rng, 160, 400, dtype);
+        let mut x = rng.matrix(160, 400, dtype);
         for (i, v) in specials.into_iter().enumerate() {
             // One special a row, and one in each of several groups of one row.
             x[[3 * i, 37 * i]] = round_to(dtype, v);
@@ -168,7 +149,7 @@ fn given(handle: &Handle, x: &Array2<f32>, dtype: DType, format: Fp8Format, scal
 #[test]
 fn given_scales() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(5);
+    let mut rng = Noise::new(5);
     for dtype in INPUTS {
         for (rows, cols) in [(1, 16), (17, 144), (300, 1040)] {
             let x = spread(&mut rng, rows, cols, dtype);
@@ -185,7 +166,7 @@ fn given_scales() {
 #[test]
 fn amax_of_matrices_and_rows() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(6);
+    let mut rng = Noise::new(6);
     for dtype in INPUTS {
         for (rows, cols, stride) in [(1, 16, 16), (17, 144, 160), (1000, 7168, 7168)] {
             let mut x = spread(&mut rng, rows, cols, dtype);
@@ -206,7 +187,7 @@ fn amax_of_matrices_and_rows() {
 #[test]
 fn dequantize_every_scheme_and_type() {
     let Some(handle) = handle() else { return };
-    let mut rng = Rng(7);
+    let mut rng = Noise::new(7);
     for (rows, cols) in [(1, 16), (3, 144), (130, 576), (257, 1040)] {
         for scheme in Scheme::FP8 {
             let x = spread(&mut rng, rows, cols, DType::F32);

@@ -43,7 +43,7 @@ struct Work {
 impl Work {
     fn new(handle: &Handle, thread: usize) -> Self {
         let (pair, [m, n, k], case) = problem(thread);
-        let mut rng = Rng(100 + thread as u64);
+        let mut rng = Noise::new(100 + thread as u64);
         let x = tiled(&mut rng, m, k);
         let ops = Operands::of(handle, quantized(&x, pair.0), quantized(&tiled(&mut rng, n, k), pair.1));
         let extras = Extras::new(handle, &mut rng, m, n, &[case.gap]);
@@ -140,8 +140,8 @@ fn shared_weights_are_prepared_once_by_whoever_comes_first() {
     let Some(handle) = handle() else { return };
     let pair = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
     let (shape, case) = ([20, 2112, 1024], Case::new(DType::Bf16));
-    let ops = Operands::new(&handle, &mut Rng(51), shape, pair);
-    let extras = Extras::new(&handle, &mut Rng(0), shape[0], shape[1], &[]);
+    let ops = Operands::new(&handle, &mut Noise::new(51), shape, pair);
+    let extras = Extras::new(&handle, &mut Noise::new(0), shape[0], shape[1], &[]);
     let desc = case.desc(&ops);
     if !offered(&handle, &desc).contains(&Formulation::RepeatedScales) {
         println!("skipped: {} offers no repeated scales", handle.device());
@@ -162,7 +162,7 @@ fn shared_weights_are_prepared_once_by_whoever_comes_first() {
                 thread::spawn(move || {
                     let handle = Handle::from_stream(context.new_stream().unwrap()).unwrap();
                     let own = Operands::of(&handle, host_a, host_b);
-                    let extras = Extras::new(&handle, &mut Rng(0), shape[0], shape[1], &[]);
+                    let extras = Extras::new(&handle, &mut Noise::new(0), shape[0], shape[1], &[]);
                     let formulation = [Formulation::RepeatedScales, Formulation::Native][usize::from(thread == 3)];
                     let want = [want, native][usize::from(thread == 3)].clone();
                     let mut plan = plan(&handle, &desc, formulation);
@@ -235,7 +235,7 @@ fn delay(handle: &Handle, x: &CudaSlice<f32>, q: &mut QuantMatrix) {
 fn streams_wait_for_each_other_without_being_told() {
     let Some(writer) = handle() else { return };
     let reader = Handle::from_stream(writer.stream().context().new_stream().unwrap()).unwrap();
-    let mut rng = Rng(52);
+    let mut rng = Noise::new(52);
     let (size, slow) = (4096, Scheme::Fp8Row(Fp8Format::E4M3));
     let big = writer.stream().alloc_zeros::<f32>(size * size).unwrap();
     let big_too = reader.stream().alloc_zeros::<f32>(size * size).unwrap();

@@ -44,8 +44,8 @@ struct Work {
 impl Work {
     fn new(handle: &Handle) -> Self {
         let [m, n, _] = SHAPE;
-        let ops = Operands::new(handle, &mut Rng(91), SHAPE, ROWS_BY_ROWS);
-        let extras = Extras::new(handle, &mut Rng(92), m, n, &[0]);
+        let ops = Operands::new(handle, &mut Noise::new(91), SHAPE, ROWS_BY_ROWS);
+        let extras = Extras::new(handle, &mut Noise::new(92), m, n, &[0]);
         let layer = Case { bias: Some(DType::Bf16), residual: Some(DType::F32), ..Case::new(DType::F32) };
         let case = Case { activation: Activation::Silu, ..layer };
         let mut plan = handle.plan(&case.desc(&ops)).unwrap();
@@ -135,7 +135,7 @@ fn prepare_refuses_a_b_of_another_gpu() {
         mixed(|[h0, h1], [w0, w1]| {
             refused("prepare with B on GPU 1", w0.plan.prepare(h0, &w1.ops.b));
             let case = Case::new(DType::Bf16);
-            let [near, far] = [h0, h1].map(|handle| Operands::new(handle, &mut Rng(93), SHAPE, BLOCKS));
+            let [near, far] = [h0, h1].map(|handle| Operands::new(handle, &mut Noise::new(93), SHAPE, BLOCKS));
             if offered(h0, &case.desc(&near)).contains(&Formulation::RepeatedScales) {
                 let mut plan = plan(h0, &case.desc(&near), Formulation::RepeatedScales);
                 refused("repeated scales of a B on GPU 1", plan.prepare(h0, &far.b));

@@ -3,7 +3,7 @@
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
-use scaled_gemm::reference::{definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
+use scaled_gemm::reference::{Noise, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
 use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -22,16 +22,11 @@ fn format(scheme: Scheme) -> Fp8Format {
     scheme.spec().format.fp8().expect("an FP8 scheme")
 }
 
-/// Gaussian-like numbers whose rows and column blocks differ by orders of magnitude.
-fn matrix(rows: usize, cols: usize, seed: u32) -> Array2<f32> {
-    let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
-    let mut uniform = move || {
-        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        (state >> 8) as f32 / (1 << 24) as f32
-    };
+/// Normal numbers whose rows and column blocks differ by orders of magnitude.
+fn matrix(rows: usize, cols: usize, seed: u64) -> Array2<f32> {
+    let mut noise = Noise::new(seed);
     Array2::from_shape_fn((rows, cols), |(i, j)| {
-        let gauss: f32 = (0..6).map(|_| uniform()).sum::<f32>() - 3.0;
-        gauss * 4f32.powi((i % 5) as i32 - 2) * 8f32.powi((j / 128 % 3) as i32 - 1)
+        noise.normal() * 4f32.powi((i % 5) as i32 - 2) * 8f32.powi((j / 128 % 3) as i32 - 1)
     })
 }
 

@@ -27,8 +27,8 @@ use ndarray::Array2;
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
 use scaled_gemm::format::pair::check_pair;
 use scaled_gemm::reference::{
-    Accumulator, Gelu, GemmInputs, HostOperand, dequantize, gemm_bound, hadamard16_inverse, quantize, scaled_gemm,
-    sqnr_db,
+    Accumulator, Gelu, GemmInputs, HostOperand, Noise, dequantize, gemm_bound, hadamard16_inverse, quantize,
+    scaled_gemm, sqnr_db,
 };
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
@@ -132,19 +132,6 @@ fn values_of(q: &HostQuantMatrix) -> Vec<f32> {
         Basis::Plain => values,
         Basis::Hadamard16 => values.as_chunks().0.iter().flat_map(hadamard16_inverse).collect(),
     }
-}
-
-/// Normal numbers (twelve uniform ones added), rounded to BF16.
-fn activations(rows: usize, cols: usize) -> Array2<f32> {
-    let mut state = 0x2545_F491_4F6C_DD1Du64;
-    let mut uniform = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32
-    };
-    Array2::from_shape_simple_fn((rows, cols), || {
-        let sum: f32 = (0..12).map(|_| uniform()).sum();
-        half::bf16::from_f32(sum - 6.0).to_f32()
-    })
 }
 
 /// A matrix of the model.
@@ -265,7 +252,7 @@ fn activation_scheme(weights: Scheme) -> Scheme {
 fn check_products(file: &Checkpoint, weights: &[&Weight], recipe: Recipe) {
     let scheme = activation_scheme(recipe.scheme);
     for w in weights.iter().filter(|w| w.values.nrows().is_multiple_of(8)) {
-        let x = activations(TOKENS, w.values.ncols());
+        let x = Noise::new(1).matrix(TOKENS, w.values.ncols(), DType::Bf16);
         let a = quantize(x.view(), DType::Bf16, Recipe::new(scheme)).unwrap();
         let b = file.quant_matrix(&w.name).unwrap();
         let wide = |m: &Array2<f32>| m.mapv(f64::from);

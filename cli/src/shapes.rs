@@ -1,5 +1,7 @@
 //! Shapes by name or by numbers.
 
+use scaled_gemm::models::MODELS;
+
 /// One weight shape, with the rows of A where they are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -12,16 +14,6 @@ pub struct Shape {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeList(pub Vec<Shape>);
 
-/// (n, k) of the linear layers of known models.
-const PRESETS: [(&str, &[(usize, usize)]); 3] = [
-    (
-        "deepseek-v3",
-        &[(2112, 7168), (576, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)],
-    ),
-    ("llama3-70b", &[(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)]),
-    ("qwen3", &[(1536, 2048), (2048, 768), (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)]),
-];
-
 /// Largest extent accepted: beyond it buffers are certain not to fit.
 const LARGEST: usize = 1 << 20;
 
@@ -29,7 +21,7 @@ const LARGEST: usize = 1 << 20;
 pub fn parse_shapes(text: &str) -> Result<ShapeList, String> {
     let mut shapes = Vec::new();
     for item in text.split(',') {
-        if let Some((_, list)) = PRESETS.iter().find(|(name, _)| *name == item) {
+        if let Some((_, list)) = MODELS.iter().find(|(name, _)| *name == item) {
             shapes.extend(list.iter().map(|&(n, k)| Shape { m: None, n, k }));
         } else {
             shapes.push(parse_shape(item)?);
@@ -44,7 +36,7 @@ fn parse_shape(item: &str) -> Result<Shape, String> {
         Some(&[m, n, k]) => Shape { m: Some(m), n, k },
         Some(&[n, k]) => Shape { m: None, n, k },
         _ => {
-            let names: Vec<_> = PRESETS.iter().map(|(name, _)| *name).collect();
+            let names: Vec<_> = MODELS.iter().map(|(name, _)| *name).collect();
             return Err(format!("{item:?} is neither {} nor MxNxK nor NxK", names.join(", ")));
         }
     };

@@ -1,56 +1,306 @@
-//! Timing on the device, and the BF16 product to compare with.
+//! Timing on the device: the one method of benches, examples, program and autotune.
 //!
-//! A figure is the median over replays of a captured graph of many calls, divided by the calls: launch gaps as in an
-//! engine that replays graphs, host time left out. Cold operands are the caller's business: rotate over buffers that
-//! together exceed the L2 cache ([`DeviceInfo::l2_bytes`](super::DeviceInfo)).
+//! A figure is the time of a captured graph of many calls, by events on the GPU, divided by the calls: launch gaps as in an
+//! engine that replays graphs, host time left out. Competitors take turns, launch by launch, so that a clock that drifts
+//! meets all of them. Cold operands are the caller's business: call `i` takes set `i % sets` of buffers (A, B and D alike,
+//! the same for every competitor) that together exceed the L2 cache ([`DeviceInfo::l2_bytes`](super::DeviceInfo)).
+//!
+//! The cadence decides (observed, H200, 2026-11): a product of some hundred microseconds is 10 to 18 % slower back to back,
+//! at the power limit, than with pauses. Compare within one [`Cadence`] only.
 
-use cudarc::driver::CudaSlice;
+use std::fmt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use cudarc::driver::sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
+use cudarc::driver::{CudaEvent, CudaSlice};
 
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::gpu::device::graph::CapturedGraph;
 use crate::gpu::device::memory::driver;
-use crate::gpu::handle::Handle;
-use crate::gpu::lt::{
-    self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers,
-    Preference, Transpose, attr,
-};
-use crate::gpu::matrix::{MatMut, MatRef};
+use crate::gpu::handle::{Handle, Private};
 
-/// Median microseconds of one of `calls` calls; `enqueue(i)` puts call `i` on the handle's stream.
-///
-/// Runs `enqueue` once outside the graph to warm up, captures all calls, then times `replays` launches. Waits.
-///
-/// # Errors
-/// As [`capture`].
-pub fn time_calls(
-    handle: &Handle,
-    calls: usize,
-    replays: usize,
-    mut enqueue: impl FnMut(usize) -> Result<()>,
-) -> Result<f64> {
-    for i in 0..calls.min(3) {
-        enqueue(i)?;
+/// How launches follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cadence {
+    /// One launch at a time, then a pause four times as long: the GPU stays below its power limit.
+    Pauses,
+    /// Launches back to back, as the layers of a model follow one another: large products run at the power limit.
+    Sustained,
+}
+
+impl Cadence {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Pauses, Self::Sustained];
+
+    /// `pauses`, `sustained`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pauses => "pauses",
+            Self::Sustained => "sustained",
+        }
     }
-    // What `enqueue` borrows lives as long as `enqueue`, which outlives the graph.
-    let graph = handle.launch_stream().capture(true, || (0..calls).try_for_each(&mut enqueue))?;
-    let launch = || handle.launch(&graph);
-    launch()?;
-    handle.synchronize()?;
-    let event =
-        || handle.stream().context().new_event(Some(CU_EVENT_DEFAULT)).map_err(|e| driver("creating an event", e));
-    let (start, end) = (event()?, event()?);
-    let mut times = Vec::with_capacity(replays);
-    for _ in 0..replays.max(1) {
-        start.record(handle.stream()).map_err(|e| driver("recording an event", e))?;
-        launch()?;
-        end.record(handle.stream()).map_err(|e| driver("recording an event", e))?;
+}
+
+impl fmt::Display for Cadence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How to time. Start from [`Timing::PAUSES`] or [`Timing::SUSTAINED`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// How launches follow one another.
+    pub cadence: Cadence,
+    /// Calls in one graph, at least; more where they take less than 0.3 ms together, so that the host stays ahead.
+    pub calls: usize,
+    /// Timed launches of each competitor's graph.
+    pub launches: usize,
+    /// One call a graph, and the L2 cache overwritten before each: for operands of which there is only one set. What was
+    /// overwritten is written back while the call runs, some microseconds that are the same for every competitor.
+    pub flush: bool,
+}
+
+/// Untimed turns at the start: an idle GPU takes this long to raise its clocks (14 % slower without them, observed: H200).
+const WARM_UP: Duration = Duration::from_millis(100);
+/// The shortest graph that is timed: a launch takes the host some ten microseconds.
+const SHORTEST_US: f64 = 300.0;
+/// Calls in one graph at the most.
+const MOST_CALLS: usize = 1024;
+/// The shortest pause.
+const PAUSE: Duration = Duration::from_millis(2);
+
+impl Timing {
+    /// Graphs of four calls, eleven launches with a pause after each.
+    pub const PAUSES: Self = Self { cadence: Cadence::Pauses, calls: 4, launches: 11, flush: false };
+    /// Graphs of 24 calls, 15 launches back to back.
+    pub const SUSTAINED: Self = Self { cadence: Cadence::Sustained, calls: 24, launches: 15, flush: false };
+
+    /// The method of this cadence.
+    pub const fn of(cadence: Cadence) -> Self {
+        match cadence {
+            Cadence::Pauses => Self::PAUSES,
+            Cadence::Sustained => Self::SUSTAINED,
+        }
+    }
+
+    /// The same with whole rounds over `sets` sets of buffers in a graph.
+    pub fn over(self, sets: usize) -> Self {
+        Self { calls: self.calls.max(sets).next_multiple_of(sets.max(1)), ..self }
+    }
+
+    /// The same with this many launches.
+    pub const fn with_launches(self, launches: usize) -> Self {
+        Self { launches, ..self }
+    }
+
+    /// The same with this many calls in a graph, at least.
+    pub const fn with_calls(self, calls: usize) -> Self {
+        Self { calls, ..self }
+    }
+
+    /// The times of one call; `enqueue(i)` puts call `i` on the handle's stream.
+    ///
+    /// # Errors
+    /// As [`Timing::in_turns`].
+    pub fn time(&self, handle: &Handle, mut enqueue: impl FnMut(usize) -> Result<()>) -> Result<Times> {
+        let mut times = self.in_turns(handle, 1, |_, call| enqueue(call))?;
+        times.pop().ok_or_else(|| Error::Driver { call: "timing".into(), reason: "nothing was timed".into() })
+    }
+
+    /// The times of one call of each competitor; `enqueue(who, i)` puts call `i` of competitor `who` on the stream.
+    ///
+    /// Captures a graph for each, warms up for 100 ms, then launches the graphs in turns. Allocates and waits: when it
+    /// returns, with an error too, no work of it is left, so what `enqueue` borrows may go.
+    ///
+    /// # Errors
+    /// What `enqueue` returns; those of `Handle::capture`.
+    pub fn in_turns(
+        &self,
+        handle: &Handle,
+        competitors: usize,
+        mut enqueue: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Vec<Times>> {
+        let times = self.take_turns(handle, competitors, &mut enqueue);
         handle.synchronize()?;
-        let milliseconds = start.elapsed_ms(&end).map_err(|e| driver("reading the time", e))?;
-        times.push(f64::from(milliseconds) * 1e3 / calls as f64);
+        times
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+
+    fn take_turns(
+        &self,
+        handle: &Handle,
+        competitors: usize,
+        enqueue: &mut dyn FnMut(usize, usize) -> Result<()>,
+    ) -> Result<Vec<Times>> {
+        let lead = Lead::new(handle, self.flush)?;
+        let runners: Vec<Runner> = (0..competitors)
+            .map(|who| self.runner(handle, &lead, &mut |call| enqueue(who, call)))
+            .collect::<Result<_>>()?;
+        let warm_up = Instant::now();
+        while warm_up.elapsed() < WARM_UP && !runners.is_empty() {
+            self.turn(handle, &lead, &runners)?;
+            handle.synchronize()?;
+        }
+        // From here on the host waits for nothing in the sustained cadence: the GPU finds the next launch when it ends one.
+        lead.run(handle)?;
+        let turns = (0..self.launches.max(1)).map(|_| self.turn(handle, &lead, &runners));
+        let turns: Vec<Vec<Launch>> = turns.collect::<Result<_>>()?;
+        let mut times = vec![Vec::with_capacity(turns.len()); competitors];
+        for turn in turns {
+            for ((launch, runner), times) in turn.iter().zip(&runners).zip(&mut times) {
+                times.push(launch.microseconds()? / runner.calls as f64);
+            }
+        }
+        Ok(times.into_iter().map(Times::new).collect())
+    }
+
+    /// A graph that is long enough. The first calls come before the capture: they load their kernels.
+    fn runner(&self, handle: &Handle, lead: &Lead, enqueue: &mut dyn FnMut(usize) -> Result<()>) -> Result<Runner> {
+        let calls = if self.flush { 1 } else { self.calls.max(1) };
+        (0..calls.min(3)).try_for_each(&mut *enqueue)?;
+        let graph = capture(handle, || (0..calls).try_for_each(&mut *enqueue))?;
+        let runner = Runner { graph, calls };
+        runner.launch(handle, lead)?.microseconds()?;
+        let us = runner.launch(handle, lead)?.microseconds()?;
+        let rounds = ((SHORTEST_US / us).ceil() as usize).min(MOST_CALLS / calls);
+        if self.flush || rounds < 2 {
+            return Ok(runner);
+        }
+        let graph = capture(handle, || (0..rounds * calls).try_for_each(enqueue))?;
+        Ok(Runner { graph, calls: rounds * calls })
+    }
+
+    /// One launch of each.
+    fn turn(&self, handle: &Handle, lead: &Lead, runners: &[Runner]) -> Result<Vec<Launch>> {
+        let launch = |runner: &Runner| match self.cadence {
+            Cadence::Pauses => {
+                let launch = runner.launch(handle, lead)?;
+                let us = launch.microseconds()?;
+                sleep(PAUSE.max(Duration::from_secs_f64(4e-6 * us)));
+                Ok(launch)
+            }
+            Cadence::Sustained if self.flush => runner.launch(handle, lead),
+            Cadence::Sustained => runner.launch_next(handle),
+        };
+        runners.iter().map(launch).collect()
+    }
+}
+
+/// Captures work on memory that is borrowed: what `enqueue` of [`Timing::in_turns`] borrows lives as long as `enqueue`, which
+/// outlives the graphs.
+fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
+    handle.launch_stream().capture(true, enqueue)
+}
+
+/// A competitor's graph.
+struct Runner {
+    graph: CapturedGraph,
+    calls: usize,
+}
+
+impl Runner {
+    /// A launch behind whatever is in the stream.
+    fn launch_next(&self, handle: &Handle) -> Result<Launch> {
+        handle.launch_stream().launch_with(&self.graph, |launch| {
+            let start = event(handle)?;
+            launch()?;
+            Ok(Launch { start, end: event(handle)? })
+        })
+    }
+
+    /// A launch that is enqueued while the GPU is busy with something else.
+    fn launch(&self, handle: &Handle, lead: &Lead) -> Result<Launch> {
+        lead.run(handle)?;
+        self.launch_next(handle)
+    }
+}
+
+/// A launch between two events.
+struct Launch {
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Launch {
+    /// Waits for its end.
+    fn microseconds(&self) -> Result<f64> {
+        let milliseconds = self.start.elapsed_ms(&self.end).map_err(|e| driver("reading the time", e))?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
+}
+
+/// An event recorded now.
+fn event(handle: &Handle) -> Result<CudaEvent> {
+    let event = handle.stream().context().new_event(Some(CU_EVENT_DEFAULT));
+    let event = event.map_err(|e| driver("creating an event", e))?;
+    event.record(handle.stream()).map_err(|e| driver("recording an event", e))?;
+    Ok(event)
+}
+
+/// Work before a timed launch. It keeps the GPU busy while the host enqueues the launch: on an idle GPU the first event
+/// would be over before the launch arrives, and the host's time would count.
+enum Lead {
+    /// Small writes one after the other: the L2 cache stays as it is.
+    Busy { graph: CapturedGraph, _memory: Private },
+    /// One that overwrites the L2 cache twice over.
+    Flush(Private),
+}
+
+impl Lead {
+    const SMALL_BYTES: usize = 1 << 16;
+    const SMALL_WRITES: usize = 48;
+
+    fn new(handle: &Handle, flush: bool) -> Result<Self> {
+        let bytes = if flush { handle.device().l2_bytes.max(1 << 24) * 2 } else { Self::SMALL_BYTES };
+        let memory = Private::zeros(handle.launch_stream(), bytes)?;
+        if flush {
+            return Ok(Self::Flush(memory));
+        }
+        let graph = capture(handle, || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
+        Ok(Self::Busy { graph, _memory: memory })
+    }
+
+    fn run(&self, handle: &Handle) -> Result<()> {
+        match self {
+            Self::Busy { graph, .. } => handle.launch(graph),
+            Self::Flush(memory) => overwrite(handle, memory),
+        }
+    }
+}
+
+fn overwrite(handle: &Handle, memory: &Private) -> Result<()> {
+    handle.kernels().zero(handle.launch_stream(), &memory.span(), memory.bytes())
+}
+
+/// The microseconds that one call took, launch by launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Times(Vec<f64>);
+
+impl Times {
+    /// Of at least one launch.
+    fn new(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        Self(times)
+    }
+
+    /// What a quarter, a half and three quarters of the launches did not exceed.
+    pub fn quartiles(&self) -> [f64; 3] {
+        [1, 2, 3].map(|quarter| self.0.get(self.0.len() * quarter / 4).copied().unwrap_or(f64::NAN))
+    }
+
+    /// The time that counts.
+    pub fn median(&self) -> f64 {
+        self.quartiles()[1]
+    }
+}
+
+impl fmt::Display for Times {
+    /// The median, and the quartiles in brackets: `12.31 (12.28-12.40)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [low, median, high] = self.quartiles();
+        write!(f, "{median:.2} ({low:.2}-{high:.2})")
+    }
 }
 
 /// Copies one device buffer to another of the same length: the roof that bandwidth is compared with. Enqueues only.
@@ -65,96 +315,25 @@ pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Re
     handle.kernels().copy_2d(stream, &source, bytes, &target, bytes, 1, bytes)
 }
 
-/// `D = A Bᵀ` in BF16 with FP32 sums through cuBLASLt: A `m x k`, B `n x k`, D `m x n`, all packed row-major BF16.
-///
-/// The baseline of every comparison. The first of cuBLASLt's candidates, or the fastest after [`Bf16Gemm::choose`].
-pub struct Bf16Gemm {
-    desc: MatmulDesc,
-    layouts: Layouts,
-    algos: Vec<Algo>,
-    chosen: usize,
-    shape: (usize, usize, usize),
-    handle_id: u64,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Bf16Gemm {
-    /// Plans the product; asks cuBLASLt for up to `candidates` algorithms.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if cuBLASLt offers none.
-    pub fn new(handle: &Handle, m: usize, n: usize, k: usize, candidates: usize) -> Result<Self> {
-        let mut desc = MatmulDesc::new(Compute::F32, DataType::F32)?;
-        // cuBLASLt is column-major: it sees Dᵀ = B Aᵀ, so B goes first and m, n swap.
-        desc.set(attr::TransA, Transpose::Yes)?;
-        desc.set(attr::TransB, Transpose::No)?;
-        let layouts = Layouts {
-            a: MatrixLayout::new(DataType::Bf16, k, n, k)?,
-            b: MatrixLayout::new(DataType::Bf16, k, m, k)?,
-            c: MatrixLayout::new(DataType::Bf16, n, m, n)?,
-            d: MatrixLayout::new(DataType::Bf16, n, m, n)?,
-        };
-        let mut preference = Preference::new()?;
-        preference.workspace_bytes(handle.workspace().bytes)?;
-        match lt::heuristic(handle.lt(), &desc, &layouts, &preference, candidates.max(1))? {
-            Heuristic::Offered(algos) => {
-                Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k), handle_id: handle.id() })
-            }
-            Heuristic::Refused(status) => Err(Error::unsupported(
-                format!("the BF16 product {m} x {n} x {k}"),
-                format!("cuBLASLt offers no algorithm: {status}"),
-                "use n and k that are multiples of 8",
-            )),
+    #[test]
+    fn quartiles_are_of_sorted_times() {
+        let times = Times::new(vec![5.0, 1.0, 4.0, 2.0, 3.0]);
+        assert_eq!((times.quartiles(), times.median()), ([2.0, 3.0, 4.0], 3.0));
+        assert_eq!(times.to_string(), "3.00 (2.00-4.00)");
+        assert_eq!(Times::new(vec![7.0]).quartiles(), [7.0; 3]);
+    }
+
+    #[test]
+    fn a_graph_holds_whole_rounds_over_the_sets() {
+        let calls = |sets| Timing::SUSTAINED.over(sets).calls;
+        assert_eq!([0, 1, 2, 5, 24, 25, 64].map(calls), [24, 24, 24, 25, 24, 25, 64]);
+        assert_eq!(Timing::PAUSES.over(3).calls, 6);
+        for cadence in Cadence::ALL {
+            assert_eq!(Timing::of(cadence).cadence, cadence);
         }
-    }
-
-    /// Enqueues the product. Allocates nothing and waits for nothing.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if an operand is not as planned; [`Error::Unsupported`] on another handle than the one it was made for.
-    pub fn execute(&mut self, handle: &Handle, a: &MatRef<'_>, b: &MatRef<'_>, d: &mut MatMut<'_>) -> Result<()> {
-        handle.check_own(self.handle_id, "running a BF16 product")?;
-        let (m, n, k) = self.shape;
-        let operands = [
-            ("A", a.rows(), a.cols(), a.row_stride(), a.dtype(), m, k),
-            ("B", b.rows(), b.cols(), b.row_stride(), b.dtype(), n, k),
-            ("D", d.rows(), d.cols(), d.row_stride(), d.dtype(), m, n),
-        ];
-        for (operand, rows, cols, stride, dtype, want_rows, want_cols) in operands {
-            if (rows, cols, stride, dtype) != (want_rows, want_cols, want_cols, DType::Bf16) {
-                return Err(Error::shape(
-                    operand,
-                    format!("{rows} x {cols} {dtype}, row stride {stride}"),
-                    format!("must be {want_rows} x {want_cols} bf16, packed"),
-                    "plan the product for these operands",
-                ));
-            }
-        }
-        let stream = handle.launch_stream();
-        let order = stream.order();
-        let (a, b, d) = (a.data().at(order)?, b.data().at(order)?, d.data_mut().at(order)?);
-        lt::matmul(MatmulCall {
-            handle: handle.lt(),
-            desc: &mut self.desc,
-            layouts: &self.layouts,
-            algo: &self.algos[self.chosen],
-            factors: Factors::Host { alpha: 1.0, beta: 0.0 },
-            a: &b,
-            b: &a,
-            c: None,
-            d: &d,
-            pointers: Pointers::default(),
-            workspace: &handle.workspace(),
-            stream,
-        })
-    }
-
-    /// Number of algorithms cuBLASLt offered.
-    pub fn candidates(&self) -> usize {
-        self.algos.len()
-    }
-
-    /// Takes candidate `index` from now on (counted modulo [`Bf16Gemm::candidates`]).
-    pub fn choose(&mut self, index: usize) {
-        self.chosen = index % self.algos.len();
     }
 }

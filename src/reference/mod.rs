@@ -10,11 +10,13 @@ mod gemm;
 mod hadamard;
 mod metrics;
 mod mxfp8;
+mod noise;
 pub mod nvfp4;
 mod operand;
 mod parallel;
 mod philox;
 mod quantize;
+mod sample;
 pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
@@ -22,9 +24,11 @@ pub use delayed::{AmaxHistory, delayed_update};
 pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use metrics::{calc_diff, sqnr_db};
+pub use noise::Noise;
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;
 pub use quantize::{
     amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
     quantize_with_scale,
 };
+pub use sample::rows_of;

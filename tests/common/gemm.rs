@@ -5,12 +5,12 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{self, Accumulator, Bound, Gelu, GemmInputs, HostOperand, SumBound};
 use scaled_gemm::{
-    Accumulate, Accumulation, Activation, DType, Epilogue, Extent, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc,
-    GemmPlan, Handle, HostQuantMatrix, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix, Recipe, Scheme,
-    VecRef,
+    Accumulate, Accumulation, Activation, DType, Epilogue, Error, Extent, Finish, Formulation, Fp8Format, GemmArgs,
+    GemmDesc, GemmPlan, Handle, HostQuantMatrix, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantMatrix,
+    QuantizeTo, Recipe, Scheme, VecRef,
 };
 
-use super::{Rng, bytes_of, round_to, upload, upload_strided, values_of};
+use super::{Noise, bytes_of, round_to, upload, upload_strided, values_of};
 
 pub const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
@@ -61,7 +61,7 @@ pub fn accumulator(accumulation: Accumulation) -> Accumulator {
 
 /// Normal data in which every row, every 128 columns of a row and every 128 x 128 tile has a size of its own, over three
 /// orders of magnitude: a scale taken from a wrong place of any layout shows. Products stay within F16 up to k = 576.
-pub fn tiled(rng: &mut Rng, rows: usize, cols: usize) -> Array2<f32> {
+pub fn tiled(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
     let groups = cols.div_ceil(128);
     let mut factors = |count: usize, decades: f32| -> Vec<f32> {
         (0..count).map(|_| 10f32.powf((rng.uniform() - 0.5) * decades)).collect()
@@ -107,7 +107,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    pub fn new(handle: &Handle, rng: &mut Rng, [m, n, k]: [usize; 3], (a, b): (Scheme, Scheme)) -> Self {
+    pub fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], (a, b): (Scheme, Scheme)) -> Self {
         Self::of(handle, quantized(&tiled(rng, m, k), a), quantized(&tiled(rng, n, k), b))
     }
 
@@ -260,7 +260,7 @@ fn common_value(x: f32) -> f32 {
 
 impl Extras {
     /// `gaps`: the row gaps of the cases that will use them.
-    pub fn new(handle: &Handle, rng: &mut Rng, m: usize, n: usize, gaps: &[usize]) -> Self {
+    pub fn new(handle: &Handle, rng: &mut Noise, m: usize, n: usize, gaps: &[usize]) -> Self {
         let mut spread = || common_value(rng.normal() * 10f32.powf(rng.uniform() * 3.0 - 1.5));
         let bias: Vec<f32> = (0..n).map(|_| spread()).collect();
         let residual = Array2::from_shape_fn((m, n), |_| spread());
@@ -465,12 +465,100 @@ pub fn plan(handle: &Handle, desc: &GemmDesc, formulation: Formulation) -> GemmP
     plan
 }
 
-/// Computes the case by every formulation offered and checks each result against the bound. Gives the largest error as a
-/// fraction of its tolerance.
-pub fn check_case(handle: &Handle, ops: &impl Product, extras: &Extras, sums: &SumBound, case: &Case) -> f64 {
+/// What a suite has computed, and how near to the bound it came.
+#[derive(Default)]
+pub struct Tally {
+    /// Problems that were posed.
+    pub posed: usize,
+    /// Problems that some formulation computed.
+    pub computed: usize,
+    /// Largest error as a fraction of its tolerance.
+    pub worst: f64,
+}
+
+impl Tally {
+    /// [`check_case`], counted.
+    pub fn check(&mut self, handle: &Handle, ops: &impl Product, extras: &Extras, sums: &SumBound, case: &Case) {
+        let errors = check_case(handle, ops, extras, sums, case);
+        self.posed += 1;
+        self.computed += usize::from(!errors.is_empty());
+        self.worst = errors.into_iter().fold(self.worst, f64::max);
+    }
+
+    /// Says what was computed; panics unless `posed` problems were posed, and at least `least` of them computed.
+    pub fn finish(&self, what: &str, posed: usize, least: usize) {
+        let Self { computed, worst, .. } = self;
+        println!("{what}: {computed} of {posed} problems computed, largest error {worst:.3} of its tolerance");
+        assert_eq!(self.posed, posed, "{what}: problems posed");
+        assert!(*computed >= least, "{what}: {computed} problems computed, at least {least} must be");
+    }
+}
+
+/// How many of `posed` FP8 problems must be computed: all where every pair exists.
+pub fn least_fp8(handle: &Handle, posed: usize) -> usize {
+    if has_every_pair(handle) { posed } else { 0 }
+}
+
+/// Bias, activation, residual and accumulation of every type and all together, at an m that needs padding (17) or one that
+/// does not. Alpha and the row gap take turns.
+pub fn epilogue_cases(m: usize, gap: usize) -> impl Iterator<Item = Case> {
+    let types = || [None].into_iter().chain(WIDE.map(Some));
+    let mut cases = Vec::new();
+    for out in WIDE {
+        for bias in types() {
+            for activation in Activation::ALL {
+                for residual in types().filter(|r| m == 17 || *r != Some(DType::F16)) {
+                    let betas: &[_] = if out == DType::F32 { &[None, Some(1.0), Some(0.5)] } else { &[None] };
+                    for beta in betas {
+                        let alpha = [1.0, -0.75, 3.0][cases.len() % 3];
+                        let gap = if cases.len().is_multiple_of(2) { 0 } else { gap };
+                        cases.push(Case { alpha, beta: *beta, bias, activation, residual, gap, ..Case::new(out) });
+                    }
+                }
+            }
+        }
+    }
+    cases.into_iter()
+}
+
+/// Everything that our epilogue kernel adds.
+pub fn layer() -> Case {
+    Case {
+        bias: Some(DType::Bf16),
+        activation: Activation::Silu,
+        residual: Some(DType::F16),
+        alpha: 0.5,
+        beta: Some(0.5),
+        gap: 8,
+        ..Case::new(DType::F32)
+    }
+}
+
+/// Quantizes `x` into a matrix that exists, where a graph finds it.
+pub fn rewrite(handle: &Handle, x: &Array2<f32>, to: &mut QuantMatrix) {
+    let buffer = upload(handle, &bytes_of(DType::F32, x.iter()));
+    let input = MatRef::new(&buffer, DType::F32, x.nrows(), x.ncols()).unwrap();
+    handle.quantize_into(&input, Recipe::new(to.scheme()), QuantizeTo::Plain(to)).unwrap();
+}
+
+/// The words are in the message, and cuBLASLt's bare refusal is not.
+#[track_caller]
+pub fn refused<T>(result: Result<T, Error>, words: &[&str]) -> Error {
+    let error = result.err().unwrap_or_else(|| panic!("accepted, and should be refused with {words:?}"));
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in {text:?}");
+    }
+    assert!(!text.contains("NOT_SUPPORTED") && !matches!(error, Error::Cublas { .. }), "{text}");
+    error
+}
+
+/// Computes the case by every formulation offered and checks each result against the bound. Gives the largest error of
+/// each as a fraction of its tolerance: nothing where nothing is offered.
+pub fn check_case(handle: &Handle, ops: &impl Product, extras: &Extras, sums: &SumBound, case: &Case) -> Vec<f64> {
     let desc = case.desc(ops);
     let inputs = extras.inputs(ops, case);
-    let mut worst = 0.0f64;
+    let mut errors = Vec::new();
     let mut bounds: Vec<(Gelu, Bound)> = Vec::new();
     for formulation in offered(handle, &desc) {
         let mut plan = plan(handle, &desc, formulation);
@@ -481,7 +569,7 @@ pub fn check_case(handle: &Handle, ops: &impl Product, extras: &Extras, sums: &S
         }
         let (_, bound) = bounds.iter().find(|(g, _)| *g == gelu).unwrap();
         let found = bound.check(stored.values(ops, case).view());
-        worst = worst.max(
+        errors.push(
             found.unwrap_or_else(|e| panic!("{e}; alpha {}, beta {:?}\n{}", case.alpha, case.beta, plan.explain())),
         );
         if case.amax == OutAmax::Store {
@@ -502,5 +590,5 @@ pub fn check_case(handle: &Handle, ops: &impl Product, extras: &Extras, sums: &S
             );
         }
     }
-    worst
+    errors
 }

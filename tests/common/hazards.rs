@@ -105,8 +105,8 @@ impl RowProduct {
     /// `None`, with the reason, where the GPU multiplies no FP8.
     pub fn new(handle: &Handle, shape: [usize; 3]) -> Option<Self> {
         let [m, n, _] = shape;
-        let ops = Operands::new(handle, &mut Rng(81), shape, ROWS_BY_ROWS);
-        let extras = Extras::new(handle, &mut Rng(82), m, n, &[0]);
+        let ops = Operands::new(handle, &mut Noise::new(81), shape, ROWS_BY_ROWS);
+        let extras = Extras::new(handle, &mut Noise::new(82), m, n, &[0]);
         let case = Case::new(DType::Bf16);
         if offered(handle, &case.desc(&ops)).is_empty() {
             println!("skipped: {} multiplies no FP8", handle.device());
@@ -144,8 +144,8 @@ impl Layer {
             Derived::Repeated => (BLOCKS, Formulation::RepeatedScales),
             Derived::Kept => ((Scheme::Nvfp4, Scheme::Nvfp4), Formulation::DequantizedBf16),
         };
-        let ops = Operands::new(handle, &mut Rng(84), shape, pair);
-        let (extras, case) = (Extras::new(handle, &mut Rng(85), m, n, &[0]), Case::new(DType::Bf16));
+        let ops = Operands::new(handle, &mut Noise::new(84), shape, pair);
+        let (extras, case) = (Extras::new(handle, &mut Noise::new(85), m, n, &[0]), Case::new(DType::Bf16));
         derive(handle, derived, &ops.b);
         if !offered(handle, &case.desc(&ops)).contains(&formulation) {
             println!("skipped: {} offers no {formulation}", handle.device());
@@ -187,7 +187,7 @@ impl Layer {
     /// A buffer for new weights in F32, and three sets of them.
     pub fn weights(&self, handle: &Handle) -> (CudaSlice<u8>, [Vec<u8>; 3]) {
         let (n, k) = (self.ops.b.rows(), self.ops.b.cols());
-        let mut rng = Rng(86);
+        let mut rng = Noise::new(86);
         let sets = [(); 3].map(|()| bytes_of(DType::F32, tiled(&mut rng, n, k).iter()));
         (handle.stream().alloc_zeros(n * k * 4).unwrap(), sets)
     }

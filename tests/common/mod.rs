@@ -5,7 +5,9 @@ pub mod gemm;
 
 use half::{bf16, f16};
 use ndarray::Array2;
+pub use scaled_gemm::codec::round_to;
 use scaled_gemm::cudarc::driver::CudaSlice;
+pub use scaled_gemm::reference::Noise;
 use scaled_gemm::{
     BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, QuantMatrix, Result, Scheme,
 };
@@ -29,50 +31,12 @@ pub const ROWS: [usize; 4] = [1, 3, 17, 130];
 pub const N: [usize; 3] = [8, 520, 2112];
 pub const K: [usize; 3] = [16, 144, 576];
 
-/// SplitMix64: the same numbers on every machine.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in (0, 1).
-    pub fn uniform(&mut self) -> f32 {
-        ((self.next() >> 40) as f32 + 0.5) / (1u64 << 24) as f32
-    }
-
-    /// Normal with variance 1, by Box and Muller.
-    pub fn normal(&mut self) -> f32 {
-        let (u, v) = (self.uniform(), self.uniform());
-        (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
-    }
-}
-
-/// `x` rounded to `dtype`.
-pub fn round_to(dtype: DType, x: f32) -> f32 {
-    match dtype {
-        DType::Bf16 => bf16::from_f32(x).to_f32(),
-        DType::F16 => f16::from_f32(x).to_f32(),
-        _ => x,
-    }
-}
-
 /// Normal data whose 128-wide groups and rows differ by orders of magnitude, so that no wrong scale can pass.
-pub fn spread(rng: &mut Rng, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
-    let magnitude = |rng: &mut Rng| 10f32.powf(rng.uniform() * 3.0 - 1.5);
+pub fn spread(rng: &mut Noise, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    let magnitude = |rng: &mut Noise| 10f32.powf(rng.uniform() * 3.0 - 1.5);
     let by_row: Vec<f32> = (0..rows).map(|_| magnitude(rng)).collect();
     let by_group: Vec<f32> = (0..cols.div_ceil(128)).map(|_| magnitude(rng)).collect();
     Array2::from_shape_fn((rows, cols), |(i, j)| round_to(dtype, rng.normal() * by_row[i] * by_group[j / 128]))
-}
-
-/// Normal data of one magnitude.
-pub fn normal(rng: &mut Rng, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
-    Array2::from_shape_fn((rows, cols), |_| round_to(dtype, rng.normal()))
 }
 
 /// The bytes of `values` as `dtype`, which they must already be rounded to.

@@ -12,7 +12,8 @@ use scaled_gemm::{
 };
 
 use crate::common::{
-    Rng, assert_device_bits, assert_same_values, normal, poisoned, poisoned_matrix, round_to, upload_strided, values_of,
+    Noise, assert_device_bits, assert_same_values, bytes_of, capture, poisoned, poisoned_matrix, round_to, spread,
+    upload_strided, values_of,
 };
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -131,6 +132,83 @@ impl Source {
     }
 }
 
+/// Every recipe on spread data of every type, for each of these shapes.
+pub fn check_shapes(
+    handle: &Handle,
+    rng: &mut Noise,
+    shapes: impl IntoIterator<Item = (usize, usize)>,
+    recipes: &[Recipe],
+) {
+    for (rows, cols) in shapes {
+        for dtype in INPUTS {
+            let x = Source::new(handle, spread(rng, rows, cols, dtype), dtype);
+            recipes.iter().for_each(|recipe| x.check(handle, *recipe));
+        }
+    }
+}
+
+/// The same for rows that lie apart, that begin at addresses of every alignment, and both.
+pub fn check_strides(
+    handle: &Handle,
+    rng: &mut Noise,
+    shapes: impl IntoIterator<Item = (usize, usize)>,
+    recipes: &[Recipe],
+) {
+    for (rows, cols) in shapes {
+        for dtype in INPUTS {
+            let x = spread(rng, rows, cols, dtype);
+            for (stride, offset) in [(cols + 64, 0), (cols + 1, 0), (cols, 1), (cols + 8, 3)] {
+                let x = Source::strided(handle, x.clone(), dtype, stride, offset);
+                recipes.iter().for_each(|recipe| x.check(handle, *recipe));
+            }
+        }
+    }
+}
+
+/// Every row count with every column count.
+pub fn grid<'a>(rows: &'a [usize], cols: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
+    rows.iter().flat_map(move |rows| cols.iter().map(move |cols| (*rows, *cols)))
+}
+
+/// Captured casts write what the reference gives for whatever lies in the input at each launch, and in the second level
+/// where one is given.
+pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterator<Item = Recipe>) {
+    let (rows, cols) = (144, 1040);
+    for recipe in recipes {
+        let mut x = Source::new(handle, spread(rng, rows, cols, DType::Bf16), DType::Bf16);
+        let mut number = handle.stream().clone_htod(&[5.0f32]).unwrap();
+        let given = recipe.scheme == Scheme::Nvfp4;
+        let mut out =
+            [poisoned_matrix(handle, recipe.scheme, rows, cols), poisoned_matrix(handle, recipe.scheme, cols, rows)];
+        let [plain, turned] = &mut out;
+        let mut again = poisoned_matrix(handle, recipe.scheme, rows, cols);
+        let graph = capture(handle, || {
+            handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
+            if given {
+                let amax = GivenScale::Amax(DeviceBytes::from(&number));
+                handle.quantize_nvfp4_into(&x.matrix(), recipe, &amax, QuantizeTo::Plain(&mut again))?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        for amax in [5.0f32, 7.5] {
+            x.x = spread(rng, rows, cols, DType::Bf16);
+            handle.stream().memcpy_htod(&bytes_of(DType::Bf16, x.x.iter()), &mut x.buffer).unwrap();
+            handle.stream().memcpy_htod(&[amax], &mut number).unwrap();
+            handle.launch(&graph).unwrap();
+            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
+            assert_device_bits(handle, &out[0], &want, &format!("graph, plain: {recipe:?}"));
+            let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();
+            assert_device_bits(handle, &out[1], &want, &format!("graph, transposed: {recipe:?}"));
+            if given {
+                let amax = GivenScale::Amax(amax);
+                let want = reference::quantize_with_scale(x.x.view(), DType::Bf16, recipe, amax).unwrap();
+                assert_device_bits(handle, &again, &want, &format!("graph, given: {recipe:?}"));
+            }
+        }
+    }
+}
+
 /// One FP32 on the device, with what it means.
 pub struct GivenNumber {
     number: CudaSlice<f32>,
@@ -204,8 +282,8 @@ pub fn stochastic(seed: u64, offset: u64) -> CodeRounding {
 }
 
 /// Normal data, one special value in each of several rows, all of them in one row, and rows of one value.
-pub fn with_specials(rng: &mut Rng, dtype: DType, magnitude: f32, specials: &[f32]) -> Array2<f32> {
-    let mut x = normal(rng, 160, 400, dtype).mapv(|v| round_to(dtype, v * magnitude));
+pub fn with_specials(rng: &mut Noise, dtype: DType, magnitude: f32, specials: &[f32]) -> Array2<f32> {
+    let mut x = rng.matrix(160, 400, dtype).mapv(|v| round_to(dtype, v * magnitude));
     for (i, v) in specials.iter().enumerate() {
         x[[3 * i, 37 * i % 400]] = round_to(dtype, *v);
         x[[150, 40 * i % 400]] = round_to(dtype, *v);

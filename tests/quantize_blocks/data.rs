@@ -2,6 +2,7 @@
 
 use ndarray::Array2;
 use scaled_gemm::codec::round_to;
+use scaled_gemm::reference::Noise;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
     HostQuantMatrix, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
@@ -62,19 +63,9 @@ pub fn takes(recipe: Recipe, rows: usize) -> bool {
     o.shape == BlockShape::Row1x16 || o.block_scale == BlockScaleRule::Plain || rows.is_multiple_of(16)
 }
 
-/// Numbers near normal with variance 1.
-pub fn random(rows: usize, cols: usize, seed: u32) -> Array2<f32> {
-    let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
-    let mut uniform = move || {
-        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        (state >> 8) as f32 / (1 << 24) as f32
-    };
-    Array2::from_shape_simple_fn((rows, cols), || (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
-}
-
 /// Random numbers with everything that needs care, rounded to `source`.
 pub fn hard(rows: usize, cols: usize, source: DType) -> Array2<f32> {
-    let mut x = random(rows, cols, 7);
+    let mut x = Noise::new(7).matrix(rows, cols, DType::F32);
     for (i, mut row) in x.rows_mut().into_iter().enumerate() {
         // Rows and blocks of different size, down to blocks whose scale is subnormal or zero.
         let exponent = [0, -3, 5, -9, 1][i % 5];

@@ -16,7 +16,6 @@ use crate::shapes::{Shape, ShapeList};
 /// One line of the result.
 struct Line {
     mnk: [usize; 3],
-    baseline_us: f64,
     pair: Pair,
     time: PairTime,
 }
@@ -28,7 +27,7 @@ impl Line {
 
     /// Times faster than the baseline: without and with the quantization of A.
     fn ratios(&self) -> [f64; 2] {
-        [self.baseline_us / self.time.gemm_us, self.baseline_us / self.time.both_us]
+        [self.time.baseline_us / self.time.gemm_us, self.time.baseline_us / self.time.both_us]
     }
 }
 
@@ -38,8 +37,6 @@ struct Run<'a> {
     request: &'a Request<'a>,
     /// Bytes a second of a large copy.
     copy: f64,
-    /// Before and after.
-    clocks: [String; 2],
     lines: &'a [Line],
     skipped: &'a [String],
 }
@@ -127,33 +124,31 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
     let bar = step_bar(device, problems.len() * (1 + pairs.len()));
     let copy = device.copy_rate()?;
     let (mut lines, mut skipped) = (Vec::new(), Vec::new());
-    let clocks_before = device.clocks();
     for mnk in problems {
         let [m, n, k] = mnk;
         bar.set_message(format!("{m} x {n} x {k}"));
         bar.inc(1);
-        let baseline_us = match device.time_baseline(mnk) {
+        match device.check_baseline(mnk) {
             Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
                 skipped.push(format!("{m} x {n} x {k}: no baseline: {error}"));
                 bar.inc(pairs.len() as u64);
                 continue;
             }
             result => result?,
-        };
+        }
         for &pair in &pairs {
             let support = device.support(mnk, pair.a.operand(), pair.b.scheme, request.out);
             if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
                 skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
             } else {
-                let time = device.time_pair(mnk, pair, request.out)?;
-                lines.push(Line { mnk, baseline_us, pair, time });
+                let times = device.time_pair(mnk, pair, request.out)?;
+                lines.extend(times.into_iter().map(|time| Line { mnk, pair, time }));
             }
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    let clocks = [clocks_before, device.clocks()];
-    let run = Run { device, request, copy, clocks, lines: &lines, skipped: &skipped };
+    let run = Run { device, request, copy, lines: &lines, skipped: &skipped };
     let (text, value) = (run.describe(), run.record());
     Ok((lines, text, value))
 }
@@ -169,9 +164,6 @@ impl Run<'_> {
             self.device.baseline(),
             number(self.copy * 1e-9)
         );
-        if !self.clocks[0].is_empty() {
-            text += &format!("clocks        {} before, {} after\n", self.clocks[0], self.clocks[1]);
-        }
         text += &format!(
             "data          standard normal, BF16; output {}\ntimes         {}\n\n",
             self.request.out,
@@ -182,6 +174,7 @@ impl Run<'_> {
             "n",
             "k",
             "A x B",
+            "cadence",
             "by",
             "baseline us",
             "TFLOP/s",
@@ -193,7 +186,7 @@ impl Run<'_> {
             "x both",
             "error",
         ];
-        let rows: Vec<[String; 14]> = self
+        let rows: Vec<[String; 15]> = self
             .lines
             .iter()
             .map(|l| {
@@ -204,9 +197,10 @@ impl Run<'_> {
                     n.to_string(),
                     k.to_string(),
                     l.pair.name(),
+                    l.time.cadence.to_string(),
                     l.time.formulation.clone(),
-                    number(l.baseline_us),
-                    number(l.tflops(l.baseline_us)),
+                    number(l.time.baseline_us),
+                    number(l.tflops(l.time.baseline_us)),
                     number(l.time.gemm_us),
                     number(l.tflops(l.time.gemm_us)),
                     number(alone),
@@ -219,6 +213,10 @@ impl Run<'_> {
             .collect();
         text += &table(header, 0, &rows);
         text += "\nboth us: quantization of A and product. x, x both: times faster than the baseline, without and with that quantization. error: largest error of checked elements, as a fraction of its bound.\n";
+        for line in self.lines.iter().filter(|l| !l.time.clock.is_empty()) {
+            let [m, n, k] = line.mnk;
+            text += &format!("{m} x {n} x {k} {}, {}: {}\n", line.pair.name(), line.time.cadence, line.time.clock);
+        }
         for line in self.skipped {
             text += &format!("not run: {line}\n");
         }
@@ -232,8 +230,9 @@ impl Run<'_> {
             let [alone, with] = l.ratios();
             json!({
                 "m": l.mnk[0], "n": l.mnk[1], "k": l.mnk[2],
-                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
-                "baseline_us": l.baseline_us, "baseline_tflops": l.tflops(l.baseline_us),
+                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme.to_string(), "cadence": l.time.cadence,
+                "formulation": l.time.formulation, "clock": l.time.clock,
+                "baseline_us": l.time.baseline_us, "baseline_tflops": l.tflops(l.time.baseline_us),
                 "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,
                 "quantize_us": l.time.quantize_us, "both_us": l.time.both_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,
             })
@@ -244,7 +243,7 @@ impl Run<'_> {
         json!({
             "device": self.device.name(), "title": self.device.title(), "facts": facts, "baseline": self.device.baseline(),
             "method": self.device.method(),
-            "copy_bytes_per_second": self.copy, "clocks": self.clocks, "out_dtype": self.request.out.name(),
+            "copy_bytes_per_second": self.copy, "out_dtype": self.request.out.name(),
             "data": "standard normal, bf16", "rows": rows, "not_run": self.skipped,
             "command": std::env::args().collect::<Vec<_>>().join(" "),
         })
@@ -257,6 +256,7 @@ type Point = [f64; 3];
 /// One chart of time and one of TFLOP/s for each weight shape, over m.
 fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
     let baseline = if device == "cpu" { "f32" } else { "bf16" };
+    let lines: Vec<&Line> = lines.iter().filter(|l| l.time.cadence != "pauses").collect();
     let mut shapes: Vec<&[usize]> = lines.iter().map(|l| &l.mnk[1..]).collect();
     shapes.dedup();
     let mut charts = Vec::new();
@@ -270,7 +270,7 @@ fn charts(lines: &[Line], device: &str) -> Vec<Chart> {
                     None => series.push((name, vec![point])),
                 }
             };
-            add(baseline.into(), line.baseline_us);
+            add(baseline.into(), line.time.baseline_us);
             add(line.pair.name(), line.time.gemm_us);
         }
         for (_, points) in &mut series {

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
+use scaled_gemm::codec::round_to;
 use scaled_gemm::{Basis, DType, HostQuantMatrix};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
-use crate::data::{round_to, to_bytes, undo_hadamard};
+use crate::data::{to_bytes, undo_hadamard};
 use crate::device::{self, Device};
 use crate::files;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, table};
@@ -111,7 +112,7 @@ fn plain(
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match matrix.basis() == Basis::Plain {
         true => device.dequantize(matrix, args.dtype)?,
-        false => exact(device, matrix)?.mapv_into(|v| round_to(v, args.dtype)),
+        false => exact(device, matrix)?.mapv_into(|v| round_to(args.dtype, v)),
     };
     if !values.iter().any(|v| v.is_infinite()) {
         return Ok((values, 0));

@@ -4,8 +4,9 @@
 //! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::bound`.
 
 use ndarray::Array2;
+use scaled_gemm::codec::round_to;
 use scaled_gemm::format::pair::check_pair;
-use scaled_gemm::reference::{self, GemmInputs, definition, sqnr_db};
+use scaled_gemm::reference::{self, GemmInputs, Noise, definition, sqnr_db};
 use scaled_gemm::{
     Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, HostQuantMatrix, MxRounding, Nvfp4Options, Recipe,
     Scheme,
@@ -13,7 +14,7 @@ use scaled_gemm::{
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, VerifyArgs};
-use crate::data::{Random, normal, round_to, undo_hadamard};
+use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
 use crate::recipes::{describe, options, variants};
@@ -122,11 +123,11 @@ fn sqnr_floor(recipe: Recipe) -> f64 {
 
 /// Normal rows whose sizes go from 1/4 to 4, so that a scale in the wrong place shows.
 fn test_matrix(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32> {
-    let mut random = Random::new(seed ^ 0x5CA1E);
+    let mut random = Noise::new(seed ^ 0x5CA1E);
     let mut x = normal(rows, cols, dtype, seed);
     for mut row in x.rows_mut() {
         let size = ((random.bits() % 5) as f32 - 2.0).exp2();
-        row.mapv_inplace(|v| round_to(v * size, dtype));
+        row.mapv_inplace(|v| round_to(dtype, v * size));
     }
     x
 }

@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use ndarray::{Array2, s};
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, gemm_bound};
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, gemm_bound, rows_of};
 use scaled_gemm::{DType, HostQuantMatrix, Result};
 
 use super::HostA;
-use crate::data::rows_of;
 
 /// Rows of A in one check.
 const ROWS: usize = 8;

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::{normal, rows_of};
+use crate::data::normal;
 use crate::memory;
 use crate::output::{Failure, count};
 
@@ -116,12 +116,11 @@ impl Device for Cpu {
         "median of at least 3 runs, operands as the last run left them in the caches".into()
     }
 
-    fn time_baseline(&mut self, [m, n, k]: [usize; 3]) -> Result<f64> {
-        let (a, b) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
-        median_us(|| Ok(a.dot(&b.t())))
+    fn check_baseline(&mut self, _mnk: [usize; 3]) -> Result<()> {
+        Ok(())
     }
 
-    fn time_pair(&mut self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<PairTime> {
+    fn time_pair(&mut self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>> {
         let (x, w) = (normal(m, k, DType::Bf16, 1), normal(n, k, DType::Bf16, 2));
         let b = reference::quantize(w.view(), DType::Bf16, pair.b)?;
         let quantize = |recipe| reference::quantize(x.view(), DType::Bf16, recipe);
@@ -140,6 +139,7 @@ impl Device for Cpu {
         let rows_of_d = |rows| Ok(d.slice(s![rows, ..]).to_owned());
         let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme);
         let error = sampled_error(m, rows_of_a, &b, out, arithmetic, rows_of_d)?;
+        let baseline_us = median_us(|| Ok(x.dot(&w.t())))?;
         let gemm_us = median_us(|| gemm(a.operand()))?;
         let (quantize_us, both_us) = match pair.a {
             Activations::Quantized(recipe) => {
@@ -147,7 +147,9 @@ impl Device for Cpu {
             }
             Activations::Plain(_) => (0.0, gemm_us),
         };
-        Ok(PairTime { gemm_us, quantize_us, both_us, formulation: "reference".into(), error })
+        let (formulation, clock) = ("reference".into(), String::new());
+        let cadence = "back to back";
+        Ok(vec![PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }])
     }
 
     fn copy_rate(&mut self) -> Result<f64> {
@@ -158,10 +160,6 @@ impl Device for Cpu {
             Ok(())
         })?;
         Ok(2.0 * COPY_BYTES as f64 / us * 1e6)
-    }
-
-    fn clocks(&self) -> String {
-        String::new()
     }
 
     fn default_ms(&self) -> Vec<usize> {

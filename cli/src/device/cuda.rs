@@ -4,21 +4,22 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::gpu::{
-    Accumulation, Bf16Gemm, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource, MatMut, MatRef,
-    PlanOptions, QuantMatrix, QuantizeTo, TuneOptions, TuneTable, VecRef, copy, time_calls,
+    Accumulation, Bf16Gemm, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource,
+    MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef, copy,
 };
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::{from_bytes, normal_bytes, rows_of, to_bytes};
+use crate::data::{from_bytes, normal_bytes, to_bytes};
 use crate::memory;
 use crate::output::Failure;
 
@@ -26,21 +27,24 @@ use crate::output::Failure;
 const COPY_BYTES: usize = 256 << 20;
 /// Algorithms of the baseline that are timed; the fastest is the baseline.
 const BASELINE_CANDIDATES: usize = 8;
-/// Calls in one graph, and launches of it.
-const CALLS: usize = 24;
-const REPLAYS: usize = 15;
+/// From this m on the cadence matters: both are measured.
+const LARGE_ROWS: usize = 1024;
 
 struct Cuda {
     handle: Handle,
     accumulation: Accumulation,
     /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
     bus_id: Option<String>,
+    watch: ClockWatch,
+    /// The fastest algorithm of each baseline that was timed.
+    fastest: Vec<([usize; 3], Cadence, usize)>,
 }
 
 pub fn open(ordinal: usize) -> Result<Box<dyn Device>> {
     let handle = Handle::new(ordinal)?;
     let bus_id = bus_id(&handle);
-    Ok(Box::new(Cuda { handle, accumulation: Accumulation::Precise, bus_id }))
+    let watch = ClockWatch::start(&handle);
+    Ok(Box::new(Cuda { handle, accumulation: Accumulation::Precise, bus_id, watch, fastest: Vec::new() }))
 }
 
 /// `00000000:19:00.0`; `None` where the driver does not say.
@@ -56,6 +60,7 @@ fn bus_id(handle: &Handle) -> Option<String> {
 struct Sets {
     activations: Activations,
     x: Vec<CudaSlice<u8>>,
+    w: Vec<CudaSlice<u8>>,
     /// Empty where A stays plain.
     a: Vec<QuantMatrix>,
     b: Vec<QuantMatrix>,
@@ -109,9 +114,9 @@ impl Cuda {
             .map_err(|e| Error::shape("D", format!("{rows} x {cols}"), e.to_string(), "report it: the program made it"))
     }
 
-    /// How many sets of this many bytes exceed the L2 cache twice over.
+    /// How many sets of this many bytes exceed the L2 cache three times over.
     fn sets(&self, bytes: usize) -> usize {
-        (2 * self.handle.device().l2_bytes / bytes.max(1) + 1).clamp(1, CALLS)
+        (3 * self.handle.device().l2_bytes / bytes.max(1) + 1).clamp(2, 64)
     }
 
     fn desc(&self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> GemmDesc {
@@ -125,11 +130,12 @@ impl Cuda {
         };
         let host_x = normal_bytes(m, k, source, 1);
         let host_w = normal_bytes(n, k, DType::Bf16, 2);
-        let count = self.sets(m * k + n * k + m * n * out.bytes());
-        let w = self.upload(&host_w)?;
-        let w = MatRef::new(&w, DType::Bf16, n, k)?;
+        // The least that a product of any scheme touches: codes of half a byte, and D.
+        let count = self.sets((m * k + n * k) / 2 + m * n * out.bytes());
+        let w = self.duplicates(self.upload(&host_w)?, count)?;
         let x = self.duplicates(self.upload(&host_x)?, count)?;
         let view = |x| MatRef::new(x, source, m, k);
+        let weight = |w| self.handle.quantize(&MatRef::new(w, DType::Bf16, n, k)?, pair.b);
         Ok(Sets {
             activations: pair.a,
             a: match pair.a {
@@ -138,9 +144,11 @@ impl Cuda {
                 }
                 Activations::Plain(_) => Vec::new(),
             },
-            b: (0..count).map(|_| self.handle.quantize(&w, pair.b)).collect::<Result<_>>()?,
-            d: (0..count).map(|_| self.zeros(m * n * out.bytes())).collect::<Result<_>>()?,
+            b: w.iter().map(weight).collect::<Result<_>>()?,
+            // The baseline's D is BF16.
+            d: (0..count).map(|_| self.zeros(m * n * out.bytes().max(2))).collect::<Result<_>>()?,
             x,
+            w,
         })
     }
 
@@ -336,54 +344,64 @@ impl Device for Cuda {
     }
 
     fn method(&self) -> String {
-        format!("graphs of {CALLS} calls over operands rotated past the L2 cache, median of {REPLAYS} launches")
+        let (sustained, pauses) = (Timing::SUSTAINED, Timing::PAUSES);
+        format!(
+            "medians of graph launches over operands rotated past the L2 cache, in turns; sustained: {} calls or more, {} \
+             launches back to back; pauses (m >= {LARGE_ROWS}): {} and {}, a pause after each",
+            sustained.calls, sustained.launches, pauses.calls, pauses.launches
+        )
     }
 
-    fn time_baseline(&mut self, [m, n, k]: [usize; 3]) -> Result<f64> {
-        let count = self.sets(2 * (m * k + n * k + m * n));
-        let upload = |rows, seed| self.upload(&normal_bytes(rows, k, DType::Bf16, seed));
-        let x = self.duplicates(upload(m, 1)?, count)?;
-        let w = self.duplicates(upload(n, 2)?, count)?;
-        let mut d = self.duplicates(self.zeros(2 * m * n)?, count)?;
-        let mut gemm = Bf16Gemm::new(&self.handle, m, n, k, BASELINE_CANDIDATES)?;
-        let mut time = |gemm: &mut Bf16Gemm, replays| {
-            time_calls(&self.handle, CALLS, replays, |call| {
-                let at = call % count;
-                let (a, b) = (MatRef::new(&x[at], DType::Bf16, m, k)?, MatRef::new(&w[at], DType::Bf16, n, k)?);
-                gemm.execute(&self.handle, &a, &b, &mut MatMut::new(&mut d[at], DType::Bf16, m, n)?)
-            })
-        };
-        let (mut best, mut fastest) = (0, f64::INFINITY);
-        for candidate in 0..gemm.candidates() {
-            gemm.choose(candidate);
-            let us = time(&mut gemm, 3)?;
-            if us < fastest {
-                (best, fastest) = (candidate, us);
-            }
-        }
-        gemm.choose(best);
-        time(&mut gemm, REPLAYS)
+    fn check_baseline(&mut self, [m, n, k]: [usize; 3]) -> Result<()> {
+        Bf16Gemm::new(&self.handle, m, n, k, 1).map(drop)
     }
 
-    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<PairTime> {
+    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>> {
         let [m, n, k] = mnk;
         let mut sets = self.prepare(mnk, pair, out)?;
+        let count = sets.d.len();
         let (mut plan, kept) = self.plan(mnk, pair, out, &mut sets)?;
         for b in &sets.b {
             plan.prepare(&self.handle, b)?;
         }
-        let gemm_us = time_calls(&self.handle, CALLS, REPLAYS, |i| self.execute(&mut plan, &mut sets, i))?;
-        let (quantize_us, both_us) = match pair.a {
-            Activations::Quantized(_) => {
-                let quantize_us = time_calls(&self.handle, CALLS, REPLAYS, |i| self.quantize_a(&mut sets, i))?;
-                let both_us = time_calls(&self.handle, CALLS, REPLAYS, |i| {
-                    self.quantize_a(&mut sets, i)?;
-                    self.execute(&mut plan, &mut sets, i)
-                })?;
-                (quantize_us, both_us)
-            }
-            Activations::Plain(_) => (0.0, gemm_us),
+        let mut baseline = Bf16Gemm::new(&self.handle, m, n, k, BASELINE_CANDIDATES)?;
+        // A plain A is F16 in no pair of the bench: the baseline reads the same X.
+        let multiply = |gemm: &mut Bf16Gemm, sets: &mut Sets, at: usize| {
+            let (a, b) = (MatRef::new(&sets.x[at], DType::Bf16, m, k)?, MatRef::new(&sets.w[at], DType::Bf16, n, k)?);
+            gemm.execute(&self.handle, &a, &b, &mut MatMut::new(&mut sets.d[at], DType::Bf16, m, n)?)
         };
+        // The baseline, the product; where A is quantized, its quantization, and both.
+        let competitors = if sets.a.is_empty() { 2 } else { 4 };
+        let mut times = Vec::new();
+        for cadence in Cadence::ALL.into_iter().filter(|cadence| *cadence == Cadence::Sustained || m >= LARGE_ROWS) {
+            let timing = Timing::of(cadence).over(count);
+            match self.fastest.iter().find(|(problem, of, _)| (*problem, *of) == (mnk, cadence)) {
+                Some((.., index)) => baseline.choose(*index),
+                None => {
+                    let short = timing.with_calls(4).with_launches(3).over(count);
+                    baseline
+                        .choose_fastest(&self.handle, &short, |gemm, call| multiply(gemm, &mut sets, call % count))?;
+                }
+            }
+            let start = Instant::now();
+            let taken = timing.in_turns(&self.handle, competitors, |who, call| match who {
+                0 => multiply(&mut baseline, &mut sets, call % count),
+                1 => self.execute(&mut plan, &mut sets, call),
+                2 => self.quantize_a(&mut sets, call),
+                _ => {
+                    self.quantize_a(&mut sets, call)?;
+                    self.execute(&mut plan, &mut sets, call)
+                }
+            })?;
+            let us: Vec<f64> = taken.iter().map(|times| times.median()).collect();
+            let (quantize_us, both_us) = if competitors == 4 { (us[2], us[3]) } else { (0.0, us[1]) };
+            let clock = self.watch.since(start).to_string();
+            times.push((cadence, baseline.chosen(), [us[0], us[1], quantize_us, both_us], clock));
+        }
+        self.fastest.extend(times.iter().map(|(cadence, index, ..)| (mnk, *cadence, *index)));
+        // What is checked is the plan's own.
+        self.handle.stream().memset_zeros(&mut sets.d[0]).map_err(|e| driver("clearing D", e))?;
+        self.execute(&mut plan, &mut sets, 0)?;
         let a = sets.a.first().map(|a| a.to_host(&self.handle)).transpose()?;
         let rows_of_a = |rows: Range<usize>| match (&a, pair.a) {
             (Some(a), _) => Ok(HostA::Quantized(rows_of(a, rows.start, rows.len())?)),
@@ -396,17 +414,18 @@ impl Device for Cuda {
         let error = sampled_error(m, rows_of_a, &b, out, arithmetic, |rows| self.rows(&sets.d[0], rows, n, out))?;
         let keeping = if kept { ", weights kept dequantized" } else { "" };
         let formulation = format!("{} {}{keeping}", plan.formulation(), plan.finish());
-        Ok(PairTime { gemm_us, quantize_us, both_us, formulation, error })
+        let of_cadence = |(cadence, _, us, clock): (Cadence, usize, [f64; 4], String)| {
+            let [baseline_us, gemm_us, quantize_us, both_us] = us;
+            let (cadence, formulation) = (cadence.name(), formulation.clone());
+            PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }
+        };
+        Ok(times.into_iter().map(of_cadence).collect())
     }
 
     fn copy_rate(&mut self) -> Result<f64> {
         let (from, mut to) = (self.zeros(COPY_BYTES)?, self.zeros(COPY_BYTES)?);
-        let us = time_calls(&self.handle, 8, REPLAYS, |_| copy(&self.handle, &from, &mut to))?;
-        Ok(2.0 * COPY_BYTES as f64 / us * 1e6)
-    }
-
-    fn clocks(&self) -> String {
-        self.smi("clocks.sm,clocks.mem").unwrap_or_default()
+        let times = Timing::SUSTAINED.with_calls(8).time(&self.handle, |_| copy(&self.handle, &from, &mut to))?;
+        Ok(2.0 * COPY_BYTES as f64 / times.median() * 1e6)
     }
 
     fn default_ms(&self) -> Vec<usize> {

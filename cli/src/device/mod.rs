@@ -86,9 +86,13 @@ impl HostA {
     }
 }
 
-/// What was measured for one pair and shape.
+/// What was measured for one pair and shape in one cadence.
 #[derive(Debug, Clone)]
 pub struct PairTime {
+    /// How runs followed one another: `pauses`, `sustained`; the CPU has one way.
+    pub cadence: &'static str,
+    /// Microseconds of the unquantized product, in turns with the others.
+    pub baseline_us: f64,
     /// Microseconds of the product of quantized operands.
     pub gemm_us: f64,
     /// Microseconds of the quantization of A; 0 if it is plain.
@@ -99,6 +103,8 @@ pub struct PairTime {
     pub formulation: String,
     /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.
     pub error: f64,
+    /// Clock and power meanwhile, in words; empty where nobody says.
+    pub clock: String,
 }
 
 /// How a pair runs, or why not.
@@ -150,23 +156,21 @@ pub trait Device {
     /// How this pair runs at this shape.
     fn support(&mut self, mnk: [usize; 3], a: Operand, b: Scheme, out: DType) -> Support;
 
-    /// What [`Device::time_baseline`] measures, in words.
+    /// What the unquantized product of [`Device::time_pair`] is, in words.
     fn baseline(&self) -> String;
 
     /// How times are taken, in words.
     fn method(&self) -> String;
 
-    /// Microseconds of the unquantized product.
-    fn time_baseline(&mut self, mnk: [usize; 3]) -> Result<f64>;
+    /// Refuses a shape that has no unquantized product.
+    fn check_baseline(&mut self, mnk: [usize; 3]) -> Result<()>;
 
-    /// Quantization and product, timed apart, and checked.
-    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<PairTime>;
+    /// The unquantized product, and quantization and product together and apart, timed in turns; checked. One for each
+    /// cadence that matters at this shape, the sustained one last.
+    fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>>;
 
     /// Bytes read and written in a second by a large copy, now.
     fn copy_rate(&mut self) -> Result<f64>;
-
-    /// Clock rates now, in words; empty where nobody says.
-    fn clocks(&self) -> String;
 
     /// Rows of A to measure where none are asked for.
     fn default_ms(&self) -> Vec<usize>;

@@ -1,5 +1,5 @@
 //! [`Formulation`]: the mathematically equal ways to compute one [`GemmDesc`], which of them a GPU and a cuBLASLt
-//! version offer, and in which order to try them. Pure tables: nothing here asks a library.
+//! version offer. Pure tables: nothing here asks a library.
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +53,7 @@ named!(Finish, "finish", Fused => "fused", PaddedCopy => "padded-copy", Epilogue
 pub(crate) struct Facts {
     pub(crate) cc: (u32, u32),
     pub(crate) version: Version,
+    pub(crate) sm_count: u32,
     /// The choices of [`crate::gpu::gemm::measured`] hold for this GPU and library.
     pub(crate) measured: bool,
 }
@@ -60,13 +61,14 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn of(handle: &Handle) -> Self {
         let (device, version) = (handle.device(), handle.lt().version());
-        Self { cc: device.compute_capability, version, measured: measured::applies(&device.name, version) }
+        let measured = measured::applies(&device.name, version);
+        Self { cc: device.compute_capability, version, sm_count: device.sm_count, measured }
     }
 }
 
 const AMPERE: (u32, u32) = (8, 0);
 const ADA: (u32, u32) = (8, 9);
-const HOPPER: (u32, u32) = (9, 0);
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 const BLACKWELL: (u32, u32) = (10, 0);
 
 /// All that matters here about A and B.
@@ -166,58 +168,13 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// The order in which to try formulations, and the words for why.
-///
-/// The shapes of published models have measured choices ([`crate::gpu::gemm::measured`]); for others two rules, fitted to the same
-/// records (one H200, sm_90, cuBLASLt 13.1.0.3, 2026-11), say when the alternative fills the GPU better:
-/// repeated scales run in smaller tiles than the native pair, and win while m is small or those tiles are few;
-/// a rescale costs about ten bytes an element of D, and wins while native row scales, whose one algorithm never splits k,
-/// leave multiprocessors idle on a long k, or while D is small beside B.
-pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, &'static str) {
-    let GemmDesc { m, n, k, .. } = *desc;
-    let tiles = |rows: usize| n.div_ceil(128) * m.div_ceil(rows);
-    let (alternative, measured, rule) = match pair_kind(desc) {
-        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
-            let rule = m <= 64 || tiles(64) <= 100;
-            (Formulation::RepeatedScales, measured::repeated_scales_win(m, n, k), rule)
-        }
-        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => {
-            let rule = (k >= 4096 && tiles(128) <= 64) || 320 * m <= k;
-            (Formulation::Rescaled, measured::rescaled_wins(m, n, k), rule)
-        }
-        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
-            return (Formulation::ALL.to_vec(), "this GPU multiplies such blocks itself");
-        }
-        PairKind::Block(_) | PairKind::WeightOnly => {
-            return (
-                Formulation::ALL.to_vec(),
-                "this GPU multiplies no such blocks, and their values are exact in plain numbers",
-            );
-        }
-        PairKind::Fp8(..) => return (Formulation::ALL.to_vec(), "there is one way"),
-    };
-    let (wins, why) = match measured.filter(|_| facts.measured) {
-        Some(true) => (true, "measured faster than native at this shape (H200, cuBLASLt 13.1)"),
-        Some(false) => (false, "measured fastest at this shape (H200, cuBLASLt 13.1)"),
-        None if facts.cc != HOPPER => (false, "no rule for this GPU prefers another"),
-        None if rule => (true, "faster than native at such shapes (rule from an H200, cuBLASLt 13.1)"),
-        None => (false, "fastest at such shapes (rule from an H200, cuBLASLt 13.1)"),
-    };
-    let mut order = Formulation::ALL.to_vec();
-    if wins {
-        order.retain(|f| *f != alternative);
-        order.insert(0, alternative);
-    }
-    (order, why)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::format::{DType, Fp8Format, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
-    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), measured: true };
+    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
 
     fn desc(m: usize, a: Scheme, b: Scheme) -> GemmDesc {
         GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16)
@@ -254,38 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn measured_shapes_first_then_rules_then_native() {
-        use Formulation::{Native, RepeatedScales, Rescaled};
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
-        let first = |m, n, k, a, b, facts| preference(&GemmDesc::new(m, n, k, a, b, DType::Bf16), facts).0[0];
-        // Measured: n = 24576, k = 1536 turns between m = 64 and 128 for blocks, between 2 and 4 for rows.
-        assert_eq!(first(64, 24576, 1536, vec, blk, H200), RepeatedScales);
-        assert_eq!(first(65, 24576, 1536, vec, blk, H200), Native);
-        assert_eq!(first(2, 24576, 1536, row, row, H200), Rescaled);
-        assert_eq!(first(4, 24576, 1536, row, row, H200), Native);
-        // Not measured: the rules, on any sm_90.
-        let other = Facts { measured: false, ..H200 };
-        for facts in [H200, other] {
-            assert_eq!(first(64, 9984, 4096, vec, blk, facts), RepeatedScales);
-            assert_eq!(first(65, 9984, 4096, vec, blk, facts), Native);
-            assert_eq!(first(128, 3072, 4096, vec, blk, facts), RepeatedScales);
-            assert_eq!(first(128, 3072, 4096, row, row, facts), Rescaled);
-            assert_eq!(first(512, 3072, 4096, row, row, facts), Native);
-            assert_eq!(first(6, 9984, 2048, row, row, facts), Rescaled);
-            assert_eq!(first(7, 9984, 2048, row, row, facts), Native);
-        }
-        assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
-        assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
-        let mut order = preference(&GemmDesc::new(1, 4096, 7168, row, row, DType::F32), H200).0;
-        order.sort();
-        assert_eq!(order, Formulation::ALL);
-    }
-
-    #[test]
     fn blocks_are_native_on_blackwell_and_dequantized_everywhere_from_ampere_on() {
         use Formulation::{DequantizedBf16, Native};
         let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F));
-        let on = |cc, version| Facts { cc, version, measured: false };
+        let on = |cc, version| Facts { cc, version, sm_count: 132, measured: false };
         let new = Version::new(13, 1, 0);
         let both: &[Formulation] = &[Native, DequantizedBf16];
         let plain: &[Formulation] = &[DequantizedBf16];
@@ -303,7 +232,6 @@ mod tests {
                 (on((7, 5), new), &[]),
             ] {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
-                assert_eq!(preference(&desc, facts).0, Formulation::ALL, "{desc} on {facts:?}");
             }
             let refusal = |desc: &GemmDesc, facts| available(desc, facts, Native).unwrap_err();
             assert!(refusal(&desc, H200).contains("sm_100 and newer, and this GPU is sm_90"));

@@ -14,7 +14,7 @@ use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{PairKind, pair_kind};
 use crate::gpu::gemm::outline::{FactorPlace, ScaleSource, Sum, Target, ValueSource};
 use crate::gpu::gemm::record::LtAlgorithm;
-use crate::gpu::gemm::steps::Search;
+use crate::gpu::gemm::steps::{Offered, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::lt::quirks::{self, Problem, Scaling, Version};
 use crate::gpu::lt::{
@@ -189,12 +189,7 @@ fn words(algo: &Algo) -> String {
 
 impl LtProduct {
     /// Asks the library for algorithms; gives the words for why there is none.
-    pub(crate) fn ask(
-        handle: &Handle,
-        desc: &GemmDesc,
-        sum: &Sum,
-        search: Search,
-    ) -> Result<std::result::Result<Self, String>> {
+    pub(crate) fn ask(handle: &Handle, desc: &GemmDesc, sum: &Sum, search: Search) -> Result<Offered<Self>> {
         let (version, problem) = (handle.lt().version(), problem(handle, desc, sum));
         if let Some(reason) = forbidden(version, &problem) {
             return Ok(Err(reason));
@@ -243,7 +238,7 @@ impl LtProduct {
         sum: &Sum,
         recorded: &LtAlgorithm,
         search: Search,
-    ) -> Result<std::result::Result<Self, String>> {
+    ) -> Result<Offered<Self>> {
         // The list may have been longer where the record was made.
         for candidates in [search.candidates, MOST_ALGORITHMS] {
             let mut product = match Self::ask(handle, desc, sum, Search { candidates, ..search })? {
@@ -257,8 +252,7 @@ impl LtProduct {
         }
         let (version, limit) = (handle.lt().version(), search.workspace_limit.min(WORKSPACE_BYTES));
         Ok(Err(format!(
-            "cuBLASLt {version} does not offer {} for this problem with {limit} bytes of workspace",
-            recorded.config
+            "cuBLASLt {version} does not offer it for this problem with {limit} bytes of workspace, or it is known to fail"
         )))
     }
 

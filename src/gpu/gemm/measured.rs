@@ -1,102 +1,222 @@
-//! Which formulation was the fastest at the shapes of published models: measured choices that come with the crate.
+//! Which formulation is the faster one: measured choices for the shapes of published models, and rules for others.
 //!
-//! A row holds one bit for each m = 2^i up to 8192, the lowest for m = 1: set where the alternative to the native
-//! formulation (repeated scales, rescaled) was faster, or the only one offered. Made by `scripts/measured-choices.py` from
-//! the records in `benches/record/`; they hold for the GPU and library they were measured on and for no other.
+//! Made by `scripts/measured-choices.py` from records of `benches/formulations.rs` (and, for what stands here now, of
+//! `benches/gemm.rs` of 2026-11-21), which also says how good table and rules are at places that they were not made from. A
+//! table is for one problem: precision of the sums, type of D and activation, with nothing else in the epilogue; and for the
+//! GPU and library that it was measured on. A rule is for every sm_90.
 
+use crate::epilogue::Activation;
+use crate::format::DType;
 use crate::gpu::lt::quirks::Version;
 
-/// One shape: `B` is `n x k`.
+/// What was measured of one pair of schemes and one problem.
+pub(super) struct Measured {
+    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with 128-blocks are always precise.
+    fast: bool,
+    out: DType,
+    activation: Activation,
+    rule: Rule,
+    rows: &'static [Row],
+}
+
+/// One shape: B is `n x k`. The alternative to the native formulation wins from the first m to the second, both powers of
+/// two, and beyond 8192 if it wins there.
 struct Row {
     n: usize,
     k: usize,
-    alternative: u16,
+    wins: [usize; 2],
+}
+
+/// No m.
+const NEVER: [usize; 2] = [1, 0];
+
+/// When the alternative wins: while m is small; while D is small beside B, as it costs some bytes an element of D; while
+/// the native tiles leave a part of the GPU idle on a long k.
+struct Rule {
+    /// `m <= small`, or
+    small: usize,
+    /// `m * k_per_m <= k` (0: never), or
+    k_per_m: usize,
+    /// `k >= least_k` and
+    least_k: usize,
+    /// tiles of `tile x 128` elements of D on
+    tile: usize,
+    /// at most this part of the multiprocessors.
+    percent: usize,
+}
+
+/// What decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) fast: bool,
+    pub(super) out: DType,
+    pub(super) activation: Activation,
+    /// Bias, residual, old D or amax count, too: not what was measured.
+    pub(super) more: bool,
+}
+
+/// Whether the alternative wins, and how that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// Measured at this shape.
+    Measured(bool),
+    /// By the rule for such problems.
+    Rule(bool),
+    /// By the rule for the nearest problems that were measured.
+    NearestRule(bool),
 }
 
 /// The GPU's name and the library that the rows were measured on.
 const GPU: &str = "NVIDIA H200";
 const LIBRARY: (Version, Version) = (Version::new(13, 1, 0), Version::new(13, 2, 0));
 
-const BLOCKS: &[Row] = &[
-    Row { n: 2112, k: 7168, alternative: 0b00111111111111 },
-    Row { n: 576, k: 7168, alternative: 0b00001111111111 },
-    Row { n: 24576, k: 1536, alternative: 0b00000001111111 },
-    Row { n: 32768, k: 512, alternative: 0b00000001111111 },
-    Row { n: 7168, k: 16384, alternative: 0b00000001111111 },
-    Row { n: 4096, k: 7168, alternative: 0b00000011111111 },
-    Row { n: 7168, k: 2048, alternative: 0b00000001111111 },
-    Row { n: 10240, k: 8192, alternative: 0b00000001111111 },
-    Row { n: 8192, k: 8192, alternative: 0b00000011111111 },
-    Row { n: 57344, k: 8192, alternative: 0b00000001111111 },
-    Row { n: 8192, k: 28672, alternative: 0b00000001111111 },
-    Row { n: 1536, k: 2048, alternative: 0b00000111111111 },
-    Row { n: 2048, k: 768, alternative: 0b00001111111111 },
-    Row { n: 10240, k: 5120, alternative: 0b00000001111111 },
-    Row { n: 5120, k: 8192, alternative: 0b00000001111111 },
-    Row { n: 51200, k: 5120, alternative: 0b00000000111111 },
-    Row { n: 5120, k: 25600, alternative: 0b00000001111111 },
-];
-
-const ROWS: &[Row] = &[
-    Row { n: 2112, k: 7168, alternative: 0b00111111111111 },
-    Row { n: 576, k: 7168, alternative: 0b11011111111111 },
-    Row { n: 24576, k: 1536, alternative: 0b00000000000011 },
-    Row { n: 32768, k: 512, alternative: 0b00000000001111 },
-    Row { n: 7168, k: 16384, alternative: 0b00000011111111 },
-    Row { n: 4096, k: 7168, alternative: 0b00000111111111 },
-    Row { n: 7168, k: 2048, alternative: 0b00000000001111 },
-    Row { n: 10240, k: 8192, alternative: 0b00001100010000 },
-    Row { n: 8192, k: 8192, alternative: 0b00000001111111 },
-    Row { n: 57344, k: 8192, alternative: 0b00000001111111 },
-    Row { n: 8192, k: 28672, alternative: 0b00000011111111 },
-    Row { n: 1536, k: 2048, alternative: 0b00001111111111 },
-    Row { n: 2048, k: 768, alternative: 0b00000000000011 },
-    Row { n: 10240, k: 5120, alternative: 0b00000100001111 },
-    Row { n: 5120, k: 8192, alternative: 0b00011111111111 },
-    Row { n: 51200, k: 5120, alternative: 0b00000000011111 },
-    Row { n: 5120, k: 25600, alternative: 0b00011111111111 },
-];
-
 /// True if the rows hold for this GPU and library.
 pub(crate) fn applies(gpu: &str, library: Version) -> bool {
     gpu == GPU && (LIBRARY.0..LIBRARY.1).contains(&library)
 }
 
-/// Whether repeated scales beat the native 1x128 x 128x128 product; `None` where the shape was not measured.
-pub(crate) fn repeated_scales_win(m: usize, n: usize, k: usize) -> Option<bool> {
-    find(BLOCKS, m, n, k)
+/// Whether the alternative wins. Rows count where `rows` says that they hold here.
+pub(super) fn choose(
+    tables: &[Measured],
+    problem: Problem,
+    [m, n, k]: [usize; 3],
+    sm_count: usize,
+    rows: bool,
+) -> Option<Choice> {
+    // The sums decide more than the traffic of D, and that more than what the epilogue computes.
+    let likeness = |t: &Measured| {
+        (t.fast == problem.fast, t.out == problem.out, t.activation == problem.activation, !problem.more)
+    };
+    let table = tables.iter().max_by_key(|t| likeness(t))?;
+    let by_rule = table.rule.wins([m, n, k], sm_count);
+    if likeness(table) != (true, true, true, true) {
+        return Some(Choice::NearestRule(by_rule));
+    }
+    let row = table.rows.iter().find(|row| rows && (row.n, row.k) == (n, k));
+    Some(row.map_or(Choice::Rule(by_rule), |row| Choice::Measured(row.wins(m))))
 }
 
-/// Whether a scalar product with a rescale beats the native row x row product; `None` where the shape was not measured.
-pub(crate) fn rescaled_wins(m: usize, n: usize, k: usize) -> Option<bool> {
-    find(ROWS, m, n, k)
+impl Row {
+    /// As at the next measured m that is not smaller; beyond 8192 as there.
+    fn wins(&self, m: usize) -> bool {
+        (self.wins[0]..=self.wins[1]).contains(&m.max(1).next_power_of_two().min(8192))
+    }
 }
 
-/// The bit of the next measured m that is not smaller; beyond 8192 that of 8192.
-fn find(rows: &[Row], m: usize, n: usize, k: usize) -> Option<bool> {
-    let row = rows.iter().find(|row| (row.n, row.k) == (n, k))?;
-    let place = m.max(1).next_power_of_two().trailing_zeros().min(13);
-    Some(row.alternative >> place & 1 == 1)
+impl Rule {
+    fn wins(&self, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
+        let tiles = n.div_ceil(128) * m.div_ceil(self.tile);
+        m <= self.small
+            || (self.k_per_m > 0 && m * self.k_per_m <= k)
+            || (k >= self.least_k && 100 * tiles <= self.percent * sm_count)
+    }
 }
+
+/// Repeated scales against the native 1x128 x 128x128 product.
+pub(super) const REPEATED_SCALES: &[Measured] = &[Measured {
+    fast: false,
+    out: DType::Bf16,
+    activation: Activation::None,
+    rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
+    rows: &[
+        Row { n: 2112, k: 7168, wins: [1, 2048] },
+        Row { n: 576, k: 7168, wins: [1, 512] },
+        Row { n: 24576, k: 1536, wins: [1, 64] },
+        Row { n: 32768, k: 512, wins: [1, 64] },
+        Row { n: 7168, k: 16384, wins: [1, 64] },
+        Row { n: 4096, k: 7168, wins: [1, 128] },
+        Row { n: 7168, k: 2048, wins: [1, 64] },
+        Row { n: 10240, k: 8192, wins: [1, 32] },
+        Row { n: 8192, k: 8192, wins: [1, 64] },
+        Row { n: 57344, k: 8192, wins: [1, 64] },
+        Row { n: 8192, k: 28672, wins: [1, 64] },
+        Row { n: 1536, k: 2048, wins: [1, 256] },
+        Row { n: 2048, k: 768, wins: [1, 512] },
+        Row { n: 10240, k: 5120, wins: [1, 32] },
+        Row { n: 5120, k: 8192, wins: [1, 64] },
+        Row { n: 51200, k: 5120, wins: [1, 64] },
+        Row { n: 5120, k: 25600, wins: [1, 64] },
+    ],
+}];
+
+/// A scalar product with a rescale against the native row x row product.
+pub(super) const RESCALED: &[Measured] = &[Measured {
+    fast: true,
+    out: DType::Bf16,
+    activation: Activation::None,
+    rule: Rule { small: 4, k_per_m: 160, least_k: 4096, tile: 128, percent: 50 },
+    rows: &[
+        Row { n: 2112, k: 7168, wins: [1, 2048] },
+        Row { n: 576, k: 7168, wins: [1, 1024] },
+        Row { n: 24576, k: 1536, wins: [1, 2] },
+        Row { n: 32768, k: 512, wins: [1, 4] },
+        Row { n: 7168, k: 16384, wins: [1, 128] },
+        Row { n: 4096, k: 7168, wins: [1, 256] },
+        Row { n: 7168, k: 2048, wins: [1, 2] },
+        Row { n: 10240, k: 8192, wins: NEVER },
+        Row { n: 8192, k: 8192, wins: [1, 64] },
+        Row { n: 57344, k: 8192, wins: [1, 64] },
+        Row { n: 8192, k: 28672, wins: [1, 128] },
+        Row { n: 1536, k: 2048, wins: [1, 256] },
+        Row { n: 2048, k: 768, wins: NEVER },
+        Row { n: 10240, k: 5120, wins: [1, 2] },
+        Row { n: 5120, k: 8192, wins: [1, 512] },
+        Row { n: 51200, k: 5120, wins: [1, 16] },
+        Row { n: 5120, k: 25600, wins: [1, 1024] },
+    ],
+}];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::weight_shapes;
 
     #[test]
-    fn every_published_shape_has_a_row_in_both_tables() {
-        let of = |rows: &[Row]| rows.iter().map(|r| (r.n, r.k)).collect::<Vec<_>>();
-        assert_eq!(of(BLOCKS), of(ROWS));
-        assert_eq!(BLOCKS.len(), 17);
+    fn every_published_shape_has_a_row_in_every_table() {
+        for table in REPEATED_SCALES.iter().chain(RESCALED) {
+            let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
+            assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
+            let power = |m: usize| m.is_power_of_two() && m <= 8192;
+            assert!(
+                table.rows.iter().all(|r| r.wins == NEVER || (r.wins[0] < r.wins[1] && r.wins.map(power) == [true; 2]))
+            );
+        }
     }
 
     #[test]
-    fn m_takes_the_bit_of_the_next_measured_one() {
-        let rows = [Row { n: 8, k: 16, alternative: 0b10_0000_0000_0110 }];
-        let wins = |m| find(&rows, m, 8, 16);
-        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(wins), [false, false, true, true, true, false, false].map(Some));
-        assert_eq!([4096, 4097, 8192, 1 << 20].map(wins), [false, true, true, true].map(Some));
-        assert_eq!(find(&rows, 1, 16, 8), None);
+    fn m_counts_as_the_next_measured_one() {
+        let row = |wins| Row { n: 8, k: 16, wins };
+        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|m| row([2, 4]).wins(m)), [false, false, true, true, true, false, false]);
+        assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row([4096, 8192]).wins(m)), [true; 4]);
+        assert_eq!([2049, 4096, 4097].map(|m| row([1, 4096]).wins(m)), [true, true, false]);
+        assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(NEVER).wins(*m)));
+    }
+
+    #[test]
+    fn a_table_is_for_its_problem_a_rule_for_the_nearest() {
+        let rule = Rule { small: 4, k_per_m: 100, least_k: 4096, tile: 128, percent: 50 };
+        let rows: &[Row] = &[Row { n: 1024, k: 2048, wins: [64, 128] }];
+        let never = Rule { small: 0, k_per_m: 0, least_k: 0, tile: 64, percent: 0 };
+        let table = |fast, rule| Measured { fast, out: DType::Bf16, activation: Activation::None, rule, rows };
+        let tables = [table(true, rule), table(false, never)];
+        let fast = Problem { fast: true, out: DType::Bf16, activation: Activation::None, more: false };
+        let choose = |problem, m, n, k| choose(&tables, problem, [m, n, k], 132, true).unwrap();
+        assert_eq!(choose(fast, 100, 1024, 2048), Choice::Measured(true));
+        assert_eq!(choose(fast, 1, 1024, 2048), Choice::Measured(false));
+        // 20 * 100 <= 2048 and not 21 * 100; at a long k 8 tiles of 128 rows are 64, below half of 132, and 72 are not.
+        assert_eq!([4, 20, 21].map(|m| choose(fast, m, 1032, 2048)), [true, true, false].map(Choice::Rule));
+        assert_eq!([1024, 1025].map(|m| choose(fast, m, 1024, 4096)), [true, false].map(Choice::Rule));
+        for other in [
+            Problem { out: DType::F32, ..fast },
+            Problem { out: DType::F16, ..fast },
+            Problem { activation: Activation::Silu, ..fast },
+            Problem { more: true, ..fast },
+        ] {
+            assert_eq!(choose(other, 4, 1024, 2048), Choice::NearestRule(true), "{other:?}");
+        }
+        assert_eq!(choose(Problem { fast: false, ..fast }, 4, 8, 64), Choice::Rule(false));
+        assert_eq!(super::choose(&tables, fast, [100, 1024, 2048], 132, false), Some(Choice::Rule(false)));
+        assert_eq!(super::choose(&[], fast, [1, 8, 16], 132, true), None);
     }
 
     #[test]

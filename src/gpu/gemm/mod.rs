@@ -1,11 +1,13 @@
 //! Products: the problem, the ways to compute it, plans, and the choice among them.
 
 pub(crate) mod args;
+pub(crate) mod baseline;
 pub(crate) mod cache;
 pub(crate) mod call;
 pub(crate) mod desc;
 pub(crate) mod finish;
 pub(crate) mod formulation;
+pub(crate) mod judge;
 pub(crate) mod lt_step;
 pub(crate) mod measured;
 pub(crate) mod outline;
@@ -13,5 +15,6 @@ pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod record;
 pub(crate) mod rescale;
+pub(crate) mod rules;
 pub(crate) mod steps;
 pub(crate) mod tune;

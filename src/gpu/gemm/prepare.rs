@@ -15,7 +15,6 @@ impl GemmPlan {
     /// loaded its kernels.
     ///
     /// Allocates what it makes, and at the first call an A and a D that are freed in stream order; waits for nothing.
-    /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
     ///
     /// # Errors
     /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] on another handle, or inside graph capture if there is

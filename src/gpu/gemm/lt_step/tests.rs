@@ -60,8 +60,12 @@ fn native_products_have_the_modes_types_and_layouts_of_the_documentation() {
         for (out, d_type) in [(DType::Bf16, R_16BF), (DType::F16, R_16F), (DType::F32, R_32F)] {
             let desc = GemmDesc::new(m, n, k, a, b, out).with_out_stride(n + 8);
             for cc in [(10, 0), (12, 0)] {
-                let facts =
-                    crate::gpu::gemm::formulation::Facts { cc, version: Version::new(13, 1, 0), measured: false };
+                let facts = crate::gpu::gemm::formulation::Facts {
+                    cc,
+                    version: Version::new(13, 1, 0),
+                    sm_count: 132,
+                    measured: false,
+                };
                 assert_eq!(available(&desc, facts, Formulation::Native), Ok(()), "{desc}");
             }
             let rows = [a, b].contains(&Scheme::Nvfp4Row);
