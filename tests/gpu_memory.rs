@@ -127,7 +127,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
             let silu = Case { activation: Activation::Silu, ..Case::new(DType::F32) };
             cases.push(Case { bias: Some(DType::F32), residual: Some(DType::Bf16), beta: Some(0.5), ..silu });
             if is_tensor(pair.0) {
-                cases.push(Case { amax: OutAmax::Store, encode: 0.1, ..Case::new(DType::E4m3) });
+                cases.push(Case { amax: OutAmax::Store, encode: 0.1, ..Case::new(DType::E4M3) });
             }
             for case in cases {
                 for formulation in offered(&handle, &case.desc(&ops)) {

@@ -202,9 +202,11 @@ struct Runner {
 impl Runner {
     /// A launch behind whatever is in the stream.
     fn launch_next(&self, handle: &Handle) -> Result<Launch> {
-        let start = event(handle)?;
-        handle.launch(&self.graph)?;
-        Ok(Launch { start, end: event(handle)? })
+        handle.launch_stream().launch_with(&self.graph, |launch| {
+            let start = event(handle)?;
+            launch()?;
+            Ok(Launch { start, end: event(handle)? })
+        })
     }
 
     /// A launch that is enqueued while the GPU is busy with something else.

@@ -13,7 +13,7 @@ mod lt;
 mod matrix;
 mod measure;
 
-pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
+pub use cast::quantize::{QuantizeTo, quantize_bytes};
 pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;

@@ -103,6 +103,15 @@ impl Queue {
 
     /// Enqueues a graph of this queue once.
     pub(crate) fn launch(&self, graph: &CapturedGraph) -> Result<()> {
+        self.launch_with(graph, |launch| launch())
+    }
+
+    /// The same with something of the caller's directly before and after the graph: what orders its memory lies around both.
+    pub(crate) fn launch_with<T>(
+        &self,
+        graph: &CapturedGraph,
+        around: impl FnOnce(&dyn Fn() -> Result<()>) -> Result<T>,
+    ) -> Result<T> {
         if graph.queue != self.serial {
             return Err(Error::unsupported(
                 "launching a graph with another handle than the one that captured it",
@@ -120,7 +129,7 @@ impl Queue {
         }
         let accesses = graph.accesses(order)?;
         self.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        let launched = graph.graph.launch();
+        let launched = around(&|| graph.graph.launch());
         drop(accesses);
         launched
     }

@@ -1,8 +1,6 @@
 //! [`Formulation`]: the mathematically equal ways to compute one [`GemmDesc`], which of them a GPU and a cuBLASLt
 //! version offer. Pure tables: nothing here asks a library.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
@@ -29,31 +27,10 @@ pub enum Formulation {
     DequantizedBf16,
 }
 
-impl Formulation {
-    /// Every formulation.
-    pub const ALL: [Self; 4] = [Self::Native, Self::RepeatedScales, Self::Rescaled, Self::DequantizedBf16];
-
-    /// `native`, `repeated-scales`, `rescaled`, `dequantized-bf16`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::RepeatedScales => "repeated-scales",
-            Self::Rescaled => "rescaled",
-            Self::DequantizedBf16 => "dequantized-bf16",
-        }
-    }
-
-    /// The formulation of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|f| f.name() == name)
-    }
-}
-
-impl fmt::Display for Formulation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+named!(
+    Formulation, "formulation", Native => "native", RepeatedScales => "repeated-scales", Rescaled => "rescaled",
+    DequantizedBf16 => "dequantized-bf16",
+);
 
 /// Where the sum goes, and who does the epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -68,25 +45,8 @@ pub enum Finish {
     EpilogueKernel,
 }
 
-impl Finish {
-    /// Every finish, the one with the least traffic first.
-    pub const ALL: [Self; 3] = [Self::Fused, Self::PaddedCopy, Self::EpilogueKernel];
-
-    /// `fused`, `padded-copy`, `epilogue-kernel`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fused => "fused",
-            Self::PaddedCopy => "padded-copy",
-            Self::EpilogueKernel => "epilogue-kernel",
-        }
-    }
-}
-
-impl fmt::Display for Finish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+// The one with the least traffic first.
+named!(Finish, "finish", Fused => "fused", PaddedCopy => "padded-copy", EpilogueKernel => "epilogue-kernel");
 
 /// What decides which formulations exist, and which is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,7 +253,7 @@ mod tests {
         }
         assert!(available(&desc(3, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), H200, DequantizedBf16).is_err());
         for formulation in Formulation::ALL {
-            assert_eq!(Formulation::from_name(formulation.name()), Some(formulation));
+            assert_eq!(formulation.name().parse(), Ok(formulation));
             assert_eq!(serde_json::to_string(&formulation).unwrap(), format!("\"{formulation}\""));
         }
     }

@@ -114,7 +114,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, sum: &Sum) -> Result<Setup> {
         matmul.set(attr::BiasDataType, DataType::from(bias))?;
         pointers.push(PointerAttr::Bias);
     }
-    if sum.d_type == DType::E4m3 {
+    if sum.d_type == DType::E4M3 {
         pointers.push(PointerAttr::DScale);
     }
     if sum.amax == OutAmax::Store {
@@ -125,7 +125,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, sum: &Sum) -> Result<Setup> {
     let [a_type, b_type] = operand_types(desc, sum);
     let d = || MatrixLayout::new(DataType::from(sum.d_type), n, rows, sum.d_stride);
     // An FP8 D wants a wide C even where none is read (documented).
-    let c = if sum.d_type == DType::E4m3 { MatrixLayout::new(DataType::Bf16, n, rows, sum.d_stride) } else { d() };
+    let c = if sum.d_type == DType::E4M3 { MatrixLayout::new(DataType::Bf16, n, rows, sum.d_stride) } else { d() };
     let layouts = Layouts {
         a: MatrixLayout::new(b_type, k, n, k)?,
         b: MatrixLayout::new(a_type, k, rows, desc.a_stride)?,
@@ -315,7 +315,7 @@ impl LtProduct {
         let pointers = Pointers {
             a_scale: scale(&sum, sum.b_scales, &call.b, &unit),
             b_scale: scale(&sum, sum.a_scales, &call.a, &unit),
-            d_scale: call.out_encode.as_ref().filter(|_| sum.d_type == DType::E4m3),
+            d_scale: call.out_encode.as_ref().filter(|_| sum.d_type == DType::E4M3),
             amax_d: call.amax.as_ref().filter(|_| sum.amax == OutAmax::Store),
             bias: call.bias.as_ref().map(|(span, _)| span).filter(|_| sum.bias.is_some()),
         };
@@ -329,7 +329,7 @@ impl LtProduct {
             b: a,
             // Never read (E4M3 is not accumulated into). D's address under C's wide layout is refused: status 7 (observed,
             // cuBLASLt 13.1).
-            c: (sum.d_type == DType::E4m3).then_some(&unit),
+            c: (sum.d_type == DType::E4M3).then_some(&unit),
             d: target,
             pointers,
             workspace: &handle.workspace(),

@@ -93,7 +93,7 @@ impl GemmPlan {
         // A place 16-byte aligned for the factor, and one for the amax.
         let encode = zeros(4, DType::F32)?;
         let mut amax = zeros(4, DType::F32)?;
-        if desc.out == DType::E4m3 {
+        if desc.out == DType::E4M3 {
             args = args.out_encode(DeviceBytes::from(encode.slice(..4)));
         }
         if desc.out_amax == OutAmax::Store {

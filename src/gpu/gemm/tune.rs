@@ -23,6 +23,8 @@ pub enum CacheState {
     Warm,
 }
 
+named!(CacheState, "cache state", Cold => "cold", Warm => "warm");
+
 /// How to measure.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
