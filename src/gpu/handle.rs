@@ -201,7 +201,7 @@ impl Handle {
         families.iter().try_for_each(|&family| self.kernels.load(&self.queue, family))
     }
 
-    /// Bytes of scratch memory that the handle holds for its plans: as many as the largest plan so far needs.
+    /// Bytes of scratch memory that the handle holds for its plans: as many as the largest so far needs, in steps of 2 MiB.
     pub fn scratch_bytes(&self) -> usize {
         self.arena.bytes()
     }

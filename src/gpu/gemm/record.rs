@@ -110,10 +110,17 @@ pub struct LtAlgorithm {
     pub(crate) config: String,
 }
 
+impl LtAlgorithm {
+    /// Tile, stages, splits of k and the other numbers that it is made of, in words.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+}
+
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::CublasLt(LtAlgorithm { config, .. }) => write!(f, "cuBLASLt {config}"),
+            Self::CublasLt(lt) => write!(f, "cuBLASLt {}", lt.config()),
         }
     }
 }
