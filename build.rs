@@ -31,7 +31,9 @@ include!("kernels/files.rs");
 
 fn main() {
     println!("cargo:rerun-if-changed=kernels");
-    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "SCALED_GEMM_NVCC", "SCALED_GEMM_GPUS"] {
+    for variable in
+        ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "SCALED_GEMM_NVCC", "SCALED_GEMM_GPUS", "NVCC_APPEND_FLAGS"]
+    {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     let Some(out) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };

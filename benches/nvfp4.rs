@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    GivenGlobal, Handle, MatMut, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, Times,
+    GivenScale, Handle, MatMut, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, Times,
     quantize_bytes,
 };
 
@@ -161,7 +161,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
             };
             match case.level {
                 Level::Given => {
-                    let amax = GivenGlobal::Amax(DeviceBytes::from(&amax));
+                    let amax = GivenScale::Amax(DeviceBytes::from(&amax));
                     handle.quantize_nvfp4_into(&inputs[i], case.recipe, &amax, to)
                 }
                 Level::Own => handle.quantize_into(&inputs[i], case.recipe, to),

@@ -1,31 +1,52 @@
 #!/usr/bin/env bash
 # Packs the GPU suites, the unit tests, the benchmarks and the program, stripped, with a runner, for a GPU machine that
 # has no toolchain.
-# usage: scripts/bundle.sh [DIR=.bundle]      then there: DIR/run.sh test | bench | exhaustive | sanitize | nvrtc | all | where
-# Kernels: machine code where nvcc is found here (see build.rs), else NVRTC compiles them on that machine.
+# usage: scripts/bundle.sh [--gpus 90a[,100a...] | --all-gpus] [DIR=.bundle]
+#        then there: DIR/run.sh test | bench | exhaustive | sanitize | nvrtc | all | where
+# Kernels: machine code for sm_90a, or the GPUs named, where nvcc is found here (see build.rs); else NVRTC compiles them there.
 # The executables hold the same kernels, so they travel as one archive whose window spans several of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-dir=${1:-.bundle}
+usage() { sed -n 's/^# usage: /usage: /p' scripts/bundle.sh >&2; exit 2; }
+gpus=90a dir=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --gpus) gpus=${2:-}; [ -n "$gpus" ] || usage; shift ;;
+        --all-gpus) gpus= ;;
+        -*) usage ;;
+        *) [ -z "$dir" ] || usage; dir=$1 ;;
+    esac
+    shift
+done
+dir=${dir:-.bundle}
+export SCALED_GEMM_GPUS=$gpus
 rm -rf "$dir"
 tree=$dir/tree
 mkdir -p "$tree/tests" "$tree/benches"
-executables() { # kind of target, cargo's arguments
-    local kind=$1; shift
-    cargo build --release --message-format=json-render-diagnostics "$@" |
-        python3 -c '
-import json, sys
-for line in sys.stdin:
+# One build for all, so that nothing is compiled twice: each executable, whether it is a test, its kind and its name.
+cargo test --no-run --release --message-format=json-render-diagnostics -p scaled-gemm -p scaled-gemm-cli \
+    --lib --test 'gpu_*' --test cli_gpu --benches >"$dir/messages"
+python3 - "$dir/messages" >"$dir/executables" <<'PY'
+import json
+import sys
+
+for line in open(sys.argv[1]):
     m = json.loads(line)
-    if m.get("executable") and m["reason"] == "compiler-artifact" and sys.argv[1] in m["target"]["kind"]:
-        print(m["executable"], m["target"]["name"])' "$kind"
-}
-pack() { while read -r file name; do case $name in $3) strip -o "$2/$1$name" "$file" ;; esac; done; }
-executables test --tests -p scaled-gemm | pack "" "$tree/tests" 'gpu_*'
-executables lib --lib --tests -p scaled-gemm | pack unit- "$tree/tests" 'scaled_gemm'
-executables test --tests -p scaled-gemm-cli | pack "" "$tree/tests" 'cli_gpu'
-executables bench --benches -p scaled-gemm | pack "" "$tree/benches" '*'
-executables bin --bins -p scaled-gemm-cli | pack "" "$tree" 'scaled-gemm'
+    if m["reason"] == "compiler-artifact" and m.get("executable"):
+        print(m["executable"], m["target"]["kind"][0], m["target"]["name"])
+PY
+while read -r file kind name; do
+    case $kind:$name in
+        lib:scaled_gemm) to=tests/unit-scaled_gemm ;;
+        test:*) to=tests/$name ;;
+        bench:*) to=benches/$name ;;
+        bin:scaled-gemm) to=scaled-gemm ;;
+        *) continue ;;
+    esac
+    strip -o "$tree/$to" "$file"
+done <"$dir/executables"
+[ -x "$tree/scaled-gemm" ] && [ -x "$tree/tests/unit-scaled_gemm" ] || { echo "bundle.sh: cargo built no program" >&2; exit 1; }
+rm "$dir/messages" "$dir/executables"
 cp scripts/bundle-run.sh "$dir/run.sh"
 cp -r tests/data "$tree/" 2>/dev/null || true
 git rev-parse HEAD >"$tree/commit" 2>/dev/null || true

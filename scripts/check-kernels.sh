@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
-# looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs, and PTX for later ones.
+# looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs that can run it, and PTX for later ones,
+# compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh).
 # Needs nvcc, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,6 +10,9 @@ if [ $# -gt 0 ]; then
     exit 2
 fi
 
+# nvcc reads it: a spilled register becomes a warning, and warnings are errors.
+export NVCC_APPEND_FLAGS="-Xptxas --warn-on-spills"
+unset SCALED_GEMM_GPUS
 messages=$(cargo build --quiet --package scaled-gemm --lib --message-format=json-render-diagnostics)
 python3 - <(printf '%s\n' "$messages") <<'PY'
 import json
@@ -25,7 +29,11 @@ for line in open(sys.argv[1]):
 if out is None:
     sys.exit("check-kernels.sh: cargo ran no build script that makes images")
 
-wanted = {int(n) for n in re.findall(r'"sm_(\d+)a?"', pathlib.Path("build.rs").read_text())}
+targets = {int(n) for n in re.findall(r'"sm_(\d+)a?"', pathlib.Path("build.rs").read_text())}
+# file: the first and the last GPU that can run it
+table = re.findall(r'^ +\w+, "(\S+)", (\d+)\.\.=(\S+);$', pathlib.Path("kernels/files.rs").read_text(), re.MULTILINE)
+LATER = "u32::MAX"
+table = {name: (int(first), LATER if last == LATER else int(last)) for name, first, last in table}
 PTX, MACHINE_CODE = 1, 2
 
 
@@ -48,12 +56,14 @@ for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
         print(f"{source}: no image")
         failed = True
         continue
+    first, last = table[str(source.relative_to("kernels").with_suffix(""))]
+    wanted = {gpu for gpu in targets if gpu >= first and (last == LATER or gpu <= last)}
     entries = list(contents(image.read_bytes()))
     code = {gpu for kind, gpu in entries if kind == MACHINE_CODE}
     ptx = [gpu for kind, gpu in entries if kind == PTX]
-    good = code == wanted and ptx
+    good = code == wanted and bool(ptx) == (last == LATER) and all(gpu >= 90 for gpu in ptx)
     names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
-    print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)} and PTX"))
+    print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
     failed = failed or not good
 if failed:
     # What nvcc said, which the build only warns of: NVRTC would take over at run time.

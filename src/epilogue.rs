@@ -6,7 +6,7 @@
 //! v = acc                                the FP32 sum, block scales and alpha applied
 //! v = fl(v * row_scale[i])               where A is scaled by rows and the GEMM did not do it
 //! v = fl(v * col_scale[j])               where B is scaled by rows and the GEMM did not do it
-//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add
+//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add; with beta = 0 C is not read
 //! v = fl(v + bias[j])
 //! v = activation(v)
 //! v = fl(v + residual[i, j])
@@ -50,25 +50,9 @@ impl Epilogue {
     }
 }
 
+named!(Activation, "activation", None => "none", Relu => "relu", Gelu => "gelu", Silu => "silu");
+
 impl Activation {
-    /// Every activation.
-    pub const ALL: [Self; 4] = [Self::None, Self::Relu, Self::Gelu, Self::Silu];
-
-    /// `none`, `relu`, `gelu`, `silu`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Relu => "relu",
-            Self::Gelu => "gelu",
-            Self::Silu => "silu",
-        }
-    }
-
-    /// The activation of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|a| a.name() == name)
-    }
-
     /// The activation of `v`, operation by operation as on the device.
     pub fn apply(self, v: f32) -> f32 {
         match self {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::format::{Operand, Scheme};
+use crate::names::UnknownName;
 
 /// The result of every fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -74,6 +75,9 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// A word that names nothing.
+    #[error(transparent)]
+    Name(#[from] UnknownName),
     /// NaN or infinity where only finite numbers are accepted.
     #[error("{operand}: {count} non-finite values, the first at row {row}, column {column}; {remedy}")]
     NonFinite {

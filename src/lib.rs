@@ -72,6 +72,9 @@
 //! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is
 //! the GPU half: it needs nothing of CUDA to build and loads the libraries at run time.
 
+#[macro_use]
+mod names;
+
 pub mod checkpoint;
 pub mod epilogue;
 pub mod error;
@@ -84,6 +87,7 @@ pub mod reference;
 pub use epilogue::{Activation, Epilogue};
 pub use error::{Error, Result};
 pub use format::*;
+pub use names::UnknownName;
 
 #[cfg(feature = "cuda")]
 pub use cudarc;

@@ -11,7 +11,7 @@ use scaled_gemm::reference::{
     AmaxHistory, BlockSum, GemmInputs, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused, quantize,
     quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
 };
-use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Preset, Recipe, Scheme, TensorScale};
+use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, Scheme};
 use serde_json::Value;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -205,7 +205,7 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
             let len = x.len();
             x.resize(16, 0.0);
             for (format, key) in [(E4M3, "e4m3"), (Fp8Format::E5M2, "e5m2")] {
-                let scale = TensorScale::Encode(bits(&input["scale"]));
+                let scale = GivenScale::Encode(bits(&input["scale"]));
                 let (q, amax) = quantize_tensor(row(&x), format, scale).unwrap();
                 assert_eq!(q.logical_codes()[..len], hex(&expect[key]));
                 same(amax, &expect["amax"]);
@@ -258,12 +258,18 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         }
         _ if id.starts_with("sf_amax_") => {
             let amax = bits(&input["amax"]);
-            for preset in [Preset::DeepGemm, Preset::DeepSeek] {
+            for (preset, scale) in [
+                (Preset::DeepGemm, "sf_mul_recip"),
+                (Preset::DeepGemmCpu, "sf_true_div"),
+                (Preset::DeepSeek, "sf_true_div"),
+            ] {
                 let recipe = VECTOR.with_preset(preset);
                 let exact = recipe.group_scale(amax, DType::F32);
-                same(exact.scale, &expect["sf_true_div"]);
-                if preset == Preset::DeepGemm {
-                    assert_eq!(exact.encode, 1.0 / exact.scale);
+                same(exact.scale, &expect[scale]);
+                match preset {
+                    Preset::DeepGemm => same(exact.encode, &expect["inv_mul"]),
+                    Preset::DeepGemmCpu => assert_eq!(exact.encode, 1.0 / exact.scale),
+                    _ => {}
                 }
                 let byte = u32::from(hex(&expect["ue8m0"])[0]);
                 let rounded = recipe.power_of_two().group_scale(amax, DType::F32);
@@ -288,7 +294,7 @@ fn check_points(layout: ScaleLayout, rows: usize, cols: usize, input: &Value, ex
 fn grouped(rows: &[usize]) -> Vec<(HostQuantMatrix, f32)> {
     let tensor = |t: usize, rows: usize| {
         let x = Array2::from_shape_fn((rows, 16), |(i, j)| (((i * 16 + j) * 7 + t * 3) % 17) as f32 / 4.0 - 2.0);
-        quantize_tensor(x.view(), E4M3, TensorScale::Encode(1.5 + 0.5 * t as f32)).unwrap()
+        quantize_tensor(x.view(), E4M3, GivenScale::Encode(1.5 + 0.5 * t as f32)).unwrap()
     };
     rows.iter().enumerate().map(|(t, rows)| tensor(t, *rows)).collect()
 }

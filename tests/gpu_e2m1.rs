@@ -15,7 +15,7 @@ use common::*;
 use quantize::{GivenNumber, four_over_six, nvfp4};
 use scaled_gemm::codec::encode_e2m1;
 use scaled_gemm::{
-    BlockShape, DType, GlobalScale, Handle, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    BlockShape, DType, GivenScale, Handle, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 
 /// Columns of the matrices: 1024 blocks of one anchor and fifteen values.
@@ -40,7 +40,7 @@ fn check(handle: &Handle, count: usize, value: impl Fn(usize) -> f32 + Sync) {
     let mut codes = vec![0u8; ROWS * COLS / 2];
     let mut buffer = handle.stream().alloc_zeros::<f32>(ROWS * COLS).unwrap();
     let mut out = QuantMatrix::zeros(handle, Scheme::Nvfp4, ROWS, COLS).unwrap();
-    let encode = GivenNumber::new(handle, GlobalScale::Encode(448.0));
+    let encode = GivenNumber::new(handle, GivenScale::Encode(448.0));
     for start in (0..count).step_by(CHUNK) {
         // The anchor's place goes through the block; what is missing in the last matrix is zero.
         let per_thread = ROWS * COLS / THREADS;

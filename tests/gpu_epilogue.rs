@@ -284,7 +284,7 @@ fn refusals_name_operand_numbers_and_rule() {
     let call = |args: RescaleArgs<'_>| handle.rescale_into(args).unwrap_err();
     refuse(&["acc", "4 x 16", "must be 4 x 24"], &|t| call(RescaleArgs::new(acc(DType::F32), d(t, DType::Bf16, 24))));
     refuse(&["acc", "bf16", "must be f32"], &|t| call(RescaleArgs::new(acc(DType::Bf16), d(t, DType::Bf16, n))));
-    refuse(&["D", "e4m3", "bf16, f16 or f32"], &|t| call(RescaleArgs::new(acc(DType::F32), d(t, DType::E4m3, n))));
+    refuse(&["D", "e4m3", "bf16, f16 or f32"], &|t| call(RescaleArgs::new(acc(DType::F32), d(t, DType::E4M3, n))));
     refuse(&["row scale", "5 values", "must have 4", "4 x 16"], &|t| {
         call(RescaleArgs::new(acc(DType::F32), d(t, DType::F32, n)).row_scale(vector(DType::F32, 5)))
     });
@@ -295,7 +295,7 @@ fn refusals_name_operand_numbers_and_rule() {
         call(RescaleArgs::new(acc(DType::F32), d(t, DType::F32, n)).bias(vector(DType::F16, 15)))
     });
     refuse(&["bias", "e5m2", "bf16, f16, f32"], &|t| {
-        call(RescaleArgs::new(acc(DType::F32), d(t, DType::F32, n)).bias(vector(DType::E5m2, n)))
+        call(RescaleArgs::new(acc(DType::F32), d(t, DType::F32, n)).bias(vector(DType::E5M2, n)))
     });
     refuse(&["residual", "4 x 24", "must be 4 x 16"], &|t| {
         let residual = MatRef::new(&bytes, DType::F32, m, 24).unwrap();

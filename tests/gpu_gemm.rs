@@ -109,7 +109,7 @@ fn e4m3_output_with_encode_factor_and_amax() {
                         (2.0 * 448.0 / amax, OutAmax::Store, 16),
                         (0.01 / amax, OutAmax::Ignore, 0),
                     ] {
-                        let case = Case { accumulation: *accumulation, encode, amax, gap, ..Case::new(DType::E4m3) };
+                        let case = Case { accumulation: *accumulation, encode, amax, gap, ..Case::new(DType::E4M3) };
                         check_case(&handle, &ops, &extras, &sums, &case);
                     }
                     if n != 528 {
@@ -119,7 +119,7 @@ fn e4m3_output_with_encode_factor_and_amax() {
                         for activation in Activation::ALL {
                             for residual in [None, Some(DType::F16)] {
                                 let encode = 448.0 / amax;
-                                let epilogue = Case { bias, activation, residual, encode, ..Case::new(DType::E4m3) };
+                                let epilogue = Case { bias, activation, residual, encode, ..Case::new(DType::E4M3) };
                                 let case = Case {
                                     alpha: 0.75,
                                     accumulation: *accumulation,
@@ -410,16 +410,16 @@ fn refused_operands_name_numbers_rule_and_remedy() {
     }
     refused(call(DType::Bf16, m, n, &a, &zeros(&handle, TENSOR, n, 48)), &["B: 16 x 48", "32 columns", "B is n x k"]);
     refused(call(DType::Bf16, m, 24, &a, &b), &["D: 4 x 24", "must be 4 x 16", "rows of A by the rows of B"]);
-    refused(call(DType::E5m2, m, n, &a, &b), &["D", "e5m2", "store bf16, f16 or f32"]);
-    refused(call(DType::E4m3, m, n, &a, &b), &["D", "e4m3", "needs an encode factor", "out_encode"]);
+    refused(call(DType::E5M2, m, n, &a, &b), &["D", "e5m2", "store bf16, f16 or f32"]);
+    refused(call(DType::E4M3, m, n, &a, &b), &["D", "e4m3", "needs an encode factor", "out_encode"]);
 
     let one = handle.stream().clone_htod(&[1.0f32]).unwrap();
     let mut buffer = poisoned(&handle, 4096);
     let (row_a, row_b) = (zeros(&handle, ROW, m, k), zeros(&handle, ROW, n, k));
-    let args = GemmArgs::new(&row_a, &row_b, MatMut::new(&mut buffer, DType::E4m3, m, n).unwrap()).out_encode(&one);
+    let args = GemmArgs::new(&row_a, &row_b, MatMut::new(&mut buffer, DType::E4M3, m, n).unwrap()).out_encode(&one);
     refused(handle.scaled_gemm(args), &["D", "e4m3", "fp8-tensor", "fp8-row:e4m3 x fp8-row:e4m3", "store bf16"]);
     let eight = zeros(&handle, TENSOR, 8, k);
-    let args = GemmArgs::new(&a, &eight, MatMut::new(&mut buffer, DType::E4m3, m, 8).unwrap()).out_encode(&one);
+    let args = GemmArgs::new(&a, &eight, MatMut::new(&mut buffer, DType::E4M3, m, 8).unwrap()).out_encode(&one);
     refused(handle.scaled_gemm(args), &["n = 8", "multiple of 16", "e4m3"]);
     let args = GemmArgs::new(&a, &b, MatMut::new(&mut buffer, DType::Bf16, m, n).unwrap()).out_encode(&one);
     refused(handle.scaled_gemm(args), &["D", "bf16", "no encode factor"]);
@@ -437,7 +437,7 @@ fn refused_operands_name_numbers_rule_and_remedy() {
         refused(handle.scaled_gemm(args.bias(bias)), &["bias: 15 elements", "n = 16", "one value for each row of B"])
     });
     with(&mut |args| {
-        let bias = VecRef::new(&bytes, DType::E4m3, n).unwrap();
+        let bias = VecRef::new(&bytes, DType::E4M3, n).unwrap();
         refused(handle.scaled_gemm(args.bias(bias)), &["bias", "e4m3", "bf16, f16 or f32"])
     });
     with(&mut |args| {
@@ -445,12 +445,12 @@ fn refused_operands_name_numbers_rule_and_remedy() {
         refused(handle.scaled_gemm(args.residual(residual)), &["residual: 4 x 24", "must be 4 x 16"])
     });
     with(&mut |args| {
-        let residual = MatRef::new(&bytes, DType::E5m2, m, n).unwrap();
+        let residual = MatRef::new(&bytes, DType::E5M2, m, n).unwrap();
         refused(handle.scaled_gemm(args.residual(residual)), &["residual", "e5m2", "bf16, f16 or f32"])
     });
     with(&mut |args| refused(handle.scaled_gemm(args.accumulate(1.0)), &["D", "bf16", "accumulate into f32"]));
     with(&mut |args| refused(handle.scaled_gemm(args.amax(&mut amax)), &["D", "bf16", "amax", "e4m3 output"]));
-    let args = GemmArgs::new(&a, &b, MatMut::new(&mut buffer, DType::E4m3, m, n).unwrap());
+    let args = GemmArgs::new(&a, &b, MatMut::new(&mut buffer, DType::E4M3, m, n).unwrap());
     let args = args.out_encode(&one).amax(&mut short);
     refused(handle.scaled_gemm(args), &["amax: 2 bytes", "one FP32 number"]);
 
@@ -541,7 +541,7 @@ fn empty_products() {
                 let one = handle.stream().clone_htod(&[1.0f32]).unwrap();
                 let mut amax = handle.stream().clone_htod(&[f32::NAN]).unwrap();
                 let mut d = poisoned(&handle, 64);
-                let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::E4m3, m, n).unwrap());
+                let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::E4M3, m, n).unwrap());
                 handle.scaled_gemm(args.out_encode(&one).amax(&mut amax)).unwrap();
                 assert_eq!(handle.stream().clone_dtoh(&amax).unwrap(), [0.0]);
             }

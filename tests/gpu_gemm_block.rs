@@ -420,7 +420,7 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
     refused(plain(DType::F32, k, NV, DType::Bf16), &["f32 x nvfp4", "round A to bf16"]);
     refused(plain(DType::Bf16, k, fp8, DType::Bf16), &["bf16 x fp8-tensor:e4m3", "weight-only"]);
     refused(plain(DType::Bf16, k + 4, NV, DType::Bf16), &["A: row stride 36", "16 bytes", "multiple of 8"]);
-    refused(plain(DType::Bf16, k, NV, DType::E4m3), &["D", "e4m3"]);
+    refused(plain(DType::Bf16, k, NV, DType::E4M3), &["D", "e4m3"]);
     plain(DType::Bf16, k + 8, NV, DType::F16).unwrap();
 
     // An A that is not 16-byte aligned.
@@ -430,7 +430,7 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
     refused(error, &["A: address 0x", "16-byte aligned"]);
 
     // Bases must agree; a plain A is in the basis of the data.
-    let transformed = |rows| zeros(NV, rows, k).with_basis(Basis::Hadamard16);
+    let transformed = |rows| zeros(NV, rows, k).assume_basis(Basis::Hadamard16);
     let (plain_a, hadamard_a, hadamard_b) = (zeros(NV, m, k), transformed(m), transformed(n));
     let call = |a: &QuantMatrix, b: &QuantMatrix, buffer: &mut _| {
         handle.scaled_gemm(GemmArgs::new(a, b, MatMut::new(buffer, DType::Bf16, m, n).unwrap()))

@@ -19,7 +19,7 @@ fn upload_f32(handle: &Handle, x: &Array2<f32>) -> CudaSlice<u8> {
 /// A plain product, one with everything that our kernel adds, and one into E4M3 with amax where there is such a thing.
 fn cases(a: Scheme) -> Vec<Case> {
     let fused = Case { bias: Some(DType::Bf16), activation: Activation::Relu, ..Case::new(DType::Bf16) };
-    let e4m3 = Case { encode: 0.25, amax: OutAmax::Store, ..Case::new(DType::E4m3) };
+    let e4m3 = Case { encode: 0.25, amax: OutAmax::Store, ..Case::new(DType::E4M3) };
     let mut cases = vec![Case::new(DType::Bf16), fused, layer()];
     if is_tensor(a) {
         cases.push(e4m3);
@@ -62,7 +62,7 @@ fn every_pair_and_formulation_is_captured_and_replayed() {
                     rewrite(&handle, &tiled(&mut rng, n, k), &mut ops.b);
                     let follows = execute(&handle, &mut plan, &ops, &extras, &case);
                     assert!(replay(&mut output) == follows, "the replay does not follow B\n{words}");
-                    if case.out == DType::E4m3 {
+                    if case.out == DType::E4M3 {
                         let other = Case { encode: 2.0 * case.encode, ..case };
                         let follows = execute(&handle, &mut plan, &ops, &extras, &other);
                         output.set_encode(&handle, other.encode);

@@ -71,7 +71,7 @@ fn allocates_nothing(handle: &Handle, pool: Option<&Pool>, words: &str, mut call
     panic!("free bytes of the device before and after a hundred calls, three times: {free:?}\n{words}");
 }
 
-/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in the plan's own memory.
+/// NVFP4, MXFP8 and weight-only products: operands are dequantized, and alpha formed, in scratch memory.
 fn block_products(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
     let (m, n, k) = (17, 528, 576);
     let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3));
@@ -127,7 +127,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
             let silu = Case { activation: Activation::Silu, ..Case::new(DType::F32) };
             cases.push(Case { bias: Some(DType::F32), residual: Some(DType::Bf16), beta: Some(0.5), ..silu });
             if is_tensor(pair.0) {
-                cases.push(Case { amax: OutAmax::Store, encode: 0.1, ..Case::new(DType::E4m3) });
+                cases.push(Case { amax: OutAmax::Store, encode: 0.1, ..Case::new(DType::E4M3) });
             }
             for case in cases {
                 for formulation in offered(&handle, &case.desc(&ops)) {

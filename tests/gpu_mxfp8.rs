@@ -11,7 +11,7 @@ use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
-    BlockShape, DType, DeviceBytes, Fp8Format, GivenGlobal, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
+    BlockShape, DType, DeviceBytes, Fp8Format, GivenScale, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
     QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 
@@ -193,12 +193,12 @@ fn refusals_name_operand_numbers_and_rule() {
         words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     };
     refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4m3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
+    refused(handle.quantize(&x(DType::E4M3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Mxfp8(Fp8Format::E5M2), 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut wrong);
     refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);
     let number = handle.stream().clone_htod(&[5.0f32]).unwrap();
-    let amax = GivenGlobal::Amax(DeviceBytes::from(&number));
+    let amax = GivenScale::Amax(DeviceBytes::from(&number));
     let mut out = QuantMatrix::zeros(&handle, recipe.scheme, 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut out);
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, to), &["mxfp8"]);

@@ -11,8 +11,8 @@ use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenGlobal,
-    GlobalScale, HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
+    Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
+    HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 use serde_json::Value;
 
@@ -23,6 +23,7 @@ fn others() -> Vec<Recipe> {
     vec![
         Recipe::new(Scheme::Nvfp4),
         Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo),
+        Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAoCpu),
         Recipe::new(Scheme::Nvfp4Row),
         nvfp4(Scheme::Nvfp4, Nvfp4Options { shape: BlockShape::Tile16x16, ..options }),
         nvfp4(Scheme::Nvfp4, hadamard),
@@ -51,7 +52,7 @@ fn each_kernel_once() {
             for offset in [0, 1] {
                 let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
                 recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-                whole().for_each(|recipe| x.check_given(&handle, recipe, GlobalScale::Amax(40.0)));
+                whole().for_each(|recipe| x.check_given(&handle, recipe, GivenScale::Amax(40.0)));
             }
             for recipe in [Recipe::new(Scheme::Nvfp4), Recipe::new(Scheme::Nvfp4Row)] {
                 check_dequantize(&handle, &reference::quantize(x.view(), dtype, recipe).unwrap());
@@ -145,7 +146,7 @@ fn rounding_boundaries_at_every_scale() {
             .collect();
         let x = Source::new(&handle, in_blocks(&blocks, 16, 5), DType::F32);
         // 2688 makes encode 1 with the bound 448, so that a block whose largest magnitude is 6 s has the scale s.
-        for given in [GlobalScale::Amax(2688.0), GlobalScale::Encode(1.0), GlobalScale::Amax(1536.0)] {
+        for given in [GivenScale::Amax(2688.0), GivenScale::Encode(1.0), GivenScale::Amax(1536.0)] {
             whole().for_each(|recipe| x.check_given(&handle, recipe, given));
         }
     }
@@ -161,11 +162,11 @@ fn scale_boundaries() {
     let turns = values.iter().copied().chain(values.windows(2).map(|v| (v[0] + v[1]) / 2.0)).chain([464.0, 480.0]);
     let turns: Vec<f32> = turns.collect();
     for (given, encode) in [
-        (GlobalScale::Amax(2688.0), 1.0),
-        (GlobalScale::Amax(3.7), 2688.0 / 3.7),
-        (GlobalScale::Amax(5.0), 1536.0 / 5.0),
-        (GlobalScale::Encode(0.0371), 0.0371),
-        (GlobalScale::Decode(0.01), 100.0),
+        (GivenScale::Amax(2688.0), 1.0),
+        (GivenScale::Amax(3.7), 2688.0 / 3.7),
+        (GivenScale::Amax(5.0), 1536.0 / 5.0),
+        (GivenScale::Encode(0.0371), 0.0371),
+        (GivenScale::Decode(0.01), 100.0),
     ] {
         let mut blocks = Vec::new();
         for turn in &turns {
@@ -198,9 +199,9 @@ fn every_half_precision_number() {
         });
         let tops = Source::new(&handle, Array2::from_shape_vec((1024, 1024), tops.collect()).unwrap(), dtype);
         for recipe in whole() {
-            fixed.check_given(&handle, recipe, GlobalScale::Encode(448.0));
-            sorted.check_given(&handle, recipe, GlobalScale::Amax(2688.0));
-            tops.check_given(&handle, recipe, GlobalScale::Amax(300.0));
+            fixed.check_given(&handle, recipe, GivenScale::Encode(448.0));
+            sorted.check_given(&handle, recipe, GivenScale::Amax(2688.0));
+            tops.check_given(&handle, recipe, GivenScale::Amax(300.0));
         }
         for recipe in recipes() {
             sorted.check(&handle, recipe);
@@ -237,7 +238,7 @@ fn near_ties_of_four_over_six() {
             let x = Source::new(&handle, x.clone(), dtype);
             for recipe in four_over_six() {
                 match recipe.scheme {
-                    Scheme::Nvfp4 => x.check_given(&handle, recipe, GlobalScale::Amax(amax)),
+                    Scheme::Nvfp4 => x.check_given(&handle, recipe, GivenScale::Amax(amax)),
                     _ => x.check(&handle, recipe),
                 }
             }
@@ -246,7 +247,7 @@ fn near_ties_of_four_over_six() {
         let scales = |metric, math| {
             let block_scale = BlockScaleRule::FourOverSix { metric, math };
             let recipe = nvfp4(Scheme::Nvfp4, Nvfp4Options { block_scale, ..Nvfp4Options::default() });
-            let given = GlobalScale::Amax(amax);
+            let given = GivenScale::Amax(amax);
             reference::quantize_with_scale(x.view(), DType::F32, recipe, given).unwrap().logical_block_scales()
         };
         for metric in METRICS {
@@ -289,7 +290,7 @@ fn golden_blocks() {
         }
         let mut options = Nvfp4Options::default();
         if id.starts_with("4o6_") {
-            let metric = ErrorMetric::from_name(input["err"].as_str().unwrap()).unwrap();
+            let metric = input["err"].as_str().unwrap().parse().unwrap();
             let math = if input["fast"].as_bool().unwrap() { ErrorMath::Fast } else { ErrorMath::Strict };
             options.block_scale = BlockScaleRule::FourOverSix { metric, math };
             options.bound = if input["e4m3_max"] == 256 { E4m3Bound::Max256 } else { E4m3Bound::Max448 };
@@ -298,7 +299,7 @@ fn golden_blocks() {
         let recipe = nvfp4(Scheme::Nvfp4, options).with_preset(preset);
         let x = Array2::from_shape_vec((1, 16), runs(&input["block"])).unwrap();
         let x = Source::new(&handle, x, DType::F32);
-        let given = GlobalScale::Amax(bits(&input["global_amax"]));
+        let given = GivenScale::Amax(bits(&input["global_amax"]));
         let number = GivenNumber::new(&handle, given);
         let mut out = poisoned_matrix(&handle, Scheme::Nvfp4, 1, 16);
         handle.quantize_nvfp4_into(&x.matrix(), recipe, &number.borrow(), QuantizeTo::Plain(&mut out)).unwrap();
@@ -317,7 +318,7 @@ fn tiles_where_both_passes_disagree() {
     let Some(handle) = handle() else { return };
     let case = goldens().into_iter().find(|c| c["id"] == "fo6_2d_row_col_disagree").unwrap();
     let tile = runs(&case["in"]["tile_row_major"]);
-    let given = GlobalScale::Amax(bits(&case["in"]["global_amax"]));
+    let given = GivenScale::Amax(bits(&case["in"]["global_amax"]));
     let block_scale = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Strict };
     let options = Nvfp4Options { block_scale, shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
     let recipe = nvfp4(Scheme::Nvfp4, options);
@@ -362,7 +363,7 @@ fn given_second_levels() {
         for (rows, cols) in [(1, 16), (17, 144), (144, 1040)] {
             let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
             for value in [1.0, 0.0371, 40.0, 2688.0, 1e30, 1e-30, 1e-39, 0.0, f32::INFINITY] {
-                for given in [GlobalScale::Amax(value), GlobalScale::Encode(value), GlobalScale::Decode(value)] {
+                for given in [GivenScale::Amax(value), GivenScale::Encode(value), GivenScale::Decode(value)] {
                     whole().for_each(|recipe| x.check_given(&handle, recipe, given));
                 }
             }
@@ -434,7 +435,7 @@ fn stochastic_bytes_follow_seed_and_offset_only() {
                 let options = Nvfp4Options { basis, rounding: stochastic(seed, offset), ..Nvfp4Options::default() };
                 let recipe = nvfp4(Scheme::Nvfp4, options);
                 x.check(&handle, recipe);
-                x.check_given(&handle, recipe, GlobalScale::Amax(9.0));
+                x.check_given(&handle, recipe, GivenScale::Amax(9.0));
                 strided.check(&handle, recipe);
                 let got = x.quantized(&handle, recipe);
                 assert!(got == x.quantized(&handle, recipe), "the same call twice");
@@ -490,7 +491,7 @@ fn refusals_name_operand_numbers_and_rule() {
     let Some(handle) = handle() else { return };
     let buffer = poisoned(&handle, 65536);
     let number = handle.stream().clone_htod(&[5.0f32]).unwrap();
-    let amax = GivenGlobal::Amax(DeviceBytes::from(&number));
+    let amax = GivenScale::Amax(DeviceBytes::from(&number));
     let plain = Recipe::new(Scheme::Nvfp4);
     let x = |dtype, rows, cols| MatRef::new(&buffer, dtype, rows, cols).unwrap();
     let refused = |result: scaled_gemm::Result<()>, words: &[&str]| {
@@ -498,7 +499,7 @@ fn refusals_name_operand_numbers_and_rule() {
         words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
     };
     refused(handle.quantize(&x(DType::Bf16, 4, 24), plain).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4m3, 4, 32), plain).map(|_| ()), &["e4m3"]);
+    refused(handle.quantize(&x(DType::E4M3, 4, 32), plain).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Nvfp4Row, 4, 32).unwrap();
     refused(
         handle.quantize_into(&x(DType::Bf16, 4, 32), plain, QuantizeTo::Plain(&mut wrong)),
@@ -510,7 +511,7 @@ fn refusals_name_operand_numbers_and_rule() {
     let row = Recipe::new(Scheme::Nvfp4Row);
     let to = QuantizeTo::Plain(&mut wrong);
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), row, &amax, to), &["nvfp4-row"]);
-    let short = GivenGlobal::Decode(DeviceBytes::from(buffer.slice(..2)));
+    let short = GivenScale::Decode(DeviceBytes::from(buffer.slice(..2)));
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), plain, &short, QuantizeTo::Plain(&mut out)), &["4"]);
     // Options that exclude each other are refused before anything is written, in the recipe's words.
     let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };

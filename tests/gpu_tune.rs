@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::gemm::*;
 use common::*;
 use scaled_gemm::{
-    CacheState, DType, Error, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, PlanOptions, QuantMatrix, Scheme,
-    Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
+    CacheState, DType, Error, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, PlanOptions,
+    QuantMatrix, Scheme, Timing, TuneOptions, TuneRecord, TuneTable, Verdict,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -50,6 +50,8 @@ fn tune_product(handle: &Handle, ops: &impl Product, case: Case, cache: CacheSta
     let mut plan = handle.plan(&desc).unwrap();
     let mut output = Output::new(handle, ops, &extras, &case);
     let report = plan.autotune(handle, output.args(ops, &extras, &case), &options(cache)).unwrap();
+    // Panics if something between or behind the rows was written.
+    output.read(handle, "after autotune");
     output.reset(handle);
 
     println!("{desc}");
@@ -114,6 +116,30 @@ fn tune_product(handle: &Handle, ops: &impl Product, case: Case, cache: CacheSta
     second.set_tuning(TuneTable::default());
     assert_eq!(second.cached_plans(), 0);
     assert!(!second.plan(&desc).unwrap().explain().contains("a record says so"));
+}
+
+/// D is the middle third of the columns of a larger matrix: tuning leaves the other two alone.
+#[test]
+fn the_neighbours_of_a_column_range_stay() {
+    let Some(handle) = handle() else { return };
+    let (m, n) = (20, 520);
+    let ops = typical(&handle, &mut Noise::new(66), [m, n, 576], TENSORS);
+    let case = Case { gap: 2 * n, ..Case::new(DType::Bf16) };
+    if offered(&handle, &case.desc(&ops)).is_empty() {
+        println!("skipped: {} multiplies no FP8", handle.device());
+        return;
+    }
+    let mut plan = handle.plan(&case.desc(&ops)).unwrap();
+    let mut whole = poisoned(&handle, m * 3 * n * 2);
+    let mut columns = whole.slice_mut(n * 2..);
+    let d = MatMut::new(&mut columns, DType::Bf16, m, n).unwrap().with_row_stride(3 * n).unwrap();
+    plan.autotune(&handle, GemmArgs::new(&ops.a, &ops.b, d), &options(CacheState::Warm)).unwrap();
+    let bytes = handle.stream().clone_dtoh(&whole).unwrap();
+    for (i, row) in bytes.chunks(3 * n * 2).enumerate() {
+        let thirds: Vec<&[u8]> = row.chunks(n * 2).collect();
+        assert!([thirds[0], thirds[2]].iter().all(|third| third.iter().all(|b| *b == 0xFF)), "row {i} of a neighbour");
+        assert!(thirds[1].iter().any(|b| *b != 0xFF), "row {i} of D was not written");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scaled_gemm::layout::ScaleLayout;
-use scaled_gemm::{Basis, CodeFormat, Extent, Fp8Format, HostQuantMatrix, Scheme};
+use scaled_gemm::{Basis, CodeFormat, Extent, Fp8Format, HostParts, HostQuantMatrix, Scheme};
 
 fn scheme() -> impl Strategy<Value = Scheme> {
     proptest::sample::select(Scheme::ALL.to_vec())
@@ -93,12 +93,11 @@ proptest! {
             }
         }
         // Poisoned padding is cleaned.
-        let mut dirty_blocks = q.block_scales().to_vec();
-        dirty_blocks.iter_mut().filter(|s| **s == 0).for_each(|s| *s = 0x7F);
-        let (mut dirty_codes, mut dirty_scales) = q.clone().into_parts();
-        dirty_codes[bytes..].fill(0x55);
-        dirty_scales.iter_mut().filter(|s| **s == 0.0).for_each(|s| *s = f32::NAN);
-        let again = HostQuantMatrix::from_block_parts(scheme, rows, cols, dirty_codes, dirty_scales, dirty_blocks).unwrap();
+        let mut dirty = q.clone().into_parts();
+        dirty.codes[bytes..].fill(0x55);
+        dirty.scales.iter_mut().filter(|s| **s == 0.0).for_each(|s| *s = f32::NAN);
+        dirty.block_scales.iter_mut().filter(|s| **s == 0).for_each(|s| *s = 0x7F);
+        let again = HostQuantMatrix::from_parts(scheme, rows, cols, dirty).unwrap();
         prop_assert_eq!(again, q);
     }
 
@@ -163,17 +162,21 @@ fn tiled_scales_lie_where_cublaslt_documents_them() {
 fn a_basis_is_kept_and_counts_in_comparisons() {
     let q = HostQuantMatrix::from_block_logical(Scheme::Nvfp4, 1, 16, vec![0x21; 8], &[1.0], &[0x38]).unwrap();
     assert_eq!(q.basis(), Basis::Plain);
-    let turned = q.clone().with_basis(Basis::Hadamard16);
+    let turned = q.clone().assume_basis(Basis::Hadamard16);
     assert_eq!((turned.basis(), turned.codes()), (Basis::Hadamard16, q.codes()));
     assert_ne!(turned, q);
+    let parts = turned.clone().into_parts();
+    assert_eq!((parts.block_scales.len(), parts.basis), (512, Basis::Hadamard16));
+    assert_eq!(HostQuantMatrix::from_parts(Scheme::Nvfp4, 1, 16, parts).unwrap(), turned);
 }
 
 #[test]
 fn wrong_lengths_are_refused_with_both_numbers() {
     let scheme = Scheme::Fp8Block1x128(Fp8Format::E4M3);
-    let error = HostQuantMatrix::from_parts(scheme, 3, 256, vec![0; 768], vec![0.0; 8]).unwrap_err().to_string();
+    let parts = |codes, scales| HostParts { codes: vec![0; codes], scales: vec![0.0; scales], ..HostParts::default() };
+    let error = HostQuantMatrix::from_parts(scheme, 3, 256, parts(768, 8)).unwrap_err().to_string();
     assert!(error.contains("768") && error.contains("1024") && error.contains("codes"), "{error}");
-    let error = HostQuantMatrix::from_parts(scheme, 3, 256, vec![0; 1024], vec![0.0; 6]).unwrap_err().to_string();
+    let error = HostQuantMatrix::from_parts(scheme, 3, 256, parts(1024, 6)).unwrap_err().to_string();
     assert!(error.contains('6') && error.contains('8') && error.contains("scales"), "{error}");
     let error = HostQuantMatrix::from_logical(scheme, 3, 256, vec![0; 768], &[0.0; 5]).unwrap_err().to_string();
     assert!(error.contains("scales"), "{error}");

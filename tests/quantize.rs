@@ -1,17 +1,17 @@
 //! The FP8 reference quantizers against their definition: special values, ragged groups, strides, every recipe.
 
-use half::{bf16, f16};
+use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
-use scaled_gemm::reference::{Noise, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
-use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme, TensorScale};
+use scaled_gemm::reference::{Noise, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
+use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const VECTOR: Recipe = Recipe::new(Scheme::Fp8Block1x128(E4M3));
 
 fn recipes() -> impl Iterator<Item = Recipe> {
     Scheme::FP8.into_iter().flat_map(|scheme| {
-        Preset::ALL.into_iter().flat_map(move |preset| {
+        Preset::FP8.into_iter().flat_map(move |preset| {
             let recipe = Recipe::new(scheme).with_preset(preset);
             [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].map(|rounding| Recipe { rounding, ..recipe })
         })
@@ -30,37 +30,12 @@ fn matrix(rows: usize, cols: usize, seed: u64) -> Array2<f32> {
     })
 }
 
-/// The definition, element by element.
-fn naive(x: &Array2<f32>, source: DType, recipe: Recipe) -> (Vec<u8>, Vec<f32>) {
-    let (rows, cols) = x.dim();
-    let spec = recipe.scheme.spec();
-    let [gr, gc] = recipe.scheme.scale_grid(rows, cols);
-    let (height, width) = (spec.group_rows.size(rows), spec.group_cols.size(cols));
-    let mut factors = Vec::new();
-    for r in 0..gr {
-        for c in 0..gc {
-            let mut amax = 0.0f32;
-            for i in r * height..((r + 1) * height).min(rows) {
-                for j in c * width..((c + 1) * width).min(cols) {
-                    amax = amax.max(x[[i, j]].abs());
-                }
-            }
-            factors.push(recipe.group_scale(amax, source));
-        }
-    }
-    let codes = x.indexed_iter().map(|((i, j), v)| {
-        let f = factors[i / height * gc + j / width];
-        encode(format(recipe.scheme), v * f.encode)
-    });
-    (codes.collect(), factors.iter().map(|f| f.scale).collect())
-}
-
+/// The bytes of the definition, padding and NaN included.
 #[track_caller]
-fn same(q: &HostQuantMatrix, codes: &[u8], scales: &[f32], what: &str) {
-    assert_eq!(q.logical_codes(), codes, "{what}");
-    let bits = |s: &[f32]| s.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&q.logical_scales()), bits(scales), "{what}");
-    assert!(q.codes()[codes.len()..].iter().all(|c| *c == 0), "{what}: padding");
+fn same(q: &HostQuantMatrix, want: &HostQuantMatrix, what: &str) {
+    assert_eq!(q.codes(), want.codes(), "{what}");
+    let bits = |q: &HostQuantMatrix| q.scales().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(q), bits(want), "{what}");
 }
 
 #[test]
@@ -77,9 +52,9 @@ fn every_recipe_is_its_definition_on_ragged_shapes() {
         }
         for recipe in recipes() {
             for source in [DType::Bf16, DType::F16, DType::F32] {
-                let (codes, scales) = naive(&x, source, recipe);
+                let want = definition::quantize(x.view(), source, recipe).unwrap();
                 let q = quantize(x.view(), source, recipe).unwrap();
-                same(&q, &codes, &scales, &format!("{rows} x {cols} {recipe:?} {source}"));
+                same(&q, &want, &format!("{rows} x {cols} {recipe:?} {source}"));
             }
         }
     }
@@ -89,10 +64,10 @@ fn every_recipe_is_its_definition_on_ragged_shapes() {
 fn transposed_is_quantize_of_the_transpose() {
     let x = matrix(144, 272, 3);
     for recipe in recipes() {
-        let (codes, scales) = naive(&x.t().as_standard_layout().to_owned(), DType::F32, recipe);
+        let want = definition::quantize(x.t(), DType::F32, recipe).unwrap();
         let q = quantize_transposed(x.view(), DType::F32, recipe).unwrap();
         assert_eq!((q.rows(), q.cols()), (272, 144));
-        same(&q, &codes, &scales, &format!("{recipe:?}"));
+        same(&q, &want, &format!("{recipe:?}"));
     }
     // 128 x 128 tiles are their own transposes: the codes of one are the transposed codes of the other.
     let tile = Recipe::new(Scheme::Fp8Block128x128(E4M3));
@@ -164,6 +139,7 @@ fn special_values_do_what_the_recipe_says() {
         (Preset::TransformerEngine, 0x3F80_0000),
         (Preset::DeepSeek, (1e-4f32 / 448.0).to_bits()),
         (Preset::DeepGemm, (1e-4f32 / 448.0).to_bits()),
+        (Preset::DeepGemmCpu, (1e-4f32 / 448.0).to_bits()),
     ];
     for (preset, scale) in floors {
         let q = quantize(x.view(), DType::F32, VECTOR.with_preset(preset)).unwrap();
@@ -173,7 +149,7 @@ fn special_values_do_what_the_recipe_says() {
     x[[0, 4]] = f32::NEG_INFINITY;
     x[[0, 5]] = 3.0;
     for rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
-        for preset in Preset::ALL {
+        for preset in Preset::FP8 {
             let q = quantize(x.view(), DType::F32, Recipe { preset, rounding, ..VECTOR }).unwrap();
             let want = match preset {
                 // Scale 1: the infinity saturates, the others survive.
@@ -186,6 +162,37 @@ fn special_values_do_what_the_recipe_says() {
     }
 }
 
+/// `amax / 448.0` of a PyTorch tensor. By hand, in units of the significand: 3 / 448 is 0xDB6DB6 + 6/7, rounded 0xDB6DB7;
+/// fl(1 / 448) is 0x924925, and half of 3 * 0x924925 is 0xDB6DB7 + 1/2, a tie, which goes to the even 0xDB6DB8.
+#[test]
+fn deepgemm_divides_as_pytorch_does_on_the_device() {
+    let mut x = Array2::<f32>::zeros((1, 128));
+    x[[0, 7]] = -3.0;
+    let scale = |preset| quantize(x.view(), DType::F32, VECTOR.with_preset(preset)).unwrap().scale_at(0, 0).to_bits();
+    assert_eq!((scale(Preset::DeepGemm), scale(Preset::DeepGemmCpu)), (0x3BDB_6DB8, 0x3BDB_6DB7));
+    // 55 % of all mantissas, as docs/numerics.md says; powers of two of 448, and the powers of two of UE8M0, never.
+    let recipe = |preset| VECTOR.with_preset(preset);
+    let both = |amax| [Preset::DeepGemm, Preset::DeepGemmCpu].map(|p| recipe(p).group_scale(amax, DType::F32).scale);
+    let differ = |mantissa: u32| matches!(both(f32::from_bits(0x3F80_0000 | mantissa)), [a, b] if a != b);
+    let count = (0..1u32 << 23).step_by(64).filter(|m| differ(*m)).count();
+    assert!((0.545..0.55).contains(&(count as f64 / f64::from(1 << 17))), "{count}");
+    for mantissa in (0..1u32 << 23).step_by(1021) {
+        let amax = f32::from_bits(0x4200_0000 | mantissa);
+        let [a, b] =
+            [Preset::DeepGemm, Preset::DeepGemmCpu].map(|p| recipe(p).power_of_two().group_scale(amax, DType::F32));
+        assert_eq!(a, b, "{amax:e}");
+    }
+    assert_eq!(both(448.0 * 8.0), [8.0; 2]);
+}
+
+/// torchao's `exp2(floor(log2(encode)))` gives 1 here, and 448 units of the amax saturate.
+#[test]
+fn an_encode_factor_just_below_a_power_of_two_is_rounded_down() {
+    let amax = 448.0f32.next_up();
+    assert_eq!(VECTOR.group_scale(amax, DType::F32).encode, 1.0f32.next_down());
+    assert_eq!(VECTOR.power_of_two().group_scale(amax, DType::F32).encode, 0.5);
+}
+
 #[test]
 fn given_scales_and_their_amax() {
     let mut x = matrix(33, 48, 5);
@@ -193,7 +200,7 @@ fn given_scales_and_their_amax() {
     let amax = x.iter().fold(0.0f32, |a, v| a.max(v.abs()));
     for format in [E4M3, Fp8Format::E5M2] {
         for (given, encode_factor, scale) in
-            [(TensorScale::Encode(3.0), 3.0, 1.0 / 3.0), (TensorScale::Decode(0.3), 1.0 / 0.3f32, 0.3)]
+            [(GivenScale::Encode(3.0), 3.0, 1.0 / 3.0), (GivenScale::Decode(0.3), 1.0 / 0.3f32, 0.3)]
         {
             let (q, got) = quantize_tensor(x.view(), format, given).unwrap();
             assert_eq!(got, amax);
@@ -209,19 +216,8 @@ fn dequantize_is_code_times_scale_rounded_once_more() {
     let x = matrix(130, 272, 9);
     for recipe in recipes() {
         let q = quantize(x.view(), DType::F32, recipe).unwrap();
-        let spec = recipe.scheme.spec();
         for out in [DType::F32, DType::Bf16, DType::F16] {
-            let values = dequantize(&q, out);
-            for ((i, j), got) in values.indexed_iter() {
-                let scale = q.scale_at(i / spec.group_rows.size(130), j / spec.group_cols.size(272));
-                let exact = decode(format(recipe.scheme), q.codes()[i * 272 + j]) * scale;
-                let want = match out {
-                    DType::Bf16 => bf16::from_f32(exact).to_f32(),
-                    DType::F16 => f16::from_f32(exact).to_f32(),
-                    _ => exact,
-                };
-                assert_eq!(got.to_bits(), want.to_bits());
-            }
+            assert_eq!(dequantize(&q, out), definition::dequantize(&q, out), "{recipe:?} {out}");
         }
     }
 }
@@ -262,11 +258,14 @@ fn signal_to_noise_floors() {
 #[test]
 fn empty_matrices_work_and_wrong_columns_are_refused() {
     for recipe in recipes() {
-        let q = quantize(ArrayView2::from_shape((0, 256), &[]).unwrap(), DType::Bf16, recipe).unwrap();
+        let nothing = ArrayView2::from_shape((0, 256), &[]).unwrap();
+        let q = quantize(nothing, DType::Bf16, recipe).unwrap();
+        same(&q, &definition::quantize(nothing, DType::Bf16, recipe).unwrap(), "no rows");
         assert_eq!((q.rows(), q.cols(), q.codes().len()), (0, 256, 0));
         assert_eq!(dequantize(&q, DType::F32).dim(), (0, 256));
         let q = quantize_transposed(ArrayView2::from_shape((0, 256), &[]).unwrap(), DType::Bf16, recipe).unwrap();
         assert_eq!((q.rows(), q.cols()), (256, 0));
+        same(&q, &definition::quantize(nothing.t(), DType::Bf16, recipe).unwrap(), "no columns");
         assert_eq!(dequantize(&q, DType::F32).dim(), (256, 0));
 
         let x = Array2::zeros((16, 24));
@@ -274,8 +273,10 @@ fn empty_matrices_work_and_wrong_columns_are_refused() {
         assert!(error.contains("24") && error.contains("multiple of 16"), "{error}");
         assert!(quantize_transposed(x.view(), DType::Bf16, recipe).is_ok());
         assert!(quantize_transposed(x.t(), DType::Bf16, recipe).is_err());
-        let error = quantize(x.slice(s![.., 0..16]), DType::E4m3, recipe).unwrap_err().to_string();
+        let error = quantize(x.slice(s![.., 0..16]), DType::E4M3, recipe).unwrap_err().to_string();
         assert!(error.contains("e4m3"), "{error}");
     }
-    assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, TensorScale::Encode(1.0)).is_err());
+    assert!(quantize_tensor(Array2::zeros((2, 8)).view(), E4M3, GivenScale::Encode(1.0)).is_err());
+    let error = quantize_tensor(Array2::zeros((2, 16)).view(), E4M3, GivenScale::Amax(1.0)).unwrap_err().to_string();
+    assert!(error.contains("amax") && error.contains("group_scale"), "{error}");
 }

@@ -64,7 +64,7 @@ fn product_floor(format: CodeFormat) -> f64 {
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     for scheme in Scheme::FP8 {
-        for preset in Preset::ALL {
+        for preset in Preset::FP8 {
             let recipe = Recipe::new(scheme).with_preset(preset);
             recipes.extend([recipe, recipe.power_of_two()]);
         }
@@ -73,7 +73,7 @@ fn recipes() -> Vec<Recipe> {
         recipes.extend(MxRounding::ALL.map(|rule| Recipe::new(Scheme::Mxfp8(format)).with_mx(rule)));
     }
     let nvfp4 = Recipe::new(Scheme::Nvfp4);
-    recipes.push(nvfp4.with_preset(Preset::TorchAo));
+    recipes.extend([Preset::TorchAo, Preset::TorchAoCpu].map(|preset| nvfp4.with_preset(preset)));
     for plain in plain_recipes() {
         recipes.push(plain);
         recipes.extend(four_over_six().map(|o| plain.with_nvfp4(Nvfp4Options { shape: plain.nvfp4.shape, ..o })));

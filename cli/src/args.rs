@@ -138,26 +138,26 @@ pub struct QuantizeArgs {
     #[arg(long, value_parser = parse_scheme_name)]
     pub recipe: &'static str,
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
-    #[arg(long, value_parser = parse_format)]
+    #[arg(long)]
     pub format: Option<CodeFormat>,
-    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek or deepgemm (e4m3
-    /// only).
-    #[arg(long, value_parser = parse_preset)]
+    /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek, deepgemm (e4m3
+    /// only, as on a GPU) or deepgemm-cpu; nvfp4: torchao-cpu too.
+    #[arg(long)]
     pub preset: Option<Preset>,
     /// fp8: round scales to powers of two.
     #[arg(long)]
     pub power_of_two: bool,
     /// mxfp8: rule for the scales: up (default), floor, ceil, even or rceil.
-    #[arg(long, value_parser = parse_mx_rounding, value_name = "RULE")]
+    #[arg(long, value_name = "RULE")]
     pub mx_rounding: Option<MxRounding>,
     /// nvfp4: scale each block to 6 or to 4, whichever has the smaller error: mae or mse.
-    #[arg(long, value_parser = parse_metric, value_name = "ERROR")]
+    #[arg(long, value_name = "ERROR")]
     pub four_over_six: Option<ErrorMetric>,
     /// nvfp4 with --four-over-six: how errors are computed: strict (default) or fast.
-    #[arg(long, value_parser = parse_math, value_name = "MATH", requires = "four_over_six")]
+    #[arg(long, value_name = "MATH", requires = "four_over_six")]
     pub error_math: Option<ErrorMath>,
     /// nvfp4: largest block scale aimed at: 448 (default), or 256 with --four-over-six.
-    #[arg(long, value_parser = parse_bound, value_name = "MAX")]
+    #[arg(long, value_name = "MAX")]
     pub e4m3_max: Option<E4m3Bound>,
     /// nvfp4: one block scale for each 16 x 16 tile.
     #[arg(long = "tile-16x16")]
@@ -242,7 +242,7 @@ pub struct DequantizeArgs {
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
-    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER")]
     pub nibble_order: Option<NibbleOrder>,
     /// Print JSON instead of tables.
     #[arg(long)]
@@ -258,19 +258,19 @@ pub struct GemmArgs {
     #[arg(long, value_parser = file_tensor::parse)]
     pub b: FileTensor,
     /// Where nvfp4 bytes of both files hold the even column: low-first (in the low half, default) or high-first.
-    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER")]
     pub nibble_order: Option<NibbleOrder>,
     /// The same for A's file alone.
-    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER")]
     pub a_nibble_order: Option<NibbleOrder>,
     /// The same for B's file alone.
-    #[arg(long, value_parser = parse_nibble_order, value_name = "ORDER")]
+    #[arg(long, value_name = "ORDER")]
     pub b_nibble_order: Option<NibbleOrder>,
     /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
     #[arg(long, value_parser = file_tensor::parse)]
     pub bias: Option<FileTensor>,
     /// Function applied after the bias: none, relu, gelu or silu.
-    #[arg(long, value_parser = parse_activation, default_value = "none")]
+    #[arg(long, default_value = "none")]
     pub activation: Activation,
     /// Element type of D: bf16, f16 or f32.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
@@ -333,44 +333,8 @@ fn parse_scheme_name(text: &str) -> Result<&'static str, String> {
     known("recipe", text, scheme_names(), |name| name)
 }
 
-fn parse_format(text: &str) -> Result<CodeFormat, String> {
-    known("format", text, [CodeFormat::E4M3, CodeFormat::E5M2, CodeFormat::E2M1], CodeFormat::name)
-}
-
-fn parse_mx_rounding(text: &str) -> Result<MxRounding, String> {
-    known("rule", text, MxRounding::ALL, MxRounding::name)
-}
-
-fn parse_metric(text: &str) -> Result<ErrorMetric, String> {
-    known("error", text, [ErrorMetric::Mae, ErrorMetric::Mse], ErrorMetric::name)
-}
-
-fn parse_math(text: &str) -> Result<ErrorMath, String> {
-    known("math", text, [ErrorMath::Strict, ErrorMath::Fast], ErrorMath::name)
-}
-
-fn parse_bound(text: &str) -> Result<E4m3Bound, String> {
-    let name = |bound| match bound {
-        E4m3Bound::Max448 => "448",
-        E4m3Bound::Max256 => "256",
-    };
-    known("bound", text, [E4m3Bound::Max448, E4m3Bound::Max256], name)
-}
-
-fn parse_nibble_order(text: &str) -> Result<NibbleOrder, String> {
-    known("order", text, NibbleOrder::ALL, NibbleOrder::name)
-}
-
-fn parse_preset(text: &str) -> Result<Preset, String> {
-    known("preset", text, Preset::ALL, Preset::name)
-}
-
-fn parse_activation(text: &str) -> Result<Activation, String> {
-    known("activation", text, Activation::ALL, Activation::name)
-}
-
 fn parse_wide(text: &str) -> Result<DType, String> {
-    known("type", text, [DType::Bf16, DType::F16, DType::F32], DType::name)
+    known("type", text, DType::WIDE, DType::name)
 }
 
 /// The item of this name, or the list of what is known.

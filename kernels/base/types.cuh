@@ -185,11 +185,12 @@ constexpr u32 TORCHAO = 0;
 constexpr u32 TRANSFORMER_ENGINE = 1;
 constexpr u32 DEEPSEEK = 2;
 constexpr u32 DEEPGEMM = 3;
+constexpr u32 DEEPGEMM_CPU = 4;
 
 struct ScaleRule {
     float max;       // largest value of the code format: 448 or 57344
     float overflow;  // TransformerEngine: encode factor where max / amax overflows
-    u32 preset;      // TORCHAO, TRANSFORMER_ENGINE, DEEPSEEK, DEEPGEMM
+    u32 preset;      // TORCHAO, TRANSFORMER_ENGINE, DEEPSEEK, DEEPGEMM, DEEPGEMM_CPU
     u32 pow2;        // 1: scales rounded up to powers of two
     u32 format;      // E4M3 or E5M2 (codec.cuh)
 };
@@ -213,7 +214,8 @@ __device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float a
         return {encode, __frcp_rn(encode)};
     }
     const float a = fmaxf(amax, 1e-4f);
-    const float scale = __fdiv_rn(a, rule.max);
+    // As PyTorch divides by a constant on CUDA, or truly.
+    const float scale = rule.preset == DEEPGEMM ? __fmul_rn(a, __frcp_rn(rule.max)) : __fdiv_rn(a, rule.max);
     if (rule.pow2) {
         const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
         const u32 inverse = exponent < 254 ? 254 - exponent : 0;

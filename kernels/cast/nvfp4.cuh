@@ -14,16 +14,18 @@ constexpr float FLT_MAX = 3.402823466e38f;
 constexpr u32 GIVEN_AMAX = 0;
 constexpr u32 GIVEN_ENCODE = 1;
 constexpr u32 GIVEN_DECODE = 2;
+constexpr u32 GIVEN_AMAX_TORCHAO = 3;  // an amax whose scale is fl(amax * fl(1 / six_e)), as PyTorch divides on CUDA
 
 // Block scale rules.
 constexpr u32 PLAIN = 0;
 constexpr u32 FOUR_OVER_SIX = 1;
 constexpr u32 TORCHAO_NV = 2;
+constexpr u32 TORCHAO_CPU_NV = 3;
 
 struct Nvfp4Rule {
     float six_e;      // 6 * 448 or 6 * 256
-    u32 given;        // GIVEN_AMAX, GIVEN_ENCODE or GIVEN_DECODE
-    u32 rule;         // PLAIN, FOUR_OVER_SIX or TORCHAO_NV
+    u32 given;        // GIVEN_*
+    u32 rule;         // PLAIN, FOUR_OVER_SIX, TORCHAO_NV or TORCHAO_CPU_NV
     u32 mse;          // 1: squared errors
     u32 strict;       // 1: errors in the units of the data
     u32 tile;         // 1: 16 x 16 elements share a block scale
@@ -73,7 +75,9 @@ static __device__ __noinline__ Second second_level(float given, u32 kind, float 
         const float e = at_most_flt_max(decode ? __frcp_rn(given) : __fdiv_rn(six_e, given));
         s.encode = given == 0.0f || e == 0.0f ? 1.0f : e;
         s.amax = decode ? __fmul_rn(given, six_e) : given;
-        s.scale = decode ? given : __fdiv_rn(given, six_e);
+        s.scale = decode                       ? given
+                  : kind == GIVEN_AMAX_TORCHAO ? __fmul_rn(given, __frcp_rn(six_e))
+                                               : __fdiv_rn(given, six_e);
     }
     s.dec = __frcp_rn(s.encode);
     derive(s);
@@ -359,9 +363,10 @@ static __device__ __noinline__ Codes slow_block(SlowBlock* b) {
     Codes out;
     float inv;
     u32 unused;
-    if (b->rule.rule == TORCHAO_NV) {
+    if (b->rule.rule >= TORCHAO_NV) {
         const float pts = second.scale == 0.0f ? 1.0f : second.scale;
-        const float t = __fdiv_rn(__fdiv_rn(b->amax, 6.0f), pts);
+        const float sixth = b->rule.rule == TORCHAO_NV ? __fmul_rn(b->amax, 0.16666667f) : __fdiv_rn(b->amax, 6.0f);
+        const float t = __fdiv_rn(sixth, pts);
         // A NaN stays one.
         ue4m3_pair(t != t ? t : fminf(fmaxf(t, 0.015625f), 448.0f), 0.0f, out.scale, unused);
         inv = __fdiv_rn(__frcp_rn(pts), ue4m3_value(out.scale));
@@ -453,7 +458,9 @@ struct Choice {
     u32 s4, s6;
 };
 
-template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
+// Both, with the error that `error(q, t, x)` gives for magnitude q times 2^-14, block scale t times 2^14 and element |x|.
+template <class T, class ERROR>
+__device__ __forceinline__ Choice candidates_by(Block<T>& b, float amax, const Second& second, const ERROR& error) {
     Choice c;
     scales_in_range(amax, second, c.s4, c.s6);
     const float v4 = ue4m3_value(c.s4), v6 = ue4m3_value(c.s6);
@@ -470,16 +477,26 @@ template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(B
             const float x = fabsf(element(b, 4 * k + i));
             q4[i] = round_scaled(__fmul_rn(x, m4));
             q6[i] = round_scaled(__fmul_rn(x, m6));
-            // The product is exact, so the fused subtraction rounds once, as the unfused one does.
-            const float xs = __fmul_rn(x, second.encode);
-            const float d4 = __fmaf_rn(q4[i], t4, -xs), d6 = __fmaf_rn(q6[i], t6, -xs);
-            c.e4 = __fadd_rn(c.e4, MSE ? __fmul_rn(d4, d4) : fabsf(d4));
-            c.e6 = __fadd_rn(c.e6, MSE ? __fmul_rn(d6, d6) : fabsf(d6));
+            c.e4 = __fadd_rn(c.e4, error(q4[i], t4, x));
+            c.e6 = __fadd_rn(c.e6, error(q6[i], t6, x));
         }
         c.w4[k] = bytes4(q4);
         c.w6[k] = bytes4(q6);
     }
     return c;
+}
+
+// The error of an element in the units of the codes. The product is exact, so the fused subtraction rounds once, as the unfused
+// one does.
+__device__ __forceinline__ float fast_error(float q, float t, float x, const Second& second) {
+    return __fmaf_rn(q, t, -__fmul_rn(x, second.encode));
+}
+
+template <class T, bool MSE> __device__ __forceinline__ Choice both_candidates(Block<T>& b, float amax, const Second& second) {
+    return candidates_by(b, amax, second, [&](float q, float t, float x) {
+        const float d = fast_error(q, t, x, second);
+        return MSE ? __fmul_rn(d, d) : fabsf(d);
+    });
 }
 
 // The strict errors of both candidates, in place of the fast ones: by the formulas, in order.

@@ -29,47 +29,20 @@ struct Candidates {
 
 template <class T>
 __device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool serves, const Second& second, const Nvfp4Rule& rule, bool compares) {
-    Candidates out;
     if (!serves || (rule.strict && !compares)) {
         SlowBlock slow = slow_input(b, amax, second, rule, 0);
         slow_candidates(&slow);
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
     }
-    scales_in_range(amax, second, out.s4, out.s6);
-    const float v4 = ue4m3_value(out.s4), v6 = ue4m3_value(out.s6);
-    const float m4 = __fmul_rn(reciprocal(__fmul_rn(v4, second.dec)), CODE_UNIT);
-    const float m6 = __fmul_rn(reciprocal(__fmul_rn(v6, second.dec)), CODE_UNIT);
-    const float t4 = __fmul_rn(v4, 16384.0f), t6 = __fmul_rn(v6, 16384.0f);
     const float six_e_inverse = __frcp_rn(rule.six_e);
-    u32 w4[4], w6[4];
-    out.e4 = out.e6 = 0.0f;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float q4[4], q6[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float x = fabsf(element(b, 4 * k + i));
-            q4[i] = round_scaled(__fmul_rn(x, m4));
-            q6[i] = round_scaled(__fmul_rn(x, m6));
-            float d4, d6;
-            if (rule.strict) {
-                // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
-                d4 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q4[i], t4), second.amax), rule.six_e, six_e_inverse), x);
-                d6 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q6[i], t6), second.amax), rule.six_e, six_e_inverse), x);
-            } else {
-                const float xs = __fmul_rn(x, second.encode);
-                d4 = __fmaf_rn(q4[i], t4, -xs);
-                d6 = __fmaf_rn(q6[i], t6, -xs);
-            }
-            out.e4 = __fadd_rn(out.e4, rule.mse ? __fmul_rn(d4, d4) : fabsf(d4));
-            out.e6 = __fadd_rn(out.e6, rule.mse ? __fmul_rn(d6, d6) : fabsf(d6));
-        }
-        w4[k] = bytes4(q4);
-        w6[k] = bytes4(q6);
-    }
-    out.c4 = pack(w4, b);
-    out.c6 = pack(w6, b);
-    return out;
+    const Choice c = candidates_by(b, amax, second, [&](float q, float t, float x) {
+        float d;
+        // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
+        if (rule.strict) d = __fsub_rn(divide(__fmul_rn(__fmul_rn(q, t), second.amax), rule.six_e, six_e_inverse), x);
+        else d = fast_error(q, t, x, second);
+        return rule.mse ? __fmul_rn(d, d) : fabsf(d);
+    });
+    return {pack(c.w4, b), pack(c.w6, b), c.e4, c.e6, c.s4, c.s6};
 }
 
 // Sum over 16 neighbouring lanes by the fixed tree: e[i] + e[i + 8], then 4, 2, 1. Addition commutes, so that a butterfly

@@ -26,23 +26,7 @@ pub enum NibbleOrder {
     HighFirst,
 }
 
-impl NibbleOrder {
-    /// Both orders.
-    pub const ALL: [Self; 2] = [Self::LowFirst, Self::HighFirst];
-
-    /// `low-first` or `high-first`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::LowFirst => "low-first",
-            Self::HighFirst => "high-first",
-        }
-    }
-
-    /// The order of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|o| o.name() == name)
-    }
-}
+named!(NibbleOrder, "nibble order", LowFirst => "low-first", HighFirst => "high-first");
 
 /// The code format that a file's dtype names.
 pub(super) fn code_format(dtype: Dtype) -> Option<Fp8Format> {

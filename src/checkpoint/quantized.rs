@@ -139,7 +139,7 @@ impl Checkpoint {
             codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
         }
         HostQuantMatrix::from_block_logical(reading.scheme, rows, cols, codes, &scales, &block_scales)
-            .map(|matrix| matrix.with_basis(reading.basis))
+            .map(|matrix| matrix.assume_basis(reading.basis))
             .map_err(|e| self.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
     }
 

@@ -1,12 +1,11 @@
 //! The metadata entry `scaled_gemm.NAME`: how a matrix was quantized, in JSON.
 
+use std::str::FromStr;
+
 use serde_json::{Map, Value, json};
 
 use super::NibbleOrder;
-use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, MxRounding,
-    Nvfp4Options, Preset, Recipe, ScaleRounding, Scheme,
-};
+use crate::format::{Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Nvfp4Options, Recipe, Scheme};
 
 /// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
 ///
@@ -34,7 +33,7 @@ impl WrittenRecipe {
         match (spec.block, spec.format) {
             (None, _) => {
                 put("preset", recipe.preset.name().into());
-                put("rounding", rounding_name(recipe.rounding).into());
+                put("rounding", recipe.rounding.name().into());
             }
             (Some(_), CodeFormat::E2M1) => {
                 put("preset", recipe.preset.name().into());
@@ -49,8 +48,8 @@ impl WrittenRecipe {
                     }
                 };
                 put("e4m3_max", json!(options.bound.value() as u32));
-                put("block_shape", shape_name(options.shape).into());
-                put("basis", basis_name(options.basis).into());
+                put("block_shape", options.shape.name().into());
+                put("basis", options.basis.name().into());
                 match options.rounding {
                     CodeRounding::Nearest => put("code_rounding", NEAREST.into()),
                     CodeRounding::Stochastic { seed, offset } => {
@@ -76,15 +75,15 @@ impl WrittenRecipe {
         let spec = scheme.spec();
         let mut recipe = Recipe::new(scheme);
         if spec.block.is_none() || spec.format == CodeFormat::E2M1 {
-            recipe.preset = word(&value, "preset", Preset::from_name)?;
+            recipe.preset = word(&value, "preset")?;
         }
         match (spec.block, spec.format) {
-            (None, _) => recipe.rounding = word(&value, "rounding", rounding_from)?,
+            (None, _) => recipe.rounding = word(&value, "rounding")?,
             (Some(_), CodeFormat::E2M1) => recipe.nvfp4 = nvfp4_options(&value)?,
-            (Some(_), _) => recipe.mx = word(&value, "mx_rounding", MxRounding::from_name)?,
+            (Some(_), _) => recipe.mx = word(&value, "mx_rounding")?,
         }
         recipe.check().map_err(|e| format!("its recipe in the metadata: {e}"))?;
-        Ok(Self { recipe, source: word(&value, "source", DType::from_name)? })
+        Ok(Self { recipe, source: word(&value, "source")? })
     }
 }
 
@@ -104,9 +103,7 @@ impl Reading {
         let scheme = scheme_of(&value)?;
         // A transformed matrix or swapped halves would be read as plausible numbers: both must be said, and understood.
         let (basis, nibble_order) = match scheme.spec().format {
-            CodeFormat::E2M1 => {
-                (word(&value, "basis", basis_from)?, Some(word(&value, "nibble_order", NibbleOrder::from_name)?))
-            }
+            CodeFormat::E2M1 => (word(&value, "basis")?, Some(word(&value, "nibble_order")?)),
             _ => (Basis::Plain, None),
         };
         Ok(Self { scheme, basis, nibble_order })
@@ -118,40 +115,49 @@ fn parse(text: &str) -> Result<Value, String> {
 }
 
 fn scheme_of(value: &Value) -> Result<Scheme, String> {
-    let format = word(value, "format", CodeFormat::from_name)?;
-    word(value, "scheme", |name| Scheme::from_name(name, format))
+    let format: CodeFormat = word(value, "format")?;
+    let name = text(value, "scheme")?;
+    Scheme::from_name(name, format).ok_or_else(|| unknown("scheme", name))
 }
 
 fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
-    let block_scale = match word(value, "block_scale", |w| [PLAIN, FOUR_OVER_SIX].into_iter().find(|k| *k == w))? {
-        FOUR_OVER_SIX => BlockScaleRule::FourOverSix {
-            metric: word(value, "error_metric", ErrorMetric::from_name)?,
-            math: word(value, "error_math", ErrorMath::from_name)?,
-        },
+    let block_scale = match one_of(value, "block_scale", [PLAIN, FOUR_OVER_SIX])? {
+        FOUR_OVER_SIX => {
+            BlockScaleRule::FourOverSix { metric: word(value, "error_metric")?, math: word(value, "error_math")? }
+        }
         _ => BlockScaleRule::Plain,
     };
-    let rounding = match word(value, "code_rounding", |w| [NEAREST, STOCHASTIC].into_iter().find(|k| *k == w))? {
+    let rounding = match one_of(value, "code_rounding", [NEAREST, STOCHASTIC])? {
         STOCHASTIC => CodeRounding::Stochastic { seed: whole(value, "seed")?, offset: whole(value, "offset")? },
         _ => CodeRounding::Nearest,
     };
     let max = whole(value, "e4m3_max")?;
-    let bound = [E4m3Bound::Max448, E4m3Bound::Max256].into_iter().find(|b| b.value() as u64 == max);
+    let bound = E4m3Bound::ALL.into_iter().find(|b| b.value() as u64 == max);
     Ok(Nvfp4Options {
         block_scale,
         bound: bound.ok_or_else(|| format!("its recipe in the metadata has the unknown e4m3_max {max}"))?,
-        shape: word(value, "block_shape", |w| {
-            [BlockShape::Row1x16, BlockShape::Tile16x16].into_iter().find(|s| shape_name(*s) == w)
-        })?,
-        basis: word(value, "basis", basis_from)?,
+        shape: word(value, "block_shape")?,
+        basis: word(value, "basis")?,
         rounding,
     })
 }
 
-fn word<T>(value: &Value, key: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
-    match value.get(key).and_then(Value::as_str) {
-        Some(text) => parse(text).ok_or_else(|| format!("its recipe in the metadata has the unknown {key} {text:?}")),
-        None => Err(format!("its recipe in the metadata has no {key}")),
-    }
+fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
+    value.get(key).and_then(Value::as_str).ok_or_else(|| format!("its recipe in the metadata has no {key}"))
+}
+
+fn unknown(key: &str, text: &str) -> String {
+    format!("its recipe in the metadata has the unknown {key} {text:?}")
+}
+
+fn word<T: FromStr>(value: &Value, key: &str) -> Result<T, String> {
+    let text = text(value, key)?;
+    text.parse().map_err(|_| unknown(key, text))
+}
+
+fn one_of<const N: usize>(value: &Value, key: &str, known: [&'static str; N]) -> Result<&'static str, String> {
+    let text = text(value, key)?;
+    known.into_iter().find(|k| *k == text).ok_or_else(|| unknown(key, text))
 }
 
 fn whole(value: &Value, key: &str) -> Result<u64, String> {
@@ -164,45 +170,17 @@ const FOUR_OVER_SIX: &str = "four-over-six";
 const NEAREST: &str = "nearest";
 const STOCHASTIC: &str = "stochastic";
 
-fn rounding_name(rounding: ScaleRounding) -> &'static str {
-    match rounding {
-        ScaleRounding::Exact => "exact",
-        ScaleRounding::PowerOfTwo => "power-of-two",
-    }
-}
-
-fn rounding_from(name: &str) -> Option<ScaleRounding> {
-    [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].into_iter().find(|r| rounding_name(*r) == name)
-}
-
-fn shape_name(shape: BlockShape) -> &'static str {
-    match shape {
-        BlockShape::Row1x16 => "1x16",
-        BlockShape::Tile16x16 => "16x16",
-    }
-}
-
-fn basis_name(basis: Basis) -> &'static str {
-    match basis {
-        Basis::Plain => PLAIN,
-        Basis::Hadamard16 => "hadamard16",
-    }
-}
-
-fn basis_from(name: &str) -> Option<Basis> {
-    [Basis::Plain, Basis::Hadamard16].into_iter().find(|b| basis_name(*b) == name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::format::Fp8Format::{E4M3, E5M2};
+    use crate::format::{BlockShape, ErrorMath, ErrorMetric, MxRounding, Preset};
 
     /// Every option at least once.
     fn recipes() -> Vec<Recipe> {
         let mut recipes = Vec::new();
         for scheme in Scheme::FP8 {
-            for preset in Preset::ALL {
+            for preset in Preset::FP8 {
                 recipes.push(Recipe::new(scheme).with_preset(preset));
                 recipes.push(Recipe::new(scheme).with_preset(preset).power_of_two());
             }
@@ -223,7 +201,7 @@ mod tests {
         let rounding = CodeRounding::Stochastic { seed: u64::MAX, offset: 7 };
         let gradients = Nvfp4Options { basis: Basis::Hadamard16, rounding, ..plain };
         recipes.extend([plain, gradients].map(|o| Recipe::new(Scheme::Nvfp4).with_nvfp4(o)));
-        recipes.push(Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo));
+        recipes.extend([Preset::TorchAo, Preset::TorchAoCpu].map(|p| Recipe::new(Scheme::Nvfp4).with_preset(p)));
         recipes.push(Recipe::new(Scheme::Nvfp4Row));
         recipes
     }

@@ -207,8 +207,8 @@ pub fn round_to(dtype: DType, x: f32) -> f32 {
         DType::F32 => x,
         DType::Bf16 => bf16::from_f32(x).to_f32(),
         DType::F16 => f16::from_f32(x).to_f32(),
-        DType::E4m3 => decode(Fp8Format::E4M3, encode_e4m3(x)),
-        DType::E5m2 => decode(Fp8Format::E5M2, encode_e5m2(x)),
+        DType::E4M3 => decode(Fp8Format::E4M3, encode_e4m3(x)),
+        DType::E5M2 => decode(Fp8Format::E5M2, encode_e5m2(x)),
     }
 }
 

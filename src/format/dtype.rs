@@ -1,6 +1,6 @@
 //! Element types of plain (unquantized or output) matrices.
 
-use std::fmt;
+use super::scheme::Fp8Format;
 
 /// Element type of an input, output, bias or residual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,46 +12,32 @@ pub enum DType {
     F16,
     /// IEEE binary32.
     F32,
-    /// 8-bit float, 4 exponent and 3 mantissa bits, no infinity, largest value 448.
-    E4m3,
-    /// 8-bit float, 5 exponent and 2 mantissa bits, largest finite value 57344.
-    E5m2,
+    /// One byte.
+    Fp8(Fp8Format),
 }
 
+named!(DType, "element type", Bf16 => "bf16", F16 => "f16", F32 => "f32", E4M3 => "e4m3", E5M2 => "e5m2");
+
 impl DType {
+    /// [`Fp8Format::E4M3`].
+    pub const E4M3: Self = Self::Fp8(Fp8Format::E4M3);
+    /// [`Fp8Format::E5M2`].
+    pub const E5M2: Self = Self::Fp8(Fp8Format::E5M2);
+
+    /// The types a matrix can be quantized from.
+    pub const WIDE: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::E4m3 | Self::E5m2 => 1,
+            Self::Fp8(_) => 1,
             Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
         }
     }
 
-    /// The name used on the command line and in files: `bf16`, `f16`, `f32`, `e4m3`, `e5m2`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-            Self::E4m3 => "e4m3",
-            Self::E5m2 => "e5m2",
-        }
-    }
-
-    /// `Some` for `bf16`, `f16`, `f32`, `e4m3`, `e5m2`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Bf16, Self::F16, Self::F32, Self::E4m3, Self::E5m2].into_iter().find(|t| t.name() == name)
-    }
-
     /// True for the types a matrix can be quantized from: BF16, F16, F32.
     pub const fn is_wide(self) -> bool {
-        matches!(self, Self::Bf16 | Self::F16 | Self::F32)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        !matches!(self, Self::Fp8(_))
     }
 }

@@ -25,34 +25,29 @@ pub struct HostQuantMatrix {
     basis: Basis,
 }
 
-impl HostQuantMatrix {
-    /// A matrix without block scales from the bytes of a device: `codes` with row padding, `scales` in device order with
-    /// padding.
-    ///
-    /// Padding is set to zero whatever it held.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a length is not `scheme.code_bytes(rows, cols)` or `scheme.scale_len(rows, cols)`, or a
-    /// dimension is above 2^31 - 1, or the scheme has block scales.
-    pub fn from_parts(scheme: Scheme, rows: usize, cols: usize, codes: Vec<u8>, scales: Vec<f32>) -> Result<Self> {
-        Self::from_block_parts(scheme, rows, cols, codes, scales, Vec::new())
-    }
+/// The buffers of a [`HostQuantMatrix`] as on a device, and the basis of its rows; see [`HostQuantMatrix::from_parts`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct HostParts {
+    /// The codes with row padding.
+    pub codes: Vec<u8>,
+    /// The FP32 scales in device order with padding; empty if the scheme has none.
+    pub scales: Vec<f32>,
+    /// The block scales in device order with padding; empty if the scheme has none.
+    pub block_scales: Vec<u8>,
+    /// The basis of the rows.
+    pub basis: Basis,
+}
 
-    /// A matrix from the bytes of a device: `codes` with row padding, both kinds of scales in device order with padding;
-    /// a kind that the scheme lacks is empty.
+impl HostQuantMatrix {
+    /// A matrix from the bytes of a device, the inverse of [`HostQuantMatrix::into_parts`].
     ///
     /// Padding is set to zero whatever it held.
     ///
     /// # Errors
-    /// As [`HostQuantMatrix::from_parts`], also for `scheme.block_scale_len(rows, cols)`.
-    pub fn from_block_parts(
-        scheme: Scheme,
-        rows: usize,
-        cols: usize,
-        mut codes: Vec<u8>,
-        scales: Vec<f32>,
-        block_scales: Vec<u8>,
-    ) -> Result<Self> {
+    /// [`Error::Shape`] if a length is not `scheme.code_bytes(rows, cols)`, `scheme.scale_len(rows, cols)` or
+    /// `scheme.block_scale_len(rows, cols)`, or a dimension is above 2^31 - 1.
+    pub fn from_parts(scheme: Scheme, rows: usize, cols: usize, parts: HostParts) -> Result<Self> {
+        let HostParts { mut codes, scales, block_scales, basis } = parts;
         check_dims(scheme, rows, cols)?;
         check_len("codes", scheme, rows, cols, codes.len(), scheme.code_bytes(rows, cols))?;
         check_len("scales", scheme, rows, cols, scales.len(), scheme.scale_len(rows, cols))?;
@@ -64,7 +59,7 @@ impl HostQuantMatrix {
         let [r, c] = scheme.block_grid(rows, cols);
         let tiled = ScaleLayout::Tiled128x4;
         let block_scales = tiled.to_device(r, c, &tiled.to_logical(r, c, &block_scales));
-        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain })
+        Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis })
     }
 
     /// A matrix without block scales from codes without padding (`rows * cols`) and scales in logical order
@@ -102,7 +97,7 @@ impl HostQuantMatrix {
     }
 
     /// The same matrix, said to be in this basis. Nothing is transformed.
-    pub fn with_basis(self, basis: Basis) -> Self {
+    pub fn assume_basis(self, basis: Basis) -> Self {
         Self { basis, ..self }
     }
 
@@ -201,16 +196,16 @@ impl HostQuantMatrix {
                     pair.iter_mut().zip([*byte, *byte >> 4]).for_each(|(v, code)| *v = codec::decode_e2m1(code));
                 }
             }
-            format => {
-                let table = codec::values_of(format.fp8().unwrap_or_default());
+            CodeFormat::Fp8(format) => {
+                let table = codec::values_of(format);
                 values.iter_mut().zip(codes).for_each(|(v, code)| *v = table[usize::from(*code)]);
             }
         }
     }
 
-    /// The codes with padding, and the FP32 scales in device order.
-    pub fn into_parts(self) -> (Vec<u8>, Vec<f32>) {
-        (self.codes, self.scales)
+    /// All that the matrix holds but scheme and shape. Copies nothing.
+    pub fn into_parts(self) -> HostParts {
+        HostParts { codes: self.codes, scales: self.scales, block_scales: self.block_scales, basis: self.basis }
     }
 }
 

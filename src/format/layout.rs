@@ -22,6 +22,11 @@ pub enum ScaleLayout {
     Absent,
 }
 
+named!(
+    ScaleLayout, "order of scales", Scalar => "scalar", Outer => "outer", Vec128 => "vec128", Blk128 => "blk128",
+    Tiled128x4 => "tiled-128x4", Absent => "absent",
+);
+
 impl ScaleLayout {
     /// Number of scales to allocate, padding included.
     pub const fn len(self, rows: usize, cols: usize) -> usize {

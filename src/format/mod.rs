@@ -2,6 +2,7 @@
 
 pub mod codec;
 mod dtype;
+mod given;
 mod host;
 pub mod layout;
 pub mod mx;
@@ -12,12 +13,13 @@ mod recipe;
 mod scheme;
 
 pub use dtype::DType;
-pub use host::HostQuantMatrix;
+pub use given::{GivenScale, GroupScale};
+pub use host::{HostParts, HostQuantMatrix};
 pub use mx::MxRounding;
 pub use nvfp4::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GlobalScale, Nvfp4Options,
-    SecondLevel,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, SecondLevel,
+    TorchDevice,
 };
 pub use operand::Operand;
-pub use recipe::{GroupScale, Preset, Recipe, ScaleRounding, TensorScale};
+pub use recipe::{Preset, Recipe, ScaleRounding};
 pub use scheme::{BlockScaleFormat, BlockSpec, CodeFormat, Extent, Fp8Format, Scheme, SchemeSpec};

@@ -25,26 +25,9 @@ pub enum MxRounding {
     Rceil,
 }
 
+named!(MxRounding, "MX rule", Up => "up", Floor => "floor", Ceil => "ceil", Even => "even", Rceil => "rceil");
+
 impl MxRounding {
-    /// Every rule.
-    pub const ALL: [Self; 5] = [Self::Up, Self::Floor, Self::Ceil, Self::Even, Self::Rceil];
-
-    /// The name on the command line: `up`, `floor`, `ceil`, `even`, `rceil`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Floor => "floor",
-            Self::Ceil => "ceil",
-            Self::Even => "even",
-            Self::Rceil => "rceil",
-        }
-    }
-
-    /// The rule of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|r| r.name() == name)
-    }
-
     /// The scale byte of a block whose largest magnitude is `amax`, which is not negative.
     pub fn byte(self, amax: f32, format: Fp8Format) -> u8 {
         let bits = amax.to_bits();

@@ -11,12 +11,17 @@
 //! 4over6         base = fl(fl(amax_b / 6) * encode);  s4 = E4M3(min(fl(base * 1.5), 448));  s6 = E4M3(min(base, 448))
 //!                each candidate is quantized; s4 is taken if its error is smaller, s6 otherwise (a tie, a NaN)
 //! codes          inv = min(fl(1 / fl(s * fl(1 / encode))), FLT_MAX);  code = E2M1(fl(x * inv))
-//! torchao        pts = fl(amax / 2688);  s = E4M3(clamp(fl(fl(amax_b / 6) / pts), 2^-6, 448));  inv = fl(fl(1 / pts) / s)
+//! torchao        pts = fl(amax * fl(1/2688));  s = E4M3(clamp(fl(fl(amax_b * fl(1/6)) / pts), 2^-6, 448))
+//!                stored scale = pts;  inv = fl(fl(1 / pts) / s)
+//! torchao-cpu    the same with fl(amax / 2688) and fl(amax_b / 6)
 //! ```
 //!
-//! These are TransformerEngine's rules and, last, torchao's. Mirrored by `kernels/cast/nvfp4.cuh`, byte for byte.
+//! These are TransformerEngine's rules and, last, torchao's: of its PyTorch code on CUDA, where a tensor is divided by a number
+//! by multiplying with the number's rounded reciprocal, and on the CPU. Divisions by tensors (`pts`, `s`) are true ones on
+//! both. Mirrored by `kernels/cast/nvfp4.cuh`, byte for byte.
 
 use super::codec;
+use super::given::GivenScale;
 use super::scheme::Fp8Format;
 
 /// In which basis the rows of a quantized matrix are.
@@ -33,6 +38,8 @@ pub enum Basis {
     Hadamard16,
 }
 
+named!(Basis, "basis", Plain => "plain", Hadamard16 => "hadamard16");
+
 /// The signs of [`Basis::Hadamard16`]: bit i is set where `sign_i` is negative.
 pub const HADAMARD_SIGNS: u16 = 0xD7E8;
 
@@ -45,20 +52,7 @@ pub enum ErrorMetric {
     Mse,
 }
 
-impl ErrorMetric {
-    /// `mae` or `mse`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Mae => "mae",
-            Self::Mse => "mse",
-        }
-    }
-
-    /// The metric of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Mae, Self::Mse].into_iter().find(|m| m.name() == name)
-    }
-}
+named!(ErrorMetric, "error metric", Mae => "mae", Mse => "mse");
 
 /// How the error of one element is computed; sums run over the block's elements in order, in FP32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -70,20 +64,7 @@ pub enum ErrorMath {
     Fast,
 }
 
-impl ErrorMath {
-    /// `strict` or `fast`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::Fast => "fast",
-        }
-    }
-
-    /// The kind of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Strict, Self::Fast].into_iter().find(|m| m.name() == name)
-    }
-}
+named!(ErrorMath, "error math", Strict => "strict", Fast => "fast");
 
 /// How the scale of a block is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -110,6 +91,8 @@ pub enum E4m3Bound {
     Max256,
 }
 
+named!(E4m3Bound, "largest block scale", Max448 => "448", Max256 => "256");
+
 impl E4m3Bound {
     /// 448 or 256.
     pub const fn value(self) -> f32 {
@@ -129,6 +112,8 @@ pub enum BlockShape {
     /// Tiles of 16 rows by 16 columns (edge tiles may have fewer rows), so that a weight and its transpose share scales.
     Tile16x16,
 }
+
+named!(BlockShape, "block shape", Row1x16 => "1x16", Tile16x16 => "16x16");
 
 /// How a scaled element is rounded to a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -166,18 +151,6 @@ pub struct Nvfp4Options {
     pub rounding: CodeRounding,
 }
 
-/// A second-level scale that the caller brings: from calibration, from a checkpoint, or reduced over several GPUs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum GlobalScale {
-    /// The largest magnitude: `encode` and `scale` as this module says.
-    Amax(f32),
-    /// The factor for the data, FlashInfer's global scale; `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`.
-    Encode(f32),
-    /// The stored factor, ModelOpt's `weight_scale_2` and `input_scale`; `encode = fl(1 / scale)` by the rule for amax,
-    /// `amax = fl(scale * 6 E)`.
-    Decode(f32),
-}
-
 /// The three numbers of a second level.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SecondLevel {
@@ -196,12 +169,15 @@ pub(crate) fn at_most_flt_max(x: f32) -> f32 {
 
 impl SecondLevel {
     /// From what the caller brings, for block scales up to `bound`.
-    pub fn new(given: GlobalScale, bound: E4m3Bound) -> Self {
+    ///
+    /// `Amax(amax)`: as this module says. `Encode(encode)`: `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`. `Decode(scale)`:
+    /// `encode = fl(1 / scale)` by the rule for amax, `amax = fl(scale * 6 E)`.
+    pub fn new(given: GivenScale, bound: E4m3Bound) -> Self {
         let six_e = 6.0 * bound.value();
         match given {
-            GlobalScale::Amax(amax) => Self { encode: encode_of(amax, six_e / amax), amax, scale: amax / six_e },
-            GlobalScale::Encode(encode) => Self { encode, amax: six_e / encode, scale: 1.0 / encode },
-            GlobalScale::Decode(scale) => Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale },
+            GivenScale::Amax(amax) => Self { encode: encode_of(amax, six_e / amax), amax, scale: amax / six_e },
+            GivenScale::Encode(encode) => Self { encode, amax: six_e / encode, scale: 1.0 / encode },
+            GivenScale::Decode(scale) => Self { encode: encode_of(scale, 1.0 / scale), amax: scale * six_e, scale },
         }
     }
 
@@ -221,14 +197,46 @@ impl SecondLevel {
         at_most_flt_max(1.0 / (codec::decode(Fp8Format::E4M3, s) * (1.0 / self.encode)))
     }
 
+    /// From what the caller brings, by torchao's rule: [`SecondLevel::new`], but a stored scale that is found from an amax is
+    /// divided as PyTorch does `on` that device.
+    pub fn torchao(given: GivenScale, on: TorchDevice) -> Self {
+        let level = Self::new(given, E4m3Bound::Max448);
+        match given {
+            GivenScale::Amax(amax) => Self { scale: on.divide(amax, 2688.0), ..level },
+            GivenScale::Encode(_) | GivenScale::Decode(_) => level,
+        }
+    }
+
     /// `s` and `inv` of a block by torchao's rule, `scale` being its per-tensor scale `pts`.
     ///
-    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Below an amax of
-    /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN, code 7, as they do there.
-    pub fn torchao(&self, block_amax: f32) -> (u8, f32) {
+    /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Up to an amax of
+    /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN: code 7 here, whatever its bit arithmetic makes of a
+    /// NaN there.
+    pub fn torchao_block(&self, block_amax: f32, on: TorchDevice) -> (u8, f32) {
         let pts = if self.scale == 0.0 { 1.0 } else { self.scale };
-        let s = codec::encode_e4m3((block_amax / 6.0 / pts).clamp(0.015625, 448.0));
+        let s = codec::encode_e4m3((on.divide(block_amax, 6.0) / pts).clamp(0.015625, 448.0));
         (s, 1.0 / pts / codec::decode(Fp8Format::E4M3, s))
+    }
+}
+
+/// Where PyTorch ran the code whose bytes a rule reproduces: it divides a tensor by a Python number in two ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TorchDevice {
+    /// `fl(a * fl(1 / number))`.
+    Cuda,
+    /// `fl(a / number)`.
+    Cpu,
+}
+
+named!(TorchDevice, "device of PyTorch", Cuda => "cuda", Cpu => "cpu");
+
+impl TorchDevice {
+    /// `a` divided by a number of the source text.
+    pub fn divide(self, a: f32, number: f32) -> f32 {
+        match self {
+            Self::Cuda => a * (1.0 / number),
+            Self::Cpu => a / number,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ pub const N_MULTIPLE: usize = 8;
 /// From cuBLASLt's rule that a row of D is a multiple of 16 bytes (F32 would allow 4; one rule for all wide types).
 pub const fn n_multiple(out: DType) -> usize {
     match out {
-        DType::E4m3 | DType::E5m2 => 16,
+        DType::E4M3 | DType::E5M2 => 16,
         DType::Bf16 | DType::F16 | DType::F32 => N_MULTIPLE,
     }
 }
@@ -72,7 +72,7 @@ pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> 
 /// Reason and remedy if a plain A cannot multiply weights of this kind.
 fn plain_refusal(a: DType, b: Reach) -> Option<(&'static str, &'static str)> {
     match (a, b) {
-        (DType::E4m3 | DType::E5m2, _) => {
+        (DType::E4M3 | DType::E5M2, _) => {
             Some(("FP8 numbers without scales are no operand", "pass A as bf16, or quantize it with a recipe"))
         }
         (DType::F32, _) => Some((
@@ -154,7 +154,7 @@ pub fn check_output(a: impl Into<Operand>, b: Scheme, out: DType) -> Result<()> 
     }
     let a = a.into();
     let remedy = "store bf16, f16 or f32";
-    if out == DType::E5m2 {
+    if out == DType::E5M2 {
         return Err(Error::dtype("D", out, "cannot be an output", remedy));
     }
     let is_tensor = |scheme: Scheme| reach(&scheme.spec()) == Reach::Tensor;
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn plain_activations_multiply_the_weights_of_the_table_and_no_others() {
         let mut legal = Vec::new();
-        for a in [DType::Bf16, DType::F16, DType::F32, DType::E4m3, DType::E5m2] {
+        for a in [DType::Bf16, DType::F16, DType::F32, DType::E4M3, DType::E5M2] {
             for b in Scheme::ALL {
                 match check_pair(Operand::Plain(a), b, "cpu") {
                     Ok(()) => legal.push(format!("{a} {b}")),
@@ -294,7 +294,7 @@ mod tests {
             (Scheme::Fp8Block1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
             (plain(DType::F16), Scheme::Mxfp8(E4M3), &["E8M0", "range of F16", "bf16"]),
             (plain(DType::F32), Scheme::Nvfp4, &["FP32", "round A to bf16"]),
-            (plain(DType::E4m3), Scheme::Nvfp4, &["without scales"]),
+            (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),
             (plain(DType::Bf16), Scheme::Fp8Tensor(E4M3), &["weight-only", "nvfp4-row"]),
         ];
         for (a, b, words) in cases {
@@ -315,8 +315,8 @@ mod tests {
             (0, 8, 16, DType::Bf16, true),
             (1, 0, 16, DType::Bf16, true),
             (3, 2112, 576, DType::F32, true),
-            (3, 8, 16, DType::E4m3, false),
-            (3, 16, 16, DType::E4m3, true),
+            (3, 8, 16, DType::E4M3, false),
+            (3, 16, 16, DType::E4M3, true),
             (3, 12, 16, DType::F32, false),
             (3, 8, 24, DType::F16, false),
             (3, 8, 0, DType::F16, false),
@@ -325,13 +325,13 @@ mod tests {
         }
         let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);
         let row = Scheme::Fp8Row(Fp8Format::E4M3);
-        assert!(check_output(tensor, tensor, DType::E4m3).is_ok());
-        assert!(check_output(row, row, DType::E4m3).is_err());
-        assert!(check_output(tensor, tensor, DType::E5m2).is_err());
+        assert!(check_output(tensor, tensor, DType::E4M3).is_ok());
+        assert!(check_output(row, row, DType::E4M3).is_err());
+        assert!(check_output(tensor, tensor, DType::E5M2).is_err());
         assert!(check_output(row, row, DType::F16).is_ok());
         for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3)] {
-            assert!(check_output(scheme, scheme, DType::E4m3).is_err(), "{scheme}");
-            assert!(check_output(Operand::Plain(DType::Bf16), scheme, DType::E4m3).is_err(), "{scheme}");
+            assert!(check_output(scheme, scheme, DType::E4M3).is_err(), "{scheme}");
+            assert!(check_output(Operand::Plain(DType::Bf16), scheme, DType::E4M3).is_err(), "{scheme}");
             for out in [DType::Bf16, DType::F16, DType::F32] {
                 assert!(check_output(Operand::Plain(DType::Bf16), scheme, out).is_ok(), "{scheme}");
             }

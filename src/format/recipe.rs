@@ -9,8 +9,9 @@
 //! Mirrored by `kernels/base/types.cuh` (`group_scale`); `tests/` compares both, byte for byte.
 
 use super::dtype::DType;
+use super::given::GroupScale;
 use super::mx::MxRounding;
-use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, Nvfp4Options};
+use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, Nvfp4Options, TorchDevice};
 use super::scheme::{CodeFormat, Scheme};
 use crate::error::{Error, Result};
 
@@ -33,30 +34,30 @@ pub enum Preset {
     ///
     /// `a = max(amax, 1e-4)`; `scale = fl(a / MAX)`; `encode = fl(MAX / a)`, a second true division.
     DeepSeek,
-    /// DeepGEMM's host casts.
+    /// DeepGEMM's casts (`per_token_cast_to_fp8`, `per_block_cast_to_fp8`) of tensors on a GPU, where its users run them.
+    ///
+    /// `a = max(amax, 1e-4)`; `scale = fl(a * fl(1 / MAX))`; `encode = fl(1 / scale)`. The source says `a / 448.0`: on CUDA,
+    /// PyTorch divides a tensor by a Python number by multiplying with the number's rounded reciprocal.
+    DeepGemm,
+    /// The same casts of tensors in host memory, where PyTorch divides; `scale` differs from [`Preset::DeepGemm`] in its
+    /// last bit for 55 % of all amax.
     ///
     /// `a = max(amax, 1e-4)`; `scale = fl(a / MAX)`; `encode = fl(1 / scale)`.
-    DeepGemm,
+    DeepGemmCpu,
+    /// torchao's two-level rule for NVFP4 as its code gives it in host memory; on a GPU see [`Preset::TorchAo`]. For FP8
+    /// there is no such rule: torchao's FP8 kernels round alike everywhere.
+    TorchAoCpu,
 }
 
+named!(
+    Preset, "preset", TorchAo => "torchao", TransformerEngine => "transformer-engine", DeepSeek => "deepseek",
+    DeepGemm => "deepgemm", DeepGemmCpu => "deepgemm-cpu", TorchAoCpu => "torchao-cpu",
+);
+
 impl Preset {
-    /// Every preset.
-    pub const ALL: [Self; 4] = [Self::TorchAo, Self::TransformerEngine, Self::DeepSeek, Self::DeepGemm];
-
-    /// The name on the command line: `torchao`, `transformer-engine`, `deepseek`, `deepgemm`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::TorchAo => "torchao",
-            Self::TransformerEngine => "transformer-engine",
-            Self::DeepSeek => "deepseek",
-            Self::DeepGemm => "deepgemm",
-        }
-    }
-
-    /// The preset of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|p| p.name() == name)
-    }
+    /// Those with a rule for FP8.
+    pub const FP8: [Self; 5] =
+        [Self::TorchAo, Self::TransformerEngine, Self::DeepSeek, Self::DeepGemm, Self::DeepGemmCpu];
 }
 
 /// Whether scales are any FP32 number or powers of two.
@@ -73,6 +74,8 @@ pub enum ScaleRounding {
     PowerOfTwo,
 }
 
+named!(ScaleRounding, "rounding of scales", Exact => "exact", PowerOfTwo => "power-of-two");
+
 /// How to quantize: the scheme of the result and the rule for its scales and codes.
 ///
 /// Options of another scheme than its own stay at their defaults; [`Recipe::check`] refuses what does not go together.
@@ -88,34 +91,6 @@ pub struct Recipe {
     pub mx: MxRounding,
     /// The options of NVFP4.
     pub nvfp4: Nvfp4Options,
-}
-
-/// The two factors of one group.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct GroupScale {
-    /// Multiplies the data before the cast.
-    pub encode: f32,
-    /// Multiplies the codes; the stored scale.
-    pub scale: f32,
-}
-
-/// A scale that the caller brings for a whole tensor: from calibration, or from delayed scaling.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum TensorScale {
-    /// The factor for the data; `scale = fl(1 / encode)`.
-    Encode(f32),
-    /// The factor for the codes; `encode = fl(1 / scale)`.
-    Decode(f32),
-}
-
-impl TensorScale {
-    /// Both factors.
-    pub fn factors(self) -> GroupScale {
-        match self {
-            Self::Encode(encode) => GroupScale { encode, scale: 1.0 / encode },
-            Self::Decode(scale) => GroupScale { encode: 1.0 / scale, scale },
-        }
-    }
 }
 
 impl Recipe {
@@ -199,6 +174,10 @@ impl Recipe {
                 let reason = "its rules are told apart by the rounding of the scale, not by a project";
                 return refuse("a preset", reason, "choose an MX rounding instead");
             }
+            if self.preset == Preset::TorchAoCpu {
+                let reason = "torchao's FP8 kernels give the same bytes on the CPU and on a GPU";
+                return refuse("the preset torchao-cpu", reason, "use the preset torchao");
+            }
             return Ok(());
         }
         self.check_nvfp4()
@@ -216,13 +195,13 @@ impl Recipe {
         };
         match self.preset {
             Preset::TransformerEngine => {}
-            Preset::TorchAo if options == Nvfp4Options::default() && !row => {}
-            Preset::TorchAo => {
+            Preset::TorchAo | Preset::TorchAoCpu if options == Nvfp4Options::default() && !row => {}
+            Preset::TorchAo | Preset::TorchAoCpu => {
                 let reason =
                     "torchao's rule knows one scale for the matrix, plain block scales and rounding to nearest";
                 return refuse("the preset torchao with NVFP4 options", reason, "use the preset transformer-engine");
             }
-            Preset::DeepSeek | Preset::DeepGemm => {
+            Preset::DeepSeek | Preset::DeepGemm | Preset::DeepGemmCpu => {
                 let reason = "that project has no NVFP4 rule with two levels of scales";
                 return refuse("this preset", reason, "use the preset transformer-engine or torchao");
             }
@@ -264,6 +243,15 @@ impl Recipe {
         Ok(())
     }
 
+    /// For torchao's rule of NVFP4, where PyTorch runs it; `None` for other rules.
+    pub(crate) fn torchao(self) -> Option<TorchDevice> {
+        match self.preset {
+            Preset::TorchAo if self.scheme.is_nvfp4() => Some(TorchDevice::Cuda),
+            Preset::TorchAoCpu if self.scheme.is_nvfp4() => Some(TorchDevice::Cpu),
+            _ => None,
+        }
+    }
+
     /// `encode` and `scale` of a group with this amax, for data of type `input`.
     ///
     /// For the FP8 schemes. The formula is that of [`Preset`] and [`ScaleRounding`]. `input` matters to TransformerEngine's overflow rule only.
@@ -271,7 +259,7 @@ impl Recipe {
         let max = self.scheme.spec().format.max();
         let pow2 = self.rounding == ScaleRounding::PowerOfTwo;
         match self.preset {
-            Preset::TorchAo => encode_first(max / amax.max(1e-12), pow2),
+            Preset::TorchAo | Preset::TorchAoCpu => encode_first(max / amax.max(1e-12), pow2),
             Preset::TransformerEngine => {
                 if amax == 0.0 || !amax.is_finite() {
                     return GroupScale { encode: 1.0, scale: 1.0 };
@@ -279,9 +267,10 @@ impl Recipe {
                 let encode = max / amax;
                 encode_first(if encode.is_infinite() { self.overflow_encode(input) } else { encode }, pow2)
             }
-            Preset::DeepSeek | Preset::DeepGemm => {
+            Preset::DeepSeek | Preset::DeepGemm | Preset::DeepGemmCpu => {
                 let a = amax.max(1e-4);
-                let scale = a / max;
+                let on = if self.preset == Preset::DeepGemm { TorchDevice::Cuda } else { TorchDevice::Cpu };
+                let scale = on.divide(a, max);
                 if pow2 {
                     return ceil_power_of_two(scale);
                 }

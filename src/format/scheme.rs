@@ -3,8 +3,10 @@
 //! Only this file matches on `Scheme`; everyone else reads [`Scheme::spec`].
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::layout::ScaleLayout;
+use crate::names::UnknownName;
 
 /// The 8-bit code format of an FP8 scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -16,6 +18,8 @@ pub enum Fp8Format {
     E5M2,
 }
 
+named!(Fp8Format, "FP8 format", E4M3 => "e4m3", E5M2 => "e5m2");
+
 impl Fp8Format {
     /// Largest finite value: 448 or 57344.
     pub const fn max(self) -> f32 {
@@ -24,39 +28,30 @@ impl Fp8Format {
             Self::E5M2 => 57344.0,
         }
     }
-
-    /// `e4m3` or `e5m2`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::E4M3 => "e4m3",
-            Self::E5M2 => "e5m2",
-        }
-    }
-
-    /// `Some` for `e4m3` or `e5m2`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::E4M3, Self::E5M2].into_iter().find(|f| f.name() == name)
-    }
 }
 
 /// The format of one code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CodeFormat {
-    /// One byte: [`Fp8Format::E4M3`].
-    E4M3,
-    /// One byte: [`Fp8Format::E5M2`].
-    E5M2,
+    /// One byte.
+    Fp8(Fp8Format),
     /// Four bits: 2 exponent bits, 1 mantissa bit, largest value 6, neither infinity nor NaN. Two codes a byte, the one of
     /// the even column in the low half.
     E2M1,
 }
 
+named!(CodeFormat, "code format", E4M3 => "e4m3", E5M2 => "e5m2", E2M1 => "e2m1");
+
 impl CodeFormat {
+    /// [`Fp8Format::E4M3`].
+    pub const E4M3: Self = Self::Fp8(Fp8Format::E4M3);
+    /// [`Fp8Format::E5M2`].
+    pub const E5M2: Self = Self::Fp8(Fp8Format::E5M2);
+
     /// Largest finite value: 448, 57344 or 6.
     pub const fn max(self) -> f32 {
         match self {
-            Self::E4M3 => 448.0,
-            Self::E5M2 => 57344.0,
+            Self::Fp8(format) => format.max(),
             Self::E2M1 => 6.0,
         }
     }
@@ -64,30 +59,15 @@ impl CodeFormat {
     /// Bits of one code.
     pub const fn bits(self) -> usize {
         match self {
-            Self::E4M3 | Self::E5M2 => 8,
+            Self::Fp8(_) => 8,
             Self::E2M1 => 4,
         }
-    }
-
-    /// `e4m3`, `e5m2` or `e2m1`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::E4M3 => "e4m3",
-            Self::E5M2 => "e5m2",
-            Self::E2M1 => "e2m1",
-        }
-    }
-
-    /// `Some` for `e4m3`, `e5m2` or `e2m1`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::E4M3, Self::E5M2, Self::E2M1].into_iter().find(|f| f.name() == name)
     }
 
     /// The FP8 format; `None` for E2M1.
     pub const fn fp8(self) -> Option<Fp8Format> {
         match self {
-            Self::E4M3 => Some(Fp8Format::E4M3),
-            Self::E5M2 => Some(Fp8Format::E5M2),
+            Self::Fp8(format) => Some(format),
             Self::E2M1 => None,
         }
     }
@@ -95,16 +75,13 @@ impl CodeFormat {
 
 impl From<Fp8Format> for CodeFormat {
     fn from(format: Fp8Format) -> Self {
-        match format {
-            Fp8Format::E4M3 => Self::E4M3,
-            Fp8Format::E5M2 => Self::E5M2,
-        }
+        Self::Fp8(format)
     }
 }
 
 impl PartialEq<Fp8Format> for CodeFormat {
     fn eq(&self, other: &Fp8Format) -> bool {
-        self.fp8() == Some(*other)
+        *self == Self::Fp8(*other)
     }
 }
 
@@ -116,6 +93,8 @@ pub enum BlockScaleFormat {
     /// Powers of two: byte b is `2^(b - 127)`, 255 is NaN (MXFP8).
     Ue8m0,
 }
+
+named!(BlockScaleFormat, "format of block scales", Ue4m3 => "ue4m3", Ue8m0 => "ue8m0");
 
 /// Block scales: one byte for each `cols` consecutive elements of a row (the last block may be shorter), always in the
 /// order [`ScaleLayout::Tiled128x4`] on the device.
@@ -226,22 +205,18 @@ impl Scheme {
     pub const fn spec(self) -> SchemeSpec {
         use BlockScaleFormat::{Ue4m3, Ue8m0};
         use Extent::{All, Elements};
-        const fn code(format: Fp8Format) -> CodeFormat {
-            match format {
-                Fp8Format::E4M3 => CodeFormat::E4M3,
-                Fp8Format::E5M2 => CodeFormat::E5M2,
-            }
-        }
         const NV: Option<BlockSpec> = Some(BlockSpec { cols: 16, format: Ue4m3 });
         const MX: Option<BlockSpec> = Some(BlockSpec { cols: 32, format: Ue8m0 });
         let (name, format, group_rows, group_cols, scale_layout, row_multiple, block) = match self {
-            Self::Fp8Tensor(f) => ("fp8-tensor", code(f), All, All, ScaleLayout::Scalar, 1, None),
-            Self::Fp8Row(f) => ("fp8-row", code(f), Elements(1), All, ScaleLayout::Outer, 1, None),
-            Self::Fp8Block1x128(f) => ("fp8-1x128", code(f), Elements(1), Elements(128), ScaleLayout::Vec128, 4, None),
-            Self::Fp8Block128x128(f) => {
-                ("fp8-128x128", code(f), Elements(128), Elements(128), ScaleLayout::Blk128, 1, None)
+            Self::Fp8Tensor(f) => ("fp8-tensor", CodeFormat::Fp8(f), All, All, ScaleLayout::Scalar, 1, None),
+            Self::Fp8Row(f) => ("fp8-row", CodeFormat::Fp8(f), Elements(1), All, ScaleLayout::Outer, 1, None),
+            Self::Fp8Block1x128(f) => {
+                ("fp8-1x128", CodeFormat::Fp8(f), Elements(1), Elements(128), ScaleLayout::Vec128, 4, None)
             }
-            Self::Mxfp8(f) => ("mxfp8", code(f), All, All, ScaleLayout::Absent, 1, MX),
+            Self::Fp8Block128x128(f) => {
+                ("fp8-128x128", CodeFormat::Fp8(f), Elements(128), Elements(128), ScaleLayout::Blk128, 1, None)
+            }
+            Self::Mxfp8(f) => ("mxfp8", CodeFormat::Fp8(f), All, All, ScaleLayout::Absent, 1, MX),
             Self::Nvfp4 => ("nvfp4", CodeFormat::E2M1, All, All, ScaleLayout::Scalar, 1, NV),
             Self::Nvfp4Row => ("nvfp4-row", CodeFormat::E2M1, Elements(1), All, ScaleLayout::Outer, 1, NV),
         };
@@ -301,8 +276,20 @@ impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
         match spec.format {
-            CodeFormat::E2M1 => f.write_str(spec.name),
-            format => write!(f, "{}:{}", spec.name, format.name()),
+            CodeFormat::E2M1 => f.pad(spec.name),
+            CodeFormat::Fp8(format) => f.pad(&format!("{}:{format}", spec.name)),
         }
+    }
+}
+
+/// As displayed (`fp8-1x128:e5m2`, `nvfp4`); a name without a format is E4M3.
+impl FromStr for Scheme {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        // E4M3 comes first of two formats.
+        let named = |scheme: &Self| scheme.spec().name == text || scheme.to_string() == text;
+        let known = || Self::ALL.iter().map(Self::to_string);
+        Self::ALL.into_iter().find(named).ok_or_else(|| UnknownName::new("scheme", text, known()))
     }
 }

@@ -13,12 +13,13 @@ mod lt;
 mod matrix;
 mod measure;
 
-pub use cast::quantize::{GivenGlobal, GivenScale, QuantizeTo, quantize_bytes};
+pub use cast::quantize::{QuantizeTo, quantize_bytes};
 pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
 pub use gemm::args::GemmArgs;
+pub use gemm::baseline::Bf16Gemm;
 pub use gemm::cache::PlanCache;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 pub use gemm::formulation::{Finish, Formulation};
@@ -30,4 +31,4 @@ pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource};
 pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
-pub use measure::{Bf16Gemm, Cadence, Times, Timing, copy};
+pub use measure::{Cadence, Times, Timing, copy};

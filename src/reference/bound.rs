@@ -55,6 +55,11 @@ pub enum Accumulator {
     TensorCoreWide,
 }
 
+named!(
+    Accumulator, "accumulator", Fp32 => "fp32", TensorCorePromoted => "tensor-core-promoted",
+    TensorCoreFast => "tensor-core-fast", TensorCoreWide => "tensor-core-wide",
+);
+
 /// Who computes a GELU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Gelu {
@@ -63,6 +68,8 @@ pub enum Gelu {
     /// cuBLASLt's epilogue, perhaps with an approximate tanh.
     Approximate,
 }
+
+named!(Gelu, "GELU", Ieee => "ieee", Approximate => "approximate");
 
 /// The exact result and how far a correct one may be from it.
 #[derive(Debug, Clone)]
@@ -295,8 +302,8 @@ fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, err
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);
     };
-    if let Some((beta, c)) = &inputs.accumulate {
-        add(&mut v, f64::from(*beta) * f64::from(c[[i, j]]));
+    if let Some((beta, c)) = inputs.added() {
+        add(&mut v, f64::from(beta) * f64::from(c[[i, j]]));
     }
     if let Some((bias, _)) = inputs.bias {
         add(&mut v, f64::from(bias[j]));
@@ -323,7 +330,7 @@ fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, err
         tol += 2.0 * U * (v.abs() + x.abs() + tol);
     }
     let range = range(inputs.out);
-    if inputs.out == DType::E4m3 {
+    if inputs.out == DType::E4M3 {
         let encode = f64::from(inputs.out_encode);
         v = (v * encode).clamp(-range.max, range.max);
         tol = tol * encode.abs() + 2.0 * U * v.abs();
@@ -418,8 +425,8 @@ fn range(dtype: DType) -> Range {
         DType::Bf16 => (7, -126, f64::from(half::bf16::MAX.to_f32())),
         DType::F16 => (10, -14, 65504.0),
         DType::F32 => (23, -126, f64::from(f32::MAX)),
-        DType::E4m3 => (3, -6, 448.0),
-        DType::E5m2 => (2, -14, 57344.0),
+        DType::E4M3 => (3, -6, 448.0),
+        DType::E5M2 => (2, -14, 57344.0),
     };
     Range { fraction_bits, min_exponent, max }
 }

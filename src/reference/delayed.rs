@@ -12,6 +12,8 @@ pub enum AmaxHistory {
     MostRecent,
 }
 
+named!(AmaxHistory, "amax history rule", Max => "max", MostRecent => "most-recent");
+
 /// `encode = fl(fl(MAX * 2^-margin) / amax)`, `scale = fl(1 / encode)`: TransformerEngine's update after a step.
 ///
 /// `history[0]` is the amax of the step just finished. An amax of 0, infinity or NaN keeps `previous_encode`; an overflow

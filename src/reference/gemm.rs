@@ -54,6 +54,8 @@ pub enum BlockSum {
     Unfused,
 }
 
+named!(BlockSum, "block sum", Fused => "fused", Unfused => "unfused");
+
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmInputs<'a> {
@@ -65,7 +67,7 @@ pub struct GemmInputs<'a> {
     pub out: DType,
     /// Factor of the sum.
     pub alpha: f32,
-    /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only.
+    /// `beta` and C, `m x n`: `beta * C` is added to the sum. F32 output only. With `beta = 0` C is not read.
     pub accumulate: Option<(f32, View<'a>)>,
     /// One value for each column of D, and the type it was widened from.
     pub bias: Option<(&'a [f32], DType)>,
@@ -102,6 +104,11 @@ impl<'a> GemmInputs<'a> {
         Epilogue { bias, activation: self.activation, residual }
     }
 
+    /// `beta` and C where C is read: not with `beta = 0`.
+    pub(super) fn added(&self) -> Option<(f32, View<'a>)> {
+        self.accumulate.filter(|(beta, _)| *beta != 0.0)
+    }
+
     /// Checks pair, bases, types and shapes; gives m, n, k.
     pub(super) fn check(&self) -> Result<[usize; 3]> {
         let (a, b) = (self.a.operand(), self.b.scheme());
@@ -121,7 +128,7 @@ impl<'a> GemmInputs<'a> {
         if self.accumulate.is_some() {
             pair::check_accumulate(self.out)?;
         }
-        if self.out_encode != 1.0 && self.out != DType::E4m3 {
+        if self.out_encode != 1.0 && self.out != DType::E4M3 {
             return Err(Error::dtype("D", self.out, "takes no encode factor", "set it for E4M3 output only"));
         }
         if let Some((bias, dtype)) = self.bias {
@@ -305,7 +312,7 @@ fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayVie
             if per_row {
                 v = v * scales_a.get(i, 0) * scales_b.get(j, 0);
             }
-            if let Some((beta, c)) = &inputs.accumulate {
+            if let Some((beta, c)) = inputs.added() {
                 v += beta * c[[i, j]];
             }
             if let Some((bias, _)) = inputs.bias {
@@ -316,7 +323,7 @@ fn finish_tile(inputs: &GemmInputs<'_>, i0: usize, j0: usize, mut tile: ArrayVie
                 v += residual[[i, j]];
             }
             amax = amax.max(v.abs());
-            let v = if inputs.out == DType::E4m3 { v * inputs.out_encode } else { v };
+            let v = if inputs.out == DType::E4M3 { v * inputs.out_encode } else { v };
             *d = codec::round_to(inputs.out, v);
         }
     }

@@ -1,8 +1,10 @@
 //! What is right: quantizers, dequantizer and scaled product on the CPU, and how far a correct result may be off.
 //!
-//! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`bound`] is for tests.
+//! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`definition`] says all of it once more
+//! in the plainest words, to compare with; [`bound`] and it are for tests.
 
 pub mod bound;
+pub mod definition;
 mod delayed;
 mod gemm;
 mod hadamard;

@@ -12,7 +12,8 @@
 //! | 3 plain scale | `s = E4M3(min(amax_b * (encode * (1 / 6)), FLT_MAX))`, `1 / 6 = 0x3E2AAAAB` |
 //! | 3 4over6 scales | `base = (amax_b / 6) * encode; s4 = E4M3(min(base * 1.5, 448)); s6 = E4M3(min(base, 448))` |
 //! | 4 multiplier | `inv = min(1 / (s * (1 / encode)), FLT_MAX)`: s = 0 gives FLT_MAX |
-//! | 3, 4 torchao | `s = E4M3(clamp((amax_b / 6) / scale, 2^-6, 448)); inv = (1 / scale) / s`, a scale of 0 counting as 1 |
+//! | 2 torchao | stored `scale = amax * (1 / 2688)`; torchao-cpu `amax / 2688` |
+//! | 3, 4 torchao | `s = E4M3(clamp((amax_b * (1 / 6)) / scale, 2^-6, 448)); inv = (1 / scale) / s`, a scale of 0 counting as 1; torchao-cpu `amax_b / 6` |
 //! | 5 codes | `E2M1(x * inv)`, or with random bytes [`codec::encode_e2m1_stochastic`]`(x * inv, u)` |
 //! | 6 error, strict | `q = value of E2M1(x * inv); d = (((q * s) * amax) / (6 E)) - x`, with the amax of step 2 |
 //! | 6 error, fast | `d = (q * s) - (x * encode)`; `q * s` is exact |
@@ -31,10 +32,10 @@ use super::hadamard::hadamard16;
 use super::parallel;
 use super::philox::philox4x32_10;
 use super::quantize::{amax, from_records, row};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale,
-    HostQuantMatrix, Preset, Recipe, SecondLevel, codec,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
+    HostQuantMatrix, Recipe, SecondLevel, codec,
 };
 
 /// Elements of a block, lines of a tile.
@@ -130,7 +131,7 @@ fn line_error(x: &[f32; 16], s: u8, level: &SecondLevel, six_e: f32, metric: Err
 }
 
 /// `x` by an NVFP4 recipe, with the second level found or given. Recipe and columns were checked.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Result<HostQuantMatrix> {
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     if recipe.basis() == Basis::Hadamard16 {
         let transformed = transform(x);
         return encode(&transformed.view(), recipe, given);
@@ -150,21 +151,13 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     y
 }
 
-fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Result<HostQuantMatrix> {
+fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let options = recipe.nvfp4;
     let lines = match options.shape {
         BlockShape::Row1x16 => 1,
         BlockShape::Tile16x16 => SIDE,
     };
-    if lines == SIDE && options.block_scale != BlockScaleRule::Plain && !rows.is_multiple_of(SIDE) {
-        return Err(Error::shape(
-            "x",
-            format!("{rows} rows in 16x16 tiles with 4over6"),
-            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
-            "pad them with zeros, or use 1x16 blocks or plain block scales",
-        ));
-    }
     let levels = second_levels(x, recipe, given);
     let group_rows = recipe.scheme.spec().group_rows.size(rows);
     // Codes and block scales of a row side by side, so that one pass makes both.
@@ -190,29 +183,35 @@ fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Re
         }
     });
     let scales: Vec<f32> = levels.iter().map(|level| level.scale).collect();
-    Ok(from_records(recipe, rows, cols, &records, &scales)?.with_basis(options.basis))
+    Ok(from_records(recipe, rows, cols, &records, &scales)?.assume_basis(options.basis))
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
-fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GlobalScale>) -> Vec<SecondLevel> {
+fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Vec<SecondLevel> {
     let (rows, cols) = x.dim();
     let bound = recipe.nvfp4.bound;
+    let level = |given| match recipe.torchao() {
+        Some(device) => SecondLevel::torchao(given, device),
+        None => SecondLevel::new(given, bound),
+    };
     if let Some(given) = given {
-        return vec![SecondLevel::new(given, bound)];
+        return vec![level(given)];
     }
     let mut row_amax = vec![0.0; rows];
     parallel::for_each_piece(&mut row_amax, 1, cols, |i, out| out[0] = amax(&row(x, i)));
     let [groups, _] = recipe.scheme.scale_grid(rows, cols);
     let size = recipe.scheme.spec().group_rows.size(rows);
     let group = |g: usize| amax(&row_amax[(g * size).min(rows)..((g + 1) * size).min(rows)]);
-    (0..groups).map(|g| SecondLevel::new(GlobalScale::Amax(group(g)), bound)).collect()
+    (0..groups).map(|g| level(GivenScale::Amax(group(g)))).collect()
 }
 
 /// Steps 3 and 4, and the choice of 4over6.
 fn scale_and_multiplier(block: &[[f32; 16]], level: &SecondLevel, recipe: Recipe) -> (u8, f32) {
     let options = recipe.nvfp4;
+    if let Some(device) = recipe.torchao() {
+        return level.torchao_block(amax(block.as_flattened()), device);
+    }
     let s = match options.block_scale {
-        BlockScaleRule::Plain if recipe.preset == Preset::TorchAo => return level.torchao(amax(block.as_flattened())),
         BlockScaleRule::Plain => level.plain_scale(amax(block.as_flattened())),
         BlockScaleRule::FourOverSix { metric, math } => {
             four_over_six(block, level, options.bound, metric, math).scale()

@@ -81,21 +81,20 @@ impl<'a> HostOperand<'a> {
 fn decode_codes(q: &HostQuantMatrix, row: usize, k0: usize, depth: usize, values: &mut Vec<f32>) {
     let spec = q.scheme().spec();
     let codes = &q.row_codes(row)[k0 * spec.code_bits / 8..(k0 + depth) * spec.code_bits / 8];
-    match (spec.format, spec.block) {
-        (CodeFormat::E2M1, Some(block)) => {
-            for (at, codes) in codes.chunks(block.cols / 2).enumerate() {
-                let scale = block_scale(q, block, row, k0 / block.cols + at);
+    // Without block scales: one block.
+    let width = spec.block.map_or(depth, |block| block.cols).max(1);
+    let scale = |at| spec.block.map_or(1.0, |block| block_scale(q, block, row, k0 / width + at));
+    match spec.format {
+        CodeFormat::E2M1 => {
+            for (at, codes) in codes.chunks(width / 2).enumerate() {
+                let scale = scale(at);
                 values.extend(codes.iter().flat_map(|c| E2M1_PAIRS[usize::from(*c)].map(|v| v * scale)));
             }
         }
-        (format, block) => {
-            let table = codec::values_of(format.fp8().unwrap_or_default());
-            let Some(block) = block else {
-                values.extend(codes.iter().map(|c| table[usize::from(*c)]));
-                return;
-            };
-            for (at, codes) in codes.chunks(block.cols).enumerate() {
-                let scale = block_scale(q, block, row, k0 / block.cols + at);
+        CodeFormat::Fp8(format) => {
+            let table = codec::values_of(format);
+            for (at, codes) in codes.chunks(width).enumerate() {
+                let scale = scale(at);
                 values.extend(codes.iter().map(|c| table[usize::from(*c)] * scale));
             }
         }

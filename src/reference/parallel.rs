@@ -1,16 +1,9 @@
-//! Spreads independent work over all cores with scoped threads.
+//! Spreads independent work over all cores, by rayon.
 
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use rayon::prelude::*;
 
-/// Work below this many elements is not worth a thread.
+/// Work below this many simple operations is not worth another core.
 const GRAIN: usize = 1 << 16;
-
-fn threads(elements: usize, pieces: usize) -> usize {
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    cores.min(elements.div_ceil(GRAIN)).min(pieces).max(1)
-}
 
 /// Calls `work(i, &mut data[i * len..][..len])` for every piece of `len` elements, on several cores if there is enough.
 ///
@@ -19,43 +12,17 @@ pub(super) fn for_each_piece<T: Send>(data: &mut [T], len: usize, cost: usize, w
     if data.is_empty() || len == 0 {
         return;
     }
-    let pieces = data.len().div_ceil(len);
-    let per_thread = pieces.div_ceil(threads(data.len().saturating_mul(cost), pieces));
-    let run = |first: usize, part: &mut [T]| {
-        part.chunks_mut(len).enumerate().for_each(|(i, piece)| work(first + i, piece));
-    };
-    if per_thread == pieces {
-        return run(0, data);
-    }
-    thread::scope(|scope| {
-        for (t, part) in data.chunks_mut(per_thread * len).enumerate() {
-            let run = &run;
-            scope.spawn(move || run(t * per_thread, part));
-        }
-    });
+    let pieces = GRAIN.div_ceil(len.saturating_mul(cost).max(1));
+    let all = data.par_chunks_mut(len).with_min_len(pieces).enumerate();
+    all.for_each(|(i, piece)| work(i, piece));
 }
 
-/// Calls `work(task)` for every task below `tasks`; cores take tasks one by one, so uneven ones balance.
-///
-/// `elements` is the size of all the work, to decide how many cores are worth it.
-pub(super) fn for_each_task(tasks: usize, elements: usize, work: impl Fn(usize) + Sync) {
-    let next = AtomicUsize::new(0);
-    let run = || {
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
-            work(task);
-        }
-    };
-    let threads = threads(elements, tasks);
-    thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(run);
-        }
-        run();
-    });
+/// Calls `work(task)` for every task below `tasks`, uneven ones too; `elements` is the size of all the work.
+pub(super) fn for_each_task(tasks: usize, elements: usize, work: impl Fn(usize) + Send + Sync) {
+    if elements <= GRAIN {
+        return (0..tasks).for_each(work);
+    }
+    (0..tasks).into_par_iter().with_max_len(1).for_each(work);
 }
 
 #[cfg(test)]

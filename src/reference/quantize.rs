@@ -10,7 +10,8 @@ use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    DType, Fp8Format, GlobalScale, GroupScale, HostQuantMatrix, Recipe, Scheme, TensorScale, codec, pair,
+    BlockScaleRule, BlockShape, CodeFormat, DType, Fp8Format, GivenScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
+    codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -36,10 +37,10 @@ pub fn amax(x: &[f32]) -> f32 {
 pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
     check(&x, source, recipe)?;
     let spec = recipe.scheme.spec();
-    match (spec.block.map(|block| block.format), spec.format.fp8()) {
-        (None, Some(format)) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
-        (Some(_), Some(format)) => mxfp8::quantize(&x, recipe, format),
-        (_, None) => nvfp4::quantize(&x, recipe, None),
+    match (spec.format, spec.block) {
+        (CodeFormat::Fp8(format), None) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
+        (CodeFormat::Fp8(format), Some(_)) => mxfp8::quantize(&x, recipe, format),
+        (CodeFormat::E2M1, _) => nvfp4::quantize(&x, recipe, None),
     }
 }
 
@@ -64,16 +65,9 @@ pub fn quantize_with_scale(
     x: ArrayView2<f32>,
     source: DType,
     recipe: Recipe,
-    scale: GlobalScale,
+    scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
-    check(&x, source, recipe)?;
-    if recipe.scheme != Scheme::Nvfp4 {
-        return Err(Error::unsupported(
-            format!("a given second-level scale with {}", recipe.scheme),
-            "only nvfp4 has one such scale for the whole matrix",
-            "quantize as nvfp4, or leave the scale out",
-        ));
-    }
+    check_given(&x, source, recipe)?;
     nvfp4::quantize(&x, recipe, Some(scale))
 }
 
@@ -85,29 +79,51 @@ pub fn quantize_transposed_with_scale(
     x: ArrayView2<f32>,
     source: DType,
     recipe: Recipe,
-    scale: GlobalScale,
+    scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
 }
 
 /// What every quantizer asks of its arguments.
-fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
     recipe.check()?;
     if !source.is_wide() {
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
+    let tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
+    if tiles && !x.nrows().is_multiple_of(16) {
+        return Err(Error::shape(
+            "x",
+            format!("{} rows in 16x16 tiles with 4over6", x.nrows()),
+            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
+            "pad them with zeros, or use 1x16 blocks or plain block scales",
+        ));
+    }
     pair::check_quantize_cols("x", x.ncols())
+}
+
+/// The same where a second level is given.
+pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+    check(x, source, recipe)?;
+    if recipe.scheme == Scheme::Nvfp4 {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("a given second-level scale with {}", recipe.scheme),
+        "only nvfp4 has one such scale for the whole matrix",
+        "quantize as nvfp4, or leave the scale out",
+    ))
 }
 
 /// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored).
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns are not a multiple of 16.
-pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: TensorScale) -> Result<(HostQuantMatrix, f32)> {
+pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale) -> Result<(HostQuantMatrix, f32)> {
     pair::check_quantize_cols("x", x.ncols())?;
     let mut row_amax = vec![0.0; x.nrows()];
     parallel::for_each_piece(&mut row_amax, 1, x.ncols(), |i, out| out[0] = amax(&row(&x, i)));
-    let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()])?;
+    let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()?])?;
     Ok((matrix, amax(&row_amax)))
 }
 

@@ -32,7 +32,7 @@ pub fn rows_of(q: &HostQuantMatrix, start: usize, len: usize) -> Result<HostQuan
         (0..block_rows * blocks).map(|i| q.block_scale_at(start + i / blocks, i % blocks)).collect();
     let codes = (start..start + len).flat_map(|row| q.row_codes(row)).copied().collect();
     HostQuantMatrix::from_block_logical(scheme, len, cols, codes, &scales, &block_scales)
-        .map(|part| part.with_basis(q.basis()))
+        .map(|part| part.assume_basis(q.basis()))
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ impl Extras {
             bias: case.bias.map(|dtype| (&self.bias[..], dtype)),
             activation: case.activation,
             residual: case.residual.map(|dtype| (self.residual.view(), dtype)),
-            out_encode: if case.out == DType::E4m3 { case.encode } else { 1.0 },
+            out_encode: if case.out == DType::E4M3 { case.encode } else { 1.0 },
             ..GemmInputs::new(ops.host_a(), ops.host_b(), case.out)
         }
     }
@@ -389,7 +389,7 @@ impl Output {
         if let Some(dtype) = case.residual {
             args = args.residual(extras.residual_on_device(dtype, case.gap));
         }
-        if case.out == DType::E4m3 {
+        if case.out == DType::E4M3 {
             args = args.out_encode(&self.encode);
         }
         match case.amax {

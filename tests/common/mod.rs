@@ -59,7 +59,7 @@ pub fn values_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::Bf16 => bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         DType::F16 => bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         DType::F32 => bytes.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        DType::E4m3 => bytes.iter().map(|b| scaled_gemm::codec::decode(scaled_gemm::Fp8Format::E4M3, *b)).collect(),
+        DType::E4M3 => bytes.iter().map(|b| scaled_gemm::codec::decode(scaled_gemm::Fp8Format::E4M3, *b)).collect(),
         other => panic!("{other}"),
     }
 }

@@ -7,8 +7,8 @@ use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric,
-    GivenGlobal, GlobalScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe,
-    Result, Scheme, reference,
+    GivenScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
+    reference,
 };
 
 use crate::common::{
@@ -56,7 +56,7 @@ impl Source {
     }
 
     /// The same with a given second level.
-    pub fn check_given(&self, handle: &Handle, recipe: Recipe, given: GlobalScale) {
+    pub fn check_given(&self, handle: &Handle, recipe: Recipe, given: GivenScale) {
         let want = [
             reference::quantize_with_scale(self.x.view(), self.dtype, recipe, given),
             reference::quantize_transposed_with_scale(self.x.view(), self.dtype, recipe, given),
@@ -185,7 +185,7 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
         let graph = capture(handle, || {
             handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
             if given {
-                let amax = GivenGlobal::Amax(DeviceBytes::from(&number));
+                let amax = GivenScale::Amax(DeviceBytes::from(&number));
                 handle.quantize_nvfp4_into(&x.matrix(), recipe, &amax, QuantizeTo::Plain(&mut again))?;
             }
             Ok(())
@@ -201,7 +201,7 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
             let want = reference::quantize_transposed(x.x.view(), DType::Bf16, recipe).unwrap();
             assert_device_bits(handle, &out[1], &want, &format!("graph, transposed: {recipe:?}"));
             if given {
-                let amax = GlobalScale::Amax(amax);
+                let amax = GivenScale::Amax(amax);
                 let want = reference::quantize_with_scale(x.x.view(), DType::Bf16, recipe, amax).unwrap();
                 assert_device_bits(handle, &again, &want, &format!("graph, given: {recipe:?}"));
             }
@@ -212,22 +212,16 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
 /// One FP32 on the device, with what it means.
 pub struct GivenNumber {
     number: CudaSlice<f32>,
-    given: GlobalScale,
+    given: GivenScale,
 }
 
 impl GivenNumber {
-    pub fn new(handle: &Handle, given: GlobalScale) -> Self {
-        let (GlobalScale::Amax(value) | GlobalScale::Encode(value) | GlobalScale::Decode(value)) = given;
-        Self { number: handle.stream().clone_htod(&[value]).unwrap(), given }
+    pub fn new(handle: &Handle, given: GivenScale) -> Self {
+        Self { number: handle.stream().clone_htod(&[*given.number()]).unwrap(), given }
     }
 
-    pub fn borrow(&self) -> GivenGlobal<'_> {
-        let bytes = DeviceBytes::from(&self.number);
-        match self.given {
-            GlobalScale::Amax(_) => GivenGlobal::Amax(bytes),
-            GlobalScale::Encode(_) => GivenGlobal::Encode(bytes),
-            GlobalScale::Decode(_) => GivenGlobal::Decode(bytes),
-        }
+    pub fn borrow(&self) -> GivenScale<DeviceBytes<'_>> {
+        self.given.with_number(DeviceBytes::from(&self.number))
     }
 }
 

@@ -10,7 +10,7 @@ use scaled_gemm::reference::{
     quantize_with_scale, scaled_gemm, transformer_engine,
 };
 use scaled_gemm::{
-    BlockScaleRule, BlockShape, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GlobalScale, HostQuantMatrix,
+    BlockScaleRule, BlockShape, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale, HostQuantMatrix,
     MxRounding, Nvfp4Options, Preset, Recipe, Scheme, SecondLevel,
 };
 use serde_json::Value;
@@ -127,7 +127,7 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
         "base_vs_4over6_scale_formula" => {
             let rows = input["rows"].as_array().unwrap();
             for (at, row) in rows.iter().enumerate() {
-                let level = SecondLevel::new(GlobalScale::Amax(bits(&row[0])), E4m3Bound::Max448);
+                let level = SecondLevel::new(GivenScale::Amax(bits(&row[0])), E4m3Bound::Max448);
                 assert_eq!(level.plain_scale(bits(&row[1])), hex(&expect["base_byte"])[at]);
                 assert_eq!(level.four_over_six_scales(bits(&row[1]))[1], hex(&expect["fo6_byte"])[at]);
             }
@@ -188,12 +188,15 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
             assert_eq!(codes.collect::<Vec<u8>>(), nibbles(&expect["codes"]));
         }
         "torchao_two_level" | "torchao_min_scale" | "torchao_zero_block" => {
-            let given = GlobalScale::Amax(bits(&input["global_amax"]));
-            let recipe = PLAIN.with_preset(Preset::TorchAo);
-            let q = quantize_with_scale(row(&array(&input["block"])), DType::F32, recipe, given).unwrap();
-            same(q.scale_at(0, 0), &expect["per_tensor_scale"]);
-            assert_eq!(q.logical_block_scales(), hex(&expect["scale_e4m3"]));
-            assert_eq!(q.logical_codes(), hex(&expect["packed"]));
+            let given = GivenScale::Amax(bits(&input["global_amax"]));
+            // Amax values for which both ways to divide agree.
+            for preset in [Preset::TorchAo, Preset::TorchAoCpu] {
+                let recipe = PLAIN.with_preset(preset);
+                let q = quantize_with_scale(row(&array(&input["block"])), DType::F32, recipe, given).unwrap();
+                same(q.scale_at(0, 0), &expect["per_tensor_scale"]);
+                assert_eq!(q.logical_block_scales(), hex(&expect["scale_e4m3"]));
+                assert_eq!(q.logical_codes(), hex(&expect["packed"]));
+            }
         }
         "gemm_alpha" => check_alpha(expect),
         "row_scaled_gemm_2x1x16" => check_row_scaled_gemm(input, expect),
@@ -292,7 +295,7 @@ fn near(got: f32, want: f32, operations: f32) {
 }
 
 fn check_base(x: &[f32], global: f32, expect: &Value) {
-    let given = GlobalScale::Amax(global);
+    let given = GivenScale::Amax(global);
     same(SecondLevel::new(given, E4m3Bound::Max448).encode, &expect["S_enc"]);
     let q = quantize_with_scale(row(x), DType::F32, PLAIN, given).unwrap();
     assert_eq!(q.logical_block_scales(), hex(&expect["scale_e4m3"]));
@@ -315,9 +318,9 @@ fn four_over_six(bound: E4m3Bound, metric: ErrorMetric, math: ErrorMath) -> Reci
 
 fn check_four_over_six(input: &Value, expect: &Value) {
     let x: [f32; 16] = array(&input["block"]).try_into().unwrap();
-    let given = GlobalScale::Amax(bits(&input["global_amax"]));
+    let given = GivenScale::Amax(bits(&input["global_amax"]));
     let bound = if input["e4m3_max"] == 256 { E4m3Bound::Max256 } else { E4m3Bound::Max448 };
-    let metric = ErrorMetric::from_name(input["err"].as_str().unwrap()).unwrap();
+    let metric = input["err"].as_str().unwrap().parse().unwrap();
     let math = if input["fast"] == true { ErrorMath::Fast } else { ErrorMath::Strict };
     let level = SecondLevel::new(given, bound);
     same(level.encode, &expect["S_enc"]);
@@ -334,7 +337,7 @@ fn check_four_over_six(input: &Value, expect: &Value) {
 /// A 16x16 matrix and its transpose, in tiles.
 fn tiles(x: &[f32], recipe: Recipe, amax: f32) -> [HostQuantMatrix; 2] {
     let recipe = recipe.with_nvfp4(Nvfp4Options { shape: BlockShape::Tile16x16, ..recipe.nvfp4 });
-    let (x, given) = (ndarray::ArrayView2::from_shape((16, 16), x).unwrap(), GlobalScale::Amax(amax));
+    let (x, given) = (ndarray::ArrayView2::from_shape((16, 16), x).unwrap(), GivenScale::Amax(amax));
     let q = quantize_with_scale(x, DType::F32, recipe, given).unwrap();
     [q, quantize_transposed_with_scale(x, DType::F32, recipe, given).unwrap()]
 }
@@ -346,7 +349,7 @@ fn same_rows(q: &HostQuantMatrix, rows: &Value) {
 /// Candidates and choice of one tile, strict MAE, E = 448.
 fn check_tile(x: &[f32], amax: f32, expect: &Value) {
     let lines: [[f32; 16]; 16] = x.as_chunks().0.try_into().unwrap();
-    let level = SecondLevel::new(GlobalScale::Amax(amax), E4m3Bound::Max448);
+    let level = SecondLevel::new(GivenScale::Amax(amax), E4m3Bound::Max448);
     let choice = four_over_six_tile(&lines, &level, E4m3Bound::Max448, ErrorMetric::Mae, ErrorMath::Strict);
     assert_eq!(format!("map{}", choice.maps_to()), expect["pick"]);
     same(choice.errors[0], &expect["err4"]);
@@ -364,7 +367,7 @@ fn check_alpha(expect: &Value) {
         let te = transformer_engine::alpha(1.0, amax, bounds);
         same(te, &row["alpha"]);
         // Ours is fl(fl(alpha * scale_a) * scale_b): three roundings, as many as theirs; and it does not overflow.
-        let [a, b] = [0, 1].map(|at| SecondLevel::new(GlobalScale::Amax(amax[at]), bounds[at]).scale);
+        let [a, b] = [0, 1].map(|at| SecondLevel::new(GivenScale::Amax(amax[at]), bounds[at]).scale);
         match te.is_infinite() {
             true => assert!((1.0 * a * b).is_finite()),
             false => near(1.0 * a * b, te, 4.0),

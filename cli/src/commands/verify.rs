@@ -1,12 +1,12 @@
-//! `verify`: every recipe and every pair against the reference.
+//! `verify`: every recipe and every pair against their definition (`reference::definition`), on any device.
 //!
-//! Recipes: the device's codes and scales must equal the reference's, byte for byte, and the noise must be that of the
-//! format. Pairs: the product must lie within the f64 bound of `reference::bound`; on the CPU that checks its fast path.
+//! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
+//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::bound`.
 
 use ndarray::Array2;
 use scaled_gemm::codec::round_to;
 use scaled_gemm::format::pair::check_pair;
-use scaled_gemm::reference::{self, GemmInputs, Noise, sqnr_db};
+use scaled_gemm::reference::{self, GemmInputs, Noise, definition, sqnr_db};
 use scaled_gemm::{
     Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, HostQuantMatrix, MxRounding, Nvfp4Options, Recipe,
     Scheme,
@@ -138,13 +138,13 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
     for (i, dtype) in WIDE.into_iter().enumerate() {
         let x = test_matrix(rows, cols, dtype, seed + i as u64);
-        let want = reference::quantize(x.view(), dtype, recipe)?;
+        let want = definition::quantize(x.view(), dtype, recipe)?;
         let got = device.quantize(x.view(), dtype, recipe)?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
         scales += differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits());
         scales += differences(want.block_scales(), got.block_scales(), |a, b| a == b);
         let mut decoded = device.dequantize(&got, DType::F32)?;
-        let right = reference::dequantize(&got, DType::F32);
+        let right = definition::dequantize(&got, DType::F32);
         values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         if got.basis() != recipe.basis() {
             found.failed.push(format!("{} {}: the basis is {:?}", recipe.scheme, describe(recipe), got.basis()));
@@ -226,7 +226,8 @@ fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Fi
                 inputs.activation = Activation::Silu;
             }
             let (accumulator, gelu) = device.arithmetic(a, b);
-            let bound = reference::gemm_bound(&inputs, accumulator, gelu)?;
+            let mut bound = reference::gemm_bound(&inputs, accumulator, gelu)?;
+            bound.exact = definition::scaled_gemm(&inputs)?;
             match bound.check(device.gemm(&inputs)?.view()) {
                 Ok(ratio) => worst = worst.map(|w| w.max(ratio)),
                 Err(line) => {

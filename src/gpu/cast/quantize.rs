@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, Recipe, Scheme};
+use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, GivenScale, Recipe, Scheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, BlockOutput, Factor, Given, Input, Kernels, Output};
@@ -21,24 +21,6 @@ pub enum QuantizeTo<'a> {
     Transposed(&'a mut QuantMatrix),
     /// X and `Xᵀ`, the input read once (twice for per-row scales).
     Both(&'a mut QuantMatrix, &'a mut QuantMatrix),
-}
-
-/// The given scale of a per-tensor cast: one FP32 on the device.
-pub enum GivenScale<'a> {
-    /// Multiplies the data; the matrix stores `fl(1 / encode)`.
-    Encode(DeviceBytes<'a>),
-    /// The stored scale; the data are multiplied by `fl(1 / scale)`.
-    Decode(DeviceBytes<'a>),
-}
-
-/// The given second level of an NVFP4 cast: one FP32 on the device. The twin of [`GlobalScale`](crate::format::GlobalScale).
-pub enum GivenGlobal<'a> {
-    /// The largest magnitude.
-    Amax(DeviceBytes<'a>),
-    /// Multiplies the data.
-    Encode(DeviceBytes<'a>),
-    /// The stored scale.
-    Decode(DeviceBytes<'a>),
 }
 
 impl Handle {
@@ -168,7 +150,7 @@ impl Handle {
         &self,
         x: &MatRef<'_>,
         recipe: Recipe,
-        global: &GivenGlobal<'_>,
+        scale: &GivenScale<DeviceBytes<'_>>,
         to: QuantizeTo<'_>,
     ) -> Result<()> {
         check_input(x)?;
@@ -181,7 +163,7 @@ impl Handle {
             ));
         }
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
-        self.quantize_blocks(x, recipe, Some(global), [&mut plain, &mut transposed])?;
+        self.quantize_blocks(x, recipe, Some(scale), [&mut plain, &mut transposed])?;
         self.rewritten([plain, transposed])
     }
 
@@ -190,7 +172,7 @@ impl Handle {
         &self,
         x: &MatRef<'_>,
         recipe: Recipe,
-        global: Option<&GivenGlobal<'_>>,
+        given: Option<&GivenScale<DeviceBytes<'_>>>,
         targets: [&mut Option<&mut QuantMatrix>; 2],
     ) -> Result<()> {
         let stream = self.launch_stream();
@@ -213,16 +195,12 @@ impl Handle {
             }
             return kernels.quantize_mxfp8(stream, &input, (recipe.mx, format), out, out_t);
         }
-        if let Some(global) = global {
-            let span = match global {
-                GivenGlobal::Amax(bytes) | GivenGlobal::Encode(bytes) | GivenGlobal::Decode(bytes) => {
-                    bytes.at(order)?
-                }
-            };
-            let given = match global {
-                GivenGlobal::Amax(_) => Given::Amax(&span),
-                GivenGlobal::Encode(_) => Given::Encode(&span),
-                GivenGlobal::Decode(_) => Given::Decode(&span),
+        if let Some(given) = given {
+            let span = given.number().at(order)?;
+            let given = match given {
+                GivenScale::Amax(_) => Given::Amax(&span),
+                GivenScale::Encode(_) => Given::Encode(&span),
+                GivenScale::Decode(_) => Given::Decode(&span),
             };
             return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
         }
@@ -283,12 +261,13 @@ impl Handle {
     /// the cast of delayed scaling, and of checkpoints that carry an input scale.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X, the target, the scale or `amax` does not fit.
+    /// [`Error::Shape`], [`Error::DType`] if X, the target, the scale or `amax` does not fit; [`Error::Unsupported`] if the scale
+    /// is given as an amax.
     pub fn quantize_tensor_into(
         &self,
         x: &MatRef<'_>,
         format: Fp8Format,
-        scale: &GivenScale<'_>,
+        scale: &GivenScale<DeviceBytes<'_>>,
         out: &mut QuantMatrix,
         amax: Option<&mut DeviceBytesMut<'_>>,
     ) -> Result<()> {
@@ -300,12 +279,11 @@ impl Handle {
         let input = input(x, &source);
         let Parts { codes, scales, .. } = out.write(order)?;
         let target = Output { codes: &codes, scales: &scales };
-        let factor = match scale {
-            GivenScale::Encode(bytes) | GivenScale::Decode(bytes) => bytes.at(order)?,
-        };
+        let factor = scale.number().at(order)?;
         let factor = match scale {
             GivenScale::Encode(_) => Factor::Encode(&factor),
             GivenScale::Decode(_) => Factor::Decode(&factor),
+            GivenScale::Amax(_) => return Err(scale.needs_recipe()),
         };
         let amax = amax.map(|bytes| bytes.at(order)).transpose()?;
         self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())

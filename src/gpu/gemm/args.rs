@@ -212,10 +212,10 @@ impl<'a> GemmArgs<'a> {
     fn check_output_factors(&self) -> Result<()> {
         let out = self.d.dtype();
         match (&self.out_encode, out) {
-            (None, DType::E4m3) => {
+            (None, DType::E4M3) => {
                 return Err(Error::dtype("D", out, "needs an encode factor", "pass it with GemmArgs::out_encode"));
             }
-            (Some(_), out) if out != DType::E4m3 => {
+            (Some(_), out) if out != DType::E4M3 => {
                 return Err(Error::dtype("D", out, "takes no encode factor", "store e4m3, or drop out_encode"));
             }
             _ => {}

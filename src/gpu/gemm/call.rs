@@ -173,7 +173,7 @@ fn not_prepared() -> Error {
     Error::unsupported(
         "executing with the repeated-scales formulation",
         "B has no repeated scales yet, and execute allocates nothing",
-        "call GemmPlan::prepare with this B once (again after QuantMatrix::scales_mut), before any graph capture",
+        "call GemmPlan::prepare with this B once, before any graph capture",
     )
 }
 

@@ -17,6 +17,8 @@ pub enum Accumulate {
     Add,
 }
 
+named!(Accumulate, "use of D's old value", Replace => "replace", Add => "add");
+
 /// Width of the tensor cores' accumulator over k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Accumulation {
@@ -28,6 +30,8 @@ pub enum Accumulation {
     Fast,
 }
 
+named!(Accumulation, "accumulation", Precise => "precise", Fast => "fast");
+
 /// Whether the largest magnitude of D before encoding is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OutAmax {
@@ -37,6 +41,8 @@ pub enum OutAmax {
     /// Stored as one FP32 number. E4M3 output only.
     Store,
 }
+
+named!(OutAmax, "use of D's amax", Ignore => "ignore", Store => "store");
 
 /// One problem: `D = epilogue(alpha * A Bᵀ + beta * D)`, A `m x k`, B `n x k`, D `m x n` row-major.
 ///
@@ -146,7 +152,7 @@ impl GemmDesc {
         if self.accumulate == Accumulate::Add {
             pair::check_accumulate(self.out)?;
         }
-        if self.out_amax == OutAmax::Store && self.out != DType::E4m3 {
+        if self.out_amax == OutAmax::Store && self.out != DType::E4M3 {
             return Err(Error::dtype("D", self.out, "has no amax: it belongs to e4m3 output", "do not ask for amax"));
         }
         Ok(())
@@ -282,14 +288,14 @@ mod tests {
     fn every_refusal_says_operand_numbers_rule_and_remedy() {
         let plain = |out| GemmDesc::new(5, 64, 32, TENSOR, TENSOR, out);
         assert!(plain(DType::Bf16).check("cpu").is_ok());
-        assert!(plain(DType::E4m3).with_out_amax(OutAmax::Store).check("cpu").is_ok());
+        assert!(plain(DType::E4M3).with_out_amax(OutAmax::Store).check("cpu").is_ok());
         let bias = |dtype| Epilogue { bias: Some(dtype), ..Epilogue::default() };
         let cases: [(GemmDesc, &[&str]); 7] = [
             (plain(DType::Bf16).with_out_stride(63), &["D", "row stride 63", "n = 64", "multiple of 8"]),
             (plain(DType::Bf16).with_out_stride(68), &["row stride 68", "16 bytes"]),
             (plain(DType::Bf16).with_accumulate(Accumulate::Add), &["D", "bf16", "accumulate", "f32"]),
             (plain(DType::F32).with_out_amax(OutAmax::Store), &["f32", "amax"]),
-            (plain(DType::F32).with_epilogue(bias(DType::E4m3)), &["bias", "e4m3", "bf16, f16 or f32"]),
+            (plain(DType::F32).with_epilogue(bias(DType::E4M3)), &["bias", "e4m3", "bf16, f16 or f32"]),
             (GemmDesc::new(5, 64, 32, ROW, TENSOR, DType::Bf16), &["fp8-row", "fp8-tensor"]),
             (GemmDesc::new(5, 64, 0, TENSOR, TENSOR, DType::Bf16), &["k = 0"]),
         ];

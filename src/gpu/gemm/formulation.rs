@@ -1,15 +1,13 @@
 //! [`Formulation`]: the mathematically equal ways to compute one [`GemmDesc`], which of them a GPU and a cuBLASLt
-//! version offer, and in which order to try them. Pure tables: nothing here asks a library.
-
-use std::fmt;
+//! version offer. Pure tables: nothing here asks a library.
 
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Operand};
 
-use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::measured::{self, Choice, Problem};
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
@@ -29,31 +27,10 @@ pub enum Formulation {
     DequantizedBf16,
 }
 
-impl Formulation {
-    /// Every formulation.
-    pub const ALL: [Self; 4] = [Self::Native, Self::RepeatedScales, Self::Rescaled, Self::DequantizedBf16];
-
-    /// `native`, `repeated-scales`, `rescaled`, `dequantized-bf16`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::RepeatedScales => "repeated-scales",
-            Self::Rescaled => "rescaled",
-            Self::DequantizedBf16 => "dequantized-bf16",
-        }
-    }
-
-    /// The formulation of this name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|f| f.name() == name)
-    }
-}
-
-impl fmt::Display for Formulation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+named!(
+    Formulation, "formulation", Native => "native", RepeatedScales => "repeated-scales", Rescaled => "rescaled",
+    DequantizedBf16 => "dequantized-bf16",
+);
 
 /// Where the sum goes, and who does the epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -68,25 +45,8 @@ pub enum Finish {
     EpilogueKernel,
 }
 
-impl Finish {
-    /// Every finish, the one with the least traffic first.
-    pub const ALL: [Self; 3] = [Self::Fused, Self::PaddedCopy, Self::EpilogueKernel];
-
-    /// `fused`, `padded-copy`, `epilogue-kernel`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fused => "fused",
-            Self::PaddedCopy => "padded-copy",
-            Self::EpilogueKernel => "epilogue-kernel",
-        }
-    }
-}
-
-impl fmt::Display for Finish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+// The one with the least traffic first.
+named!(Finish, "finish", Fused => "fused", PaddedCopy => "padded-copy", EpilogueKernel => "epilogue-kernel");
 
 /// What decides which formulations exist, and which is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +68,7 @@ impl Facts {
 
 const AMPERE: (u32, u32) = (8, 0);
 const ADA: (u32, u32) = (8, 9);
-const HOPPER: (u32, u32) = (9, 0);
+pub(crate) const HOPPER: (u32, u32) = (9, 0);
 const BLACKWELL: (u32, u32) = (10, 0);
 
 /// All that matters here about A and B.
@@ -208,61 +168,9 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// The order in which to try formulations, and the words for why.
-///
-/// Where cuBLASLt has the pair natively and there is an alternative, [`crate::gpu::gemm::measured`] knows which is the faster one:
-/// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
-/// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
-/// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B.
-pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
-    let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
-    let (alternative, tables) = match pair_kind(desc) {
-        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
-            (Formulation::RepeatedScales, measured::REPEATED_SCALES)
-        }
-        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => (Formulation::Rescaled, measured::RESCALED),
-        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
-            return all("this GPU multiplies such blocks itself");
-        }
-        PairKind::Block(_) | PairKind::WeightOnly => {
-            return all("this GPU multiplies no such blocks, and their values are exact in plain numbers");
-        }
-        PairKind::Fp8(..) => return all("there is one way"),
-    };
-    if facts.cc != HOPPER {
-        return all("no rule for this GPU prefers another");
-    }
-    let problem = Problem {
-        fast: alternative == Formulation::Rescaled && desc.accumulation == Accumulation::Fast,
-        out: desc.out,
-        activation: desc.epilogue.activation,
-        more: desc.epilogue.bias.is_some()
-            || desc.epilogue.residual.is_some()
-            || desc.accumulate == Accumulate::Add
-            || desc.out_amax == OutAmax::Store,
-    };
-    let choice = measured::choose(tables, problem, [desc.m, desc.n, desc.k], facts.sm_count as usize, facts.measured);
-    let (wins, at, source) = match choice {
-        Some(Choice::Measured(wins)) => (wins, "measured at this shape", "H200, cuBLASLt 13.1"),
-        Some(Choice::Rule(wins)) => (wins, "at such shapes", "rule from an H200, cuBLASLt 13.1"),
-        Some(Choice::NearestRule(wins)) => {
-            (wins, "at such shapes", "rule of similar problems on an H200, cuBLASLt 13.1")
-        }
-        None => return all("nothing was measured"),
-    };
-    let mut order = Formulation::ALL.to_vec();
-    if wins {
-        order.retain(|f| *f != alternative);
-        order.insert(0, alternative);
-    }
-    let what = if wins { "faster than native" } else { "fastest" };
-    (order, format!("{what}, {at} ({source})"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Scheme};
 
     const F: Fp8Format = Fp8Format::E4M3;
@@ -303,60 +211,6 @@ mod tests {
     }
 
     #[test]
-    fn measured_shapes_first_then_rules_then_native() {
-        use Formulation::{Native, RepeatedScales, Rescaled};
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
-        let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
-        let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
-        // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
-        let other = Facts { measured: false, ..H200 };
-        for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
-        {
-            for (a, b, alternative, tables) in
-                [(vec, blk, RepeatedScales, measured::REPEATED_SCALES), (row, row, Rescaled, measured::RESCALED)]
-            {
-                for facts in [H200, other, Facts { sm_count: 8, ..other }] {
-                    let fast = alternative == Rescaled;
-                    let problem = Problem { fast, out: DType::Bf16, activation: Activation::None, more: false };
-                    let sms = facts.sm_count as usize;
-                    let choice = measured::choose(tables, problem, [m, n, k], sms, facts.measured).unwrap();
-                    let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
-                    assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
-                    let wanted = if wins { alternative } else { Native };
-                    assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
-                }
-            }
-        }
-        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are native's.
-        assert_eq!(
-            [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
-            [RepeatedScales, Rescaled]
-        );
-        assert_eq!(
-            [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
-            [Native; 2]
-        );
-        // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
-        let known = desc(2, 24576, 1536, row, row);
-        let words = |desc: &GemmDesc| preference(desc, H200).1;
-        assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
-        let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
-        let residual = Epilogue { residual: Some(DType::Bf16), ..silu };
-        for similar in [
-            known.with_epilogue(residual),
-            known.with_accumulate(Accumulate::Add),
-            GemmDesc { out: DType::F16, ..known },
-        ] {
-            assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
-        }
-        assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
-        assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
-        let mut order = preference(&desc(1, 4096, 7168, row, row), H200).0;
-        order.sort();
-        assert_eq!(order, Formulation::ALL);
-    }
-
-    #[test]
     fn blocks_are_native_on_blackwell_and_dequantized_everywhere_from_ampere_on() {
         use Formulation::{DequantizedBf16, Native};
         let (nv, row, mx) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F));
@@ -378,7 +232,6 @@ mod tests {
                 (on((7, 5), new), &[]),
             ] {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
-                assert_eq!(preference(&desc, facts).0, Formulation::ALL, "{desc} on {facts:?}");
             }
             let refusal = |desc: &GemmDesc, facts| available(desc, facts, Native).unwrap_err();
             assert!(refusal(&desc, H200).contains("sm_100 and newer, and this GPU is sm_90"));
@@ -400,7 +253,7 @@ mod tests {
         }
         assert!(available(&desc(3, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), H200, DequantizedBf16).is_err());
         for formulation in Formulation::ALL {
-            assert_eq!(Formulation::from_name(formulation.name()), Some(formulation));
+            assert_eq!(formulation.name().parse(), Ok(formulation));
             assert_eq!(serde_json::to_string(&formulation).unwrap(), format!("\"{formulation}\""));
         }
     }

@@ -182,8 +182,8 @@ fn tolerance(out: DType, accumulation: Accumulation) -> f64 {
         DType::Bf16 => -7,
         DType::F16 => -10,
         DType::F32 => -23,
-        DType::E4m3 => -3,
-        DType::E5m2 => -2,
+        DType::E4M3 => -3,
+        DType::E5M2 => -2,
     });
     4.0 * (order + (order * step).sqrt())
 }
@@ -241,8 +241,8 @@ fn decode(out: DType, bytes: &[u8]) -> f64 {
         (DType::Bf16, [a, b, ..]) => half::bf16::from_ne_bytes([*a, *b]).to_f64(),
         (DType::F16, [a, b, ..]) => half::f16::from_ne_bytes([*a, *b]).to_f64(),
         (DType::F32, [a, b, c, d, ..]) => f64::from(f32::from_ne_bytes([*a, *b, *c, *d])),
-        (DType::E4m3, [code, ..]) => float8::F8E4M3::from_bits(*code).to_f64(),
-        (DType::E5m2, [code, ..]) => float8::F8E5M2::from_bits(*code).to_f64(),
+        (DType::E4M3, [code, ..]) => float8::F8E4M3::from_bits(*code).to_f64(),
+        (DType::E5M2, [code, ..]) => float8::F8E5M2::from_bits(*code).to_f64(),
         _ => f64::NAN,
     }
 }
@@ -325,7 +325,7 @@ mod tests {
         for accumulation in [Accumulation::Precise, Accumulation::Fast] {
             let of = |out| tolerance(out, accumulation);
             assert!(of(DType::F32) < of(DType::F16) && of(DType::F16) < of(DType::Bf16));
-            assert!(of(DType::Bf16) < of(DType::E4m3) && of(DType::E4m3) < 0.05, "{}", of(DType::E4m3));
+            assert!(of(DType::Bf16) < of(DType::E4M3) && of(DType::E4M3) < 0.05, "{}", of(DType::E4M3));
         }
     }
 

@@ -14,7 +14,7 @@ use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{PairKind, pair_kind};
 use crate::gpu::gemm::outline::{FactorPlace, ScaleSource, Sum, Target, ValueSource};
 use crate::gpu::gemm::record::LtAlgorithm;
-use crate::gpu::gemm::steps::Search;
+use crate::gpu::gemm::steps::{Offered, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::lt::quirks::{self, Problem, Scaling, Version};
 use crate::gpu::lt::{
@@ -114,7 +114,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, sum: &Sum) -> Result<Setup> {
         matmul.set(attr::BiasDataType, DataType::from(bias))?;
         pointers.push(PointerAttr::Bias);
     }
-    if sum.d_type == DType::E4m3 {
+    if sum.d_type == DType::E4M3 {
         pointers.push(PointerAttr::DScale);
     }
     if sum.amax == OutAmax::Store {
@@ -125,7 +125,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, sum: &Sum) -> Result<Setup> {
     let [a_type, b_type] = operand_types(desc, sum);
     let d = || MatrixLayout::new(DataType::from(sum.d_type), n, rows, sum.d_stride);
     // An FP8 D wants a wide C even where none is read (documented).
-    let c = if sum.d_type == DType::E4m3 { MatrixLayout::new(DataType::Bf16, n, rows, sum.d_stride) } else { d() };
+    let c = if sum.d_type == DType::E4M3 { MatrixLayout::new(DataType::Bf16, n, rows, sum.d_stride) } else { d() };
     let layouts = Layouts {
         a: MatrixLayout::new(b_type, k, n, k)?,
         b: MatrixLayout::new(a_type, k, rows, desc.a_stride)?,
@@ -189,12 +189,7 @@ fn words(algo: &Algo) -> String {
 
 impl LtProduct {
     /// Asks the library for algorithms; gives the words for why there is none.
-    pub(crate) fn ask(
-        handle: &Handle,
-        desc: &GemmDesc,
-        sum: &Sum,
-        search: Search,
-    ) -> Result<std::result::Result<Self, String>> {
+    pub(crate) fn ask(handle: &Handle, desc: &GemmDesc, sum: &Sum, search: Search) -> Result<Offered<Self>> {
         let (version, problem) = (handle.lt().version(), problem(handle, desc, sum));
         if let Some(reason) = forbidden(version, &problem) {
             return Ok(Err(reason));
@@ -243,7 +238,7 @@ impl LtProduct {
         sum: &Sum,
         recorded: &LtAlgorithm,
         search: Search,
-    ) -> Result<std::result::Result<Self, String>> {
+    ) -> Result<Offered<Self>> {
         // The list may have been longer where the record was made.
         for candidates in [search.candidates, MOST_ALGORITHMS] {
             let mut product = match Self::ask(handle, desc, sum, Search { candidates, ..search })? {
@@ -257,8 +252,7 @@ impl LtProduct {
         }
         let (version, limit) = (handle.lt().version(), search.workspace_limit.min(WORKSPACE_BYTES));
         Ok(Err(format!(
-            "cuBLASLt {version} does not offer {} for this problem with {limit} bytes of workspace",
-            recorded.config
+            "cuBLASLt {version} does not offer it for this problem with {limit} bytes of workspace, or it is known to fail"
         )))
     }
 
@@ -321,7 +315,7 @@ impl LtProduct {
         let pointers = Pointers {
             a_scale: scale(&sum, sum.b_scales, &call.b, &unit),
             b_scale: scale(&sum, sum.a_scales, &call.a, &unit),
-            d_scale: call.out_encode.as_ref().filter(|_| sum.d_type == DType::E4m3),
+            d_scale: call.out_encode.as_ref().filter(|_| sum.d_type == DType::E4M3),
             amax_d: call.amax.as_ref().filter(|_| sum.amax == OutAmax::Store),
             bias: call.bias.as_ref().map(|(span, _)| span).filter(|_| sum.bias.is_some()),
         };
@@ -335,7 +329,7 @@ impl LtProduct {
             b: a,
             // Never read (E4M3 is not accumulated into). D's address under C's wide layout is refused: status 7 (observed,
             // cuBLASLt 13.1).
-            c: (sum.d_type == DType::E4m3).then_some(&unit),
+            c: (sum.d_type == DType::E4M3).then_some(&unit),
             d: target,
             pointers,
             workspace: &handle.workspace(),

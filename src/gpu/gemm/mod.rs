@@ -1,6 +1,7 @@
 //! Products: the problem, the ways to compute it, plans, and the choice among them.
 
 pub(crate) mod args;
+pub(crate) mod baseline;
 pub(crate) mod cache;
 pub(crate) mod call;
 pub(crate) mod desc;
@@ -14,5 +15,6 @@ pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod record;
 pub(crate) mod rescale;
+pub(crate) mod rules;
 pub(crate) mod steps;
 pub(crate) mod tune;

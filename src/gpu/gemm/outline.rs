@@ -194,7 +194,7 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     if desc.accumulate == Accumulate::Add && activation != Activation::None {
         return Some("an activation after accumulation is done in our kernel".to_string());
     }
-    if desc.out == DType::E4m3 && (bias.is_some() || activation != Activation::None) {
+    if desc.out == DType::E4M3 && (bias.is_some() || activation != Activation::None) {
         // Observed (H200, cuBLASLt 13.1.0): amax came back as 97.5 where FP32 gives 97.2995, so the library rounds the sum
         // to the bias type before it takes amax and encodes. Without bias and activation it stays in FP32.
         return Some("cuBLASLt rounds to bf16 between epilogue and e4m3 output; our kernel stays in f32".to_string());
@@ -333,7 +333,7 @@ mod tests {
         let wide_bias = Epilogue { bias: Some(DType::F32), ..Epilogue::default() };
         assert_eq!(finishes(&desc(8, vec, blk).with_epilogue(wide_bias), Formulation::Native), [EpilogueKernel]);
         let tensor = Scheme::Fp8Tensor(F);
-        let encoded = GemmDesc { out: DType::E4m3, ..desc(8, tensor, tensor) };
+        let encoded = GemmDesc { out: DType::E4M3, ..desc(8, tensor, tensor) };
         assert_eq!(finishes(&encoded, Formulation::Native), [Fused, EpilogueKernel]);
         let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
         let relu = Epilogue { activation: Activation::Relu, ..Epilogue::default() };

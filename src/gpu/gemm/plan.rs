@@ -14,6 +14,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation, PairKind};
 use crate::gpu::gemm::outline::Scratch;
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
+use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
 use crate::gpu::handle::{Handle, WORKSPACE_BYTES};
 use crate::gpu::kernels::KernelFamily;
@@ -176,7 +177,7 @@ impl Handle {
     pub fn offers(&self, desc: &GemmDesc) -> Result<Vec<Offer>> {
         self.refuse_capture("asking what is supported")?;
         desc.check(&self.device().to_string())?;
-        let (order, _) = formulation::preference(desc, Facts::of(self));
+        let (order, _) = rules::preference(desc, Facts::of(self));
         let ask = |formulation| {
             // An empty D needs no library; what the table says is the answer.
             let refusal = match desc.is_empty() {
@@ -336,7 +337,7 @@ impl GemmPlan {
             self.rejected.extend(others.map(|f| format!("{f}: {asked} was asked for")));
             return Ok(());
         }
-        let (order, why) = formulation::preference(&self.desc, Facts::of(handle));
+        let (order, why) = rules::preference(&self.desc, Facts::of(handle));
         for formulation in order {
             if let Some(chosen) = &self.candidate {
                 let chosen = chosen.outline().formulation;

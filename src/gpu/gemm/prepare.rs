@@ -15,7 +15,6 @@ impl GemmPlan {
     /// loaded its kernels.
     ///
     /// Allocates what it makes, and at the first call an A and a D that are freed in stream order; waits for nothing.
-    /// A graph captured with this B uses the repeated scales: keep B, and do not call [`QuantMatrix::scales_mut`] meanwhile.
     ///
     /// # Errors
     /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] on another handle, or inside graph capture if there is
@@ -94,7 +93,7 @@ impl GemmPlan {
         // A place 16-byte aligned for the factor, and one for the amax.
         let encode = zeros(4, DType::F32)?;
         let mut amax = zeros(4, DType::F32)?;
-        if desc.out == DType::E4m3 {
+        if desc.out == DType::E4M3 {
             args = args.out_encode(DeviceBytes::from(encode.slice(..4)));
         }
         if desc.out_amax == OutAmax::Store {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::OutputFile;
 use crate::error::{Error, Result};
 
-use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::matrix::derived::KeptWeights;
 
@@ -84,21 +84,9 @@ impl From<&GemmDesc> for ProblemRecord {
             bias: desc.epilogue.bias.map(|t| t.to_string()),
             activation: desc.epilogue.activation.name().to_string(),
             residual: desc.epilogue.residual.map(|t| t.to_string()),
-            accumulate: match desc.accumulate {
-                Accumulate::Replace => "replace",
-                Accumulate::Add => "add",
-            }
-            .to_string(),
-            accumulation: match desc.accumulation {
-                Accumulation::Precise => "precise",
-                Accumulation::Fast => "fast",
-            }
-            .to_string(),
-            out_amax: match desc.out_amax {
-                OutAmax::Ignore => "ignore",
-                OutAmax::Store => "store",
-            }
-            .to_string(),
+            accumulate: desc.accumulate.to_string(),
+            accumulation: desc.accumulation.to_string(),
+            out_amax: desc.out_amax.to_string(),
         }
     }
 }
@@ -377,6 +365,7 @@ mod tests {
     use super::*;
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Operand, Scheme};
+    use crate::gpu::gemm::desc::Accumulation;
 
     fn environment() -> Environment {
         Environment {

@@ -105,8 +105,9 @@ impl Handle {
         let order = stream.order();
         let row_scale = row_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
         let col_scale = col_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
-        let bias = bias.as_ref().map(|v| Ok((v.data().at(order)?, v.dtype()))).transpose()?;
-        let residual = residual.as_ref().map(|r| Ok((r.data().at(order)?, r.row_stride(), r.dtype()))).transpose()?;
+        let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?;
+        let residual =
+            residual.as_ref().map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype()))).transpose()?;
         let (d_stride, d_type) = (d.row_stride(), d.dtype());
         self.kernels().epilogue(
             stream,

@@ -7,6 +7,7 @@ use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation};
 use crate::gpu::gemm::judge::Judge;
 use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::record::TuneRecord;
+use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Search};
 use crate::gpu::handle::Handle;
 use crate::gpu::measure::Timing;
@@ -21,6 +22,8 @@ pub enum CacheState {
     /// What the call before left there: graphs of 24 calls, so that the GPU is timed and not the host.
     Warm,
 }
+
+named!(CacheState, "cache state", Cold => "cold", Warm => "warm");
 
 /// How to measure.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,7 +187,7 @@ impl GemmPlan {
         if self.desc.is_empty() {
             return Err(nothing_to_tune(self));
         }
-        let (mut order, _) = formulation::preference(&self.desc, Facts::of(handle));
+        let (mut order, _) = rules::preference(&self.desc, Facts::of(handle));
         if let Some(asked) = self.options.formulation {
             order.retain(|f| *f == asked);
         }
@@ -248,11 +251,14 @@ impl std::fmt::Display for Trial {
     }
 }
 
-/// Zeroes D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
+/// Zeroes the rows of D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
+/// What lies between the rows is not D's.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.launch_stream();
+    let size = args.d.dtype().bytes();
+    let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
     let d = args.d.data_mut().at(stream.order())?;
-    handle.kernels().zero(stream, &d, d.bytes)
+    handle.kernels().zero_2d(stream, &d, stride, rows, row_bytes)
 }
 
 /// D's rows, packed, on the host.

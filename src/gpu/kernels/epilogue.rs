@@ -176,8 +176,8 @@ impl Kernels {
         call.check()?;
         let family = self.epilogue_kernels(stream)?;
         let kernel = match (call.d_type, call.out_encode) {
-            (DType::E4m3, Some(_)) => family.epilogue_e4m3[usize::from(!call.aligned())],
-            (found @ (DType::E4m3 | DType::E5m2), _) => {
+            (DType::E4M3, Some(_)) => family.epilogue_e4m3[usize::from(!call.aligned())],
+            (found @ (DType::E4M3 | DType::E5M2), _) => {
                 return Err(Error::dtype(
                     "D",
                     found,

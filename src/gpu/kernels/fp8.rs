@@ -86,10 +86,11 @@ impl ScaleRule {
             max: recipe.format().max(),
             overflow: recipe.overflow_encode(input),
             preset: match recipe.preset {
-                Preset::TorchAo => 0,
+                Preset::TorchAo | Preset::TorchAoCpu => 0,
                 Preset::TransformerEngine => 1,
                 Preset::DeepSeek => 2,
                 Preset::DeepGemm => 3,
+                Preset::DeepGemmCpu => 4,
             },
             pow2: (recipe.rounding == ScaleRounding::PowerOfTwo) as u32,
             format: format_code(recipe.format()),

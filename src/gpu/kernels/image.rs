@@ -79,6 +79,8 @@ pub enum KernelSource {
     Nvrtc,
 }
 
+named!(KernelSource, "source of kernels", Embedded => "embedded", Nvrtc => "nvrtc");
+
 impl KernelSource {
     /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
     pub(super) fn from_env() -> Self {

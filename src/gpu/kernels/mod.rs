@@ -209,6 +209,29 @@ impl Kernels {
         let result = unsafe { sys::cuMemsetD8Async(dst.address, 0, bytes, stream.stream.cu_stream()) };
         result.result().map_err(|e| driver("clearing device memory", e))
     }
+
+    /// Sets `rows` rows of `row_bytes` bytes to zero, `stride` bytes apart; what lies between them is left alone.
+    pub(crate) fn zero_2d(
+        &self,
+        stream: &LaunchStream,
+        dst: &Span<'_>,
+        stride: usize,
+        rows: usize,
+        row_bytes: usize,
+    ) -> Result<()> {
+        if rows == 0 || row_bytes == 0 {
+            return Ok(());
+        }
+        if rows == 1 || stride == row_bytes {
+            return self.zero(stream, dst, rows * row_bytes);
+        }
+        check_bytes("memory to clear", dst, extent(rows, row_bytes, stride))?;
+        stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+        // SAFETY: as in `zero`; the last row ends within the span (checked above).
+        let result =
+            unsafe { sys::cuMemsetD2D8Async(dst.address, stride, 0, row_bytes, rows, stream.stream.cu_stream()) };
+        result.result().map_err(|e| driver("clearing rows of device memory", e))
+    }
 }
 
 /// The version of the NVRTC in this process, loading it if need be.

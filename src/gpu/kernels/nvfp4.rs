@@ -9,7 +9,7 @@ use super::operand::{
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Preset, Recipe, Scheme,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Recipe, Scheme, TorchDevice,
 };
 use crate::gpu::device::memory::{LaunchStream, Span};
 
@@ -72,10 +72,11 @@ struct Nvfp4Rule {
 impl Nvfp4Rule {
     fn new(recipe: Recipe, given: u32) -> Self {
         let options = recipe.nvfp4;
-        let (rule, mse, strict) = match options.block_scale {
-            BlockScaleRule::Plain if recipe.preset == Preset::TorchAo => (2, 0, 0),
-            BlockScaleRule::Plain => (0, 0, 0),
-            BlockScaleRule::FourOverSix { metric, math } => {
+        let (rule, mse, strict) = match (recipe.torchao(), options.block_scale) {
+            (Some(TorchDevice::Cuda), _) => (2, 0, 0),
+            (Some(TorchDevice::Cpu), _) => (3, 0, 0),
+            (None, BlockScaleRule::Plain) => (0, 0, 0),
+            (None, BlockScaleRule::FourOverSix { metric, math }) => {
                 (1, u32::from(metric == ErrorMetric::Mse), u32::from(math == ErrorMath::Strict))
             }
         };
@@ -85,7 +86,8 @@ impl Nvfp4Rule {
         };
         Self {
             six_e: 6.0 * options.bound.value(),
-            given,
+            // torchao's way to divide an amax has a kind of its own.
+            given: if (given, rule) == (0, 2) { 3 } else { given },
             rule,
             mse,
             strict,

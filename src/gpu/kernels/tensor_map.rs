@@ -158,9 +158,9 @@ impl MatrixMap {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::gpu::device::libraries;
+    use crate::gpu::lt::keep_loaded;
 
     /// FP8 codes of B of DeepSeek-V3's first product, 64 x 128 at a time.
     const CODES: MatrixMap = MatrixMap {
@@ -206,7 +206,13 @@ mod tests {
             (MatrixMap { box_cols: 144, ..CODES }, "Bytes128"),
             (MatrixMap { box_cols: 48, swizzle: Swizzle::Bytes32, ..CODES }, "Bytes32"),
             (
-                MatrixMap { element: MapElement::Bf16, cols: 8, box_cols: 64, swizzle: Swizzle::Bytes64, ..CODES },
+                MatrixMap {
+                    element: MapElement::Bf16,
+                    row_stride: 3584,
+                    cols: 3584,
+                    swizzle: Swizzle::Bytes64,
+                    ..CODES
+                },
                 "Bytes64",
             ),
             (MatrixMap { box_cols: usize::MAX, swizzle: Swizzle::None, ..CODES }, "box"),
@@ -220,7 +226,7 @@ mod tests {
     /// What our rules let through, the driver takes; it needs no GPU for it, but its library.
     #[test]
     fn the_driver_takes_what_the_rules_let_through() {
-        if let Err(reason) = libraries::driver_available(crate::gpu::lt::keep_loaded) {
+        if let Err(reason) = libraries::driver_available(keep_loaded) {
             println!("skipped: {reason}");
             return;
         }

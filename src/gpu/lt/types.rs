@@ -42,8 +42,8 @@ impl From<DType> for DataType {
             DType::F32 => Self::F32,
             DType::F16 => Self::F16,
             DType::Bf16 => Self::Bf16,
-            DType::E4m3 => Self::E4m3,
-            DType::E5m2 => Self::E5m2,
+            DType::E4M3 => Self::E4m3,
+            DType::E5M2 => Self::E5m2,
         }
     }
 }

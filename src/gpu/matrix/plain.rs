@@ -236,6 +236,6 @@ mod tests {
             assert!(VecRef::new(at(address), dtype, 4).is_err());
             assert!(MatRef::new(at(4096), dtype, 2, 4).is_ok());
         }
-        assert!(MatRef::new(at(4097), DType::E4m3, 2, 4).is_ok());
+        assert!(MatRef::new(at(4097), DType::E4M3, 2, 4).is_ok());
     }
 }

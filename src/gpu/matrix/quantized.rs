@@ -1,7 +1,7 @@
 //! [`QuantMatrix`]: codes, scales and scheme as one value.
 
 use crate::error::{Error, Result};
-use crate::format::{Basis, CodeFormat, HostQuantMatrix, Scheme};
+use crate::format::{Basis, CodeFormat, HostParts, HostQuantMatrix, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -87,7 +87,7 @@ impl QuantMatrix {
     /// # Errors
     /// [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`] inside graph capture.
     pub fn from_host(handle: &Handle, host: &HostQuantMatrix) -> Result<Self> {
-        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.with_basis(host.basis());
+        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?.assume_basis(host.basis());
         let Parts { mut codes, mut scales, mut block_scales } = matrix.parts();
         handle.write(&mut codes, host.codes())?;
         handle.write(&mut scales, host.scales())?;
@@ -104,12 +104,11 @@ impl QuantMatrix {
         let codes = handle.read_bytes(&self.codes())?;
         let scales = handle.read(&self.scales())?;
         let block_scales = handle.read_bytes(&self.block_scales())?;
-        let host = HostQuantMatrix::from_block_parts(scheme, rows, cols, codes, scales, block_scales)?;
-        Ok(host.with_basis(self.basis))
+        HostQuantMatrix::from_parts(scheme, rows, cols, HostParts { codes, scales, block_scales, basis: self.basis })
     }
 
     /// The same matrix, said to be in this basis. Nothing is transformed.
-    pub fn with_basis(self, basis: Basis) -> Self {
+    pub fn assume_basis(self, basis: Basis) -> Self {
         Self { basis, ..self }
     }
 

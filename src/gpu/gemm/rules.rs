@@ -1,0 +1,137 @@
+//! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
+
+use crate::format::layout::ScaleLayout;
+
+use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::formulation::{Facts, Formulation, HOPPER, PairKind, available, pair_kind};
+use crate::gpu::gemm::measured::{self, Choice, Problem};
+
+/// The order in which to try formulations, and the words for why.
+///
+/// Where cuBLASLt has the pair natively and there is an alternative, [`crate::gpu::gemm::measured`] knows which is the faster one:
+/// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
+/// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
+/// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B.
+pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
+    let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
+    let (alternative, tables) = match pair_kind(desc) {
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
+            (Formulation::RepeatedScales, measured::REPEATED_SCALES)
+        }
+        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => (Formulation::Rescaled, measured::RESCALED),
+        PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
+            return all("this GPU multiplies such blocks itself");
+        }
+        PairKind::Block(_) | PairKind::WeightOnly => {
+            return all("this GPU multiplies no such blocks, and their values are exact in plain numbers");
+        }
+        PairKind::Fp8(..) => return all("there is one way"),
+    };
+    if facts.cc != HOPPER {
+        return all("no rule for this GPU prefers another");
+    }
+    let problem = Problem {
+        fast: alternative == Formulation::Rescaled && desc.accumulation == Accumulation::Fast,
+        out: desc.out,
+        activation: desc.epilogue.activation,
+        more: desc.epilogue.bias.is_some()
+            || desc.epilogue.residual.is_some()
+            || desc.accumulate == Accumulate::Add
+            || desc.out_amax == OutAmax::Store,
+    };
+    let choice = measured::choose(tables, problem, [desc.m, desc.n, desc.k], facts.sm_count as usize, facts.measured);
+    let (wins, at, source) = match choice {
+        Some(Choice::Measured(wins)) => (wins, "measured at this shape", "H200, cuBLASLt 13.1"),
+        Some(Choice::Rule(wins)) => (wins, "at such shapes", "rule from an H200, cuBLASLt 13.1"),
+        Some(Choice::NearestRule(wins)) => {
+            (wins, "at such shapes", "rule of similar problems on an H200, cuBLASLt 13.1")
+        }
+        None => return all("nothing was measured"),
+    };
+    let mut order = Formulation::ALL.to_vec();
+    if wins {
+        order.retain(|f| *f != alternative);
+        order.insert(0, alternative);
+    }
+    let what = if wins { "faster than native" } else { "fastest" };
+    (order, format!("{what}, {at} ({source})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::epilogue::{Activation, Epilogue};
+    use crate::format::{DType, Fp8Format, Operand, Scheme};
+    use crate::gpu::lt::quirks::Version;
+
+    const F: Fp8Format = Fp8Format::E4M3;
+    const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
+
+    #[test]
+    fn measured_shapes_first_then_rules_then_native() {
+        use Formulation::{Native, RepeatedScales, Rescaled};
+        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
+        let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
+        let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
+        // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
+        let other = Facts { measured: false, ..H200 };
+        for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
+        {
+            for (a, b, alternative, tables) in
+                [(vec, blk, RepeatedScales, measured::REPEATED_SCALES), (row, row, Rescaled, measured::RESCALED)]
+            {
+                for facts in [H200, other, Facts { sm_count: 8, ..other }] {
+                    let fast = alternative == Rescaled;
+                    let problem = Problem { fast, out: DType::Bf16, activation: Activation::None, more: false };
+                    let sms = facts.sm_count as usize;
+                    let choice = measured::choose(tables, problem, [m, n, k], sms, facts.measured).unwrap();
+                    let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
+                    assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
+                    let wanted = if wins { alternative } else { Native };
+                    assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
+                }
+            }
+        }
+        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are native's.
+        assert_eq!(
+            [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
+            [RepeatedScales, Rescaled]
+        );
+        assert_eq!(
+            [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
+            [Native; 2]
+        );
+        // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
+        let known = desc(2, 24576, 1536, row, row);
+        let words = |desc: &GemmDesc| preference(desc, H200).1;
+        assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
+        let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+        let residual = Epilogue { residual: Some(DType::Bf16), ..silu };
+        for similar in [
+            known.with_epilogue(residual),
+            known.with_accumulate(Accumulate::Add),
+            GemmDesc { out: DType::F16, ..known },
+        ] {
+            assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
+        }
+        assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
+        assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
+        let mut order = preference(&desc(1, 4096, 7168, row, row), H200).0;
+        order.sort();
+        assert_eq!(order, Formulation::ALL);
+    }
+
+    #[test]
+    fn blocks_have_one_order_on_every_gpu() {
+        for cc in [(8, 0), (9, 0), (10, 0), (12, 0)] {
+            let facts = Facts { cc, ..H200 };
+            for a in [Operand::Quantized(Scheme::Nvfp4), Operand::Plain(DType::Bf16)] {
+                let desc = GemmDesc::new(17, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
+                let (order, why) = preference(&desc, facts);
+                assert_eq!(order, Formulation::ALL, "{desc} on {facts:?}");
+                let native = cc.0 >= 10 && a.scheme().is_some();
+                assert_eq!(why.contains("multiplies such blocks itself"), native, "{desc} on {facts:?}: {why}");
+            }
+        }
+    }
+}
