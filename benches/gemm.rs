@@ -7,21 +7,17 @@
 
 mod common;
 
-use std::time::Instant;
-
 use common::check::{Check, assert_bf16};
 use common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
 use scaled_gemm::{
     Accumulation, Activation, Cadence, ClockWatch, DType, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle,
-    HostQuantMatrix, MatMut, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Times, Timing,
+    HostQuantMatrix, MatMut, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Times,
 };
 
 const F: Fp8Format = Fp8Format::E4M3;
 const ROWS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
-/// From here on the cadence matters.
-const LARGE_ROWS: usize = 1024;
 
 /// Pairs with their accumulation and short name.
 const PAIRS: [(&str, Scheme, Scheme, Accumulation); 3] = [
@@ -157,22 +153,13 @@ fn measure(
         job.call(handle, pool, 0, &mut d).unwrap();
         job.check.assert(handle, &d[0], DType::Bf16, Activation::None, &format!("{} {m} x {n} x {k}", job.name));
     }
-    for cadence in Cadence::ALL {
-        if cadence == Cadence::Pauses && m < LARGE_ROWS {
-            continue;
-        }
-        let timing = Timing::of(cadence).over(sets);
-        baseline.choose_fastest(timing, &mut d);
-        let start = Instant::now();
-        let times = timing.in_turns(handle, 1 + jobs.len(), |who, call| match who.checked_sub(1) {
-            None => baseline.execute(call % sets, &mut d),
-            Some(job) => jobs[job].call(handle, pool, call % sets, &mut d),
-        });
-        let (times, clocks) = (times.unwrap(), watch.since(start));
-        let bf16 = times[0].median();
-        println!("| {m} | {cadence} | BF16 | {} | 1.00 | {} | {clocks} |", times[0], baseline.how());
-        for (job, times) in jobs.iter().zip(&times[1..]) {
-            line(cadence, job, times, bf16, misses);
+    let others = jobs.len();
+    let measured =
+        against_bf16(handle, watch, &mut baseline, &mut d, others, |who, set, d| jobs[who].call(handle, pool, set, d));
+    for AgainstBf16 { cadence, times, how, clocks } in measured {
+        println!("| {m} | {cadence} | BF16 | {} | 1.00 | {how} | {clocks} |", times[0]);
+        for (job, of_job) in jobs.iter().zip(&times[1..]) {
+            line(cadence, job, of_job, times[0].median(), misses);
         }
     }
 }

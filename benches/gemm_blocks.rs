@@ -8,15 +8,13 @@
 
 mod common;
 
-use std::time::Instant;
-
 use common::check::{Check, assert_bf16};
 use common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
 use scaled_gemm::{
-    Activation, Cadence, ClockWatch, DType, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, HostQuantMatrix,
-    KeptWeights, MatMut, Operand, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Timing,
+    Activation, ClockWatch, DType, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KeptWeights,
+    MatMut, Operand, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
 };
 
 const NV: Scheme = Scheme::Nvfp4;
@@ -168,20 +166,12 @@ fn measure(
             check.assert(handle, &d[0], DType::Bf16, Activation::None, &words);
         }
     }
-    for cadence in Cadence::ALL {
-        if cadence == Cadence::Pauses && m < TARGET_ROWS {
-            continue;
-        }
-        let timing = Timing::of(cadence).over(sets);
-        baseline.choose_fastest(timing, &mut d);
-        let start = Instant::now();
-        let times = timing.in_turns(handle, 1 + jobs.len(), |who, call| match who.checked_sub(1) {
-            None => baseline.execute(call % sets, &mut d),
-            Some(job) => jobs[job].call(handle, pool, call % sets, &mut d),
-        });
-        let (times, clocks) = (times.unwrap(), watch.since(start));
+    let others = jobs.len();
+    let measured =
+        against_bf16(handle, watch, &mut baseline, &mut d, others, |who, set, d| jobs[who].call(handle, pool, set, d));
+    for AgainstBf16 { cadence, times, how, clocks } in measured {
         let bf16 = times[0].median();
-        println!("| {m} | {cadence} | BF16 | | {} | 1.00 | {} | | {clocks} |", times[0], baseline.how());
+        println!("| {m} | {cadence} | BF16 | | {} | 1.00 | {how} | | {clocks} |", times[0]);
         for (Job { pair, variant, plan, .. }, times) in jobs.iter().zip(&times[1..]) {
             let ratio = bf16 / times.median();
             let how = format!("{}, {}", plan.formulation(), plan.finish());

@@ -10,7 +10,9 @@ use half::bf16;
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Noise;
-use scaled_gemm::{Bf16Gemm, ClockWatch, DType, Handle, MatMut, MatRef, QuantMatrix, Recipe, Scheme, Times, Timing};
+use scaled_gemm::{
+    Bf16Gemm, Cadence, ClockWatch, Clocks, DType, Handle, MatMut, MatRef, QuantMatrix, Recipe, Scheme, Times, Timing,
+};
 
 #[path = "../../tests/common/mod.rs"]
 pub mod testing;
@@ -168,6 +170,47 @@ fn execute(
 ) -> scaled_gemm::Result<()> {
     let mut d = MatMut::new(&mut d[set], DType::Bf16, m, n)?;
     plan.execute(handle, &pool.a(set, m, k), &pool.b(set, n, k), &mut d)
+}
+
+/// From this m on the cadence matters.
+pub const LARGE_ROWS: usize = 1024;
+
+/// What one cadence gave.
+pub struct AgainstBf16 {
+    pub cadence: Cadence,
+    /// BF16 first.
+    pub times: Vec<Times>,
+    /// Which algorithm of BF16's.
+    pub how: String,
+    pub clocks: Clocks,
+}
+
+/// BF16's times and those of `others` products in turns, sustained and, where it matters, with pauses; with the clock
+/// meanwhile. `call(who, set, d)` enqueues product `who`.
+pub fn against_bf16(
+    handle: &Handle,
+    watch: &ClockWatch,
+    baseline: &mut Baseline<'_>,
+    d: &mut [CudaSlice<u8>],
+    others: usize,
+    mut call: impl FnMut(usize, usize, &mut [CudaSlice<u8>]) -> scaled_gemm::Result<()>,
+) -> Vec<AgainstBf16> {
+    let (sets, m) = (d.len(), baseline.shape[0]);
+    let cadences = Cadence::ALL.into_iter().filter(|c| *c == Cadence::Sustained || m >= LARGE_ROWS);
+    let mut measured = Vec::new();
+    for cadence in cadences {
+        let timing = Timing::of(cadence).over(sets);
+        baseline.choose_fastest(timing, d);
+        let start = Instant::now();
+        let times = timing.in_turns(handle, 1 + others, |who, i| match who.checked_sub(1) {
+            None => baseline.execute(i % sets, d),
+            Some(who) => call(who, i % sets, d),
+        });
+        let (times, how) = (times.unwrap(), baseline.how());
+        let clocks = watch.since(start);
+        measured.push(AgainstBf16 { cadence, times, how, clocks });
+    }
+    measured
 }
 
 /// The head of a record: what was measured where, and how.

@@ -73,35 +73,44 @@ mod tests {
         let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
         let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
         let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
-        // Measured: n = 24576, k = 1536 turns between m = 64 and 128 for blocks, between 2 and 4 for rows.
-        assert_eq!(first(64, 24576, 1536, vec, blk, H200), RepeatedScales);
-        assert_eq!(first(65, 24576, 1536, vec, blk, H200), Native);
-        assert_eq!(first(2, 24576, 1536, row, row, H200), Rescaled);
-        assert_eq!(first(3, 24576, 1536, row, row, H200), Native);
-        // Not measured: the rules, on any sm_90.
+        // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
         let other = Facts { measured: false, ..H200 };
-        for facts in [H200, other] {
-            assert_eq!(first(64, 9984, 4096, vec, blk, facts), RepeatedScales);
-            assert_eq!(first(65, 9984, 4096, vec, blk, facts), Native);
-            assert_eq!(first(128, 3072, 4096, vec, blk, facts), RepeatedScales);
-            assert_eq!(first(128, 3072, 4096, row, row, facts), Rescaled);
-            assert_eq!(first(512, 3072, 4096, row, row, facts), Native);
-            assert_eq!(first(12, 9984, 2048, row, row, facts), Rescaled);
-            assert_eq!(first(13, 9984, 2048, row, row, facts), Native);
+        for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
+        {
+            for (a, b, alternative, tables) in
+                [(vec, blk, RepeatedScales, measured::REPEATED_SCALES), (row, row, Rescaled, measured::RESCALED)]
+            {
+                for facts in [H200, other, Facts { sm_count: 8, ..other }] {
+                    let fast = alternative == Rescaled;
+                    let problem = Problem { fast, out: DType::Bf16, activation: Activation::None, more: false };
+                    let sms = facts.sm_count as usize;
+                    let choice = measured::choose(tables, problem, [m, n, k], sms, facts.measured).unwrap();
+                    let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
+                    assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
+                    let wanted = if wins { alternative } else { Native };
+                    assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
+                }
+            }
         }
-        // 24 tiles are less than half of 132 multiprocessors, and more than half of 40.
-        let small = Facts { sm_count: 40, ..other };
-        assert_eq!(first(128, 3072, 4096, row, row, small), Native);
-        // The table is for fast sums into BF16 and nothing else; the words say which rule was followed instead.
-        let measured = desc(2, 24576, 1536, row, row);
+        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are native's.
+        assert_eq!(
+            [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
+            [RepeatedScales, Rescaled]
+        );
+        assert_eq!(
+            [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
+            [Native; 2]
+        );
+        // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
+        let known = desc(2, 24576, 1536, row, row);
         let words = |desc: &GemmDesc| preference(desc, H200).1;
-        assert!(words(&measured).contains("measured at this shape"), "{}", words(&measured));
+        assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
         let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+        let residual = Epilogue { residual: Some(DType::Bf16), ..silu };
         for similar in [
-            measured.with_accumulation(Accumulation::Precise),
-            measured.with_epilogue(silu),
-            measured.with_accumulate(Accumulate::Add),
-            GemmDesc { out: DType::F32, ..measured },
+            known.with_epilogue(residual),
+            known.with_accumulate(Accumulate::Add),
+            GemmDesc { out: DType::F16, ..known },
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
