@@ -8,7 +8,7 @@ use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, GivenSc
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
-use crate::gpu::matrix::{MatMut, MatRef, Parts, QuantMatrix};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans};
 
 /// Which operands a quantizer writes.
 ///
@@ -307,15 +307,16 @@ impl Handle {
         }
         let stream = self.launch_stream();
         let order = stream.order();
-        let Parts { codes, scales, block_scales } = q.read(order)?;
+        let spans = q.read(order)?;
+        let QuantSpans { codes, scales, block_scales } = &spans;
         let (dtype, stride) = (y.dtype(), y.row_stride());
         let target = y.data_mut().at(order)?;
         if q.scheme().spec().block.is_some() {
-            let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(&scales));
-            let q = BlockCodes { scheme, rows, cols, codes: &codes, block_scales: &block_scales, scales };
+            let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(scales));
+            let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales };
             return self.kernels().dequantize_blocks(stream, &q, &target, stride, dtype);
         }
-        let parts = Output { codes: &codes, scales: &scales, block_scales: &block_scales };
+        let parts = Output { codes, scales, block_scales };
         self.kernels().dequantize(stream, q.scheme(), q.rows(), q.cols(), &parts, &target, stride, dtype)
     }
 
@@ -362,7 +363,7 @@ fn check_input(x: &MatRef<'_>) -> Result<()> {
     check_quantize_cols("x", x.cols())
 }
 
-fn output<'a>(Parts { codes, scales, block_scales }: &'a Parts<Span<'a>>) -> Output<'a> {
+fn output<'a>(QuantSpans { codes, scales, block_scales }: &'a QuantSpans<'a>) -> Output<'a> {
     Output { codes, scales, block_scales }
 }
 

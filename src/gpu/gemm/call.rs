@@ -3,14 +3,14 @@
 use crate::error::{Error, Result};
 use crate::format::DType;
 
-use crate::gpu::device::memory::{DeviceBytes, Span};
+use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::{Order, Queue};
 use crate::gpu::gemm::args::{ArgA, GemmArgs};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::formulation::Formulation;
 use crate::gpu::gemm::outline::{Outline, Target, ValueSource};
 use crate::gpu::handle::Handle;
-use crate::gpu::matrix::QuantMatrix;
+use crate::gpu::matrix::{MatRef, QuantMatrix, QuantSpans};
 
 /// Alignment that plans assume of every operand, and `execute` asks for.
 pub(crate) const ALIGNMENT: u32 = 16;
@@ -41,64 +41,35 @@ pub(crate) struct ScratchSpans<'s> {
     pub(crate) factors: Span<'s>,
 }
 
-/// The buffers of A and B that a call reads.
-struct Buffers<'a> {
-    a: OperandBuffers<'a>,
-    b: OperandBuffers<'a>,
-}
-
-struct OperandBuffers<'a> {
-    /// Codes, or plain numbers.
-    numbers: DeviceBytes<'a>,
-    block_scales: Option<DeviceBytes<'a>>,
-    scales: Option<DeviceBytes<'a>>,
-}
-
 /// The addresses of one operand.
 pub(crate) struct Spans<'s> {
     /// Codes, or plain numbers.
     pub(crate) numbers: Span<'s>,
     pub(crate) block_scales: Option<Span<'s>>,
     pub(crate) scales: Option<Span<'s>>,
+    /// Holds the guard of the addresses above that are the matrix's own.
+    _matrix: Option<QuantSpans<'s>>,
 }
 
-impl<'a> Buffers<'a> {
-    /// What a call by this outline reads of A and B.
-    fn of(a: &'a ArgA<'_>, b: &'a QuantMatrix, outline: &Outline) -> Result<Self> {
-        let values = outline.sum.values;
-        let given = |source: Option<ValueSource>| values.filter(|_| source == Some(ValueSource::Given));
-        let a = match a {
-            ArgA::Quantized(a) => OperandBuffers::of(a, given(values.map(|v| v.a)).map(|v| v.dtype))?,
-            ArgA::Plain(a) => OperandBuffers { numbers: a.data().reborrow(), block_scales: None, scales: None },
+impl<'s> Spans<'s> {
+    fn of_plain(a: &'s MatRef<'_>, order: Order<'s>) -> Result<Self> {
+        Ok(Self { numbers: a.data().at(order)?, block_scales: None, scales: None, _matrix: None })
+    }
+
+    /// The values that the matrix keeps in type `kept`, or its codes where that is `None`; `repeated`: with repeated scales.
+    fn of_quantized(q: &'s QuantMatrix, kept: Option<DType>, repeated: bool, order: Order<'s>) -> Result<Self> {
+        let matrix = q.read(order)?;
+        let own = |span: &Span<'_>| Span::unguarded(span.address, span.bytes);
+        let present = |span: &Span<'_>| (span.bytes > 0).then(|| own(span));
+        let scales = match repeated {
+            true => Some(q.repeated_scales().ok_or_else(not_prepared)?.read(order)?),
+            false => present(&matrix.scales),
         };
-        let mut buffers = Self { a, b: OperandBuffers::of(b, given(values.map(|v| v.b)).map(|v| v.dtype))? };
-        if outline.formulation == Formulation::RepeatedScales {
-            buffers.b.scales = Some(b.repeated_scales().ok_or_else(not_prepared)?);
-        }
-        Ok(buffers)
-    }
-}
-
-impl<'a> OperandBuffers<'a> {
-    /// The values that the matrix keeps in type `kept`; its codes where that is `None`.
-    fn of(q: &'a QuantMatrix, kept: Option<DType>) -> Result<Self> {
-        let present = |bytes: DeviceBytes<'a>| Some(bytes).filter(|bytes| !bytes.is_empty());
-        let scales = present(q.scales());
-        match kept {
-            Some(dtype) => {
-                let numbers = q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?;
-                Ok(Self { numbers, block_scales: None, scales })
-            }
-            None => Ok(Self { numbers: q.codes(), block_scales: present(q.block_scales()), scales }),
-        }
-    }
-
-    fn at<'s>(&'s self, order: Order<'s>) -> Result<Spans<'s>> {
-        Ok(Spans {
-            numbers: self.numbers.at(order)?,
-            block_scales: self.block_scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
-            scales: self.scales.as_ref().map(|bytes| bytes.at(order)).transpose()?,
-        })
+        let (numbers, block_scales) = match kept {
+            Some(dtype) => (q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?.read(order)?, None),
+            None => (own(&matrix.codes), present(&matrix.block_scales)),
+        };
+        Ok(Self { numbers, block_scales, scales, _matrix: Some(matrix) })
     }
 }
 
@@ -118,14 +89,19 @@ pub(crate) fn with_addresses(
     let queue = handle.launch_stream();
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
-    let buffers = Buffers::of(a, b, outline)?;
     let order = queue.order();
+    let values = outline.sum.values;
+    let kept = |source| values.filter(|_| source == Some(ValueSource::Given)).map(|v| v.dtype);
+    let repeated = outline.formulation == Formulation::RepeatedScales;
     let call = Call {
         handle,
         queue,
         desc,
-        a: buffers.a.at(order)?,
-        b: buffers.b.at(order)?,
+        a: match a {
+            ArgA::Quantized(a) => Spans::of_quantized(a, kept(values.map(|v| v.a)), false, order)?,
+            ArgA::Plain(a) => Spans::of_plain(a, order)?,
+        },
+        b: Spans::of_quantized(b, kept(values.map(|v| v.b)), repeated, order)?,
         d: d.data_mut().at(order)?,
         bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?,
         residual: residual

@@ -9,11 +9,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Extent, Scheme};
-use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, Span};
+use crate::gpu::device::memory::{DeviceBuffer, Span};
 use crate::gpu::device::stream::{Capture, Queue};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::BlockCodes;
-use crate::gpu::matrix::{Parts, QuantMatrix};
+use crate::gpu::matrix::QuantMatrix;
 
 /// Whether B keeps its values (codes times block scales) as plain numbers beside its codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -99,13 +99,13 @@ impl QuantMatrix {
     }
 
     /// The values, if they are kept in this type.
-    pub(crate) fn kept_values(&self, dtype: DType) -> Option<DeviceBytes<'_>> {
-        self.derived.kept.get().filter(|kept| kept.dtype == dtype).map(|kept| kept.values.view())
+    pub(crate) fn kept_values(&self, dtype: DType) -> Option<&DeviceBuffer> {
+        self.derived.kept.get().filter(|kept| kept.dtype == dtype).map(|kept| &kept.values)
     }
 
     /// The scales in 1x128 order, if [`QuantMatrix::repeat_scales`] made them.
-    pub(crate) fn repeated_scales(&self) -> Option<DeviceBytes<'_>> {
-        self.derived.repeated.get().map(DeviceBuffer::view)
+    pub(crate) fn repeated_scales(&self) -> Option<&DeviceBuffer> {
+        self.derived.repeated.get()
     }
 
     /// Length of the repeated scales: one for each row and K block, in 1x128 order.
@@ -156,15 +156,15 @@ impl QuantMatrix {
     fn write_repeated(&self, handle: &Handle, repeated: &DeviceBuffer) -> Result<()> {
         let queue = handle.launch_stream();
         let order = queue.order();
-        let (Parts { scales, .. }, target) = (self.read(order)?, repeated.write(order)?);
-        handle.kernels().repeat_scales(queue, &scales, self.rows(), self.cols(), &target)
+        let (source, target) = (self.read(order)?, repeated.write(order)?);
+        handle.kernels().repeat_scales(queue, &source.scales, self.rows(), self.cols(), &target)
     }
 
     fn write_kept(&self, handle: &Handle, kept: &Kept) -> Result<()> {
         let queue = handle.launch_stream();
         let order = queue.order();
-        let (Parts { codes, block_scales, .. }, target) = (self.read(order)?, kept.values.write(order)?);
-        self.dequantize_codes(handle, queue, &codes, &block_scales, &target, kept.dtype)
+        let (source, target) = (self.read(order)?, kept.values.write(order)?);
+        self.dequantize_codes(handle, queue, &source.codes, &source.block_scales, &target, kept.dtype)
     }
 
     /// Enqueues `values[i, j] = code[i, j] * block_scale[i, block]`, packed. The spans are this matrix's codes and block scales.

@@ -6,4 +6,5 @@ mod quantized;
 
 pub use derived::KeptWeights;
 pub use plain::{MatMut, MatRef, VecRef};
+pub(crate) use quantized::QuantSpans;
 pub use quantized::{Parts, QuantMatrix};

@@ -37,6 +37,18 @@ pub struct Parts<T> {
     pub block_scales: T,
 }
 
+/// The addresses of a matrix for one piece of work. One of them may hold the guard of all.
+pub(crate) struct QuantSpans<'s> {
+    pub(crate) codes: Span<'s>,
+    pub(crate) scales: Span<'s>,
+    pub(crate) block_scales: Span<'s>,
+}
+
+/// There is nothing to do: a type with `Drop` cannot be taken apart, and so no guard goes before the others.
+impl Drop for QuantSpans<'_> {
+    fn drop(&mut self) {}
+}
+
 /// Bytes of codes, scales and block scales in device order.
 fn part_bytes(scheme: Scheme, rows: usize, cols: usize) -> [usize; 3] {
     [scheme.code_bytes(rows, cols), scheme.scale_len(rows, cols) * 4, scheme.block_scale_len(rows, cols)]
@@ -171,17 +183,19 @@ impl QuantMatrix {
     }
 
     /// The addresses of codes, scales and block scales for work that reads them.
-    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<Parts<Span<'s>>> {
-        let [codes, scales, block_scales] =
-            DeviceBuffer::together([&self.codes, &self.scales, &self.block_scales], order, false)?;
-        Ok(Parts { codes, scales, block_scales })
+    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<QuantSpans<'s>> {
+        self.spans(order, false)
     }
 
     /// The addresses for work that writes them.
-    pub(crate) fn write<'s>(&'s mut self, order: Order<'s>) -> Result<Parts<Span<'s>>> {
-        let [codes, scales, block_scales] =
-            DeviceBuffer::together([&self.codes, &self.scales, &self.block_scales], order, true)?;
-        Ok(Parts { codes, scales, block_scales })
+    pub(crate) fn write<'s>(&'s mut self, order: Order<'s>) -> Result<QuantSpans<'s>> {
+        self.spans(order, true)
+    }
+
+    fn spans<'s>(&'s self, order: Order<'s>, writes: bool) -> Result<QuantSpans<'s>> {
+        let buffers = [&self.codes, &self.scales, &self.block_scales];
+        let [codes, scales, block_scales] = DeviceBuffer::together(buffers, order, writes)?;
+        Ok(QuantSpans { codes, scales, block_scales })
     }
 
     /// Device bytes of codes and scales, and where they were made, of repeated scales and values kept dequantized.

@@ -141,16 +141,6 @@ impl<'a> DeviceBytes<'a> {
         }
     }
 
-    /// The same memory, borrowed once more.
-    pub(crate) fn reborrow(&self) -> DeviceBytes<'_> {
-        let source = match &self.source {
-            Source::View(view) => Source::View(view.slice(..)),
-            Source::Buffer(buffer) => Source::Buffer(buffer),
-            Source::Raw(address, _) => Source::Raw(*address, PhantomData),
-        };
-        DeviceBytes { source, bytes: self.bytes }
-    }
-
     /// The address for work in this order: waits, on the GPU, for the last writer.
     pub(crate) fn at<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
         match &self.source {
