@@ -73,9 +73,15 @@ case $what in
         # report them: there, lines that name one of ours count. The suites that cross everything would take hours under
         # them, so these run the tests that reach each kernel.
         ours='at (quantize_|dequantize_|amax_|hadamard_|epilogue_|repeat_|alpha_|gemm_factors)'
+        sanitize() { # tool, suite, tests: one suite under one tool, with its words in a log
+            (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" \
+                "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
+        }
         for tool in ${@:-memcheck racecheck synccheck initcheck}; do
             echo "## compute-sanitizer --tool $tool"
-            for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory; do
+            ran=()
+            for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+                gpu_plan gpu_kernels gpu_lifetimes gpu_captures; do
                 tests=()
                 # Their small tests reach each kernel for block scales, aligned and not.
                 case $name in gpu_nvfp4 | gpu_mxfp8) tests=(each_kernel_once dequantize refusals) ;; esac
@@ -83,17 +89,25 @@ case $what in
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
                         gpu_gemm) tests=(e4m3_output) ;;
-                        gpu_gemm_block | gpu_graph | gpu_threads | gpu_tune | gpu_memory) continue ;;
+                        gpu_epilogue | gpu_nvfp4 | gpu_mxfp8) ;;
+                        *) continue ;;
                     esac
                 fi
-                log=$logs/$name.log
-                (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --tool "$tool" "tests/$name" --test-threads 1 "${tests[@]}") >"$log" 2>&1
+                # The tools keep the host busy, not the GPU.
+                while [ "$(jobs -rp | wc -l)" -ge "${SANITIZE_JOBS:-6}" ]; do wait -n; done
+                sanitize "$tool" "$name" "${tests[@]}" &
+                ran+=("$name")
+            done
+            wait
+            for name in "${ran[@]}"; do
+                log=$logs/$tool-$name.log
                 bad=0
                 grep -q '^test result: ok' "$log" || bad=1
-                if [ "$tool" = memcheck ]; then grep -q 'ERROR SUMMARY: 0 errors' "$log" || bad=1; fi
+                # A test in a process of its own has a summary of its own.
+                if [ "$tool" = memcheck ] && { ! grep -q 'ERROR SUMMARY' "$log" || grep 'ERROR SUMMARY' "$log" | grep -qv ': 0 errors'; }; then bad=1; fi
                 if grep -E '^=========' "$log" | grep -qE "$ours"; then bad=1; fi
-                if [ $bad = 1 ]; then echo "FAILED  $name"; failed=1; grep -E "$ours|^========= (Error|Invalid)" "$log" | head -20; fi
-                echo "$tool $name: $(grep -hE 'SUMMARY|^test result' "$log" | tr '\n' ' ')"
+                if [ $bad = 1 ]; then echo "FAILED  $name"; failed=1; grep -E "$ours|^========= (Error|Invalid)|panicked" "$log" | head -20; fi
+                echo "$tool $name: $(grep -hE 'SUMMARY|^test result' "$log" | sort | uniq -c | tr '\n' ' ')"
             done
         done ;;
     where) echo "$here" ;;
