@@ -5,8 +5,8 @@ use scaled_gemm::codec::round_to;
 use scaled_gemm::format::{Basis, BlockScaleFormat, Operand};
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
-    Accumulator, BlockSum, Gelu, GemmInputs, HostOperand, Noise, definition, dequantize, gemm_bound, quantize, scaled_gemm,
-    scaled_gemm_amax, sqnr_db,
+    Accumulator, BlockSum, Gelu, GemmInputs, HostOperand, Noise, definition, dequantize, gemm_bound, quantize,
+    scaled_gemm, scaled_gemm_amax, sqnr_db,
 };
 use scaled_gemm::{Activation, DType, Error, Fp8Format, HostQuantMatrix, Recipe, Scheme};
 
