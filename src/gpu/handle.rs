@@ -243,9 +243,13 @@ impl Handle {
             return Ok(());
         }
         Err(Error::unsupported(
-            format!("{what} made for handle {made_for} on handle {} (numbered as they were made)", self.id),
-            "its descriptors belong to that handle's GPU, and its workspace and scratch memory to that handle's stream",
-            "pass the handle that made it, or make one for each handle",
+            format!("{what} on another handle than its own"),
+            format!(
+                "it was made for handle {made_for}, on whose stream its workspace and scratch memory are in order, and this is \
+                 handle {} (counted in this process)",
+                self.id
+            ),
+            "pass the handle that made it, or make a plan for each handle",
         ))
     }
 

@@ -411,7 +411,7 @@ impl GemmPlan {
 
     /// Refuses another handle or problem.
     pub(crate) fn check(&self, handle: &Handle, desc: &GemmDesc) -> Result<()> {
-        handle.check_own(self.handle_id, "using a plan")?;
+        handle.check_own(self.handle_id, "executing a plan")?;
         match self.desc == *desc {
             true => Ok(()),
             false => Err(Error::shape(
