@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::Array2;
-use scaled_gemm::format::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options};
+use scaled_gemm::format::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Recipe};
 use scaled_gemm::reference::{GemmInputs, HostOperand, dequantize, quantize, quantize_transposed, scaled_gemm};
 use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
 
@@ -31,7 +31,7 @@ fn quantizers(c: &mut Criterion) {
     let metric = ErrorMetric::Mse;
     for math in [ErrorMath::Strict, ErrorMath::Fast] {
         let block_scale = BlockScaleRule::FourOverSix { metric, math };
-        let recipe = Recipe::new(Scheme::Nvfp4).with_nvfp4(Nvfp4Options { block_scale, ..Nvfp4Options::default() });
+        let recipe = Nvfp4Recipe::tensor(Nvfp4Options { block_scale, ..Nvfp4Options::default() }).unwrap();
         group.bench_function(format!("nvfp4 4over6 {}", math.name()), |b| {
             b.iter(|| quantize(black_box(x.view()), DType::Bf16, recipe));
         });

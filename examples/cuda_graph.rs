@@ -30,10 +30,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let w = stream.clone_htod(&noise(1, n * k))?;
     let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, weights)?;
     let mut x = stream.clone_htod(&noise(2, m * k))?;
-    let mut x_quantized = QuantMatrix::zeros(&handle, activations.scheme, m, k)?;
+    let mut x_quantized = QuantMatrix::zeros(&handle, activations.scheme(), m, k)?;
     let mut y = stream.alloc_zeros::<bf16>(m * n)?;
 
-    let mut plan = handle.plan(&GemmDesc::new(m, n, k, activations.scheme, weights.scheme, DType::Bf16))?;
+    let mut plan = handle.plan(&GemmDesc::new(m, n, k, activations.scheme(), weights.scheme(), DType::Bf16))?;
     plan.prepare(&handle, &w)?;
     print!("{}", plan.explain());
 

@@ -14,20 +14,19 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::{self, GemmInputs, HostOperand, sqnr_db};
 use scaled_gemm::{
     Bf16Gemm, BlockScaleRule, BlockShape, DType, E4m3Bound, Error, ErrorMath, ErrorMetric, Formulation, GemmArgs,
-    GemmPlan, Handle, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Scheme, time_calls,
+    GemmPlan, Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme, time_calls,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const ACTIVATIONS: Recipe = Recipe::new(Scheme::Nvfp4Row);
-const PLAIN: Recipe = Recipe::new(Scheme::Nvfp4);
-const WEIGHTS: Recipe = PLAIN.with_nvfp4(Nvfp4Options {
+const WEIGHTS: Nvfp4Options = Nvfp4Options {
     block_scale: BlockScaleRule::FourOverSix { metric: ErrorMetric::Mse, math: ErrorMath::Strict },
     bound: E4m3Bound::Max256,
-    ..PLAIN.nvfp4
-});
+    ..Nvfp4Options::PLAIN
+};
 /// Where the transpose of the weights is needed with the same scales, for training: noisier, as tiles hold 256 elements.
-const TILES: Recipe = WEIGHTS.with_nvfp4(Nvfp4Options { shape: BlockShape::Tile16x16, ..WEIGHTS.nvfp4 });
+const TILES: Nvfp4Options = Nvfp4Options { shape: BlockShape::Tile16x16, ..WEIGHTS };
 const ROWS: usize = 64;
 
 /// A as it comes to the product.
@@ -95,7 +94,7 @@ fn on_gpu(handle: &Handle, x: &[bf16], w: &[bf16], exact: &Array2<f32>, [m, n, k
     let mut quantized = handle.quantize(&x_ref, ACTIVATIONS)?;
     let quantize_us =
         time_calls(handle, 20, 5, |_| handle.quantize_into(&x_ref, ACTIVATIONS, QuantizeTo::Plain(&mut quantized)))?;
-    let mut weight = handle.quantize(&w_ref, WEIGHTS)?;
+    let mut weight = handle.quantize(&w_ref, Nvfp4Recipe::tensor(WEIGHTS)?)?;
     for (name, a) in
         [("nvfp4-row x nvfp4", Activations::Quantized(&quantized)), ("bf16 x nvfp4", Activations::Plain(&x))]
     {
@@ -122,8 +121,8 @@ fn on_cpu(x: ArrayView2<f32>, w: ArrayView2<f32>, exact: &Array2<f32>) -> Outcom
     println!("| product | weights | SQNR, dB |\n|---|---|---:|");
     println!("| bf16 x bf16 | | {:.1} |", noise(exact.clone()));
     let a = reference::quantize(x, DType::Bf16, ACTIVATIONS)?;
-    for (words, recipe) in [("plain", PLAIN), ("4over6", WEIGHTS), ("4over6, 16x16 tiles", TILES)] {
-        let b = reference::quantize(w, DType::Bf16, recipe)?;
+    for (words, options) in [("plain", Nvfp4Options::PLAIN), ("4over6", WEIGHTS), ("4over6, 16x16 tiles", TILES)] {
+        let b = reference::quantize(w, DType::Bf16, Nvfp4Recipe::tensor(options)?)?;
         for a in [HostOperand::from(&a), HostOperand::Plain(x, DType::Bf16)] {
             let d = reference::scaled_gemm(&GemmInputs::new(a, &b, DType::Bf16))?;
             println!("| {} x {} | {words} | {:.1} |", a.operand(), b.scheme(), noise(d));

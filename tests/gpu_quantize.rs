@@ -10,17 +10,9 @@ use ndarray::Array2;
 use quantize::{INPUTS, Source, check_dequantize};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatRef, Preset, QuantizeTo, Recipe, Scheme,
+    DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, MatRef,
+    QuantizeTo, Recipe, Scheme,
 };
-
-fn recipes() -> impl Iterator<Item = Recipe> {
-    Scheme::FP8.into_iter().flat_map(|scheme| {
-        Preset::FP8.into_iter().flat_map(move |preset| {
-            let recipe = Recipe::new(scheme).with_preset(preset);
-            [recipe, recipe.power_of_two()]
-        })
-    })
-}
 
 #[test]
 fn every_recipe_type_and_shape() {
@@ -30,7 +22,7 @@ fn every_recipe_type_and_shape() {
         for cols in [16, 144, 576, 1040] {
             for dtype in INPUTS {
                 let x = Source::new(&handle, spread(&mut rng, rows, cols, dtype), dtype);
-                for recipe in recipes() {
+                for recipe in Fp8Recipe::all() {
                     x.check(&handle, recipe);
                 }
             }
@@ -93,7 +85,7 @@ fn special_values() {
         let mut lone = Array2::zeros((16, 256));
         lone[[5, 77]] = f32::NAN;
         let lone = Source::new(&handle, lone, dtype);
-        for recipe in recipes() {
+        for recipe in Fp8Recipe::all() {
             [&x, &zeros, &lone].iter().for_each(|x| x.check(&handle, recipe));
         }
     }
@@ -109,8 +101,9 @@ fn the_amax_is_found_in_every_lane() {
             x[[i, i % cols]] = 450.0;
         }
         let x = Source::new(&handle, x, DType::Bf16);
-        for scheme in [Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Block1x128(Fp8Format::E4M3)] {
-            x.check(&handle, Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two());
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Vector128] {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
+            x.check(&handle, recipe.with_rule(Fp8Rule::DeepSeek).power_of_two());
         }
     }
     // A tile, a tensor: the one large value in each row and column of a tile in turn.
@@ -118,8 +111,9 @@ fn the_amax_is_found_in_every_lane() {
         let mut x = Array2::from_elem((128, 128), 448.0f32);
         x[[at, (at * 37) % 128]] = 450.0;
         let x = Source::new(&handle, x, DType::Bf16);
-        for scheme in [Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3)] {
-            x.check(&handle, Recipe::new(scheme).with_preset(Preset::TransformerEngine).power_of_two());
+        for granularity in [Fp8Granularity::Tensor, Fp8Granularity::Tile128] {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
+            x.check(&handle, recipe.with_rule(Fp8Rule::TransformerEngine).power_of_two());
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules from the bottom to the top: each names only those before it. A folder that is not taken apart is one module.
-const ORDER: &str = "names format/layout format/scheme format/dtype format/operand format/codec epilogue error format/given format/mx format/nvfp4 format/recipe format/host format/pair \
+const ORDER: &str = "names format/layout format/scheme format/dtype format/operand format/codec epilogue error format/given format/mx format/nvfp4 format/fp8 format/recipe format/host format/pair \
     reference checkpoint gpu/memory gpu/quirks gpu/measured gpu/lt gpu/libraries gpu/compile gpu/kernels gpu/cache gpu/handle gpu/matrix \
     gpu/quantize gpu/rescale gpu/measure gpu/gemm_desc gpu/dequantized gpu/gemm_args gpu/formulation gpu/gemm_core gpu/record gpu/gemm_call \
     gpu/gemm gpu/prepare gpu/tune";

@@ -136,9 +136,29 @@ pub enum CodeRounding {
     },
 }
 
-/// The options of an NVFP4 recipe. `Default` is TransformerEngine's plain NVFP4.
+/// The rule that scales and codes of NVFP4 follow, named after the project whose bytes it reproduces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Nvfp4Rule {
+    /// TransformerEngine's; all options are of this rule.
+    #[default]
+    TransformerEngine,
+    /// torchao's two levels on a GPU, where its users run it. No options.
+    TorchAo,
+    /// torchao's two levels as its code gives them in host memory. No options.
+    TorchAoCpu,
+}
+
+named!(
+    Nvfp4Rule, "NVFP4 rule", TransformerEngine => "transformer-engine", TorchAo => "torchao", TorchAoCpu => "torchao-cpu",
+);
+
+/// The options of an NVFP4 recipe, some of which exclude each other: [`Nvfp4Recipe`](super::Nvfp4Recipe). `Default` is
+/// TransformerEngine's plain NVFP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Nvfp4Options {
+    /// Whose rule scales follow.
+    pub rule: Nvfp4Rule,
     /// How the scale of a block is found.
     pub block_scale: BlockScaleRule,
     /// The largest block scale aimed at.
@@ -149,6 +169,34 @@ pub struct Nvfp4Options {
     pub basis: Basis,
     /// How codes are rounded.
     pub rounding: CodeRounding,
+}
+
+impl Nvfp4Options {
+    /// The default.
+    pub const PLAIN: Self = Self {
+        rule: Nvfp4Rule::TransformerEngine,
+        block_scale: BlockScaleRule::Plain,
+        bound: E4m3Bound::Max448,
+        shape: BlockShape::Row1x16,
+        basis: Basis::Plain,
+        rounding: CodeRounding::Nearest,
+    };
+
+    /// Every combination, also of what excludes each other, with this random rounding.
+    pub(crate) fn all(random: CodeRounding) -> Vec<Self> {
+        let mut block_scales = vec![BlockScaleRule::Plain];
+        for metric in ErrorMetric::ALL {
+            block_scales.extend(ErrorMath::ALL.map(|math| BlockScaleRule::FourOverSix { metric, math }));
+        }
+        let mut all = vec![Self::PLAIN];
+        let each = |all: Vec<Self>, of: &dyn Fn(Self) -> Vec<Self>| all.into_iter().flat_map(of).collect::<Vec<_>>();
+        all = each(all, &|o| Nvfp4Rule::ALL.map(|rule| Self { rule, ..o }).to_vec());
+        all = each(all, &|o| block_scales.iter().map(|s| Self { block_scale: *s, ..o }).collect());
+        all = each(all, &|o| E4m3Bound::ALL.map(|bound| Self { bound, ..o }).to_vec());
+        all = each(all, &|o| BlockShape::ALL.map(|shape| Self { shape, ..o }).to_vec());
+        all = each(all, &|o| Basis::ALL.map(|basis| Self { basis, ..o }).to_vec());
+        each(all, &|o| [CodeRounding::Nearest, random].map(|rounding| Self { rounding, ..o }).to_vec())
+    }
 }
 
 /// The three numbers of a second level.

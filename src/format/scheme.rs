@@ -106,6 +106,21 @@ pub struct BlockSpec {
     pub format: BlockScaleFormat,
 }
 
+/// What shares an FP32 scale of FP8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fp8Granularity {
+    /// The whole matrix.
+    Tensor,
+    /// A row.
+    Row,
+    /// 128 consecutive elements of a row.
+    Vector128,
+    /// 128 rows and 128 columns.
+    Tile128,
+}
+
+named!(Fp8Granularity, "granularity", Tensor => "tensor", Row => "row", Vector128 => "1x128", Tile128 => "128x128");
+
 /// How a quantized matrix is read: `value[i, j] = code[i, j] * block_scale[i, block of j] * scale[group of (i, j)]`.
 ///
 /// FP8 schemes have no block scales, MXFP8 has no FP32 scales: what a scheme lacks counts as 1. The FP32 scale of NVFP4 is
@@ -200,6 +215,16 @@ impl Scheme {
             Self::Fp8Block128x128(E5M2),
         ]
     };
+
+    /// The FP8 scheme of this granularity.
+    pub const fn fp8(granularity: Fp8Granularity, format: Fp8Format) -> Self {
+        match granularity {
+            Fp8Granularity::Tensor => Self::Fp8Tensor(format),
+            Fp8Granularity::Row => Self::Fp8Row(format),
+            Fp8Granularity::Vector128 => Self::Fp8Block1x128(format),
+            Fp8Granularity::Tile128 => Self::Fp8Block128x128(format),
+        }
+    }
 
     /// The facts about this scheme.
     pub const fn spec(self) -> SchemeSpec {

@@ -124,7 +124,7 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
             result => result?,
         };
         for &pair in &pairs {
-            let support = device.support(mnk, pair.a.operand(), pair.b.scheme, request.out);
+            let support = device.support(mnk, pair.a.operand(), pair.b.scheme(), request.out);
             if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
                 skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
             } else {
@@ -214,7 +214,7 @@ impl Run<'_> {
             let [alone, with] = l.ratios();
             json!({
                 "m": l.mnk[0], "n": l.mnk[1], "k": l.mnk[2],
-                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme.to_string(), "formulation": l.time.formulation,
+                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme().to_string(), "formulation": l.time.formulation,
                 "baseline_us": l.baseline_us, "baseline_tflops": l.tflops(l.baseline_us),
                 "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,
                 "quantize_us": l.time.quantize_us, "both_us": l.time.both_us, "ratio_with_quantize": with, "error_of_bound": l.time.error,

@@ -123,7 +123,7 @@ impl Device for Cpu {
             })
         };
         let rows_of_d = |rows| Ok(d.slice(s![rows, ..]).to_owned());
-        let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme);
+        let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme());
         let error = sampled_error(m, rows_of_a, &b, out, arithmetic, rows_of_d)?;
         let gemm_us = median_us(|| gemm(a.operand()))?;
         let (quantize_us, both_us) = match pair.a {

@@ -28,7 +28,7 @@ impl Activations {
     /// Scheme or element type.
     pub fn operand(self) -> Operand {
         match self {
-            Self::Quantized(recipe) => recipe.scheme.into(),
+            Self::Quantized(recipe) => recipe.scheme().into(),
             Self::Plain(dtype) => Operand::Plain(dtype),
         }
     }
@@ -62,10 +62,10 @@ impl Pair {
     /// `fp8-1x128 x fp8-128x128`.
     pub fn name(&self) -> String {
         let a = match self.a {
-            Activations::Quantized(recipe) => recipe.scheme.spec().name,
+            Activations::Quantized(recipe) => recipe.scheme().spec().name,
             Activations::Plain(dtype) => dtype.name(),
         };
-        format!("{a} x {}", self.b.scheme.spec().name)
+        format!("{a} x {}", self.b.scheme().spec().name)
     }
 }
 

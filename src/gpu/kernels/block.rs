@@ -11,8 +11,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxRounding, Recipe,
-    Scheme, TorchDevice,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Fp8Format, MxScaleRule,
+    Nvfp4Recipe, Scheme, TorchDevice,
 };
 use crate::gpu::memory::{LaunchStream, Span};
 
@@ -131,8 +131,8 @@ struct Nvfp4Rule {
 }
 
 impl Nvfp4Rule {
-    fn new(recipe: Recipe, given: u32) -> Self {
-        let options = recipe.nvfp4;
+    fn new(recipe: Nvfp4Recipe, given: u32) -> Self {
+        let options = recipe.options();
         let (rule, mse, strict) = match (recipe.torchao(), options.block_scale) {
             (Some(TorchDevice::Cuda), _) => (2, 0, 0),
             (Some(TorchDevice::Cpu), _) => (3, 0, 0),
@@ -210,18 +210,18 @@ struct MxRule {
 }
 
 impl MxRule {
-    fn new(rounding: MxRounding, format: Fp8Format) -> Self {
+    fn new(rounding: MxScaleRule, format: Fp8Format) -> Self {
         let (largest, mantissa_bits) = match format {
             Fp8Format::E4M3 => (8, 3),
             Fp8Format::E5M2 => (15, 2),
         };
         Self {
             rounding: match rounding {
-                MxRounding::Up => 0,
-                MxRounding::Floor => 1,
-                MxRounding::Ceil => 2,
-                MxRounding::Even => 3,
-                MxRounding::Rceil => 4,
+                MxScaleRule::Up => 0,
+                MxScaleRule::Floor => 1,
+                MxScaleRule::Ceil => 2,
+                MxScaleRule::Even => 3,
+                MxScaleRule::Rceil => 4,
             },
             format: format_code(format),
             inverse_max: 1.0 / format.max(),
@@ -348,20 +348,20 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Nvfp4Recipe,
         given: [Option<Given<'_>>; 2],
         backwards: bool,
         out: Option<&BlockOutput<'_>>,
         transposed: Option<&BlockOutput<'_>>,
     ) -> Result<()> {
         x.check()?;
-        out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
+        out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, x.rows))?;
         given[0].map_or(Ok(()), |g| g.check(x.rows))?;
         given[1].map_or(Ok(()), |g| g.check(x.cols))?;
         let kind = given[0].or(given[1]).map_or(0, Given::kind);
         let rule = Nvfp4Rule::new(recipe, kind);
-        let each = recipe.scheme == Scheme::Nvfp4Row;
+        let each = recipe.scheme() == Scheme::Nvfp4Row;
         if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
             let one = given[0].filter(|_| !each).map(|g| (g, backwards));
             if each || one.is_some() {
@@ -401,7 +401,7 @@ impl Kernels {
     }
 
     /// True if the quantizer finds the row maxima of this recipe itself.
-    pub(crate) fn row_amax_in_pass(recipe: Recipe) -> bool {
+    pub(crate) fn row_amax_in_pass(recipe: Nvfp4Recipe) -> bool {
         Nvfp4Rule::new(recipe, 0).along_rows().is_some()
     }
 
@@ -438,7 +438,7 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        (rounding, format): (MxRounding, Fp8Format),
+        (rounding, format): (MxScaleRule, Fp8Format),
         out: Option<&BlockOutput<'_>>,
         transposed: Option<&BlockOutput<'_>>,
     ) -> Result<()> {
