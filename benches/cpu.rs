@@ -4,8 +4,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::Array2;
-use scaled_gemm::format::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Recipe};
 use scaled_gemm::reference::{GemmInputs, HostOperand, dequantize, quantize, quantize_transposed, scaled_gemm};
+use scaled_gemm::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Recipe};
 use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
 
 /// Numbers without a pattern, the same on every machine.

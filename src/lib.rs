@@ -76,22 +76,22 @@
 mod names;
 
 pub mod checkpoint;
-pub mod epilogue;
-pub mod error;
-pub mod format;
+mod epilogue;
+mod error;
+mod format;
 #[cfg(feature = "cuda")]
-pub mod gpu;
+mod gpu;
 pub mod reference;
 
+// Each item has one name: in the root, or in a module that is public and not passed on.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 pub use epilogue::{Activation, Epilogue};
 pub use error::{Error, Result};
 pub use format::*;
-pub use names::UnknownName;
-
-#[cfg(feature = "cuda")]
-pub use cudarc;
 #[cfg(feature = "cuda")]
 pub use gpu::*;
+pub use names::UnknownName;
 
 /// The examples of README.md, compiled with the documentation tests.
 #[cfg(all(doctest, feature = "cuda"))]

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
     Accumulator, Gelu, GemmInputs, HostOperand, dequantize, gemm_bound, hadamard16_inverse, quantize, scaled_gemm,
     sqnr_db,

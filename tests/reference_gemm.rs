@@ -2,13 +2,13 @@
 
 use ndarray::{Array2, ArrayView2, Axis};
 use scaled_gemm::codec::round_to;
-use scaled_gemm::format::{Basis, BlockScaleFormat, Operand};
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
     Accumulator, BlockSum, Gelu, GemmInputs, HostOperand, definition, dequantize, gemm_bound, quantize, scaled_gemm,
     scaled_gemm_amax, sqnr_db,
 };
 use scaled_gemm::{Activation, DType, Error, Fp8Format, HostQuantMatrix, Recipe, Scheme};
+use scaled_gemm::{Basis, BlockScaleFormat, Operand};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const E5M2: Fp8Format = Fp8Format::E5M2;

@@ -1,13 +1,13 @@
 //! [`MxScaleRule`]: the E8M0 scale byte of a block of 32, by each published rule.
-//!
-//! `amax = max |x|` of the block in FP32 (NaN ignored by the quantizers), MAX the largest value of the code format (448 or
-//! 57344), `fl(.)` one FP32 operation. The codes are then `sat(fl(x * 2^(127 - byte)))`, round to nearest even.
-//!
-//! Mirrored by `mx_scale` in `kernels/mxfp8.cu`; `tests/` compares both, byte for byte.
 
 use super::scheme::Fp8Format;
 
 /// The rule for the power-of-two scale of an MXFP8 block.
+///
+/// `amax = max |x|` of the block in FP32 (NaN ignored by the quantizers), MAX the largest value of the code format (448 or
+/// 57344), `fl(.)` one FP32 operation. The codes are then `sat(fl(x * 2^(127 - byte)))`, round to nearest even.
+///
+/// Mirrored by `mx_scale` in `kernels/mxfp8.cu`; `tests/` compares both, byte for byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum MxScaleRule {

@@ -1,5 +1,5 @@
-//! [`Recipe`]: how codes are chosen. The arithmetic is in [`Fp8Rule`](super::Fp8Rule) for FP8, in [`mx`](super::mx) for MXFP8, in
-//! [`nvfp4`](super::nvfp4) for NVFP4.
+//! [`Recipe`]: how codes are chosen. The arithmetic is in [`Fp8Rule`](super::Fp8Rule) for FP8, in
+//! [`MxScaleRule`] for MXFP8, in [`Nvfp4Rule`] for NVFP4.
 
 use std::fmt;
 

@@ -122,7 +122,7 @@ impl Handle {
         }
     }
 
-    /// Quantizes X as NVFP4 with a given second level, in the arithmetic of [`nvfp4`](crate::format::nvfp4). Allocates nothing
+    /// Quantizes X as NVFP4 with a given second level, in the arithmetic of [`Nvfp4Rule`](crate::Nvfp4Rule). Allocates nothing
     /// and waits for nothing.
     ///
     /// Values above what the second level was made for saturate. The recipe's scheme is [`Scheme::Nvfp4`].

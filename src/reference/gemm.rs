@@ -1,20 +1,4 @@
-//! The scaled product on the CPU: FP32, in blocks of 128 along k, then the epilogue of [`crate::epilogue`].
-//!
-//! For each block b of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
-//! operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
-//! codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
-//!
-//! ```text
-//! tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
-//! row x row            sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
-//! blocks x blocks      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
-//! nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
-//! nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
-//! mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
-//! ```
-//!
-//! `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
-//! nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
+//! [`scaled_gemm`]: the scaled product on the CPU, in FP32, in blocks of 128 along k.
 
 use std::sync::Mutex;
 
@@ -159,8 +143,25 @@ impl<'a> GemmInputs<'a> {
 /// `D = cast(act(alpha * sum + beta * C + bias) + residual)`, `m x n`, as FP32 values rounded to `out`.
 ///
 /// A is `m x k`, B `n x k`; any m, also 0; n a multiple of 8 (16 for E4M3 output); k a multiple of 16. E4M3 output: the
-/// values of the codes `sat(fl(v * out_encode))`, which [`codec::encode_e4m3`] gives back. The order of operations
-/// is that of the module's doc and of [`crate::epilogue`]. Runs on all cores; allocates D and a few tiles.
+/// values of the codes `sat(fl(v * out_encode))`, which [`codec::encode_e4m3`] gives back. Runs on all cores; allocates D and a
+/// few tiles.
+///
+/// For each block b of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
+/// operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
+/// codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
+///
+/// ```text
+/// tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
+/// row x row            sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
+/// blocks x blocks      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
+/// nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
+/// nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
+/// mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
+/// ```
+///
+/// `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
+/// nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
+/// The epilogue follows in the order of [`Epilogue`].
 ///
 /// # Errors
 /// [`Error::Pair`], [`Error::Unsupported`] (bases that differ), [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
@@ -245,7 +246,7 @@ fn scaling(inputs: &GemmInputs<'_>) -> Scaling {
     }
 }
 
-/// `acc` of the module's doc for one tile of D, without the row and column scales.
+/// `acc` of [`scaled_gemm`] for one tile of D, without the row and column scales.
 fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: usize, k: usize) -> Array2<f32> {
     let (a, b) = (inputs.a, HostOperand::from(inputs.b));
     let (scales_a, scales_b) = (Scales::new(a), Scales::new(b));

@@ -1,9 +1,9 @@
 //! What is right: quantizers, dequantizer and scaled product on the CPU, and how far a correct result may be off.
 //!
 //! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`definition`] says all of it once more
-//! in the plainest words, to compare with; [`bound`] and it are for tests.
+//! in the plainest words, to compare with; [`gemm_bound`] says how far a correct product may be off. Both are for tests.
 
-pub mod bound;
+mod bound;
 pub mod definition;
 mod delayed;
 mod gemm;

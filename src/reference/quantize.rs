@@ -24,7 +24,7 @@ pub fn amax(x: &[f32]) -> f32 {
 }
 
 /// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Fp8Rule`](crate::format::Fp8Rule),
-/// MXFP8 in [`mx`](crate::format::mx), NVFP4 in [`nvfp4`](super::nvfp4).
+/// MXFP8 in [`MxScaleRule`](crate::MxScaleRule), NVFP4 in [`nvfp4`](super::nvfp4).
 ///
 /// `x` may have any strides and any number of rows, also none; its columns are the contraction axis. `source` is the
 /// type the values were widened from (TransformerEngine's overflow rule for FP8 asks for it). NaN becomes code 0x7F, or 7 in

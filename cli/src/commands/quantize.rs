@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe};
-use scaled_gemm::format::pair::check_quantize_cols;
+use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Error, Recipe};
 use serde_json::{Value, json};
 

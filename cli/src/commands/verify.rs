@@ -1,10 +1,10 @@
 //! `verify`: every recipe and every pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::bound`.
+//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 use ndarray::Array2;
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{self, GemmInputs, definition, sqnr_db};
 use scaled_gemm::{
     Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, Fp8Scales, HostQuantMatrix, MxScaleRule,

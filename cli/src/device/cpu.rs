@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ndarray::{Array2, ArrayView2, s};
-use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
+use scaled_gemm::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 

@@ -7,11 +7,11 @@ use std::process::Command;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::cudarc::driver::CudaSlice;
-use scaled_gemm::gpu::{
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
+use scaled_gemm::{
     Accumulation, Bf16Gemm, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource, MatMut, MatRef,
     PlanOptions, QuantMatrix, QuantizeTo, TuneOptions, TuneTable, VecRef, copy, time_calls,
 };
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;

@@ -8,7 +8,7 @@ mod cuda;
 use std::path::Path;
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
