@@ -8,14 +8,14 @@ use ndarray::{Array2, ArrayView2};
 use scaled_gemm::codec::{decode, encode_e4m3, encode_e5m2, round_to};
 use scaled_gemm::layout::ScaleLayout;
 use scaled_gemm::reference::{
-    AmaxHistory, BlockSum, GemmInputs, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused, quantize,
-    quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
+    AmaxHistory, GemmInputs, Promotion, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused,
+    quantize, quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
 };
 use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, HostQuantMatrix, Recipe, Scheme};
 use serde_json::Value;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
-const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Vector128, E4M3);
+const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, E4M3);
 
 #[path = "goldens/blocks.rs"]
 mod blocks;
@@ -130,7 +130,7 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         }
         "e4m3_g128_fp32sf" | "e4m3_g128_pow2" | "e4m3_g32_zero_block" | "bf16_hidden7168_edge" => {
             let x = array(&input["x"]);
-            let granularity = if x.len() > 128 { Fp8Granularity::Row } else { Fp8Granularity::Vector128 };
+            let granularity = if x.len() > 128 { Fp8Granularity::Row } else { Fp8Granularity::Group1x128 };
             let recipe = Fp8Recipe::new(granularity, E4M3).with_rule(Fp8Rule::DeepSeek);
             let recipe = if input["round_sf"] == true { recipe.power_of_two() } else { recipe };
             check_group(&x, recipe, &expect["sf"][0], None, &expect["data"]);
@@ -346,7 +346,7 @@ fn check_linear(expect: &Value) {
     let w = Array2::from_shape_fn((8, 256), |(_, j)| if j < 128 { 1.0 } else { 0.5 });
     let a = quantize(x.view(), DType::F32, VECTOR).unwrap();
     let b = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Block128x128(E4M3))).unwrap();
-    let inputs = GemmInputs { block_sum: BlockSum::Unfused, ..GemmInputs::new(&a, &b, DType::F32) };
+    let inputs = GemmInputs { promotion: Promotion::Unfused, ..GemmInputs::new(&a, &b, DType::F32) };
     scaled_gemm(&inputs).unwrap().iter().for_each(|y| same(*y, &expect["y_unfused"]));
     let fused = GemmInputs::new(&a, &b, DType::Bf16);
     scaled_gemm(&fused).unwrap().iter().for_each(|y| same(*y, &expect["y_bf16"]));

@@ -101,7 +101,7 @@ fn the_amax_is_found_in_every_lane() {
             x[[i, i % cols]] = 450.0;
         }
         let x = Source::new(&handle, x, DType::Bf16);
-        for granularity in [Fp8Granularity::Row, Fp8Granularity::Vector128] {
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Group1x128] {
             let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
             x.check(&handle, recipe.with_rule(Fp8Rule::DeepSeek).power_of_two());
         }
@@ -111,7 +111,7 @@ fn the_amax_is_found_in_every_lane() {
         let mut x = Array2::from_elem((128, 128), 448.0f32);
         x[[at, (at * 37) % 128]] = 450.0;
         let x = Source::new(&handle, x, DType::Bf16);
-        for granularity in [Fp8Granularity::Tensor, Fp8Granularity::Tile128] {
+        for granularity in [Fp8Granularity::Tensor, Fp8Granularity::Group128x128] {
             let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
             x.check(&handle, recipe.with_rule(Fp8Rule::TransformerEngine).power_of_two());
         }

@@ -7,7 +7,7 @@ use scaled_gemm::reference::{definition, dequantize, quantize, quantize_tensor, 
 use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
-const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Vector128, E4M3);
+const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, E4M3);
 
 /// Gaussian-like numbers whose rows and column blocks differ by orders of magnitude.
 fn matrix(rows: usize, cols: usize, seed: u32) -> Array2<f32> {
@@ -62,7 +62,7 @@ fn transposed_is_quantize_of_the_transpose() {
         same(&q, &want, &format!("{recipe:?}"));
     }
     // 128 x 128 tiles are their own transposes: the codes of one are the transposed codes of the other.
-    let tile = Fp8Recipe::new(Fp8Granularity::Tile128, E4M3);
+    let tile = Fp8Recipe::new(Fp8Granularity::Group128x128, E4M3);
     let (q, t) =
         (quantize(x.view(), DType::F32, tile).unwrap(), quantize_transposed(x.view(), DType::F32, tile).unwrap());
     for i in 0..144 {
@@ -103,7 +103,7 @@ fn the_amax_is_found_in_every_position() {
         assert!(q.codes().iter().all(|c| *c == 0x76), "at {at}");
         x[[0, at]] = 448.0;
     }
-    for granularity in [Fp8Granularity::Vector128, Fp8Granularity::Tile128, Fp8Granularity::Tensor] {
+    for granularity in [Fp8Granularity::Group1x128, Fp8Granularity::Group128x128, Fp8Granularity::Tensor] {
         let recipe = Fp8Recipe { granularity, ..recipe };
         let scheme = recipe.scheme();
         let mut x = Array2::from_elem((130, 144), 448.0f32);

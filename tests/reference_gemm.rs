@@ -4,7 +4,7 @@ use ndarray::{Array2, ArrayView2, Axis};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
-    Accumulator, BlockSum, Gelu, GemmInputs, HostOperand, definition, dequantize, gemm_bound, quantize, scaled_gemm,
+    Accumulator, Gelu, GemmInputs, HostOperand, Promotion, definition, dequantize, gemm_bound, quantize, scaled_gemm,
     scaled_gemm_amax, sqnr_db,
 };
 use scaled_gemm::{Activation, DType, Error, Fp8Format, HostQuantMatrix, Recipe, Scheme};
@@ -405,7 +405,7 @@ fn plain_values_are_rounded_to_their_type_and_may_have_strides() {
 fn unfused_block_sums_differ_by_rounding_only() {
     let (a, b) = (operand(9, 512, 1, Scheme::Fp8Block1x128(E4M3)), operand(16, 512, 2, Scheme::Fp8Block128x128(E4M3)));
     let fused = GemmInputs::new(&a, &b, DType::F32);
-    let unfused = GemmInputs { block_sum: BlockSum::Unfused, ..fused };
+    let unfused = GemmInputs { promotion: Promotion::Unfused, ..fused };
     check(&unfused, "unfused");
     let (fused, unfused) = (scaled_gemm(&fused).unwrap(), scaled_gemm(&unfused).unwrap());
     assert_ne!(fused, unfused);

@@ -25,7 +25,7 @@ pub enum Fp8Rule {
     /// TransformerEngine's current and blockwise scaling, `amax_epsilon = 0`.
     ///
     /// amax 0 or infinite: `encode = 1`. Otherwise `encode = fl(MAX / amax)`; where that overflows, FLT_MAX for a
-    /// whole tensor and the largest finite value of the input type for rows and blocks. `scale = fl(1 / encode)`.
+    /// whole tensor and the largest finite value of the input type for rows and groups. `scale = fl(1 / encode)`.
     TransformerEngine,
     /// DeepSeek's TileKernels casts.
     ///
@@ -162,7 +162,7 @@ fn ceil_power_of_two(scale: f32) -> GroupScale {
 mod tests {
     use super::*;
 
-    const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Vector128, Fp8Format::E4M3);
+    const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
 
     #[test]
     fn powers_of_two_agree_across_rules_above_the_floor() {

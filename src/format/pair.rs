@@ -119,7 +119,7 @@ fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'
             "quantize both as mxfp8, or leave A plain",
         )),
         (Reach::Tensor | Reach::Row, _) | (_, Reach::Tensor | Reach::Row) => Some((
-            "the scales of A and B must be of one family: tensor x tensor, row x row, or blocks x blocks",
+            "the scales of A and B must be of one family: tensor x tensor, row x row, or groups of 1x128 and 128x128",
             "quantize both with one recipe, or fp8-1x128 x fp8-128x128",
         )),
     }

@@ -114,12 +114,12 @@ pub enum Fp8Granularity {
     /// A row.
     Row,
     /// 128 consecutive elements of a row.
-    Vector128,
+    Group1x128,
     /// 128 rows and 128 columns.
-    Tile128,
+    Group128x128,
 }
 
-named!(Fp8Granularity, "granularity", Tensor => "tensor", Row => "row", Vector128 => "1x128", Tile128 => "128x128");
+named!(Fp8Granularity, "granularity", Tensor => "tensor", Row => "row", Group1x128 => "1x128", Group128x128 => "128x128");
 
 /// How a quantized matrix is read: `value[i, j] = code[i, j] * block_scale[i, block of j] * scale[group of (i, j)]`.
 ///
@@ -221,8 +221,8 @@ impl Scheme {
         match granularity {
             Fp8Granularity::Tensor => Self::Fp8Tensor(format),
             Fp8Granularity::Row => Self::Fp8Row(format),
-            Fp8Granularity::Vector128 => Self::Fp8Block1x128(format),
-            Fp8Granularity::Tile128 => Self::Fp8Block128x128(format),
+            Fp8Granularity::Group1x128 => Self::Fp8Block1x128(format),
+            Fp8Granularity::Group128x128 => Self::Fp8Block128x128(format),
         }
     }
 

@@ -114,9 +114,9 @@ impl Handle {
                 let amax = [row_amax, col_amax];
                 kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
             }
-            (Fp8Granularity::Vector128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
-            (Fp8Granularity::Tile128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
-            (Fp8Granularity::Vector128 | Fp8Granularity::Tile128, plain, transposed) => {
+            (Fp8Granularity::Group1x128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
+            (Fp8Granularity::Group128x128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
+            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => {
                 kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
             }
         }

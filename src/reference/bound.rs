@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, ArrayView2};
 
-use super::gemm::{BLOCK, GemmInputs, has_blocks};
+use super::gemm::{GemmInputs, SLICE, scales_slices};
 use super::operand::HostOperand;
 use super::parallel;
 use crate::epilogue::Activation;
@@ -17,9 +17,9 @@ const U: f64 = 1.0 / (1u64 << 24) as f64;
 pub enum Accumulator {
     /// FP32 throughout: the CPU.
     Fp32,
-    /// FP8 tensor cores, added to an FP32 sum every 128 columns: block scales, and precise accumulation.
+    /// FP8 tensor cores, added to an FP32 sum every 128 columns: 1x128 scales, and precise accumulation.
     TensorCorePromoted,
-    /// FP8 tensor cores over the whole of k: fast accumulation (block scales are promoted all the same).
+    /// FP8 tensor cores over the whole of k: fast accumulation (1x128 scales are promoted all the same).
     TensorCoreFast,
     /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP8 and weight-only products of a GPU that
     /// dequantizes before it multiplies.
@@ -58,14 +58,14 @@ pub struct Bound {
 /// their f64 sums are off by less than 2^-40 of `S`, below). `tolerance` adds, with `u = 2^-24`:
 ///
 /// 1. **FP32 sum.** Any order of at most `t` roundings errs by at most `t u S`, `S = |alpha| sum |a_k b_k| |scales|`.
-///    Here `t = min(k, 128) + blocks + 8`: inside a block, one for each block, and the scales and alpha (at most three).
+///    Here `t = min(k, 128) + slices + 8`: inside a slice of 128, one for each slice, and the scales and alpha (at most three).
 /// 2. **Hopper's FP8 tensor cores** (`TensorCorePromoted`, `TensorCoreFast`). One instruction adds 32 products to its
 ///    accumulator. All 33 terms are aligned to the largest exponent e among them and truncated to 13 fraction bits, the
 ///    result again (observed by several authors on H100; not documented by NVIDIA). So a term loses at most `2^(e-13)`,
 ///    and at most itself; a product of w significant bits loses nothing if its exponent is at least `e - 13 + w - 1` (w is
 ///    8 for FP8 codes); the result loses at most `2^-13` of itself. The accumulator's size is bounded by the range (largest
 ///    minus smallest) of the exact partial sums so far plus the error so far, which also covers sums that are split along
-///    k. With block scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
+///    k. With 1x128 scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
 ///    rest; with fast accumulation it runs over the whole of k.
 /// 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP8 and plain operands. Assumed: products
 ///    are exact, and no intermediate result is worse than FP32 rounded in any direction; how many terms one step adds is
@@ -110,7 +110,7 @@ impl SumBound {
         let shape = [a.rows(), b.rows(), a.cols()];
         let [m, n, k] = shape;
         let long = matches!(accumulator, Accumulator::TensorCoreFast | Accumulator::TensorCoreWide);
-        let whole = long && !has_blocks(&b.scheme().spec());
+        let whole = long && !scales_slices(&b.scheme().spec());
         let wide = accumulator == Accumulator::TensorCoreWide;
         let (a, b) = (Decoded::new(a, wide), Decoded::new(b.into(), wide));
         let mut cells = vec![(0.0f64, 0.0f64); m * n];
@@ -234,9 +234,9 @@ impl Decoded {
         if self.slack.is_empty() { &[] } else { &self.slack[i * self.cols..][..self.cols] }
     }
 
-    /// The scale of row `i` in block `block`; one for all blocks if the scheme has no blocks.
-    fn scale(&self, i: usize, block: usize) -> f64 {
-        f64::from(self.scales[i / self.group_rows * self.col_groups + block.min(self.col_groups - 1)])
+    /// The scale of row `i` in slice `slice` of k; one for all slices if the scheme has none for each.
+    fn scale(&self, i: usize, slice: usize) -> f64 {
+        f64::from(self.scales[i / self.group_rows * self.col_groups + slice.min(self.col_groups - 1)])
     }
 }
 
@@ -265,7 +265,7 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
     let significant = a.significant + b.significant;
     let wide = accumulator == Accumulator::TensorCoreWide;
     let mut core = TensorCore::default();
-    for (block, (xa, xb)) in row_a.chunks(BLOCK).zip(row_b.chunks(BLOCK)).enumerate() {
+    for (slice, (xa, xb)) in row_a.chunks(SLICE).zip(row_b.chunks(SLICE)).enumerate() {
         if !whole {
             core = TensorCore::default();
         }
@@ -280,7 +280,7 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
                 absolute += core.step::<{ FP8.step }>(FP8, significant, xa, xb);
             }
         }
-        let scale = a.scale(i, block) * b.scale(j, block);
+        let scale = a.scale(i, slice) * b.scale(j, slice);
         value += (core.sum - sum_before) * scale;
         magnitude += absolute * scale.abs();
         error += (core.error - error_before) * scale.abs();
@@ -291,7 +291,7 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
         Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(-126)) * scale,
         Accumulator::TensorCorePromoted | Accumulator::TensorCoreFast => {}
     }
-    let roundings = (a.cols.min(BLOCK) + a.cols.div_ceil(BLOCK) + 8) as f64;
+    let roundings = (a.cols.min(SLICE) + a.cols.div_ceil(SLICE) + 8) as f64;
     (value, error + roundings * U * 1.001 * magnitude)
 }
 

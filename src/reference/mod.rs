@@ -19,7 +19,7 @@ pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use delayed::{AmaxHistory, delayed_update};
-pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
+pub use gemm::{GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use metrics::{calc_diff, sqnr_db};
 pub use operand::HostOperand;

@@ -342,8 +342,8 @@ impl Kernels {
         let kernels = match recipe.granularity {
             Fp8Granularity::Tensor => &self.quantize_tensor_transposed,
             Fp8Granularity::Row => &self.quantize_row_transposed,
-            Fp8Granularity::Vector128 => &self.quantize_1x128_transposed,
-            Fp8Granularity::Tile128 => &self.quantize_128x128_transposed,
+            Fp8Granularity::Group1x128 => &self.quantize_1x128_transposed,
+            Fp8Granularity::Group128x128 => &self.quantize_128x128_transposed,
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
             Some(span) => check_floats(name, span, count),

@@ -66,8 +66,8 @@ fn fp8(x: &ArrayView2<f32>, source: DType, recipe: Fp8Recipe) -> Result<HostQuan
     let [height, width] = match recipe.granularity {
         Fp8Granularity::Tensor => [rows, cols],
         Fp8Granularity::Row => [1, cols],
-        Fp8Granularity::Vector128 => [1, 128],
-        Fp8Granularity::Tile128 => [128, 128],
+        Fp8Granularity::Group1x128 => [1, 128],
+        Fp8Granularity::Group128x128 => [128, 128],
     };
     let mut codes = vec![0; rows * cols];
     let mut scales = Vec::new();
