@@ -36,7 +36,7 @@ fn quantizers(c: &mut Criterion) {
             b.iter(|| quantize(black_box(x.view()), DType::Bf16, recipe));
         });
     }
-    let recipe = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
+    let recipe = Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3));
     group.bench_function("transposed fp8-1x128:e4m3", |b| {
         b.iter(|| quantize_transposed(black_box(x.view()), DType::Bf16, recipe));
     });
@@ -47,7 +47,7 @@ fn quantizers(c: &mut Criterion) {
 }
 
 fn products(c: &mut Criterion) {
-    use Scheme::{Fp8Block1x128, Fp8Block128x128, Fp8Row, Fp8Tensor, Mxfp8, Nvfp4, Nvfp4Row};
+    use Scheme::{Fp8Group1x128, Fp8Group128x128, Fp8Row, Fp8Tensor, Mxfp8, Nvfp4, Nvfp4Row};
     let e4m3 = Fp8Format::E4M3;
     let mut group = c.benchmark_group("gemm");
     group.sample_size(10);
@@ -57,7 +57,7 @@ fn products(c: &mut Criterion) {
         for (sa, sb) in [
             (Fp8Tensor(e4m3), Fp8Tensor(e4m3)),
             (Fp8Row(e4m3), Fp8Row(e4m3)),
-            (Fp8Block1x128(e4m3), Fp8Block128x128(e4m3)),
+            (Fp8Group1x128(e4m3), Fp8Group128x128(e4m3)),
             (Mxfp8(e4m3), Mxfp8(e4m3)),
             (Nvfp4, Nvfp4),
             (Nvfp4Row, Nvfp4),
@@ -83,7 +83,7 @@ fn products(c: &mut Criterion) {
 #[cfg(feature = "cuda")]
 fn plan_cache(c: &mut Criterion) {
     use scaled_gemm::{GemmDesc, PlanCache};
-    let (a, b) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
     let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16);
     let mut cache = PlanCache::new(64, usize::MAX);
     for m in 1..=64 {

@@ -19,7 +19,7 @@ const ROWS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 40
 
 /// Pairs with their accumulation and short name.
 const PAIRS: [(&str, Scheme, Scheme, Accumulation); 3] = [
-    ("1x128 x 128x128", Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Accumulation::Precise),
+    ("1x128 x 128x128", Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Accumulation::Precise),
     ("row x row", Scheme::Fp8Row(F), Scheme::Fp8Row(F), Accumulation::Fast),
     ("tensor x tensor", Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F), Accumulation::Fast),
 ];
@@ -119,7 +119,7 @@ fn shape(handle: &Handle, pool: &Pool, n: usize, k: usize, misses: &mut Misses) 
             if taken > bf16 && n * k >= 8 << 20 && m % 4 == 0 {
                 misses.bf16.push(place.clone());
             }
-            if m >= 4096 && matches!(a, Scheme::Fp8Block1x128(_)) {
+            if m >= 4096 && matches!(a, Scheme::Fp8Group1x128(_)) {
                 let both = quantize_and_multiply(handle, pool, &desc, weights, &mut d, calls);
                 println!("| {m} | {bf16:.1} | quantize + {name} | {both:.1} | {chosen:?} | {:.2} |", bf16 / both);
                 if both * 1.4 > bf16 {

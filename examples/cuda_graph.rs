@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let stream = handle.stream().clone();
     let (m, n, k) = (16, 4096, 7168);
-    let activations = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
-    let weights = Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let activations = Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3));
+    let weights = Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
     let w = stream.clone_htod(&noise(1, n * k))?;
     let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, weights)?;

@@ -32,8 +32,8 @@
 //! let mut y = handle.stream().alloc_zeros::<bf16>(m * n)?;
 //!
 //! // Activations: a scale for each 128 features of a token. Weights: a scale for each tile of 128 x 128.
-//! let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k)?, Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3)))?;
-//! let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3)))?;
+//! let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k)?, Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3)))?;
+//! let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3)))?;
 //! let call = GemmArgs::new(&x, &w, MatMut::new(&mut y, DType::Bf16, m, n)?).activation(Activation::Silu);
 //! handle.scaled_gemm(call)?;
 //! let y: Vec<bf16> = handle.stream().clone_dtoh(&y)?;

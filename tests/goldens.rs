@@ -248,10 +248,10 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         "te_block_shapes" => {
             let (m, k) = (input["M"].as_u64().unwrap() as usize, input["K"].as_u64().unwrap() as usize);
             for (key, scheme, rows, cols) in [
-                ("1d_row", Scheme::Fp8Block1x128(E4M3), m, k),
-                ("1d_col", Scheme::Fp8Block1x128(E4M3), k, m),
-                ("2d_row", Scheme::Fp8Block128x128(E4M3), m, k),
-                ("2d_col", Scheme::Fp8Block128x128(E4M3), k, m),
+                ("1d_row", Scheme::Fp8Group1x128(E4M3), m, k),
+                ("1d_col", Scheme::Fp8Group1x128(E4M3), k, m),
+                ("2d_row", Scheme::Fp8Group128x128(E4M3), m, k),
+                ("2d_col", Scheme::Fp8Group128x128(E4M3), k, m),
             ] {
                 assert_eq!(scheme.scale_len(rows, cols), ints(&expect[key]).iter().product::<usize>(), "{key}");
             }
@@ -303,7 +303,7 @@ fn check_five_layouts(expect: &Value) {
     let x = Array2::from_shape_fn((256, 256), |(i, j)| {
         (((i * 3 + j * 5) % 23) as f32 - 11.0) / 8.0 * (1 + i / 128 + 2 * (j / 128)) as f32
     });
-    let tile = Recipe::new(Scheme::Fp8Block128x128(E4M3));
+    let tile = Recipe::new(Scheme::Fp8Group128x128(E4M3));
     let forward = quantize(x.view(), DType::F32, VECTOR).unwrap();
     let want = &expect["act_1x128"];
     assert_eq!(fold_bytes(forward.codes()), want["data(row-major MxK)"]);
@@ -345,7 +345,7 @@ fn check_linear(expect: &Value) {
     let x = Array2::from_shape_fn((1, 256), |(_, j)| if j < 128 { 2.0 } else { -1.0 });
     let w = Array2::from_shape_fn((8, 256), |(_, j)| if j < 128 { 1.0 } else { 0.5 });
     let a = quantize(x.view(), DType::F32, VECTOR).unwrap();
-    let b = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Block128x128(E4M3))).unwrap();
+    let b = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Group128x128(E4M3))).unwrap();
     let inputs = GemmInputs { promotion: Promotion::Unfused, ..GemmInputs::new(&a, &b, DType::F32) };
     scaled_gemm(&inputs).unwrap().iter().for_each(|y| same(*y, &expect["y_unfused"]));
     let fused = GemmInputs::new(&a, &b, DType::Bf16);

@@ -243,7 +243,7 @@ fn a_real_model_keeps_its_accuracy_through_every_recipe() {
         if default_rule {
             check_products(&file, &weights, recipe);
         }
-        if default_rule || recipe.scheme() == Scheme::Fp8Block128x128(Fp8Format::E4M3) {
+        if default_rule || recipe.scheme() == Scheme::Fp8Group128x128(Fp8Format::E4M3) {
             report.insert(file_name(recipe), noises.into());
         } else {
             fs::remove_file(&path).unwrap();
@@ -263,7 +263,7 @@ fn activation_scheme(weights: Scheme) -> Scheme {
     }
     let alike = Scheme::from_name(weights.spec().name, Fp8Format::E4M3);
     let alike = alike.filter(|scheme| check_pair(*scheme, weights, "cpu").is_ok());
-    alike.unwrap_or(Scheme::Fp8Block1x128(Fp8Format::E4M3))
+    alike.unwrap_or(Scheme::Fp8Group1x128(Fp8Format::E4M3))
 }
 
 /// Products of random activations with the weights as they lie in the file: within the f64 bound of the quantized

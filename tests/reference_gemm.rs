@@ -182,8 +182,8 @@ fn the_bounds_are_ordered_and_tight_enough_to_see_a_wrong_scale() {
     for (sa, sb) in [
         (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3)),
         (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3)),
-        (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)),
-        (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block1x128(E4M3)),
+        (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
+        (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group1x128(E4M3)),
     ] {
         let (a, b) = (operand(m, k, 5, sa), operand(n, k, 6, sb));
         let inputs = GemmInputs::new(&a, &b, DType::F32);
@@ -403,7 +403,7 @@ fn plain_values_are_rounded_to_their_type_and_may_have_strides() {
 
 #[test]
 fn unfused_block_sums_differ_by_rounding_only() {
-    let (a, b) = (operand(9, 512, 1, Scheme::Fp8Block1x128(E4M3)), operand(16, 512, 2, Scheme::Fp8Block128x128(E4M3)));
+    let (a, b) = (operand(9, 512, 1, Scheme::Fp8Group1x128(E4M3)), operand(16, 512, 2, Scheme::Fp8Group128x128(E4M3)));
     let fused = GemmInputs::new(&a, &b, DType::F32);
     let unfused = GemmInputs { promotion: Promotion::Unfused, ..fused };
     check(&unfused, "unfused");
@@ -556,7 +556,7 @@ fn refusals_name_operand_numbers_and_rule() {
 #[test]
 fn a_thousand_cubed_takes_seconds() {
     let (a, b) =
-        (operand(1024, 1024, 1, Scheme::Fp8Block1x128(E4M3)), operand(1024, 1024, 2, Scheme::Fp8Block128x128(E4M3)));
+        (operand(1024, 1024, 1, Scheme::Fp8Group1x128(E4M3)), operand(1024, 1024, 2, Scheme::Fp8Group128x128(E4M3)));
     let start = std::time::Instant::now();
     let d = scaled_gemm(&GemmInputs::new(&a, &b, DType::Bf16)).unwrap();
     let took = start.elapsed();

@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(scheme(64, 128, "_scale_inv", &[64, 1]), Some("fp8-1x128"));
         assert_eq!(scheme(64, 128, "_scale_inv", &[1, 1]), Some("fp8-128x128"));
         assert_eq!(scheme(64, 128, "_scale", &[1, 1]), Some("fp8-tensor"));
-        for s in [Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)] {
+        for s in [Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)] {
             assert_eq!(recognise(CODES, [1, 384], "_scale_inv", &[1, 3], Some(s)), Ok(s));
         }
         let row = Some(Scheme::Fp8Row(E4M3));

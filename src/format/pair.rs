@@ -291,7 +291,7 @@ mod tests {
             (Scheme::Nvfp4.into(), Scheme::Fp8Tensor(E4M3), &["NVFP4 multiplies NVFP4", "leave A plain"]),
             (Scheme::Fp8Row(E4M3).into(), Scheme::Nvfp4Row, &["NVFP4 multiplies NVFP4"]),
             (Scheme::Nvfp4.into(), Scheme::Mxfp8(E4M3), &["NVFP4 multiplies NVFP4"]),
-            (Scheme::Fp8Block1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
+            (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
             (plain(DType::F16), Scheme::Mxfp8(E4M3), &["E8M0", "range of F16", "bf16"]),
             (plain(DType::F32), Scheme::Nvfp4, &["FP32", "round A to bf16"]),
             (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),

@@ -27,8 +27,8 @@ impl Recipe {
         match scheme {
             Scheme::Fp8Tensor(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Tensor, format)),
             Scheme::Fp8Row(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Row, format)),
-            Scheme::Fp8Block1x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group1x128, format)),
-            Scheme::Fp8Block128x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group128x128, format)),
+            Scheme::Fp8Group1x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group1x128, format)),
+            Scheme::Fp8Group128x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group128x128, format)),
             Scheme::Mxfp8(format) => Self::Mxfp8(Mxfp8Recipe { format, rule: MxScaleRule::Up }),
             Scheme::Nvfp4 => Self::Nvfp4(Nvfp4Recipe::TENSOR),
             Scheme::Nvfp4Row => Self::Nvfp4(Nvfp4Recipe::ROWS),

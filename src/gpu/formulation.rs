@@ -223,7 +223,7 @@ mod tests {
     fn the_table_of_pairs_by_gpu_and_version() {
         use Formulation::{Native, RepeatedScales, Rescaled};
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
-        let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
+        let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let ada = Facts { cc: ADA, ..H200 };
         let blackwell = Facts { cc: (10, 0), ..H200 };
         let ampere = Facts { cc: (8, 0), ..H200 };
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn measured_shapes_first_then_rules_then_native() {
         use Formulation::{Native, RepeatedScales, Rescaled};
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let first = |m, n, k, a, b, facts| preference(&GemmDesc::new(m, n, k, a, b, DType::Bf16), facts).0[0];
         // Measured: n = 24576, k = 1536 turns between m = 64 and 128 for blocks, between 2 and 4 for rows.
         assert_eq!(first(64, 24576, 1536, vec, blk, H200), RepeatedScales);

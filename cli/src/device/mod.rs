@@ -54,7 +54,7 @@ impl Pair {
         } else if check_pair(alike, alike, "cpu").is_ok() {
             (vec![recipe(alike)], alike)
         } else {
-            (vec![recipe(Scheme::Fp8Block1x128(Fp8Format::E4M3))], alike)
+            (vec![recipe(Scheme::Fp8Group1x128(Fp8Format::E4M3))], alike)
         };
         activations.into_iter().map(|a| Self { a, b: Recipe::new(b) }).collect()
     }

@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn raw_matrices_check_alignment_and_size() {
-        let scheme = Scheme::Fp8Block1x128(Fp8Format::E4M3);
+        let scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
         // SAFETY: the matrices are only asked for their sizes; no work reads these addresses.
         let build = |rows, codes, scales| unsafe {
             QuantMatrix::from_raw_parts(scheme, rows, 144, Parts { codes, scales, block_scales: 0 })
