@@ -4,8 +4,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ndarray::Array2;
-use scaled_gemm::format::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options};
 use scaled_gemm::reference::{GemmInputs, HostOperand, dequantize, quantize, quantize_transposed, scaled_gemm};
+use scaled_gemm::{BlockScaleRule, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Recipe};
 use scaled_gemm::{DType, Fp8Format, Recipe, Scheme};
 
 /// Numbers without a pattern, the same on every machine.
@@ -31,12 +31,12 @@ fn quantizers(c: &mut Criterion) {
     let metric = ErrorMetric::Mse;
     for math in [ErrorMath::Strict, ErrorMath::Fast] {
         let block_scale = BlockScaleRule::FourOverSix { metric, math };
-        let recipe = Recipe::new(Scheme::Nvfp4).with_nvfp4(Nvfp4Options { block_scale, ..Nvfp4Options::default() });
+        let recipe = Nvfp4Recipe::tensor(Nvfp4Options { block_scale, ..Nvfp4Options::default() }).unwrap();
         group.bench_function(format!("nvfp4 4over6 {}", math.name()), |b| {
             b.iter(|| quantize(black_box(x.view()), DType::Bf16, recipe));
         });
     }
-    let recipe = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
+    let recipe = Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3));
     group.bench_function("transposed fp8-1x128:e4m3", |b| {
         b.iter(|| quantize_transposed(black_box(x.view()), DType::Bf16, recipe));
     });
@@ -47,7 +47,7 @@ fn quantizers(c: &mut Criterion) {
 }
 
 fn products(c: &mut Criterion) {
-    use Scheme::{Fp8Block1x128, Fp8Block128x128, Fp8Row, Fp8Tensor, Mxfp8, Nvfp4, Nvfp4Row};
+    use Scheme::{Fp8Group1x128, Fp8Group128x128, Fp8Row, Fp8Tensor, Mxfp8, Nvfp4, Nvfp4Row};
     let e4m3 = Fp8Format::E4M3;
     let mut group = c.benchmark_group("gemm");
     group.sample_size(10);
@@ -57,7 +57,7 @@ fn products(c: &mut Criterion) {
         for (sa, sb) in [
             (Fp8Tensor(e4m3), Fp8Tensor(e4m3)),
             (Fp8Row(e4m3), Fp8Row(e4m3)),
-            (Fp8Block1x128(e4m3), Fp8Block128x128(e4m3)),
+            (Fp8Group1x128(e4m3), Fp8Group128x128(e4m3)),
             (Mxfp8(e4m3), Mxfp8(e4m3)),
             (Nvfp4, Nvfp4),
             (Nvfp4Row, Nvfp4),
@@ -83,7 +83,7 @@ fn products(c: &mut Criterion) {
 #[cfg(feature = "cuda")]
 fn plan_cache(c: &mut Criterion) {
     use scaled_gemm::{GemmDesc, PlanCache};
-    let (a, b) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
     let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16);
     let mut cache = PlanCache::new(64);
     for m in 1..=64 {

@@ -22,7 +22,7 @@ const F: Fp8Format = Fp8Format::E4M3;
 const ROWS: [usize; 20] = [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192];
 /// Pairs that have two formulations, and the accumulations that make a difference for them.
 const PAIRS: [(&str, Scheme, Scheme, &[Accumulation]); 2] = [
-    ("1x128 x 128x128", Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), &[Accumulation::Precise]),
+    ("1x128 x 128x128", Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), &[Accumulation::Precise]),
     ("row x row", Scheme::Fp8Row(F), Scheme::Fp8Row(F), &[Accumulation::Fast, Accumulation::Precise]),
 ];
 /// Types of D with activations: cuBLASLt stores the sum as it is, or our kernel finishes it.

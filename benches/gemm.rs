@@ -21,7 +21,7 @@ const ROWS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 40
 
 /// Pairs with their accumulation and short name.
 const PAIRS: [(&str, Scheme, Scheme, Accumulation); 3] = [
-    ("1x128 x 128x128", Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Accumulation::Precise),
+    ("1x128 x 128x128", Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Accumulation::Precise),
     ("row x row", Scheme::Fp8Row(F), Scheme::Fp8Row(F), Accumulation::Fast),
     ("tensor x tensor", Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F), Accumulation::Fast),
 ];
@@ -108,7 +108,7 @@ fn jobs<'a>(
 ) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for ((name, a, b, accumulation), weights) in PAIRS.into_iter().zip(weights) {
-        let both = m >= LARGE_ROWS && matches!(a, Scheme::Fp8Block1x128(_));
+        let both = m >= LARGE_ROWS && matches!(a, Scheme::Fp8Group1x128(_));
         for quantizes in [false, true].into_iter().filter(|quantizes| both || !quantizes) {
             let desc = GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(accumulation);
             let mut plan = match handle.plan(&desc) {

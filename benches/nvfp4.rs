@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    GivenScale, Handle, MatMut, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, Times,
-    quantize_bytes,
+    GivenScale, Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    Times, quantize_bytes,
 };
 
 /// Rows and columns: the one that targets are set for, a prefill, a decode step, an odd one.
@@ -69,7 +69,7 @@ fn cases() -> Vec<Case> {
     let row = Recipe::new(Scheme::Nvfp4Row);
     let mx = Recipe::new(MX);
     let options = Nvfp4Options::default();
-    let with = |options| plain.with_nvfp4(options);
+    let with = |options| Recipe::Nvfp4(Nvfp4Recipe::tensor(options).unwrap());
     let tiles = with(Nvfp4Options { shape: BlockShape::Tile16x16, ..options });
     let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..options };
     let random = CodeRounding::Stochastic { seed: 1, offset: 2 };
@@ -81,7 +81,7 @@ fn cases() -> Vec<Case> {
         Case { target: Target::Microseconds(66.0), ..none("nvfp4", plain, Given, Plain) },
         Case { target: Target::Microseconds(120.0), ..none("nvfp4, amax and cast", plain, Own, Plain) },
         Case { target: Target::Microseconds(70.0), ..none("nvfp4-row", row, Own, Plain) },
-        none("nvfp4, torchao, amax and cast", plain.with_preset(Preset::TorchAo), Own, Plain),
+        none("nvfp4, torchao, amax and cast", with(Nvfp4Options { rule: Nvfp4Rule::TorchAo, ..options }), Own, Plain),
         none("nvfp4, 16x16", tiles, Given, Plain),
         none("nvfp4, 16x16, amax and cast", tiles, Own, Plain),
     ];
@@ -90,7 +90,7 @@ fn cases() -> Vec<Case> {
         for metric in [ErrorMetric::Mae, ErrorMetric::Mse] {
             let block_scale = BlockScaleRule::FourOverSix { metric, math };
             let options = Nvfp4Options { block_scale, bound: E4m3Bound::Max256, ..options };
-            let (whole, row) = (with(options), row.with_nvfp4(options));
+            let (whole, row) = (with(options), Nvfp4Recipe::rows(options).unwrap().into());
             let tiles = with(Nvfp4Options { shape: BlockShape::Tile16x16, ..options });
             let label = match (math, metric) {
                 (ErrorMath::Fast, ErrorMetric::Mae) => "nvfp4, 4over6 fast mae",
@@ -147,12 +147,11 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
     let amax = handle.stream().clone_htod(&[5.5f32]).unwrap();
     let mut outputs = [Scheme::Nvfp4, Scheme::Nvfp4Row, MX].map(|s| Outputs::new(handle, s, rows, cols, sets));
     for case in cases() {
-        let whole_tiles =
-            case.recipe.nvfp4.shape == BlockShape::Tile16x16 && case.recipe.nvfp4.block_scale != BlockScaleRule::Plain;
-        if !rows.is_multiple_of(16) && (whole_tiles || case.direction != Direction::Plain) {
+        let multiple = if case.direction == Direction::Plain { case.recipe.row_multiple() } else { 16 };
+        if !rows.is_multiple_of(multiple) {
             continue;
         }
-        let Some(out) = outputs.iter_mut().find(|o| o.scheme == case.recipe.scheme) else { continue };
+        let Some(out) = outputs.iter_mut().find(|o| o.scheme == case.recipe.scheme()) else { continue };
         let time = time(handle, sets, |i| {
             let to = match case.direction {
                 Direction::Plain => QuantizeTo::Plain(&mut out.plain[i]),
@@ -175,7 +174,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
             Direction::Both => bytes(true),
         };
         // The amax of a whole matrix is a pass of its own over the input.
-        let found = case.level == Level::Own && case.recipe.scheme == Scheme::Nvfp4;
+        let found = case.level == Level::Own && case.recipe.scheme() == Scheme::Nvfp4;
         let moved = moved + if found { rows * cols * 2 } else { 0 };
         report(&words(&case), &time, moved, roof, (rows, cols), case.target);
     }
@@ -183,11 +182,12 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
 
 /// The label, and for 4over6 which second level and shape.
 fn words(case: &Case) -> String {
-    if case.recipe.nvfp4.block_scale == BlockScaleRule::Plain {
-        return case.label.to_string();
-    }
-    let tiles = if case.recipe.nvfp4.shape == BlockShape::Tile16x16 { ", 16x16" } else { "" };
-    let level = match (case.recipe.scheme, case.level) {
+    let options = match case.recipe {
+        Recipe::Nvfp4(recipe) if recipe.options().block_scale != BlockScaleRule::Plain => recipe.options(),
+        _ => return case.label.to_string(),
+    };
+    let tiles = if options.shape == BlockShape::Tile16x16 { ", 16x16" } else { "" };
+    let level = match (case.recipe.scheme(), case.level) {
         (Scheme::Nvfp4Row, _) => ", per row",
         (_, Level::Given) => "",
         (_, Level::Own) => ", amax and cast",

@@ -45,7 +45,7 @@ fn main() {
 }
 
 fn each(handle: &Handle, measure: impl Fn(&Handle, (Scheme, Scheme), [usize; 3])) {
-    for pair in [(Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F)), (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F))] {
+    for pair in [(Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F)), (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F))] {
         for shape in SHAPES {
             measure(handle, pair, shape);
             handle.clear_plans();
@@ -210,7 +210,7 @@ impl Raw {
         let raw = Self { api, handle: lt, desc, layouts, algo, workspace: (workspace, address), stream, last: [0; 2] };
         let mode = |scheme| match scheme {
             Scheme::Fp8Tensor(_) => Mode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F.0,
-            Scheme::Fp8Block1x128(_) => Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F.0,
+            Scheme::Fp8Group1x128(_) => Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F.0,
             _ => Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F.0,
         };
         raw.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, 1u32);

@@ -21,8 +21,8 @@ const E4M3: Fp8Format = Fp8Format::E4M3;
 const PAIRS: [(Scheme, Scheme); 4] = [
     (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3)),
     (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3)),
-    (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)),
-    (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block1x128(E4M3)),
+    (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
+    (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group1x128(E4M3)),
 ];
 
 /// One pair, with A and B of every set.

@@ -23,16 +23,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(error) => return Err(error.into()),
     };
     let (m, n, k) = (16, 4096, 7168);
-    let activations = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
-    let weights = Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let activations = Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3));
+    let weights = Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
     let w = handle.upload(&Noise::new(1).bf16(n * k, 1.0))?;
     let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, weights)?;
     let mut x = handle.upload(&Noise::new(2).bf16(m * k, 1.0))?;
-    let mut x_quantized = QuantMatrix::zeros(&handle, activations.scheme, m, k)?;
+    let mut x_quantized = QuantMatrix::zeros(&handle, activations.scheme(), m, k)?;
     let mut y = handle.alloc(2 * m * n)?;
 
-    let mut plan = handle.plan(&GemmDesc::new(m, n, k, activations.scheme, weights.scheme, DType::Bf16))?;
+    let mut plan = handle.plan(&GemmDesc::new(m, n, k, activations.scheme(), weights.scheme(), DType::Bf16))?;
     plan.prepare(&handle, &w)?;
     print!("{}", plan.explain());
 

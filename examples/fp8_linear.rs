@@ -18,8 +18,8 @@ use scaled_gemm::{
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-const ACTIVATIONS: Recipe = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3));
-const WEIGHTS: Recipe = Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3));
+const ACTIVATIONS: Recipe = Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3));
+const WEIGHTS: Recipe = Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
 /// The layer on a GPU.
 struct GpuLinear {

@@ -14,7 +14,7 @@ use ndarray::Array2;
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout};
 use scaled_gemm::reference::{self, GemmInputs};
 use scaled_gemm::{
-    DType, Error, Fp8Format, GemmArgs, Handle, HostQuantMatrix, MatMut, Preset, QuantMatrix, Recipe, Scheme,
+    DType, Error, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GemmArgs, Handle, HostQuantMatrix, MatMut, QuantMatrix,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -24,7 +24,7 @@ const NAME: &str = "model.layers.0.mlp.down_proj.weight";
 /// A file like a published one: codes and scales, and no word about who made them.
 fn write_layer(path: &Path) -> Outcome<()> {
     let (n, k) = (768, 1792);
-    let recipe = Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3)).with_preset(Preset::DeepSeek);
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group128x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
     let weight = reference::quantize(noise(1, n, k, 0.02).view(), DType::Bf16, recipe)?;
     let [row_tiles, col_tiles] = weight.scheme().scale_grid(n, k);
     let scales: Vec<u8> = weight.logical_scales().iter().flat_map(|s| s.to_le_bytes()).collect();
@@ -67,7 +67,7 @@ fn run(path: &Path, name: &str) -> Outcome<()> {
     let weight = checkpoint.quant_matrix(name)?;
     println!("{}: {name} is {} x {} {}", path.display(), weight.rows(), weight.cols(), weight.scheme());
 
-    let recipe = Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3)).with_preset(Preset::DeepSeek);
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
     let activations = noise(2, 8, weight.cols(), 1.0);
     let x = reference::quantize(activations.view(), DType::Bf16, recipe)?;
     let (device, y) = match Handle::new(0) {

@@ -14,18 +14,17 @@ use common::{Outcome, Problem, Sets, begin, narrow, times};
 use scaled_gemm::reference::{self, GemmInputs, HostOperand};
 use scaled_gemm::{
     BlockScaleRule, BlockShape, Cadence, DType, E4m3Bound, ErrorMath, ErrorMetric, Formulation, GemmArgs, GemmPlan,
-    Handle, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Scheme, Timing,
+    Handle, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme, Timing,
 };
 
 const ACTIVATIONS: Recipe = Recipe::new(Scheme::Nvfp4Row);
-const PLAIN: Recipe = Recipe::new(Scheme::Nvfp4);
-const WEIGHTS: Recipe = PLAIN.with_nvfp4(Nvfp4Options {
+const WEIGHTS: Nvfp4Options = Nvfp4Options {
     block_scale: BlockScaleRule::FourOverSix { metric: ErrorMetric::Mse, math: ErrorMath::Strict },
     bound: E4m3Bound::Max256,
-    ..PLAIN.nvfp4
-});
+    ..Nvfp4Options::PLAIN
+};
 /// Where the transpose of the weights is needed with the same scales, for training: noisier, as tiles hold 256 elements.
-const TILES: Recipe = WEIGHTS.with_nvfp4(Nvfp4Options { shape: BlockShape::Tile16x16, ..WEIGHTS.nvfp4 });
+const TILES: Nvfp4Options = Nvfp4Options { shape: BlockShape::Tile16x16, ..WEIGHTS };
 
 /// One product, with A of every set (none where it stays plain) and the weights.
 struct Job<'a> {
@@ -60,8 +59,9 @@ fn on_gpu(handle: &Handle, problem: &Problem) -> Outcome<()> {
     };
     let activations = all(&|set| handle.quantize(&sets.x(set)?, ACTIVATIONS))?;
     let mut target = all(&|set| handle.quantize(&sets.x(set)?, ACTIVATIONS))?;
-    let codes = all(&|set| handle.quantize(&sets.w(set)?, WEIGHTS))?;
-    let kept = all(&|set| handle.quantize(&sets.w(set)?, WEIGHTS))?;
+    let recipe = Nvfp4Recipe::tensor(WEIGHTS)?;
+    let codes = all(&|set| handle.quantize(&sets.w(set)?, recipe))?;
+    let kept = all(&|set| handle.quantize(&sets.w(set)?, recipe))?;
     let mut jobs = Vec::new();
     for (name, a) in [("nvfp4-row x nvfp4", Some(&activations[..])), ("bf16 x nvfp4", None)] {
         for weights in [&codes, &kept] {
@@ -106,8 +106,8 @@ fn on_cpu(problem: &Problem) -> Outcome<()> {
     println!("| product | weights | SQNR, dB |\n|---|---|---:|");
     println!("| bf16 x bf16 | | {:.1} |", problem.rounded_sqnr());
     let a = reference::quantize(problem.x.view(), DType::Bf16, ACTIVATIONS)?;
-    for (words, recipe) in [("plain", PLAIN), ("4over6", WEIGHTS), ("4over6, 16x16 tiles", TILES)] {
-        let b = reference::quantize(problem.w.view(), DType::Bf16, recipe)?;
+    for (words, options) in [("plain", Nvfp4Options::PLAIN), ("4over6", WEIGHTS), ("4over6, 16x16 tiles", TILES)] {
+        let b = reference::quantize(problem.w.view(), DType::Bf16, Nvfp4Recipe::tensor(options)?)?;
         for a in [HostOperand::from(&a), HostOperand::Plain(problem.x.view(), DType::Bf16)] {
             let d = reference::scaled_gemm(&GemmInputs::new(a, &b, DType::Bf16))?;
             println!("| {} x {} | {words} | {:.1} |", a.operand(), b.scheme(), problem.sqnr(&narrow(&d)));

@@ -1,19 +1,4 @@
-//! [`Epilogue`]: what happens to the FP32 sum before it is stored, and its exact scalar meaning.
-//!
-//! In operation order, each step one rounded FP32 operation:
-//!
-//! ```text
-//! v = acc                                the FP32 sum, block scales and alpha applied
-//! v = fl(v * row_scale[i])               where A is scaled by rows and the GEMM did not do it
-//! v = fl(v * col_scale[j])               where B is scaled by rows and the GEMM did not do it
-//! v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add; with beta = 0 C is not read
-//! v = fl(v + bias[j])
-//! v = activation(v)
-//! v = fl(v + residual[i, j])
-//! d = round(v)                           nearest even; E4M3 output: saturate(fl(v * out_encode))
-//! ```
-//!
-//! Mirrored by `kernels/gemm/epilogue.cu`; the activations use only IEEE operations and [`exp`], so the bytes are equal.
+//! [`Epilogue`]: what happens to the FP32 sum before it is stored.
 
 use crate::format::DType;
 
@@ -33,6 +18,22 @@ pub enum Activation {
 }
 
 /// What a GEMM does after the sum. `Default` is nothing: store the sum.
+///
+/// In operation order, each step one rounded FP32 operation:
+///
+/// ```text
+/// v = acc                                the FP32 sum, block scales and alpha applied
+/// v = fl(v * row_scale[i])               where A is scaled by rows and the GEMM did not do it
+/// v = fl(v * col_scale[j])               where B is scaled by rows and the GEMM did not do it
+/// v = fl(fl(beta * c[i, j]) + v)         Accumulate::Add; with beta = 0 C is not read
+/// v = fl(v + bias[j])
+/// v = activation(v)
+/// v = fl(v + residual[i, j])
+/// d = round(v)                           nearest even; E4M3 output: saturate(fl(v * out_encode))
+/// ```
+///
+/// Mirrored by `kernels/gemm/epilogue.cu`; the activations use only IEEE operations, also
+/// for the exponential (error below 2 ulp), so the bytes are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Epilogue {
     /// Element type of the bias, one value for each column of D.
@@ -79,7 +80,7 @@ impl Activation {
 /// `x = n ln2 + r` with `|r| <= ln2 / 2` (Cody and Waite's two-part ln2), a degree-7 Taylor polynomial in r by
 /// Horner's rule with fused multiply-adds, then two exact-power scalings so that results near the limits round once.
 /// Below -104 the result is 0, above 89 infinity; NaN stays NaN.
-pub fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     if x > 89.0 {
         return f32::INFINITY;
     }

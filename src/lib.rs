@@ -32,8 +32,8 @@
 //! let mut y = handle.stream().alloc_zeros::<bf16>(m * n)?;
 //!
 //! // Activations: a scale for each 128 features of a token. Weights: a scale for each tile of 128 x 128.
-//! let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k)?, Recipe::new(Scheme::Fp8Block1x128(Fp8Format::E4M3)))?;
-//! let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, Recipe::new(Scheme::Fp8Block128x128(Fp8Format::E4M3)))?;
+//! let x = handle.quantize(&MatRef::new(&x, DType::Bf16, m, k)?, Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3)))?;
+//! let w = handle.quantize(&MatRef::new(&w, DType::Bf16, n, k)?, Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3)))?;
 //! let call = GemmArgs::new(&x, &w, MatMut::new(&mut y, DType::Bf16, m, n)?).activation(Activation::Silu);
 //! handle.scaled_gemm(call)?;
 //! let y: Vec<bf16> = handle.stream().clone_dtoh(&y)?;
@@ -76,23 +76,23 @@
 mod names;
 
 pub mod checkpoint;
-pub mod epilogue;
-pub mod error;
-pub mod format;
+mod epilogue;
+mod error;
+mod format;
 #[cfg(feature = "cuda")]
-pub mod gpu;
+mod gpu;
 pub mod models;
 pub mod reference;
 
+// Each item has one name: in the root, or in a module that is public and not passed on.
+#[cfg(feature = "cuda")]
+pub use cudarc;
 pub use epilogue::{Activation, Epilogue};
 pub use error::{Error, Result};
 pub use format::*;
-pub use names::UnknownName;
-
-#[cfg(feature = "cuda")]
-pub use cudarc;
 #[cfg(feature = "cuda")]
 pub use gpu::*;
+pub use names::UnknownName;
 
 /// The examples of README.md, compiled with the documentation tests.
 #[cfg(all(doctest, feature = "cuda"))]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
 use scaled_gemm::reference::Noise;
-use scaled_gemm::{BlockScaleFormat, DType, HostQuantMatrix, Preset, Recipe, Scheme};
+use scaled_gemm::{BlockScaleFormat, DType, Fp8Rule, HostQuantMatrix, Recipe, Scheme};
 
 #[path = "checkpoint/blocks.rs"]
 mod blocks;
@@ -97,8 +97,8 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
             let path = folder.file("q.safetensors");
             let matrix = random_matrix(scheme, rows, cols, (i * 1000 + rows) as u64);
             let mut recipe = WrittenRecipe { recipe: Recipe::new(scheme), source: DType::F16 };
-            if scheme.spec().block.is_none() {
-                recipe.recipe = recipe.recipe.with_preset(Preset::DeepSeek).power_of_two();
+            if let Recipe::Fp8(fp8) = &mut recipe.recipe {
+                *fp8 = fp8.with_rule(Fp8Rule::DeepSeek).power_of_two();
             }
             let mut layout = FileLayout::new();
             layout.metadata("format", "pt");

@@ -6,7 +6,7 @@ use scaled_gemm::codec::{
     E2M1_VALUES, decode, decode_block_scale, decode_e2m1, decode_e8m0, e8m0_reciprocal, encode, encode_e2m1,
     encode_e2m1_stochastic, encode_e4m3, encode_e5m2, round_to, to_f8e4m3, to_f8e5m2,
 };
-use scaled_gemm::{BlockScaleFormat, DType, Fp8Format, MxRounding};
+use scaled_gemm::{BlockScaleFormat, DType, Fp8Format, MxScaleRule};
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
 
@@ -261,33 +261,33 @@ fn mx_scales_are_their_definitions() {
         let (emax, mantissa_bits) = if format == Fp8Format::E4M3 { (8, 3) } else { (15, 2) };
         for bits in (0..0x7F80_0000u32).step_by(4099).chain((0..255).map(|e| e << 23)).chain(0x43DF_FFF0..0x43E0_0010) {
             let amax = f32::from_bits(bits);
-            let byte = |rule: MxRounding| i32::from(rule.byte(amax, format));
+            let byte = |rule: MxScaleRule| i32::from(rule.byte(amax, format));
             let exact = |power: i32| 2f64.powi(power);
             let a = f64::from(amax);
             // The smallest power of two with which nothing saturates.
-            let up = byte(MxRounding::Up);
+            let up = byte(MxScaleRule::Up);
             assert!(a <= f64::from(format.max()) * exact(up - 127), "{amax:e} {up}");
             assert!(up == 0 || a > f64::from(format.max()) * exact(up - 128), "{amax:e} {up}");
-            assert_eq!(up, byte(MxRounding::Rceil));
+            assert_eq!(up, byte(MxScaleRule::Rceil));
             if amax < f32::MIN_POSITIVE {
                 // Below the normal numbers nothing but byte 0 is left.
                 assert!(
-                    [MxRounding::Floor, MxRounding::Ceil, MxRounding::Even].into_iter().all(|rule| byte(rule) == 0)
+                    [MxScaleRule::Floor, MxScaleRule::Ceil, MxScaleRule::Even].into_iter().all(|rule| byte(rule) == 0)
                 );
                 continue;
             }
             let log2 = (bits >> 23) as i32 - 127;
             assert!(exact(log2) <= a && a < exact(log2 + 1));
             let of = |power: i32| (power - emax).clamp(-127, 127) + 127;
-            assert_eq!(byte(MxRounding::Floor), of(log2), "{amax:e}");
-            assert_eq!(byte(MxRounding::Ceil), of(log2 + i32::from(a != exact(log2))), "{amax:e}");
+            assert_eq!(byte(MxScaleRule::Floor), of(log2), "{amax:e}");
+            assert_eq!(byte(MxScaleRule::Ceil), of(log2 + i32::from(a != exact(log2))), "{amax:e}");
             // Half a unit of the code's mantissa and more rounds up to the next power of two at the end of a binade.
             let carry = a >= exact(log2 + 1) - exact(log2 - mantissa_bits - 1);
-            assert_eq!(byte(MxRounding::Even), of(log2 + i32::from(carry)), "{amax:e}");
+            assert_eq!(byte(MxScaleRule::Even), of(log2 + i32::from(carry)), "{amax:e}");
         }
-        for rule in MxRounding::ALL {
+        for rule in MxScaleRule::ALL {
             assert_eq!(rule.byte(f32::NAN, format), 255);
-            assert_eq!(rule.byte(f32::INFINITY, format), if rule == MxRounding::Up { 254 } else { 255 });
+            assert_eq!(rule.byte(f32::INFINITY, format), if rule == MxScaleRule::Up { 254 } else { 255 });
             assert_eq!(rule.byte(0.0, format), 0);
             assert_eq!(rule.name().parse(), Ok(rule));
         }

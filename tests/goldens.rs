@@ -8,14 +8,14 @@ use ndarray::{Array2, ArrayView2};
 use scaled_gemm::codec::{decode, encode_e4m3, encode_e5m2, round_to};
 use scaled_gemm::layout::ScaleLayout;
 use scaled_gemm::reference::{
-    AmaxHistory, BlockSum, GemmInputs, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused, quantize,
-    quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
+    AmaxHistory, GemmInputs, Promotion, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused,
+    quantize, quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
 };
-use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, Scheme};
+use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, HostQuantMatrix, Recipe, Scheme};
 use serde_json::Value;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
-const VECTOR: Recipe = Recipe::new(Scheme::Fp8Block1x128(E4M3));
+const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, E4M3);
 
 #[path = "goldens/blocks.rs"]
 mod blocks;
@@ -96,7 +96,7 @@ fn row(x: &[f32]) -> ArrayView2<'_, f32> {
 
 /// Checks one group: codes, stored scale, encode factor where given.
 #[track_caller]
-fn check_group(x: &[f32], recipe: Recipe, scale: &Value, encode: Option<&Value>, codes: &Value) {
+fn check_group(x: &[f32], recipe: Fp8Recipe, scale: &Value, encode: Option<&Value>, codes: &Value) {
     let q = quantize(row(x), DType::F32, recipe).unwrap();
     assert_eq!(q.logical_codes(), bytes(codes));
     assert_eq!(q.logical_scales().len(), 1);
@@ -120,7 +120,7 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
             }
         }
         "e8m0_modes_e4m3" => {
-            let recipe = VECTOR.with_preset(Preset::DeepSeek).power_of_two();
+            let recipe = VECTOR.with_rule(Fp8Rule::DeepSeek).power_of_two();
             for row in expect["rows"].as_array().unwrap() {
                 blocks::check_mx_modes(row);
                 let Some(byte) = row.get("clamp1e-4_ceil") else { continue };
@@ -130,8 +130,8 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         }
         "e4m3_g128_fp32sf" | "e4m3_g128_pow2" | "e4m3_g32_zero_block" | "bf16_hidden7168_edge" => {
             let x = array(&input["x"]);
-            let scheme = if x.len() > 128 { Scheme::Fp8Row(E4M3) } else { Scheme::Fp8Block1x128(E4M3) };
-            let recipe = Recipe::new(scheme).with_preset(Preset::DeepSeek);
+            let granularity = if x.len() > 128 { Fp8Granularity::Row } else { Fp8Granularity::Group1x128 };
+            let recipe = Fp8Recipe::new(granularity, E4M3).with_rule(Fp8Rule::DeepSeek);
             let recipe = if input["round_sf"] == true { recipe.power_of_two() } else { recipe };
             check_group(&x, recipe, &expect["sf"][0], None, &expect["data"]);
             if let Some(byte) = expect.get("ue8m0") {
@@ -142,12 +142,12 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
             let scale = bits(&input["x_sf"]);
             let x: Vec<f32> = hex(&input["x_bytes"]).into_iter().map(|c| decode(E4M3, c) * scale).collect();
             same(amax(&x), &expect["amax"]);
-            check_group(&x, VECTOR.with_preset(Preset::DeepSeek), &expect["sf"], None, &expect["data"]);
+            check_group(&x, VECTOR.with_rule(Fp8Rule::DeepSeek), &expect["sf"], None, &expect["data"]);
         }
         "per_channel_128x1" => {
             let columns: Vec<Vec<f32>> = input["columns"].as_array().unwrap().iter().map(array).collect();
             let x = Array2::from_shape_fn((128, columns.len()), |(i, j)| columns[j][i]);
-            let q = quantize_transposed(x.view(), DType::F32, VECTOR.with_preset(Preset::DeepSeek)).unwrap();
+            let q = quantize_transposed(x.view(), DType::F32, VECTOR.with_rule(Fp8Rule::DeepSeek)).unwrap();
             for (j, codes) in q.logical_codes().chunks(128).enumerate() {
                 assert_eq!(codes, bytes(&expect["data_per_channel"][j]));
                 same(q.scale_at(j, 0), &expect["sf"][j]);
@@ -191,9 +191,9 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         "scale_from_amax" => {
             for row in expect["rows"].as_array().unwrap() {
                 let format = if row["max"] == 448 { E4M3 } else { Fp8Format::E5M2 };
-                let recipe = Recipe::new(Scheme::Fp8Tensor(format)).with_preset(Preset::TransformerEngine);
+                let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, format).with_rule(Fp8Rule::TransformerEngine);
                 let recipe = if row["pow2"] == 1 { recipe.power_of_two() } else { recipe };
-                // `amax_epsilon` is the caller's clamp; the preset has none.
+                // `amax_epsilon` is the caller's clamp; the rule has none.
                 let (amax, eps) = (bits(&row["amax"]), bits(&row["eps"]));
                 let got = recipe.group_scale(if amax < eps { eps } else { amax }, DType::F32);
                 same(got.encode, &row["scale"]);
@@ -239,7 +239,7 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
             }
         }
         "block1x128_pow2" | "block1x128_fp32" | "block1x128_zero" | "block1x128_inf_element" => {
-            let recipe = VECTOR.with_preset(Preset::TransformerEngine);
+            let recipe = VECTOR.with_rule(Fp8Rule::TransformerEngine);
             let recipe = if input["pow2"] == true { recipe.power_of_two() } else { recipe };
             check_group(&array(&input["x"]), recipe, &expect["stored"], Some(&expect["encode"]), &expect["data"]);
         }
@@ -248,27 +248,27 @@ fn check(id: &str, input: &Value, expect: &Value) -> bool {
         "te_block_shapes" => {
             let (m, k) = (input["M"].as_u64().unwrap() as usize, input["K"].as_u64().unwrap() as usize);
             for (key, scheme, rows, cols) in [
-                ("1d_row", Scheme::Fp8Block1x128(E4M3), m, k),
-                ("1d_col", Scheme::Fp8Block1x128(E4M3), k, m),
-                ("2d_row", Scheme::Fp8Block128x128(E4M3), m, k),
-                ("2d_col", Scheme::Fp8Block128x128(E4M3), k, m),
+                ("1d_row", Scheme::Fp8Group1x128(E4M3), m, k),
+                ("1d_col", Scheme::Fp8Group1x128(E4M3), k, m),
+                ("2d_row", Scheme::Fp8Group128x128(E4M3), m, k),
+                ("2d_col", Scheme::Fp8Group128x128(E4M3), k, m),
             ] {
                 assert_eq!(scheme.scale_len(rows, cols), ints(&expect[key]).iter().product::<usize>(), "{key}");
             }
         }
         _ if id.starts_with("sf_amax_") => {
             let amax = bits(&input["amax"]);
-            for (preset, scale) in [
-                (Preset::DeepGemm, "sf_mul_recip"),
-                (Preset::DeepGemmCpu, "sf_true_div"),
-                (Preset::DeepSeek, "sf_true_div"),
+            for (rule, scale) in [
+                (Fp8Rule::DeepGemm, "sf_mul_recip"),
+                (Fp8Rule::DeepGemmCpu, "sf_true_div"),
+                (Fp8Rule::DeepSeek, "sf_true_div"),
             ] {
-                let recipe = VECTOR.with_preset(preset);
+                let recipe = VECTOR.with_rule(rule);
                 let exact = recipe.group_scale(amax, DType::F32);
                 same(exact.scale, &expect[scale]);
-                match preset {
-                    Preset::DeepGemm => same(exact.encode, &expect["inv_mul"]),
-                    Preset::DeepGemmCpu => assert_eq!(exact.encode, 1.0 / exact.scale),
+                match rule {
+                    Fp8Rule::DeepGemm => same(exact.encode, &expect["inv_mul"]),
+                    Fp8Rule::DeepGemmCpu => assert_eq!(exact.encode, 1.0 / exact.scale),
                     _ => {}
                 }
                 let byte = u32::from(hex(&expect["ue8m0"])[0]);
@@ -303,7 +303,7 @@ fn check_five_layouts(expect: &Value) {
     let x = Array2::from_shape_fn((256, 256), |(i, j)| {
         (((i * 3 + j * 5) % 23) as f32 - 11.0) / 8.0 * (1 + i / 128 + 2 * (j / 128)) as f32
     });
-    let tile = Recipe::new(Scheme::Fp8Block128x128(E4M3));
+    let tile = Recipe::new(Scheme::Fp8Group128x128(E4M3));
     let forward = quantize(x.view(), DType::F32, VECTOR).unwrap();
     let want = &expect["act_1x128"];
     assert_eq!(fold_bytes(forward.codes()), want["data(row-major MxK)"]);
@@ -345,8 +345,8 @@ fn check_linear(expect: &Value) {
     let x = Array2::from_shape_fn((1, 256), |(_, j)| if j < 128 { 2.0 } else { -1.0 });
     let w = Array2::from_shape_fn((8, 256), |(_, j)| if j < 128 { 1.0 } else { 0.5 });
     let a = quantize(x.view(), DType::F32, VECTOR).unwrap();
-    let b = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Block128x128(E4M3))).unwrap();
-    let inputs = GemmInputs { block_sum: BlockSum::Unfused, ..GemmInputs::new(&a, &b, DType::F32) };
+    let b = quantize(w.view(), DType::F32, Recipe::new(Scheme::Fp8Group128x128(E4M3))).unwrap();
+    let inputs = GemmInputs { promotion: Promotion::Unfused, ..GemmInputs::new(&a, &b, DType::F32) };
     scaled_gemm(&inputs).unwrap().iter().for_each(|y| same(*y, &expect["y_unfused"]));
     let fused = GemmInputs::new(&a, &b, DType::Bf16);
     scaled_gemm(&fused).unwrap().iter().for_each(|y| same(*y, &expect["y_bf16"]));

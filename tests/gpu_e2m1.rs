@@ -12,7 +12,7 @@ mod quantize;
 use std::thread;
 
 use common::*;
-use quantize::{GivenNumber, four_over_six, nvfp4};
+use quantize::{GivenNumber, four_over_six, nvfp4, options_of};
 use scaled_gemm::codec::encode_e2m1;
 use scaled_gemm::{
     BlockShape, DType, GivenScale, Handle, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Scheme,
@@ -29,8 +29,8 @@ const THREADS: usize = 16;
 /// One for each way in which kernels convert: plain, tiles, and every error of 4over6.
 fn recipes() -> Vec<Recipe> {
     let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
-    let four_over_six = four_over_six().into_iter().filter(|r| r.scheme == Scheme::Nvfp4);
-    let of_448 = four_over_six.filter(|r| r.nvfp4.bound == Default::default());
+    let four_over_six = four_over_six().into_iter().filter(|r| r.scheme() == Scheme::Nvfp4);
+    let of_448 = four_over_six.filter(|r| options_of(*r).bound == Default::default());
     [Recipe::new(Scheme::Nvfp4), nvfp4(Scheme::Nvfp4, tiles)].into_iter().chain(of_448).collect()
 }
 

@@ -1,4 +1,4 @@
-//! `Handle::rescale_into` byte for byte against a scalar loop over the operations of `scaled_gemm::epilogue`.
+//! `Handle::rescale_into` byte for byte against a scalar loop over the operations of `Epilogue`.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -14,8 +14,8 @@ use scaled_gemm::{
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const TENSOR: Scheme = Scheme::Fp8Tensor(E4M3);
 const ROW: Scheme = Scheme::Fp8Row(E4M3);
-const VEC: Scheme = Scheme::Fp8Block1x128(E4M3);
-const TILE: Scheme = Scheme::Fp8Block128x128(E4M3);
+const VEC: Scheme = Scheme::Fp8Group1x128(E4M3);
+const TILE: Scheme = Scheme::Fp8Group128x128(E4M3);
 
 /// Every m, n, k of the issue and a row gap in turn, for one family: every mix of formats, wide output and accumulation.
 fn every_shape(family: (&str, &str)) {

@@ -175,7 +175,7 @@ fn what_cannot_be_captured_is_refused_and_does_no_harm() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(44);
     let (m, n, k) = (4, 128, 256);
-    let (vec, tile) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let (vec, tile) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
     let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);
     let ops = Operands::new(&handle, &mut rng, [m, n, k], (tensor, tensor));
     let extras = Extras::new(&handle, &mut rng, m, n, &[0]);

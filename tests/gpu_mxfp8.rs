@@ -11,14 +11,17 @@ use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
-    BlockShape, DType, DeviceBytes, Fp8Format, GivenScale, HostQuantMatrix, MatRef, MxRounding, Nvfp4Options, Preset,
-    QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
+    DType, DeviceBytes, Fp8Format, GivenScale, HostQuantMatrix, MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix,
+    QuantizeTo, Recipe, Scheme, reference,
 };
 
 const FORMATS: [Fp8Format; 2] = [Fp8Format::E4M3, Fp8Format::E5M2];
 
 fn recipes() -> Vec<Recipe> {
-    FORMATS.into_iter().flat_map(|f| MxRounding::ALL.map(|mx| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx))).collect()
+    FORMATS
+        .into_iter()
+        .flat_map(|f| MxScaleRule::ALL.map(|rule| Recipe::Mxfp8(Mxfp8Recipe { format: f, rule })))
+        .collect()
 }
 
 /// Small, for runs under a sanitizer: aligned rows and others, in every direction, and back.
@@ -136,7 +139,7 @@ fn rounding_boundaries_of_both_formats() {
             blocks.push((scale(top), near.filter(|v| v.abs() <= scale(top)).collect()));
         }
         let x = Source::new(&handle, in_blocks(&blocks, 32, 8), DType::F32);
-        MxRounding::ALL.into_iter().for_each(|mx| x.check(&handle, Recipe::new(Scheme::Mxfp8(format)).with_mx(mx)));
+        MxScaleRule::ALL.into_iter().for_each(|rule| x.check(&handle, Mxfp8Recipe { format, rule }));
     }
 }
 
@@ -199,13 +202,8 @@ fn refusals_name_operand_numbers_and_rule() {
     refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);
     let number = handle.stream().clone_htod(&[5.0f32]).unwrap();
     let amax = GivenScale::Amax(DeviceBytes::from(&number));
-    let mut out = QuantMatrix::zeros(&handle, recipe.scheme, 4, 32).unwrap();
+    let mut out = QuantMatrix::zeros(&handle, recipe.scheme(), 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut out);
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, to), &["mxfp8"]);
-    let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
-    for bad in [recipe.with_preset(Preset::TorchAo), recipe.power_of_two(), recipe.with_nvfp4(tiles)] {
-        let words = bad.check().unwrap_err().to_string();
-        refused(handle.quantize(&x(DType::Bf16, 4, 32), bad).map(|_| ()), &[&words]);
-    }
     assert!(handle.quantize(&x(DType::Bf16, 0, 32), recipe).is_ok());
 }

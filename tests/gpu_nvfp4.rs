@@ -12,7 +12,7 @@ use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
-    HostQuantMatrix, MatRef, Nvfp4Options, Preset, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
+    HostQuantMatrix, MatRef, Nvfp4Options, Nvfp4Rule, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 use serde_json::Value;
 
@@ -22,8 +22,8 @@ fn others() -> Vec<Recipe> {
     let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..options };
     vec![
         Recipe::new(Scheme::Nvfp4),
-        Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAo),
-        Recipe::new(Scheme::Nvfp4).with_preset(Preset::TorchAoCpu),
+        nvfp4(Scheme::Nvfp4, Nvfp4Options { rule: Nvfp4Rule::TorchAo, ..options }),
+        nvfp4(Scheme::Nvfp4, Nvfp4Options { rule: Nvfp4Rule::TorchAoCpu, ..options }),
         Recipe::new(Scheme::Nvfp4Row),
         nvfp4(Scheme::Nvfp4, Nvfp4Options { shape: BlockShape::Tile16x16, ..options }),
         nvfp4(Scheme::Nvfp4, hadamard),
@@ -38,7 +38,7 @@ fn recipes() -> Vec<Recipe> {
 
 /// The recipes that take a given second level.
 fn whole() -> impl Iterator<Item = Recipe> {
-    recipes().into_iter().filter(|r| r.scheme == Scheme::Nvfp4)
+    recipes().into_iter().filter(|r| r.scheme() == Scheme::Nvfp4)
 }
 
 /// Small, for runs under a sanitizer: rows held in registers and rows read twice, aligned and not.
@@ -237,7 +237,7 @@ fn near_ties_of_four_over_six() {
         for dtype in [DType::Bf16, DType::F32] {
             let x = Source::new(&handle, x.clone(), dtype);
             for recipe in four_over_six() {
-                match recipe.scheme {
+                match recipe.scheme() {
                     Scheme::Nvfp4 => x.check_given(&handle, recipe, GivenScale::Amax(amax)),
                     _ => x.check(&handle, recipe),
                 }
@@ -295,8 +295,10 @@ fn golden_blocks() {
             options.block_scale = BlockScaleRule::FourOverSix { metric, math };
             options.bound = if input["e4m3_max"] == 256 { E4m3Bound::Max256 } else { E4m3Bound::Max448 };
         }
-        let preset = if id.starts_with("torchao") { Preset::TorchAo } else { Preset::TransformerEngine };
-        let recipe = nvfp4(Scheme::Nvfp4, options).with_preset(preset);
+        if id.starts_with("torchao") {
+            options.rule = Nvfp4Rule::TorchAo;
+        }
+        let recipe = nvfp4(Scheme::Nvfp4, options);
         let x = Array2::from_shape_vec((1, 16), runs(&input["block"])).unwrap();
         let x = Source::new(&handle, x, DType::F32);
         let given = GivenScale::Amax(bits(&input["global_amax"]));
@@ -343,7 +345,7 @@ fn tiles_where_both_passes_disagree() {
         tile.iter().enumerate().for_each(|(at, v)| x[[row + at / 16, col + at % 16]] = *v);
     }
     let x = Source::new(&handle, x, DType::F32);
-    for recipe in four_over_six().into_iter().filter(|r| r.scheme == Scheme::Nvfp4) {
+    for recipe in four_over_six().into_iter().filter(|r| r.scheme() == Scheme::Nvfp4) {
         x.check_given(&handle, recipe, given);
     }
     let plain = reference::quantize_with_scale(x.x.view(), DType::F32, recipe, given).unwrap();
@@ -413,7 +415,7 @@ fn rows_times_powers_of_two_have_the_same_codes() {
         let x = rng.matrix(65, 1040, dtype);
         let scaled = Array2::from_shape_fn((65, 1040), |(i, j)| x[[i, j]] * 2f32.powi(i as i32 % 41 - 20));
         let (x, scaled) = (Source::new(&handle, x, dtype), Source::new(&handle, scaled, dtype));
-        for recipe in recipes().into_iter().filter(|r| r.scheme == Scheme::Nvfp4Row) {
+        for recipe in recipes().into_iter().filter(|r| r.scheme() == Scheme::Nvfp4Row) {
             let (x, scaled) = (x.quantized(&handle, recipe), scaled.quantized(&handle, recipe));
             assert_eq!(x.codes(), scaled.codes(), "{recipe:?}");
             assert_eq!(x.block_scales(), scaled.block_scales(), "{recipe:?}");
@@ -513,17 +515,6 @@ fn refusals_name_operand_numbers_and_rule() {
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), row, &amax, to), &["nvfp4-row"]);
     let short = GivenScale::Decode(DeviceBytes::from(buffer.slice(..2)));
     refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), plain, &short, QuantizeTo::Plain(&mut out)), &["4"]);
-    // Options that exclude each other are refused before anything is written, in the recipe's words.
-    let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
-    let random = Nvfp4Options { rounding: stochastic(1, 2), ..tiles };
-    for recipe in [nvfp4(Scheme::Nvfp4, random), nvfp4(Scheme::Nvfp4Row, tiles), plain.power_of_two()] {
-        let words = recipe.check().unwrap_err().to_string();
-        refused(handle.quantize(&x(DType::Bf16, 4, 32), recipe).map(|_| ()), &[&words]);
-        refused(
-            handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, QuantizeTo::Plain(&mut out)),
-            &[&words],
-        );
-    }
     let uneven = four_over_six().into_iter().find(|r| is_tiled_four_over_six(*r)).unwrap();
     refused(handle.quantize(&x(DType::Bf16, 4, 32), uneven).map(|_| ()), &["4", "16"]);
 }

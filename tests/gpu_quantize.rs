@@ -10,17 +10,12 @@ use ndarray::Array2;
 use quantize::{INPUTS, Source, check_dequantize, check_shapes, check_strides, grid};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    DType, DeviceBytes, DeviceBytesMut, Fp8Format, GivenScale, Handle, MatRef, Preset, QuantizeTo, Recipe, Scheme,
+    DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, MatRef,
+    QuantizeTo, Recipe, Scheme,
 };
 
 fn recipes() -> Vec<Recipe> {
-    let mut recipes = Vec::new();
-    for scheme in Scheme::FP8 {
-        for recipe in Preset::FP8.map(|preset| Recipe::new(scheme).with_preset(preset)) {
-            recipes.extend([recipe, recipe.power_of_two()]);
-        }
-    }
-    recipes
+    Fp8Recipe::all().map(Recipe::Fp8).collect()
 }
 
 /// Each scheme with the default recipe.
@@ -47,7 +42,7 @@ fn model_widths_and_long_rows() {
     // Rows beyond 32768 elements do not fit in registers and are read twice.
     let shapes = [(4001, 576), (128, 7168), (300, 6144), (264, 16384), (20, 28672), (2, 57344), (3, 131072)];
     let mut recipes = defaults();
-    recipes.retain(|r| r.scheme.spec().format == Fp8Format::E4M3);
+    recipes.retain(|r| r.scheme().spec().format == Fp8Format::E4M3);
     check_shapes(&handle, &mut Noise::new(3), shapes, &recipes);
 }
 
@@ -74,7 +69,7 @@ fn special_values() {
         let mut lone = Array2::zeros((16, 256));
         lone[[5, 77]] = f32::NAN;
         let lone = Source::new(&handle, lone, dtype);
-        for recipe in recipes() {
+        for recipe in Fp8Recipe::all() {
             [&x, &zeros, &lone].iter().for_each(|x| x.check(&handle, recipe));
         }
     }
@@ -90,8 +85,9 @@ fn the_amax_is_found_in_every_lane() {
             x[[i, i % cols]] = 450.0;
         }
         let x = Source::new(&handle, x, DType::Bf16);
-        for scheme in [Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Block1x128(Fp8Format::E4M3)] {
-            x.check(&handle, Recipe::new(scheme).with_preset(Preset::DeepSeek).power_of_two());
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Group1x128] {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
+            x.check(&handle, recipe.with_rule(Fp8Rule::DeepSeek).power_of_two());
         }
     }
     // A tile, a tensor: the one large value in each row and column of a tile in turn.
@@ -99,8 +95,9 @@ fn the_amax_is_found_in_every_lane() {
         let mut x = Array2::from_elem((128, 128), 448.0f32);
         x[[at, (at * 37) % 128]] = 450.0;
         let x = Source::new(&handle, x, DType::Bf16);
-        for scheme in [Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3)] {
-            x.check(&handle, Recipe::new(scheme).with_preset(Preset::TransformerEngine).power_of_two());
+        for granularity in [Fp8Granularity::Tensor, Fp8Granularity::Group128x128] {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3);
+            x.check(&handle, recipe.with_rule(Fp8Rule::TransformerEngine).power_of_two());
         }
     }
 }

@@ -138,7 +138,7 @@ fn handles_come_and_go() {
 #[test]
 fn shared_weights_are_prepared_once_by_whoever_comes_first() {
     let Some(handle) = handle() else { return };
-    let pair = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
+    let pair = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
     let (shape, case) = ([20, 2112, 1024], Case::new(DType::Bf16));
     let ops = Operands::new(&handle, &mut Noise::new(51), shape, pair);
     let extras = Extras::new(&handle, &mut Noise::new(0), shape[0], shape[1], &[]);

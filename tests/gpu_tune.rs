@@ -13,7 +13,7 @@ use scaled_gemm::{
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
-const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3));
+const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3));
 const ROWS_BY_ROWS: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
 const TENSORS: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
 

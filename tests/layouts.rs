@@ -172,7 +172,7 @@ fn a_basis_is_kept_and_counts_in_comparisons() {
 
 #[test]
 fn wrong_lengths_are_refused_with_both_numbers() {
-    let scheme = Scheme::Fp8Block1x128(Fp8Format::E4M3);
+    let scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
     let parts = |codes, scales| HostParts { codes: vec![0; codes], scales: vec![0.0; scales], ..HostParts::default() };
     let error = HostQuantMatrix::from_parts(scheme, 3, 256, parts(768, 8)).unwrap_err().to_string();
     assert!(error.contains("768") && error.contains("1024") && error.contains("codes"), "{error}");

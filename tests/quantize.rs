@@ -4,23 +4,10 @@ use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
 use scaled_gemm::reference::{Noise, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
-use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Preset, Recipe, ScaleRounding, Scheme};
+use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
-const VECTOR: Recipe = Recipe::new(Scheme::Fp8Block1x128(E4M3));
-
-fn recipes() -> impl Iterator<Item = Recipe> {
-    Scheme::FP8.into_iter().flat_map(|scheme| {
-        Preset::FP8.into_iter().flat_map(move |preset| {
-            let recipe = Recipe::new(scheme).with_preset(preset);
-            [ScaleRounding::Exact, ScaleRounding::PowerOfTwo].map(|rounding| Recipe { rounding, ..recipe })
-        })
-    })
-}
-
-fn format(scheme: Scheme) -> Fp8Format {
-    scheme.spec().format.fp8().expect("an FP8 scheme")
-}
+const VECTOR: Fp8Recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, E4M3);
 
 /// Normal numbers whose rows and column blocks differ by orders of magnitude.
 fn matrix(rows: usize, cols: usize, seed: u64) -> Array2<f32> {
@@ -50,7 +37,7 @@ fn every_recipe_is_its_definition_on_ragged_shapes() {
             x[[rows - 2, cols - 1]] = 1e-44;
             x.row_mut(5).fill(-f32::from_bits(3));
         }
-        for recipe in recipes() {
+        for recipe in Fp8Recipe::all() {
             for source in [DType::Bf16, DType::F16, DType::F32] {
                 let want = definition::quantize(x.view(), source, recipe).unwrap();
                 let q = quantize(x.view(), source, recipe).unwrap();
@@ -63,14 +50,14 @@ fn every_recipe_is_its_definition_on_ragged_shapes() {
 #[test]
 fn transposed_is_quantize_of_the_transpose() {
     let x = matrix(144, 272, 3);
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         let want = definition::quantize(x.t(), DType::F32, recipe).unwrap();
         let q = quantize_transposed(x.view(), DType::F32, recipe).unwrap();
         assert_eq!((q.rows(), q.cols()), (272, 144));
         same(&q, &want, &format!("{recipe:?}"));
     }
     // 128 x 128 tiles are their own transposes: the codes of one are the transposed codes of the other.
-    let tile = Recipe::new(Scheme::Fp8Block128x128(E4M3));
+    let tile = Fp8Recipe::new(Fp8Granularity::Group128x128, E4M3);
     let (q, t) =
         (quantize(x.view(), DType::F32, tile).unwrap(), quantize_transposed(x.view(), DType::F32, tile).unwrap());
     for i in 0..144 {
@@ -86,7 +73,7 @@ fn strided_and_reversed_views_give_the_same_bytes() {
     let view = wide.slice(s![3..133, 16..304]);
     let copy = view.to_owned();
     let every_other = wide.slice(s![..;2, ..;-1]).slice(s![.., 0..288]).to_owned();
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         assert_eq!(quantize(view, DType::F32, recipe).unwrap(), quantize(copy.view(), DType::F32, recipe).unwrap());
         let strided = wide.slice(s![..;2, ..;-1]);
         let strided = strided.slice(s![.., 0..288]);
@@ -100,7 +87,7 @@ fn strided_and_reversed_views_give_the_same_bytes() {
 #[test]
 fn the_amax_is_found_in_every_position() {
     // A BF16 row whose only large value sits in each place in turn: a missed maximum halves a power-of-two scale.
-    let recipe = Recipe::new(Scheme::Fp8Row(E4M3)).with_preset(Preset::DeepSeek).power_of_two();
+    let recipe = Fp8Recipe::new(Fp8Granularity::Row, E4M3).with_rule(Fp8Rule::DeepSeek).power_of_two();
     let cols = 7168;
     let large = bf16::from_f32(450.0).to_f32();
     let mut x = Array2::from_elem((1, cols), 448.0f32);
@@ -111,8 +98,9 @@ fn the_amax_is_found_in_every_position() {
         assert!(q.codes().iter().all(|c| *c == 0x76), "at {at}");
         x[[0, at]] = 448.0;
     }
-    for scheme in [Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3), Scheme::Fp8Tensor(E4M3)] {
-        let recipe = Recipe { scheme, ..recipe };
+    for granularity in [Fp8Granularity::Group1x128, Fp8Granularity::Group128x128, Fp8Granularity::Tensor] {
+        let recipe = Fp8Recipe { granularity, ..recipe };
+        let scheme = recipe.scheme();
         let mut x = Array2::from_elem((130, 144), 448.0f32);
         for i in 0..130 {
             for j in (i % 7..144).step_by(7) {
@@ -135,29 +123,29 @@ fn special_values_do_what_the_recipe_says() {
     x[[0, 2]] = f32::NAN;
     x[[0, 3]] = -f32::NAN;
     let floors = [
-        (Preset::TorchAo, 0x2720_D7C5u32),
-        (Preset::TransformerEngine, 0x3F80_0000),
-        (Preset::DeepSeek, (1e-4f32 / 448.0).to_bits()),
-        (Preset::DeepGemm, (1e-4f32 / 448.0).to_bits()),
-        (Preset::DeepGemmCpu, (1e-4f32 / 448.0).to_bits()),
+        (Fp8Rule::TorchAo, 0x2720_D7C5u32),
+        (Fp8Rule::TransformerEngine, 0x3F80_0000),
+        (Fp8Rule::DeepSeek, (1e-4f32 / 448.0).to_bits()),
+        (Fp8Rule::DeepGemm, (1e-4f32 / 448.0).to_bits()),
+        (Fp8Rule::DeepGemmCpu, (1e-4f32 / 448.0).to_bits()),
     ];
-    for (preset, scale) in floors {
-        let q = quantize(x.view(), DType::F32, VECTOR.with_preset(preset)).unwrap();
-        assert_eq!(q.codes()[..4], [0x00, 0x80, 0x7F, 0x7F], "{preset:?}");
-        assert_eq!(q.scale_at(0, 0).to_bits(), scale, "{preset:?}");
+    for (rule, scale) in floors {
+        let q = quantize(x.view(), DType::F32, VECTOR.with_rule(rule)).unwrap();
+        assert_eq!(q.codes()[..4], [0x00, 0x80, 0x7F, 0x7F], "{rule:?}");
+        assert_eq!(q.scale_at(0, 0).to_bits(), scale, "{rule:?}");
     }
     x[[0, 4]] = f32::NEG_INFINITY;
     x[[0, 5]] = 3.0;
-    for rounding in [ScaleRounding::Exact, ScaleRounding::PowerOfTwo] {
-        for preset in Preset::FP8 {
-            let q = quantize(x.view(), DType::F32, Recipe { preset, rounding, ..VECTOR }).unwrap();
-            let want = match preset {
+    for scales in Fp8Scales::ALL {
+        for rule in Fp8Rule::ALL {
+            let q = quantize(x.view(), DType::F32, Fp8Recipe { rule, scales, ..VECTOR }).unwrap();
+            let want = match rule {
                 // Scale 1: the infinity saturates, the others survive.
-                Preset::TransformerEngine => [0xFE, encode(E4M3, 3.0)],
+                Fp8Rule::TransformerEngine => [0xFE, encode(E4M3, 3.0)],
                 // Encode 0: 0 * inf is NaN, finite values become 0.
                 _ => [0x7F, 0x00],
             };
-            assert_eq!(q.codes()[4..6], want, "{preset:?} {rounding:?}");
+            assert_eq!(q.codes()[4..6], want, "{rule:?} {scales:?}");
         }
     }
 }
@@ -168,18 +156,18 @@ fn special_values_do_what_the_recipe_says() {
 fn deepgemm_divides_as_pytorch_does_on_the_device() {
     let mut x = Array2::<f32>::zeros((1, 128));
     x[[0, 7]] = -3.0;
-    let scale = |preset| quantize(x.view(), DType::F32, VECTOR.with_preset(preset)).unwrap().scale_at(0, 0).to_bits();
-    assert_eq!((scale(Preset::DeepGemm), scale(Preset::DeepGemmCpu)), (0x3BDB_6DB8, 0x3BDB_6DB7));
+    let scale = |rule| quantize(x.view(), DType::F32, VECTOR.with_rule(rule)).unwrap().scale_at(0, 0).to_bits();
+    assert_eq!((scale(Fp8Rule::DeepGemm), scale(Fp8Rule::DeepGemmCpu)), (0x3BDB_6DB8, 0x3BDB_6DB7));
     // 55 % of all mantissas, as docs/numerics.md says; powers of two of 448, and the powers of two of UE8M0, never.
-    let recipe = |preset| VECTOR.with_preset(preset);
-    let both = |amax| [Preset::DeepGemm, Preset::DeepGemmCpu].map(|p| recipe(p).group_scale(amax, DType::F32).scale);
+    let recipe = |rule| VECTOR.with_rule(rule);
+    let both = |amax| [Fp8Rule::DeepGemm, Fp8Rule::DeepGemmCpu].map(|p| recipe(p).group_scale(amax, DType::F32).scale);
     let differ = |mantissa: u32| matches!(both(f32::from_bits(0x3F80_0000 | mantissa)), [a, b] if a != b);
     let count = (0..1u32 << 23).step_by(64).filter(|m| differ(*m)).count();
     assert!((0.545..0.55).contains(&(count as f64 / f64::from(1 << 17))), "{count}");
     for mantissa in (0..1u32 << 23).step_by(1021) {
         let amax = f32::from_bits(0x4200_0000 | mantissa);
         let [a, b] =
-            [Preset::DeepGemm, Preset::DeepGemmCpu].map(|p| recipe(p).power_of_two().group_scale(amax, DType::F32));
+            [Fp8Rule::DeepGemm, Fp8Rule::DeepGemmCpu].map(|p| recipe(p).power_of_two().group_scale(amax, DType::F32));
         assert_eq!(a, b, "{amax:e}");
     }
     assert_eq!(both(448.0 * 8.0), [8.0; 2]);
@@ -214,7 +202,7 @@ fn given_scales_and_their_amax() {
 #[test]
 fn dequantize_is_code_times_scale_rounded_once_more() {
     let x = matrix(130, 272, 9);
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         let q = quantize(x.view(), DType::F32, recipe).unwrap();
         for out in [DType::F32, DType::Bf16, DType::F16] {
             assert_eq!(dequantize(&q, out), definition::dequantize(&q, out), "{recipe:?} {out}");
@@ -226,19 +214,19 @@ fn dequantize_is_code_times_scale_rounded_once_more() {
 fn quantization_error_is_within_half_a_step() {
     // |y - q| <= max(2^-10, 2^-4 |y|) with y = x / scale for E4M3; 2^-3 and 2^-17 for E5M2.
     let x = matrix(130, 576, 2);
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         let q = quantize(x.view(), DType::F32, recipe).unwrap();
-        let spec = recipe.scheme.spec();
+        let spec = recipe.scheme().spec();
         let (step, relative) = if spec.format == E4M3 { (2f64.powi(-10), 0.0625) } else { (2f64.powi(-17), 0.125) };
         let mut largest = 0.0f64;
         for ((i, j), v) in x.indexed_iter() {
             let scale = f64::from(q.scale_at(i / spec.group_rows.size(130), j / spec.group_cols.size(576)));
-            let (y, code) = (f64::from(*v) / scale, f64::from(decode(format(recipe.scheme), q.codes()[i * 576 + j])));
+            let (y, code) = (f64::from(*v) / scale, f64::from(decode(recipe.format, q.codes()[i * 576 + j])));
             assert!((y - code).abs() <= (y.abs() * relative).max(step) * (1.0 + 1e-6), "{recipe:?} {y} {code}");
             largest = largest.max(code.abs());
         }
         let max = f64::from(spec.format.max());
-        let floor = if recipe.rounding == ScaleRounding::PowerOfTwo { max / 2.0 * 0.9 } else { max };
+        let floor = if recipe.scales == Fp8Scales::PowerOfTwo { max / 2.0 * 0.9 } else { max };
         assert!(largest >= floor && largest <= max, "{recipe:?}: the largest code is {largest}");
     }
 }
@@ -247,17 +235,17 @@ fn quantization_error_is_within_half_a_step() {
 fn signal_to_noise_floors() {
     // Uniform magnitudes in one group: the classic figures (torchao's tests ask 25 dB of E4M3).
     let x = matrix(256, 1024, 21).mapv(|v| v.clamp(-8.0, 8.0));
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         let got = dequantize(&quantize(x.view(), DType::F32, recipe).unwrap(), DType::F32);
         let db = sqnr_db(x.as_slice().unwrap(), got.as_slice().unwrap());
-        let floor = if recipe.scheme.spec().format == E4M3 { 28.0 } else { 22.0 };
+        let floor = if recipe.scheme().spec().format == E4M3 { 28.0 } else { 22.0 };
         assert!(db >= floor, "{recipe:?}: {db} dB");
     }
 }
 
 #[test]
 fn empty_matrices_work_and_wrong_columns_are_refused() {
-    for recipe in recipes() {
+    for recipe in Fp8Recipe::all() {
         let nothing = ArrayView2::from_shape((0, 256), &[]).unwrap();
         let q = quantize(nothing, DType::Bf16, recipe).unwrap();
         same(&q, &definition::quantize(nothing, DType::Bf16, recipe).unwrap(), "no rows");

@@ -25,29 +25,29 @@ use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
     Accumulator, Gelu, GemmInputs, HostOperand, Noise, dequantize, gemm_bound, hadamard16_inverse, quantize,
     scaled_gemm, sqnr_db,
 };
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    HostQuantMatrix, MxRounding, Nvfp4Options, Preset, Recipe, ScaleRounding, Scheme,
+    Fp8Recipe, HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
 };
 
 /// Rows of the random activations.
 const TOKENS: usize = 5;
 
 fn floor(recipe: Recipe) -> f64 {
-    let clips = recipe.scheme.spec().block.is_some() && matches!(recipe.mx, MxRounding::Floor | MxRounding::Even);
+    let clips = matches!(recipe, Recipe::Mxfp8(r) if matches!(r.rule, MxScaleRule::Floor | MxScaleRule::Even));
     match recipe.format() {
         CodeFormat::E4M3 if clips => 27.2,
         CodeFormat::E5M2 if clips => 22.3,
         CodeFormat::E4M3 => 28.8,
         CodeFormat::E5M2 => 22.8,
-        CodeFormat::E2M1 if recipe.nvfp4.shape == BlockShape::Tile16x16 => 16.2,
+        CodeFormat::E2M1 if nvfp4_options(recipe).shape == BlockShape::Tile16x16 => 16.2,
         CodeFormat::E2M1 if recipe.basis() == Basis::Hadamard16 => 16.8,
-        CodeFormat::E2M1 if recipe.nvfp4.rounding != CodeRounding::Nearest => 16.7,
+        CodeFormat::E2M1 if nvfp4_options(recipe).rounding != CodeRounding::Nearest => 16.7,
         CodeFormat::E2M1 => 20.0,
     }
 }
@@ -63,32 +63,41 @@ fn product_floor(format: CodeFormat) -> f64 {
 /// Every scheme, rule, rounding and option.
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
-    for scheme in Scheme::FP8 {
-        for preset in Preset::FP8 {
-            let recipe = Recipe::new(scheme).with_preset(preset);
-            recipes.extend([recipe, recipe.power_of_two()]);
-        }
-    }
+    recipes.extend(Fp8Recipe::all().map(Recipe::Fp8));
     for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
-        recipes.extend(MxRounding::ALL.map(|rule| Recipe::new(Scheme::Mxfp8(format)).with_mx(rule)));
+        recipes.extend(MxScaleRule::ALL.map(|rule| Recipe::Mxfp8(Mxfp8Recipe { format, rule })));
     }
-    let nvfp4 = Recipe::new(Scheme::Nvfp4);
-    recipes.extend([Preset::TorchAo, Preset::TorchAoCpu].map(|preset| nvfp4.with_preset(preset)));
+    let torchao = [Nvfp4Rule::TorchAo, Nvfp4Rule::TorchAoCpu];
+    recipes.extend(torchao.map(|rule| tensor(Nvfp4Options { rule, ..Nvfp4Options::PLAIN })));
     for plain in plain_recipes() {
         recipes.push(plain);
-        recipes.extend(four_over_six().map(|o| plain.with_nvfp4(Nvfp4Options { shape: plain.nvfp4.shape, ..o })));
+        recipes.extend(four_over_six().map(|o| with(plain, Nvfp4Options { shape: nvfp4_options(plain).shape, ..o })));
     }
     let options = Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() };
     let rounding = CodeRounding::Stochastic { seed: 1, offset: 2 };
-    recipes.extend([nvfp4.with_nvfp4(options), nvfp4.with_nvfp4(Nvfp4Options { rounding, ..Nvfp4Options::default() })]);
+    recipes.extend([tensor(options), tensor(Nvfp4Options { rounding, ..Nvfp4Options::default() })]);
     recipes
 }
 
 /// The NVFP4 recipes that 4over6 improves on.
 fn plain_recipes() -> [Recipe; 3] {
     let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::default() };
-    let nvfp4 = Recipe::new(Scheme::Nvfp4);
-    [nvfp4, Recipe::new(Scheme::Nvfp4Row), nvfp4.with_nvfp4(tiles)]
+    [Recipe::new(Scheme::Nvfp4), Recipe::new(Scheme::Nvfp4Row), tensor(tiles)]
+}
+
+fn tensor(options: Nvfp4Options) -> Recipe {
+    Nvfp4Recipe::tensor(options).unwrap().into()
+}
+
+/// A recipe of the same scheme with these options.
+fn with(recipe: Recipe, options: Nvfp4Options) -> Recipe {
+    let row = recipe.scheme() == Scheme::Nvfp4Row;
+    if row { Nvfp4Recipe::rows(options).unwrap().into() } else { tensor(options) }
+}
+
+/// The options of an NVFP4 recipe, the default of others.
+fn nvfp4_options(recipe: Recipe) -> Nvfp4Options {
+    if let Recipe::Nvfp4(recipe) = recipe { recipe.options() } else { Nvfp4Options::PLAIN }
 }
 
 fn four_over_six() -> impl Iterator<Item = Nvfp4Options> {
@@ -101,17 +110,14 @@ fn four_over_six() -> impl Iterator<Item = Nvfp4Options> {
 }
 
 fn file_name(recipe: Recipe) -> String {
-    let spec = recipe.scheme.spec();
+    let spec = recipe.scheme().spec();
     let mut name = format!("{}-{}", spec.name, spec.format.name());
-    if spec.block.is_none() || recipe.scheme.is_nvfp4() {
-        name += &format!("-{}", recipe.preset.name());
-    }
-    if spec.block.is_none() {
-        name += if recipe.rounding == ScaleRounding::Exact { "-exact" } else { "-power-of-two" };
-    } else if !recipe.scheme.is_nvfp4() {
-        name += &format!("-{}", recipe.mx.name());
-    }
-    let options = recipe.nvfp4;
+    name += &match recipe {
+        Recipe::Fp8(recipe) => format!("-{}-{}", recipe.rule, recipe.scales),
+        Recipe::Mxfp8(recipe) => format!("-{}", recipe.rule),
+        Recipe::Nvfp4(recipe) => format!("-{}", recipe.options().rule),
+    };
+    let options = nvfp4_options(recipe);
     if let BlockScaleRule::FourOverSix { metric, math } = options.block_scale {
         name += &format!("-4over6-{}-{}-{}", metric.name(), math.name(), options.bound.value());
     }
@@ -152,7 +158,7 @@ fn weights(model: &Checkpoint) -> Vec<Weight> {
 
 /// The tree of 4over6 in 16x16 tiles needs sixteen lines; the embedding of two token types has two.
 fn takes(recipe: Recipe, w: &Weight) -> bool {
-    let o = recipe.nvfp4;
+    let o = nvfp4_options(recipe);
     let tree = o.shape == BlockShape::Tile16x16 && o.block_scale != BlockScaleRule::Plain;
     !tree || w.values.nrows().is_multiple_of(16)
 }
@@ -201,30 +207,30 @@ fn a_real_model_keeps_its_accuracy_through_every_recipe() {
         }
         for w in &weights {
             let q = file.quant_matrix(&w.name).unwrap();
-            assert_eq!(q.scheme(), recipe.scheme, "{}", w.name);
+            assert_eq!(q.scheme(), recipe.scheme(), "{}", w.name);
             assert_eq!(file.recipe(&w.name).unwrap().unwrap().recipe, recipe);
             assert_eq!(q.basis(), recipe.basis());
             let db = sqnr_db(w.values.as_slice().unwrap(), &values_of(&q));
             assert!(db >= floor(recipe), "{} {recipe:?}: {db} dB", w.name);
             least = least.min(db);
             noises.insert(w.name.clone(), db.into());
-            if recipe.nvfp4.block_scale == BlockScaleRule::Plain {
+            if nvfp4_options(recipe).block_scale == BlockScaleRule::Plain {
                 plain.push((w.name.clone(), db));
             } else {
                 let (_, before) = plain.iter().find(|(name, _)| *name == w.name).unwrap();
                 // The bound 256 moves scales to other E4M3 numbers: luck, for the 48 blocks of an embedding of two rows. The
                 // largest of 256 elements is so far out that mapping it to 4 rarely helps: tiles are only not worse.
-                let (few, tiles) = (w.values.nrows() < 16, recipe.nvfp4.shape == BlockShape::Tile16x16);
+                let (few, tiles) = (w.values.nrows() < 16, nvfp4_options(recipe).shape == BlockShape::Tile16x16);
                 let enough = if tiles { db > before - 0.05 } else { few || db > *before };
                 assert!(enough, "{} {recipe:?}: {db} dB, {before} dB without 4over6", w.name);
             }
         }
         // Every rule with one scheme, and every scheme with one rule: the rest would repeat them.
-        let default_rule = Recipe::new(recipe.scheme) == recipe;
+        let default_rule = Recipe::new(recipe.scheme()) == recipe;
         if default_rule {
             check_products(&file, &weights, recipe);
         }
-        if default_rule || recipe.scheme == Scheme::Fp8Block128x128(Fp8Format::E4M3) {
+        if default_rule || recipe.scheme() == Scheme::Fp8Group128x128(Fp8Format::E4M3) {
             report.insert(file_name(recipe), noises.into());
         } else {
             fs::remove_file(&path).unwrap();
@@ -244,13 +250,13 @@ fn activation_scheme(weights: Scheme) -> Scheme {
     }
     let alike = Scheme::from_name(weights.spec().name, Fp8Format::E4M3);
     let alike = alike.filter(|scheme| check_pair(*scheme, weights, "cpu").is_ok());
-    alike.unwrap_or(Scheme::Fp8Block1x128(Fp8Format::E4M3))
+    alike.unwrap_or(Scheme::Fp8Group1x128(Fp8Format::E4M3))
 }
 
 /// Products of random activations with the weights as they lie in the file: within the f64 bound of the quantized
 /// operands, and near the f64 product of the original ones. With plain activations too, where the crate has such a product.
 fn check_products(file: &Checkpoint, weights: &[&Weight], recipe: Recipe) {
-    let scheme = activation_scheme(recipe.scheme);
+    let scheme = activation_scheme(recipe.scheme());
     for w in weights.iter().filter(|w| w.values.nrows().is_multiple_of(8)) {
         let x = Noise::new(1).matrix(TOKENS, w.values.ncols(), DType::Bf16);
         let a = quantize(x.view(), DType::Bf16, Recipe::new(scheme)).unwrap();
@@ -265,7 +271,7 @@ fn check_products(file: &Checkpoint, weights: &[&Weight], recipe: Recipe) {
         };
         let db = db_of(&GemmInputs::new(&a, &b, DType::F32));
         assert!(db >= product_floor(recipe.format()), "{} {recipe:?}: the product has {db} dB", w.name);
-        if recipe.scheme.spec().block.is_some() {
+        if recipe.scheme().spec().block.is_some() {
             let db = db_of(&GemmInputs::new(HostOperand::Plain(x.view(), DType::Bf16), &b, DType::F32));
             let least = floor(recipe) - 0.3;
             assert!(db >= least, "{} {recipe:?}: the product with BF16 activations has {db} dB", w.name);

@@ -2,13 +2,13 @@
 
 use ndarray::{Array2, ArrayView2, Axis};
 use scaled_gemm::codec::round_to;
-use scaled_gemm::format::{Basis, BlockScaleFormat, Operand};
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
-    Accumulator, BlockSum, Gelu, GemmInputs, HostOperand, Noise, definition, dequantize, gemm_bound, quantize,
+    Accumulator, Gelu, GemmInputs, HostOperand, Noise, Promotion, definition, dequantize, gemm_bound, quantize,
     scaled_gemm, scaled_gemm_amax, sqnr_db,
 };
 use scaled_gemm::{Activation, DType, Error, Fp8Format, HostQuantMatrix, Recipe, Scheme};
+use scaled_gemm::{Basis, BlockScaleFormat, Operand};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
 const E5M2: Fp8Format = Fp8Format::E5M2;
@@ -181,8 +181,8 @@ fn the_bounds_are_ordered_and_tight_enough_to_see_a_wrong_scale() {
     for (sa, sb) in [
         (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3)),
         (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3)),
-        (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)),
-        (Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block1x128(E4M3)),
+        (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
+        (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group1x128(E4M3)),
     ] {
         let (a, b) = (operand(m, k, 5, sa), operand(n, k, 6, sb));
         let inputs = GemmInputs::new(&a, &b, DType::F32);
@@ -402,9 +402,9 @@ fn plain_values_are_rounded_to_their_type_and_may_have_strides() {
 
 #[test]
 fn unfused_block_sums_differ_by_rounding_only() {
-    let (a, b) = (operand(9, 512, 1, Scheme::Fp8Block1x128(E4M3)), operand(16, 512, 2, Scheme::Fp8Block128x128(E4M3)));
+    let (a, b) = (operand(9, 512, 1, Scheme::Fp8Group1x128(E4M3)), operand(16, 512, 2, Scheme::Fp8Group128x128(E4M3)));
     let fused = GemmInputs::new(&a, &b, DType::F32);
-    let unfused = GemmInputs { block_sum: BlockSum::Unfused, ..fused };
+    let unfused = GemmInputs { promotion: Promotion::Unfused, ..fused };
     check(&unfused, "unfused");
     let (fused, unfused) = (scaled_gemm(&fused).unwrap(), scaled_gemm(&unfused).unwrap());
     assert_ne!(fused, unfused);
@@ -555,7 +555,7 @@ fn refusals_name_operand_numbers_and_rule() {
 #[test]
 fn a_thousand_cubed_takes_seconds() {
     let (a, b) =
-        (operand(1024, 1024, 1, Scheme::Fp8Block1x128(E4M3)), operand(1024, 1024, 2, Scheme::Fp8Block128x128(E4M3)));
+        (operand(1024, 1024, 1, Scheme::Fp8Group1x128(E4M3)), operand(1024, 1024, 2, Scheme::Fp8Group128x128(E4M3)));
     let start = std::time::Instant::now();
     let d = scaled_gemm(&GemmInputs::new(&a, &b, DType::Bf16)).unwrap();
     let took = start.elapsed();

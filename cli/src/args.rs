@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use scaled_gemm::checkpoint::NibbleOrder;
 use scaled_gemm::{
     Activation, Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, Error, ErrorMath,
-    ErrorMetric, Fp8Format, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
+    ErrorMetric, Fp8Format, Fp8Rule, Fp8Scales, MxScaleRule, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
 };
 
 use crate::file_tensor::{self, FileTensor};
@@ -142,14 +142,14 @@ pub struct QuantizeArgs {
     pub format: Option<CodeFormat>,
     /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek, deepgemm (e4m3
     /// only, as on a GPU) or deepgemm-cpu; nvfp4: torchao-cpu too.
-    #[arg(long)]
-    pub preset: Option<Preset>,
+    #[arg(long, value_parser = parse_preset)]
+    pub preset: Option<String>,
     /// fp8: round scales to powers of two.
     #[arg(long)]
     pub power_of_two: bool,
     /// mxfp8: rule for the scales: up (default), floor, ceil, even or rceil.
     #[arg(long, value_name = "RULE")]
-    pub mx_rounding: Option<MxRounding>,
+    pub mx_rounding: Option<MxScaleRule>,
     /// nvfp4: scale each block to 6 or to 4, whichever has the smaller error: mae or mse.
     #[arg(long, value_name = "ERROR")]
     pub four_over_six: Option<ErrorMetric>,
@@ -189,12 +189,61 @@ impl QuantizeArgs {
     /// # Errors
     /// [`Error::Unsupported`] for options that exclude each other.
     pub fn recipe(&self, matrix: u64) -> scaled_gemm::Result<Recipe> {
-        let scheme = self.scheme()?;
-        let mut recipe = Recipe::new(scheme).with_preset(self.preset.unwrap_or(Recipe::default_preset(scheme)));
-        if self.power_of_two {
-            recipe = recipe.power_of_two();
+        let mut recipe = Recipe::new(self.scheme()?);
+        let refuse = |what: &str, reason: &str, remedy: &str| {
+            Err(Error::unsupported(format!("{what} with {}", self.recipe), reason, remedy))
+        };
+        if self.power_of_two && !matches!(recipe, Recipe::Fp8(_)) {
+            let reason = "its block scales have a format of their own";
+            return refuse("rounding scales to powers of two", reason, "leave it out");
         }
-        let recipe = recipe.with_mx(self.mx_rounding.unwrap_or_default()).with_nvfp4(Nvfp4Options {
+        if self.mx_rounding.is_some() && !matches!(recipe, Recipe::Mxfp8(_)) {
+            let remedy = "leave it out, or quantize as mxfp8";
+            return refuse("a rule for MX scales", "they belong to mxfp8", remedy);
+        }
+        let options = self.nvfp4_options(matrix);
+        if options != Nvfp4Options::default() && !matches!(recipe, Recipe::Nvfp4(_)) {
+            return refuse(
+                "an NVFP4 option (4over6, bound, 16x16 tiles, Hadamard, stochastic rounding)",
+                "they belong to nvfp4 and nvfp4-row",
+                "leave it out, or quantize as nvfp4",
+            );
+        }
+        match &mut recipe {
+            Recipe::Fp8(recipe) => {
+                if let Some(preset) = &self.preset {
+                    let Ok(rule) = preset.parse() else {
+                        let reason = "torchao's FP8 kernels give the same bytes on the CPU and on a GPU";
+                        return refuse("the preset torchao-cpu", reason, "use the preset torchao");
+                    };
+                    recipe.rule = rule;
+                }
+                if self.power_of_two {
+                    recipe.scales = Fp8Scales::PowerOfTwo;
+                }
+            }
+            Recipe::Mxfp8(_) if self.preset.is_some() => {
+                let reason = "its rules are told apart by the rounding of the scale, not by a project";
+                return refuse("a preset", reason, "choose an MX rounding instead");
+            }
+            Recipe::Mxfp8(recipe) => recipe.rule = self.mx_rounding.unwrap_or_default(),
+            Recipe::Nvfp4(recipe) => {
+                let Ok(rule) = self.preset.as_deref().map_or(Ok(Nvfp4Rule::default()), str::parse) else {
+                    let reason = "that project has no NVFP4 rule with two levels of scales";
+                    return refuse("this preset", reason, "use the preset transformer-engine or torchao");
+                };
+                let options = Nvfp4Options { rule, ..options };
+                let rows = recipe.scheme() == Scheme::Nvfp4Row;
+                *recipe = if rows { Nvfp4Recipe::rows(options)? } else { Nvfp4Recipe::tensor(options)? };
+            }
+        }
+        crate::recipes::check_published(recipe)?;
+        Ok(recipe)
+    }
+
+    fn nvfp4_options(&self, matrix: u64) -> Nvfp4Options {
+        Nvfp4Options {
+            rule: Nvfp4Rule::default(),
             block_scale: match self.four_over_six {
                 Some(metric) => BlockScaleRule::FourOverSix { metric, math: self.error_math.unwrap_or_default() },
                 None => BlockScaleRule::Plain,
@@ -206,10 +255,7 @@ impl QuantizeArgs {
                 Some(seed) => CodeRounding::Stochastic { seed, offset: matrix },
                 None => CodeRounding::Nearest,
             },
-        });
-        recipe.check()?;
-        crate::recipes::check_published(recipe)?;
-        Ok(recipe)
+        }
     }
 
     fn scheme(&self) -> scaled_gemm::Result<Scheme> {
@@ -327,6 +373,15 @@ pub fn scheme(name: &str, format: Fp8Format) -> Scheme {
     let named = || Scheme::ALL.into_iter().filter(|s| s.spec().name == name);
     let chosen = named().find(|s| s.spec().format == format).or_else(|| named().next());
     chosen.unwrap_or(Scheme::Fp8Tensor(format))
+}
+
+/// A name of a rule for FP8 or NVFP4.
+fn parse_preset(text: &str) -> Result<String, String> {
+    let mut names: Vec<_> =
+        Fp8Rule::ALL.map(Fp8Rule::name).into_iter().chain(Nvfp4Rule::ALL.map(Nvfp4Rule::name)).collect();
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|name| seen.insert(*name));
+    known("preset", text, names, |name| name).map(str::to_string)
 }
 
 fn parse_scheme_name(text: &str) -> Result<&'static str, String> {

@@ -84,7 +84,7 @@ fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
 
 /// What takes infinities in the recipe's place.
 fn instead(recipe: Recipe) -> &'static str {
-    match recipe.scheme {
+    match recipe.scheme() {
         Scheme::Mxfp8(_) => "repair the data, leave the tensor out with --only, or use --mx-rounding up",
         scheme if scheme.is_nvfp4() => {
             "repair the data, or leave the tensor out with --only: no rule of nvfp4 takes infinities"
@@ -96,17 +96,17 @@ fn instead(recipe: Recipe) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipes::variants;
+    use scaled_gemm::{CodeRounding, Fp8Rule, MxScaleRule};
 
     /// The advice is true for every recipe there is.
     #[test]
     fn what_is_recommended_takes_infinities_and_nothing_else_does() {
-        for recipe in variants(1) {
+        for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 1 }) {
             let takes = takes_infinities(recipe, DType::Bf16).unwrap();
-            let advised = match recipe.scheme {
-                Scheme::Mxfp8(_) => recipe.mx == scaled_gemm::MxRounding::Up,
-                scheme if scheme.is_nvfp4() => false,
-                _ => recipe.preset == scaled_gemm::Preset::TransformerEngine,
+            let advised = match recipe {
+                Recipe::Mxfp8(mx) => mx.rule == MxScaleRule::Up,
+                Recipe::Nvfp4(_) => false,
+                Recipe::Fp8(fp8) => fp8.rule == Fp8Rule::TransformerEngine,
             };
             assert_eq!(takes, advised, "{recipe:?}");
         }

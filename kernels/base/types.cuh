@@ -1,4 +1,4 @@
-// Element types, 16-byte loads and stores, reductions, and the scale rules of src/format/recipe.rs.
+// Element types, 16-byte loads and stores, reductions, and the scale rules of src/format/fp8.rs.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
 #include "base/launch.cuh"
@@ -179,7 +179,7 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
 // FP32 numbers that are not negative order like their bit patterns.
 __device__ __forceinline__ void atomic_max(float* p, float v) { atomicMax((u32*)p, __float_as_uint(v)); }
 
-// ---- Scale rules: mirror of Recipe::group_scale in src/format/recipe.rs, operation by operation. ----
+// ---- Scale rules: mirror of Fp8Recipe::group_scale in src/format/fp8.rs, operation by operation. ----
 
 constexpr u32 TORCHAO = 0;
 constexpr u32 TRANSFORMER_ENGINE = 1;
@@ -190,7 +190,7 @@ constexpr u32 DEEPGEMM_CPU = 4;
 struct ScaleRule {
     float max;       // largest value of the code format: 448 or 57344
     float overflow;  // TransformerEngine: encode factor where max / amax overflows
-    u32 preset;      // TORCHAO, TRANSFORMER_ENGINE, DEEPSEEK, DEEPGEMM, DEEPGEMM_CPU
+    u32 rule;        // TORCHAO, TRANSFORMER_ENGINE, DEEPSEEK, DEEPGEMM, DEEPGEMM_CPU
     u32 pow2;        // 1: scales rounded up to powers of two
     u32 format;      // E4M3 or E5M2 (codec.cuh)
 };
@@ -201,9 +201,9 @@ struct GroupScale {
 };
 
 __device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float amax) {
-    if (rule.preset <= TRANSFORMER_ENGINE) {
+    if (rule.rule <= TRANSFORMER_ENGINE) {
         float encode;
-        if (rule.preset == TORCHAO) {
+        if (rule.rule == TORCHAO) {
             encode = __fdiv_rn(rule.max, fmaxf(amax, 1e-12f));
         } else {
             if (amax == 0.0f || __float_as_uint(amax) >= 0x7F800000u) return {1.0f, 1.0f};
@@ -215,11 +215,11 @@ __device__ __forceinline__ GroupScale group_scale(const ScaleRule& rule, float a
     }
     const float a = fmaxf(amax, 1e-4f);
     // As PyTorch divides by a constant on CUDA, or truly.
-    const float scale = rule.preset == DEEPGEMM ? __fmul_rn(a, __frcp_rn(rule.max)) : __fdiv_rn(a, rule.max);
+    const float scale = rule.rule == DEEPGEMM ? __fmul_rn(a, __frcp_rn(rule.max)) : __fdiv_rn(a, rule.max);
     if (rule.pow2) {
         const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
         const u32 inverse = exponent < 254 ? 254 - exponent : 0;
         return {__uint_as_float(inverse << 23), __uint_as_float(exponent << 23)};
     }
-    return {rule.preset == DEEPSEEK ? __fdiv_rn(rule.max, a) : __frcp_rn(scale), scale};
+    return {rule.rule == DEEPSEEK ? __fdiv_rn(rule.max, a) : __frcp_rn(scale), scale};
 }

@@ -125,7 +125,7 @@ pub(super) fn recognise(
         (
             own.as_ref().is_some_and(|(s, _)| *s == suffix),
             own.is_some_and(|(_, s)| s == shape),
-            *scheme == Scheme::Nvfp4 || (rows == 1 && matches!(scheme, Scheme::Fp8Block1x128(_))),
+            *scheme == Scheme::Nvfp4 || (rows == 1 && matches!(scheme, Scheme::Fp8Group1x128(_))),
         )
     };
     // `max_by_key` takes the last of equals, and `Scheme::ALL` goes from small groups to larger ones among the blocks.
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(scheme(64, 128, "_scale_inv", &[64, 1]), Some("fp8-1x128"));
         assert_eq!(scheme(64, 128, "_scale_inv", &[1, 1]), Some("fp8-128x128"));
         assert_eq!(scheme(64, 128, "_scale", &[1, 1]), Some("fp8-tensor"));
-        for s in [Scheme::Fp8Block1x128(E4M3), Scheme::Fp8Block128x128(E4M3)] {
+        for s in [Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)] {
             assert_eq!(recognise(CODES, [1, 384], "_scale_inv", &[1, 3], Some(s)), Ok(s));
         }
         let row = Some(Scheme::Fp8Row(E4M3));

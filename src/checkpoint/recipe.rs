@@ -5,7 +5,9 @@ use std::str::FromStr;
 use serde_json::{Map, Value, json};
 
 use super::NibbleOrder;
-use crate::format::{Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Nvfp4Options, Recipe, Scheme};
+use crate::format::{
+    Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
+};
 
 /// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
 ///
@@ -25,20 +27,23 @@ pub struct WrittenRecipe {
 impl WrittenRecipe {
     pub(super) fn to_json(self) -> String {
         let recipe = self.recipe;
-        let spec = recipe.scheme.spec();
+        let spec = recipe.scheme().spec();
         let mut entry = Map::new();
         let mut put = |key: &str, value: Value| entry.insert(key.to_string(), value);
         put("scheme", spec.name.into());
         put("format", spec.format.name().into());
-        match (spec.block, spec.format) {
-            (None, _) => {
-                put("preset", recipe.preset.name().into());
-                put("rounding", recipe.rounding.name().into());
+        match recipe {
+            Recipe::Fp8(recipe) => {
+                put("preset", recipe.rule.name().into());
+                put("rounding", recipe.scales.name().into());
             }
-            (Some(_), CodeFormat::E2M1) => {
-                put("preset", recipe.preset.name().into());
+            Recipe::Mxfp8(recipe) => {
+                put("mx_rounding", recipe.rule.name().into());
+            }
+            Recipe::Nvfp4(recipe) => {
+                let options = recipe.options();
+                put("preset", options.rule.name().into());
                 put("nibble_order", NibbleOrder::LowFirst.name().into());
-                let options = recipe.nvfp4;
                 match options.block_scale {
                     BlockScaleRule::Plain => put("block_scale", PLAIN.into()),
                     BlockScaleRule::FourOverSix { metric, math } => {
@@ -59,9 +64,6 @@ impl WrittenRecipe {
                     }
                 };
             }
-            (Some(_), _) => {
-                put("mx_rounding", recipe.mx.name().into());
-            }
         }
         put("source", self.source.name().into());
         put("writer", concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")).into());
@@ -71,18 +73,19 @@ impl WrittenRecipe {
     /// Parses the entry; the error is the reason, to follow the tensor's name.
     pub(super) fn from_json(text: &str) -> Result<Self, String> {
         let value = parse(text)?;
-        let scheme = scheme_of(&value)?;
-        let spec = scheme.spec();
-        let mut recipe = Recipe::new(scheme);
-        if spec.block.is_none() || spec.format == CodeFormat::E2M1 {
-            recipe.preset = word(&value, "preset")?;
+        let mut recipe = Recipe::new(scheme_of(&value)?);
+        match &mut recipe {
+            Recipe::Fp8(recipe) => {
+                recipe.rule = word(&value, "preset")?;
+                recipe.scales = word(&value, "rounding")?;
+            }
+            Recipe::Mxfp8(recipe) => recipe.rule = word(&value, "mx_rounding")?,
+            Recipe::Nvfp4(recipe) => {
+                let options = nvfp4_options(&value)?;
+                let with = if recipe.scheme() == Scheme::Nvfp4 { Nvfp4Recipe::tensor } else { Nvfp4Recipe::rows };
+                *recipe = with(options).map_err(|e| format!("its recipe in the metadata: {e}"))?;
+            }
         }
-        match (spec.block, spec.format) {
-            (None, _) => recipe.rounding = word(&value, "rounding")?,
-            (Some(_), CodeFormat::E2M1) => recipe.nvfp4 = nvfp4_options(&value)?,
-            (Some(_), _) => recipe.mx = word(&value, "mx_rounding")?,
-        }
-        recipe.check().map_err(|e| format!("its recipe in the metadata: {e}"))?;
         Ok(Self { recipe, source: word(&value, "source")? })
     }
 }
@@ -134,6 +137,7 @@ fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
     let max = whole(value, "e4m3_max")?;
     let bound = E4m3Bound::ALL.into_iter().find(|b| b.value() as u64 == max);
     Ok(Nvfp4Options {
+        rule: word(value, "preset")?,
         block_scale,
         bound: bound.ok_or_else(|| format!("its recipe in the metadata has the unknown e4m3_max {max}"))?,
         shape: word(value, "block_shape")?,
@@ -173,48 +177,19 @@ const STOCHASTIC: &str = "stochastic";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Fp8Format::{E4M3, E5M2};
-    use crate::format::{BlockShape, ErrorMath, ErrorMetric, MxRounding, Preset};
 
-    /// Every option at least once.
     fn recipes() -> Vec<Recipe> {
-        let mut recipes = Vec::new();
-        for scheme in Scheme::FP8 {
-            for preset in Preset::FP8 {
-                recipes.push(Recipe::new(scheme).with_preset(preset));
-                recipes.push(Recipe::new(scheme).with_preset(preset).power_of_two());
-            }
-        }
-        for mx in MxRounding::ALL {
-            recipes.extend([E4M3, E5M2].map(|f| Recipe::new(Scheme::Mxfp8(f)).with_mx(mx)));
-        }
-        let plain = Nvfp4Options::default();
-        for metric in [ErrorMetric::Mae, ErrorMetric::Mse] {
-            for math in [ErrorMath::Strict, ErrorMath::Fast] {
-                let block_scale = BlockScaleRule::FourOverSix { metric, math };
-                let sixes = Nvfp4Options { block_scale, ..plain };
-                recipes.push(Recipe::new(Scheme::Nvfp4Row).with_nvfp4(sixes));
-                let sixes = Nvfp4Options { bound: E4m3Bound::Max256, shape: BlockShape::Tile16x16, ..sixes };
-                recipes.push(Recipe::new(Scheme::Nvfp4).with_nvfp4(sixes));
-            }
-        }
-        let rounding = CodeRounding::Stochastic { seed: u64::MAX, offset: 7 };
-        let gradients = Nvfp4Options { basis: Basis::Hadamard16, rounding, ..plain };
-        recipes.extend([plain, gradients].map(|o| Recipe::new(Scheme::Nvfp4).with_nvfp4(o)));
-        recipes.extend([Preset::TorchAo, Preset::TorchAoCpu].map(|p| Recipe::new(Scheme::Nvfp4).with_preset(p)));
-        recipes.push(Recipe::new(Scheme::Nvfp4Row));
-        recipes
+        Recipe::all(CodeRounding::Stochastic { seed: u64::MAX, offset: 7 })
     }
 
     #[test]
     fn recipes_round_trip() {
         for recipe in recipes() {
-            recipe.check().unwrap();
             let written = WrittenRecipe { recipe, source: DType::Bf16 };
             let text = written.to_json();
             assert_eq!(WrittenRecipe::from_json(&text), Ok(written), "{text}");
-            let nibble_order = recipe.scheme.is_nvfp4().then_some(NibbleOrder::LowFirst);
-            let reading = Reading { scheme: recipe.scheme, basis: recipe.basis(), nibble_order };
+            let nibble_order = recipe.scheme().is_nvfp4().then_some(NibbleOrder::LowFirst);
+            let reading = Reading { scheme: recipe.scheme(), basis: recipe.basis(), nibble_order };
             assert_eq!(Reading::from_json(&text), Ok(reading), "{text}");
         }
     }
@@ -242,7 +217,7 @@ mod tests {
         }
         let torn = r#"{"scheme":"nvfp4","format":"e2m1","preset":"deepseek","nibble_order":"low-first","block_scale":"plain",
             "e4m3_max":448,"block_shape":"1x16","basis":"plain","code_rounding":"nearest","source":"bf16"}"#;
-        assert!(WrittenRecipe::from_json(torn).is_err_and(|e| e.contains("two levels")));
+        assert!(WrittenRecipe::from_json(torn).is_err_and(|e| e.contains("unknown preset \"deepseek\"")));
         for bad in ["", "[]", "{}", r#"{"scheme":"fp8-cube","format":"e4m3"}"#, r#"{"scheme":7,"format":"e4m3"}"#] {
             assert!(Reading::from_json(bad).is_err(), "{bad}");
         }

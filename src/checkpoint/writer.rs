@@ -42,7 +42,7 @@ impl FileLayout {
 
     /// Adds a quantized matrix: its codes, its scales under the published names, and its recipe in the metadata.
     pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
-        let scheme = written.recipe.scheme;
+        let scheme = written.recipe.scheme();
         let scales = [block_scale_tensor(scheme, rows, cols), scale_tensor(scheme, rows, cols)];
         for tensor in [code_tensor(scheme, rows, cols)].into_iter().chain(scales.into_iter().flatten()) {
             self.tensor(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);

@@ -38,7 +38,7 @@ impl<T> GivenScale<T> {
         Error::unsupported(
             "a given amax for an FP8 cast",
             "the rule that makes a scale of it is part of a recipe, and this cast has none",
-            "pass Recipe::group_scale(amax).encode as GivenScale::Encode",
+            "pass Fp8Recipe::group_scale(amax).encode as GivenScale::Encode",
         )
     }
 }

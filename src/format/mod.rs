@@ -2,24 +2,26 @@
 
 pub mod codec;
 mod dtype;
+mod fp8;
 mod given;
 mod host;
 pub mod layout;
-pub mod mx;
-pub mod nvfp4;
+mod mx;
+pub(crate) mod nvfp4;
 mod operand;
 pub mod pair;
 mod recipe;
 mod scheme;
 
 pub use dtype::DType;
+pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
 pub use host::{HostParts, HostQuantMatrix};
-pub use mx::MxRounding;
+pub use mx::{MxScaleRule, Mxfp8Recipe};
 pub use nvfp4::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, SecondLevel,
-    TorchDevice,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,
+    SecondLevel, TorchDevice,
 };
 pub use operand::Operand;
-pub use recipe::{Preset, Recipe, ScaleRounding};
-pub use scheme::{BlockScaleFormat, BlockSpec, CodeFormat, Extent, Fp8Format, Scheme, SchemeSpec};
+pub use recipe::{Nvfp4Recipe, Recipe};
+pub use scheme::{BlockScaleFormat, BlockSpec, CodeFormat, Extent, Fp8Format, Fp8Granularity, Scheme, SchemeSpec};

@@ -1,16 +1,16 @@
-//! [`MxRounding`]: the E8M0 scale byte of a block of 32, by each published rule.
-//!
-//! `amax = max |x|` of the block in FP32 (NaN ignored by the quantizers), MAX the largest value of the code format (448 or
-//! 57344), `fl(.)` one FP32 operation. The codes are then `sat(fl(x * 2^(127 - byte)))`, round to nearest even.
-//!
-//! Mirrored by `mx_scale` in `kernels/cast/mxfp8.cu`; `tests/` compares both, byte for byte.
+//! [`MxScaleRule`]: the E8M0 scale byte of a block of 32, by each published rule.
 
 use super::scheme::Fp8Format;
 
 /// The rule for the power-of-two scale of an MXFP8 block.
+///
+/// `amax = max |x|` of the block in FP32 (NaN ignored by the quantizers), MAX the largest value of the code format (448 or
+/// 57344), `fl(.)` one FP32 operation. The codes are then `sat(fl(x * 2^(127 - byte)))`, round to nearest even.
+///
+/// Mirrored by `mx_scale` in `kernels/cast/mxfp8.cu`; `tests/` compares both, byte for byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum MxRounding {
+pub enum MxScaleRule {
     /// TransformerEngine's and the hardware's (`cvt.rp.satfinite.ue8m0`): `fl(amax * fl(1 / MAX))` rounded up to a power of
     /// two, so that no code saturates. NaN gives 255, infinity 254. The default.
     #[default]
@@ -25,9 +25,9 @@ pub enum MxRounding {
     Rceil,
 }
 
-named!(MxRounding, "MX rule", Up => "up", Floor => "floor", Ceil => "ceil", Even => "even", Rceil => "rceil");
+named!(MxScaleRule, "MX rule", Up => "up", Floor => "floor", Ceil => "ceil", Even => "even", Rceil => "rceil");
 
-impl MxRounding {
+impl MxScaleRule {
     /// The scale byte of a block whose largest magnitude is `amax`, which is not negative.
     pub fn byte(self, amax: f32, format: Fp8Format) -> u8 {
         let bits = amax.to_bits();
@@ -41,6 +41,15 @@ impl MxRounding {
             Self::Even => floor(bits + (1 << (22 - mantissa_bits(format))), format),
         }
     }
+}
+
+/// How to quantize to MXFP8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mxfp8Recipe {
+    /// Code format.
+    pub format: Fp8Format,
+    /// Rule for the scales.
+    pub rule: MxScaleRule,
 }
 
 /// The exponent field of `v`, one more if the mantissa is not zero, never beyond 254; a subnormal of at most 2^-127 gives 0.

@@ -1,24 +1,4 @@
-//! How NVFP4 codes are chosen: the options of a recipe, and the arithmetic of scales in operation order.
-//!
-//! `fl(.)` is one FP32 operation rounded to nearest even, `E4M3(.)` and `E2M1(.)` are the saturating casts of
-//! [`codec`], E is the bound of the block scales (448, or 256 with 4over6). Every 16 consecutive elements of a row
-//! are a block with one E4M3 scale `s`; the whole matrix, or each row, has a second-level scale.
-//!
-//! ```text
-//! second level   amax = max |x| (NaN ignored);  encode = min(fl(6 E / amax), FLT_MAX), 1 if amax is 0 or infinite
-//!                stored decode factor: scale = fl(amax / (6 E))
-//! plain          s = E4M3(min(fl(amax_b * fl(encode * fl(1/6))), FLT_MAX))
-//! 4over6         base = fl(fl(amax_b / 6) * encode);  s4 = E4M3(min(fl(base * 1.5), 448));  s6 = E4M3(min(base, 448))
-//!                each candidate is quantized; s4 is taken if its error is smaller, s6 otherwise (a tie, a NaN)
-//! codes          inv = min(fl(1 / fl(s * fl(1 / encode))), FLT_MAX);  code = E2M1(fl(x * inv))
-//! torchao        pts = fl(amax * fl(1/2688));  s = E4M3(clamp(fl(fl(amax_b * fl(1/6)) / pts), 2^-6, 448))
-//!                stored scale = pts;  inv = fl(fl(1 / pts) / s)
-//! torchao-cpu    the same with fl(amax / 2688) and fl(amax_b / 6)
-//! ```
-//!
-//! These are TransformerEngine's rules and, last, torchao's: of its PyTorch code on CUDA, where a tensor is divided by a number
-//! by multiplying with the number's rounded reciprocal, and on the CPU. Divisions by tensors (`pts`, `s`) are true ones on
-//! both. Mirrored by `kernels/cast/nvfp4.cuh`, byte for byte.
+//! How NVFP4 codes are chosen: [`Nvfp4Rule`], the options of a recipe, and the scales of both levels ([`SecondLevel`]).
 
 use super::codec;
 use super::given::GivenScale;
@@ -41,7 +21,7 @@ pub enum Basis {
 named!(Basis, "basis", Plain => "plain", Hadamard16 => "hadamard16");
 
 /// The signs of [`Basis::Hadamard16`]: bit i is set where `sign_i` is negative.
-pub const HADAMARD_SIGNS: u16 = 0xD7E8;
+pub(crate) const HADAMARD_SIGNS: u16 = 0xD7E8;
 
 /// What a 4over6 block's error is measured in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,9 +116,49 @@ pub enum CodeRounding {
     },
 }
 
-/// The options of an NVFP4 recipe. `Default` is TransformerEngine's plain NVFP4.
+/// The rule that scales and codes of NVFP4 follow, named after the project whose bytes it reproduces.
+///
+/// `fl(.)` is one FP32 operation rounded to nearest even, `E4M3(.)` and `E2M1(.)` are the saturating casts of
+/// [`codec`], E is the bound of the block scales (448, or 256 with 4over6). Every 16 consecutive elements of a row
+/// are a block with one E4M3 scale `s`; the whole matrix, or each row, has a second-level scale.
+///
+/// ```text
+/// second level   amax = max |x| (NaN ignored);  encode = min(fl(6 E / amax), FLT_MAX), 1 if amax is 0 or infinite
+///                stored decode factor: scale = fl(amax / (6 E))
+/// plain          s = E4M3(min(fl(amax_b * fl(encode * fl(1/6))), FLT_MAX))
+/// 4over6         base = fl(fl(amax_b / 6) * encode);  s4 = E4M3(min(fl(base * 1.5), 448));  s6 = E4M3(min(base, 448))
+///                each candidate is quantized; s4 is taken if its error is smaller, s6 otherwise (a tie, a NaN)
+/// codes          inv = min(fl(1 / fl(s * fl(1 / encode))), FLT_MAX);  code = E2M1(fl(x * inv))
+/// torchao        pts = fl(amax * fl(1/2688));  s = E4M3(clamp(fl(fl(amax_b * fl(1/6)) / pts), 2^-6, 448))
+///                stored scale = pts;  inv = fl(fl(1 / pts) / s)
+/// torchao-cpu    the same with fl(amax / 2688) and fl(amax_b / 6)
+/// ```
+///
+/// These are TransformerEngine's rules and, last, torchao's: of its PyTorch code on CUDA, where a tensor is divided by a number
+/// by multiplying with the number's rounded reciprocal, and on the CPU. Divisions by tensors (`pts`, `s`) are true ones on
+/// both. Mirrored by `kernels/cast/nvfp4.cuh`, byte for byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Nvfp4Rule {
+    /// TransformerEngine's; all options are of this rule.
+    #[default]
+    TransformerEngine,
+    /// torchao's two levels on a GPU, where its users run it. No options.
+    TorchAo,
+    /// torchao's two levels as its code gives them in host memory. No options.
+    TorchAoCpu,
+}
+
+named!(
+    Nvfp4Rule, "NVFP4 rule", TransformerEngine => "transformer-engine", TorchAo => "torchao", TorchAoCpu => "torchao-cpu",
+);
+
+/// The options of an NVFP4 recipe, some of which exclude each other: [`Nvfp4Recipe`](super::Nvfp4Recipe). `Default` is
+/// TransformerEngine's plain NVFP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Nvfp4Options {
+    /// Whose rule scales follow.
+    pub rule: Nvfp4Rule,
     /// How the scale of a block is found.
     pub block_scale: BlockScaleRule,
     /// The largest block scale aimed at.
@@ -149,6 +169,34 @@ pub struct Nvfp4Options {
     pub basis: Basis,
     /// How codes are rounded.
     pub rounding: CodeRounding,
+}
+
+impl Nvfp4Options {
+    /// The default.
+    pub const PLAIN: Self = Self {
+        rule: Nvfp4Rule::TransformerEngine,
+        block_scale: BlockScaleRule::Plain,
+        bound: E4m3Bound::Max448,
+        shape: BlockShape::Row1x16,
+        basis: Basis::Plain,
+        rounding: CodeRounding::Nearest,
+    };
+
+    /// Every combination, also of what excludes each other, with this random rounding.
+    pub(crate) fn all(random: CodeRounding) -> Vec<Self> {
+        let mut block_scales = vec![BlockScaleRule::Plain];
+        for metric in ErrorMetric::ALL {
+            block_scales.extend(ErrorMath::ALL.map(|math| BlockScaleRule::FourOverSix { metric, math }));
+        }
+        let mut all = vec![Self::PLAIN];
+        let each = |all: Vec<Self>, of: &dyn Fn(Self) -> Vec<Self>| all.into_iter().flat_map(of).collect::<Vec<_>>();
+        all = each(all, &|o| Nvfp4Rule::ALL.map(|rule| Self { rule, ..o }).to_vec());
+        all = each(all, &|o| block_scales.iter().map(|s| Self { block_scale: *s, ..o }).collect());
+        all = each(all, &|o| E4m3Bound::ALL.map(|bound| Self { bound, ..o }).to_vec());
+        all = each(all, &|o| BlockShape::ALL.map(|shape| Self { shape, ..o }).to_vec());
+        all = each(all, &|o| Basis::ALL.map(|basis| Self { basis, ..o }).to_vec());
+        each(all, &|o| [CodeRounding::Nearest, random].map(|rounding| Self { rounding, ..o }).to_vec())
+    }
 }
 
 /// The three numbers of a second level.
@@ -170,7 +218,7 @@ pub(crate) fn at_most_flt_max(x: f32) -> f32 {
 impl SecondLevel {
     /// From what the caller brings, for block scales up to `bound`.
     ///
-    /// `Amax(amax)`: as this module says. `Encode(encode)`: `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`. `Decode(scale)`:
+    /// `Amax(amax)`: as [`Nvfp4Rule`] says. `Encode(encode)`: `scale = fl(1 / encode)`, `amax = fl(6 E / encode)`. `Decode(scale)`:
     /// `encode = fl(1 / scale)` by the rule for amax, `amax = fl(scale * 6 E)`.
     pub fn new(given: GivenScale, bound: E4m3Bound) -> Self {
         let six_e = 6.0 * bound.value();

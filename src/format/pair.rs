@@ -119,7 +119,7 @@ fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'
             "quantize both as mxfp8, or leave A plain",
         )),
         (Reach::Tensor | Reach::Row, _) | (_, Reach::Tensor | Reach::Row) => Some((
-            "the scales of A and B must be of one family: tensor x tensor, row x row, or blocks x blocks",
+            "the scales of A and B must be of one family: tensor x tensor, row x row, or groups of 1x128 and 128x128",
             "quantize both with one recipe, or fp8-1x128 x fp8-128x128",
         )),
     }
@@ -291,7 +291,7 @@ mod tests {
             (Scheme::Nvfp4.into(), Scheme::Fp8Tensor(E4M3), &["NVFP4 multiplies NVFP4", "leave A plain"]),
             (Scheme::Fp8Row(E4M3).into(), Scheme::Nvfp4Row, &["NVFP4 multiplies NVFP4"]),
             (Scheme::Nvfp4.into(), Scheme::Mxfp8(E4M3), &["NVFP4 multiplies NVFP4"]),
-            (Scheme::Fp8Block1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
+            (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
             (plain(DType::F16), Scheme::Mxfp8(E4M3), &["E8M0", "range of F16", "bf16"]),
             (plain(DType::F32), Scheme::Nvfp4, &["FP32", "round A to bf16"]),
             (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),

@@ -106,6 +106,21 @@ pub struct BlockSpec {
     pub format: BlockScaleFormat,
 }
 
+/// What shares an FP32 scale of FP8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Fp8Granularity {
+    /// The whole matrix.
+    Tensor,
+    /// A row.
+    Row,
+    /// 128 consecutive elements of a row.
+    Group1x128,
+    /// 128 rows and 128 columns.
+    Group128x128,
+}
+
+named!(Fp8Granularity, "granularity", Tensor => "tensor", Row => "row", Group1x128 => "1x128", Group128x128 => "128x128");
+
 /// How a quantized matrix is read: `value[i, j] = code[i, j] * block_scale[i, block of j] * scale[group of (i, j)]`.
 ///
 /// FP8 schemes have no block scales, MXFP8 has no FP32 scales: what a scheme lacks counts as 1. The FP32 scale of NVFP4 is
@@ -119,9 +134,9 @@ pub enum Scheme {
     /// One FP32 scale for each row.
     Fp8Row(Fp8Format),
     /// One FP32 scale for each 128 consecutive elements of a row (the last group may be shorter).
-    Fp8Block1x128(Fp8Format),
+    Fp8Group1x128(Fp8Format),
     /// One FP32 scale for each tile of 128 rows and 128 columns (edge tiles may be smaller).
-    Fp8Block128x128(Fp8Format),
+    Fp8Group128x128(Fp8Format),
     /// FP8 codes, one power of two (E8M0) for each 32 consecutive elements of a row. No FP32 scale.
     Mxfp8(Fp8Format),
     /// E2M1 codes, one E4M3 scale for each 16 consecutive elements of a row, and one FP32 scale for the whole matrix.
@@ -192,14 +207,24 @@ impl Scheme {
         [
             Self::Fp8Tensor(E4M3),
             Self::Fp8Row(E4M3),
-            Self::Fp8Block1x128(E4M3),
-            Self::Fp8Block128x128(E4M3),
+            Self::Fp8Group1x128(E4M3),
+            Self::Fp8Group128x128(E4M3),
             Self::Fp8Tensor(E5M2),
             Self::Fp8Row(E5M2),
-            Self::Fp8Block1x128(E5M2),
-            Self::Fp8Block128x128(E5M2),
+            Self::Fp8Group1x128(E5M2),
+            Self::Fp8Group128x128(E5M2),
         ]
     };
+
+    /// The FP8 scheme of this granularity.
+    pub const fn fp8(granularity: Fp8Granularity, format: Fp8Format) -> Self {
+        match granularity {
+            Fp8Granularity::Tensor => Self::Fp8Tensor(format),
+            Fp8Granularity::Row => Self::Fp8Row(format),
+            Fp8Granularity::Group1x128 => Self::Fp8Group1x128(format),
+            Fp8Granularity::Group128x128 => Self::Fp8Group128x128(format),
+        }
+    }
 
     /// The facts about this scheme.
     pub const fn spec(self) -> SchemeSpec {
@@ -210,10 +235,10 @@ impl Scheme {
         let (name, format, group_rows, group_cols, scale_layout, row_multiple, block) = match self {
             Self::Fp8Tensor(f) => ("fp8-tensor", CodeFormat::Fp8(f), All, All, ScaleLayout::Scalar, 1, None),
             Self::Fp8Row(f) => ("fp8-row", CodeFormat::Fp8(f), Elements(1), All, ScaleLayout::Outer, 1, None),
-            Self::Fp8Block1x128(f) => {
+            Self::Fp8Group1x128(f) => {
                 ("fp8-1x128", CodeFormat::Fp8(f), Elements(1), Elements(128), ScaleLayout::Vec128, 4, None)
             }
-            Self::Fp8Block128x128(f) => {
+            Self::Fp8Group128x128(f) => {
                 ("fp8-128x128", CodeFormat::Fp8(f), Elements(128), Elements(128), ScaleLayout::Blk128, 1, None)
             }
             Self::Mxfp8(f) => ("mxfp8", CodeFormat::Fp8(f), All, All, ScaleLayout::Absent, 1, MX),

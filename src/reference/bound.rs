@@ -1,38 +1,8 @@
-//! How far a correct result may be from the exact one: f64 values and a rigorous tolerance for each element. For tests.
-//!
-//! `exact` is the product of the dequantized operands with the epilogue, in f64 (products of operands are exact in FP32,
-//! their f64 sums are off by less than 2^-40 of `S`, below). `tolerance` adds, with `u = 2^-24`:
-//!
-//! 1. **FP32 sum.** Any order of at most `t` roundings errs by at most `t u S`, `S = |alpha| sum |a_k b_k| |scales|`.
-//!    Here `t = min(k, 128) + blocks + 8`: inside a block, one for each block, and the scales and alpha (at most three).
-//! 2. **Hopper's FP8 tensor cores** (`TensorCorePromoted`, `TensorCoreFast`). One instruction adds 32 products to its
-//!    accumulator. All 33 terms are aligned to the largest exponent e among them and truncated to 13 fraction bits, the
-//!    result again (observed by several authors on H100; not documented by NVIDIA). So a term loses at most `2^(e-13)`,
-//!    and at most itself; a product of w significant bits loses nothing if its exponent is at least `e - 13 + w - 1` (w is
-//!    8 for FP8 codes); the result loses at most `2^-13` of itself. The accumulator's size is bounded by the range (largest
-//!    minus smallest) of the exact partial sums so far plus the error so far, which also covers sums that are split along
-//!    k. With block scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
-//!    rest; with fast accumulation it runs over the whole of k.
-//! 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP8 and plain operands. Assumed: products
-//!    are exact, and no intermediate result is worse than FP32 rounded in any direction; how many terms one step adds is
-//!    left open. So cut k into sixteens. Whatever the steps inside one are, each intermediate is at most
-//!    `M = range + error + sum of the sixteen |products|`, range as in 2. With `q = 2^(exponent(M) - 23)`, at least FP32's
-//!    unit at M, a product loses at most q where it is aligned to a larger term (or itself; nothing if its exponent allows,
-//!    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
-//!    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
-//!    forms them; 1. covers the sum of the stretches. Operands or products below 2^-126 may count as zero; with MXFP8 so do
-//!    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte.
-//! 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
-//!    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
-//!    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
-//! 5. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
-//!
-//! Scales are taken to be such that products of alpha and scales neither overflow nor are subnormal, and sums to stay
-//! in FP32's range.
+//! [`gemm_bound`]: how far a correct result may be from the exact one. For tests.
 
 use ndarray::{Array2, ArrayView2};
 
-use super::gemm::{BLOCK, GemmInputs, has_blocks};
+use super::gemm::{GemmInputs, SLICE, scales_slices};
 use super::operand::HostOperand;
 use super::parallel;
 use crate::epilogue::Activation;
@@ -41,14 +11,15 @@ use crate::format::{BlockScaleFormat, DType, HostQuantMatrix, Operand};
 
 /// Unit roundoff of FP32.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
+
 /// What adds the products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Accumulator {
     /// FP32 throughout: the CPU.
     Fp32,
-    /// FP8 tensor cores, added to an FP32 sum every 128 columns: block scales, and precise accumulation.
+    /// FP8 tensor cores, added to an FP32 sum every 128 columns: 1x128 scales, and precise accumulation.
     TensorCorePromoted,
-    /// FP8 tensor cores over the whole of k: fast accumulation (block scales are promoted all the same).
+    /// FP8 tensor cores over the whole of k: fast accumulation (1x128 scales are promoted all the same).
     TensorCoreFast,
     /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP8 and weight-only products of a GPU that
     /// dequantizes before it multiplies.
@@ -63,7 +34,7 @@ named!(
 /// Who computes a GELU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Gelu {
-    /// This crate: IEEE operations as in [`crate::epilogue`].
+    /// This crate: IEEE operations as in [`Epilogue`](crate::Epilogue).
     Ieee,
     /// cuBLASLt's epilogue, perhaps with an approximate tanh.
     Approximate,
@@ -81,7 +52,37 @@ pub struct Bound {
     out: DType,
 }
 
-/// The bound for a product: see the module's doc. Runs on all cores; allocates both matrices and decoded operands.
+/// The bound for a product. Runs on all cores; allocates both matrices and decoded operands.
+///
+/// `exact` is the product of the dequantized operands with the epilogue, in f64 (products of operands are exact in FP32,
+/// their f64 sums are off by less than 2^-40 of `S`, below). `tolerance` adds, with `u = 2^-24`:
+///
+/// 1. **FP32 sum.** Any order of at most `t` roundings errs by at most `t u S`, `S = |alpha| sum |a_k b_k| |scales|`.
+///    Here `t = min(k, 128) + slices + 8`: inside a slice of 128, one for each slice, and the scales and alpha (at most three).
+/// 2. **Hopper's FP8 tensor cores** (`TensorCorePromoted`, `TensorCoreFast`). One instruction adds 32 products to its
+///    accumulator. All 33 terms are aligned to the largest exponent e among them and truncated to 13 fraction bits, the
+///    result again (observed by several authors on H100; not documented by NVIDIA). So a term loses at most `2^(e-13)`,
+///    and at most itself; a product of w significant bits loses nothing if its exponent is at least `e - 13 + w - 1` (w is
+///    8 for FP8 codes); the result loses at most `2^-13` of itself. The accumulator's size is bounded by the range (largest
+///    minus smallest) of the exact partial sums so far plus the error so far, which also covers sums that are split along
+///    k. With 1x128 scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
+///    rest; with fast accumulation it runs over the whole of k.
+/// 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP8 and plain operands. Assumed: products
+///    are exact, and no intermediate result is worse than FP32 rounded in any direction; how many terms one step adds is
+///    left open. So cut k into sixteens. Whatever the steps inside one are, each intermediate is at most
+///    `M = range + error + sum of the sixteen |products|`, range as in 2. With `q = 2^(exponent(M) - 23)`, at least FP32's
+///    unit at M, a product loses at most q where it is aligned to a larger term (or itself; nothing if its exponent allows,
+///    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
+///    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
+///    forms them; 1. covers the sum of the stretches. Operands or products below 2^-126 may count as zero; with MXFP8 so do
+///    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte.
+/// 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
+///    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
+///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
+/// 5. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
+///
+/// Scales are taken to be such that products of alpha and scales neither overflow nor are subnormal, and sums to stay
+/// in FP32's range.
 ///
 /// # Errors
 /// As [`scaled_gemm`](super::scaled_gemm).
@@ -109,7 +110,7 @@ impl SumBound {
         let shape = [a.rows(), b.rows(), a.cols()];
         let [m, n, k] = shape;
         let long = matches!(accumulator, Accumulator::TensorCoreFast | Accumulator::TensorCoreWide);
-        let whole = long && !has_blocks(&b.scheme().spec());
+        let whole = long && !scales_slices(&b.scheme().spec());
         let wide = accumulator == Accumulator::TensorCoreWide;
         let (a, b) = (Decoded::new(a, wide), Decoded::new(b.into(), wide));
         let mut cells = vec![(0.0f64, 0.0f64); m * n];
@@ -233,9 +234,9 @@ impl Decoded {
         if self.slack.is_empty() { &[] } else { &self.slack[i * self.cols..][..self.cols] }
     }
 
-    /// The scale of row `i` in block `block`; one for all blocks if the scheme has no blocks.
-    fn scale(&self, i: usize, block: usize) -> f64 {
-        f64::from(self.scales[i / self.group_rows * self.col_groups + block.min(self.col_groups - 1)])
+    /// The scale of row `i` in slice `slice` of k; one for all slices if the scheme has none for each.
+    fn scale(&self, i: usize, slice: usize) -> f64 {
+        f64::from(self.scales[i / self.group_rows * self.col_groups + slice.min(self.col_groups - 1)])
     }
 }
 
@@ -257,14 +258,14 @@ fn slack_error(a: &Decoded, i: usize, b: &Decoded, j: usize) -> f64 {
     pairs.map(|(k, (x, y))| f64::from(x.abs()) * at(slack_b, k) + f64::from(y.abs()) * at(slack_a, k)).sum()
 }
 
-/// The exact scaled sum and the error of a computed one (1. to 3. of the module's doc), without alpha.
+/// The exact scaled sum and the error of a computed one (1. to 3. of [`gemm_bound`]), without alpha.
 fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, whole: bool) -> (f64, f64) {
     let (row_a, row_b) = (a.row(i), b.row(j));
     let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
     let significant = a.significant + b.significant;
     let wide = accumulator == Accumulator::TensorCoreWide;
     let mut core = TensorCore::default();
-    for (block, (xa, xb)) in row_a.chunks(BLOCK).zip(row_b.chunks(BLOCK)).enumerate() {
+    for (slice, (xa, xb)) in row_a.chunks(SLICE).zip(row_b.chunks(SLICE)).enumerate() {
         if !whole {
             core = TensorCore::default();
         }
@@ -279,7 +280,7 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
                 absolute += core.step::<{ FP8.step }>(FP8, significant, xa, xb);
             }
         }
-        let scale = a.scale(i, block) * b.scale(j, block);
+        let scale = a.scale(i, slice) * b.scale(j, slice);
         value += (core.sum - sum_before) * scale;
         magnitude += absolute * scale.abs();
         error += (core.error - error_before) * scale.abs();
@@ -290,11 +291,11 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
         Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(-126)) * scale,
         Accumulator::TensorCorePromoted | Accumulator::TensorCoreFast => {}
     }
-    let roundings = (a.cols.min(BLOCK) + a.cols.div_ceil(BLOCK) + 8) as f64;
+    let roundings = (a.cols.min(SLICE) + a.cols.div_ceil(SLICE) + 8) as f64;
     (value, error + roundings * U * 1.001 * magnitude)
 }
 
-/// The exact result and the tolerance after the epilogue and the cast (4. and 5. of the module's doc).
+/// The exact result and the tolerance after the epilogue and the cast (4. and 5. of [`gemm_bound`]).
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
     // The last term: products of scales and sums may pass through FP32 subnormals.
     let (mut v, mut tol) = (sum, error + power(-140));
@@ -350,9 +351,9 @@ struct Adder {
     additions: u32,
 }
 
-/// Hopper's FP8 instruction: 2. of the module's doc.
+/// Hopper's FP8 instruction: 2. of [`gemm_bound`].
 const FP8: Adder = Adder { step: 32, kept: 13, additions: 1 };
-/// BF16 and F16 with FP32 sums: 3. of the module's doc.
+/// BF16 and F16 with FP32 sums: 3. of [`gemm_bound`].
 const WIDE: Adder = Adder { step: 16, kept: 23, additions: 16 };
 
 /// The model of one accumulator: exact partial sums, their range, and the error so far.

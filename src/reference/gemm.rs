@@ -1,20 +1,4 @@
-//! The scaled product on the CPU: FP32, in blocks of 128 along k, then the epilogue of [`crate::epilogue`].
-//!
-//! For each block b of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
-//! operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
-//! codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
-//!
-//! ```text
-//! tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
-//! row x row            sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
-//! blocks x blocks      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
-//! nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
-//! nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
-//! mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
-//! ```
-//!
-//! `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
-//! nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
+//! [`scaled_gemm`]: the scaled product on the CPU, in FP32, in slices of 128 along k.
 
 use std::sync::Mutex;
 
@@ -27,12 +11,12 @@ use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
 use crate::format::{DType, Extent, HostQuantMatrix, SchemeSpec, codec, pair};
 
-/// Columns of one block of the sum.
-pub(super) const BLOCK: usize = 128;
+/// Columns of one slice of the sum: a 1x128 or 128x128 group.
+pub(super) const SLICE: usize = 128;
 /// Rows and columns of the tile of D that a core works on: its partial sums stay in the cache.
 const TILE: [usize; 2] = [128, 256];
 
-/// `fma(fl(p * first), second, sum)`: adds one block's dot product to the sum.
+/// `fma(fl(p * first), second, sum)`: adds one slice's dot product to the sum.
 #[inline]
 pub fn promote(sum: f32, p: f32, first: f32, second: f32) -> f32 {
     (p * first).mul_add(second, sum)
@@ -44,9 +28,9 @@ pub fn promote_unfused(sum: f32, p: f32, first: f32, second: f32) -> f32 {
     sum + p * first * second
 }
 
-/// How a block's dot product is added to the sum.
+/// How the dot product of a slice of 128 along k is promoted: scaled and added to the FP32 sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum BlockSum {
+pub enum Promotion {
     /// [`promote`]: one rounding for the last multiplication and the addition.
     #[default]
     Fused,
@@ -54,7 +38,7 @@ pub enum BlockSum {
     Unfused,
 }
 
-named!(BlockSum, "block sum", Fused => "fused", Unfused => "unfused");
+named!(Promotion, "promotion", Fused => "fused", Unfused => "unfused");
 
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
@@ -77,8 +61,8 @@ pub struct GemmInputs<'a> {
     pub residual: Option<(View<'a>, DType)>,
     /// Factor applied before the cast to E4M3; 1 for other outputs.
     pub out_encode: f32,
-    /// Rounding of block sums.
-    pub block_sum: BlockSum,
+    /// How slices with scales of their own are added up.
+    pub promotion: Promotion,
 }
 
 impl<'a> GemmInputs<'a> {
@@ -94,7 +78,7 @@ impl<'a> GemmInputs<'a> {
             activation: Activation::None,
             residual: None,
             out_encode: 1.0,
-            block_sum: BlockSum::Fused,
+            promotion: Promotion::Fused,
         }
     }
 
@@ -159,8 +143,25 @@ impl<'a> GemmInputs<'a> {
 /// `D = cast(act(alpha * sum + beta * C + bias) + residual)`, `m x n`, as FP32 values rounded to `out`.
 ///
 /// A is `m x k`, B `n x k`; any m, also 0; n a multiple of 8 (16 for E4M3 output); k a multiple of 16. E4M3 output: the
-/// values of the codes `sat(fl(v * out_encode))`, which [`codec::encode_e4m3`] gives back. The order of operations
-/// is that of the module's doc and of [`crate::epilogue`]. Runs on all cores; allocates D and a few tiles.
+/// values of the codes `sat(fl(v * out_encode))`, which [`codec::encode_e4m3`] gives back. Runs on all cores; allocates D and a
+/// few tiles.
+///
+/// For each slice of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
+/// operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
+/// codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
+///
+/// ```text
+/// tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
+/// row x row            sum = fl(sum + p);  acc = fl(sum * alpha), then row_scale and col_scale of the epilogue
+/// 1x128 in a pair      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
+/// nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
+/// nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
+/// mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
+/// ```
+///
+/// `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
+/// nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
+/// The epilogue follows in the order of [`Epilogue`].
 ///
 /// # Errors
 /// [`Error::Pair`], [`Error::Unsupported`] (bases that differ), [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
@@ -205,15 +206,15 @@ impl<'a> Scales<'a> {
         Self { matrix: matrix.filter(|_| grid != [0, 0]), group_rows, grid }
     }
 
-    fn get(&self, row: usize, block: usize) -> f32 {
+    fn get(&self, row: usize, slice: usize) -> f32 {
         let Some(matrix) = self.matrix else { return 1.0 };
         let layout = matrix.scheme().spec().scale_layout;
-        matrix.scales()[layout.index(self.grid[0], self.grid[1], row / self.group_rows, block)]
+        matrix.scales()[layout.index(self.grid[0], self.grid[1], row / self.group_rows, slice)]
     }
 }
 
-/// True if the scheme has an FP32 scale for each block of 128 along k.
-pub(super) fn has_blocks(spec: &SchemeSpec) -> bool {
+/// True if the scheme has an FP32 scale for each slice of 128 along k.
+pub(super) fn scales_slices(spec: &SchemeSpec) -> bool {
     spec.group_cols != Extent::All
 }
 
@@ -226,16 +227,16 @@ enum Scaling {
     AlphaFirst,
     /// After alpha, those of the rows of A, then those of the rows of B.
     Rows,
-    /// For each block along k; A's scale first if `true`.
-    Blocks { a_first: bool },
+    /// For each slice along k; A's scale first if `true`.
+    Slices { a_first: bool },
 }
 
 fn scaling(inputs: &GemmInputs<'_>) -> Scaling {
     let (a, b) = (inputs.a.scheme().map(|a| a.spec()), inputs.b.scheme().spec());
     let by_row = |spec: &SchemeSpec| spec.group_rows == Extent::Elements(1);
-    if has_blocks(&b) {
+    if scales_slices(&b) {
         // A's scale is applied first if it is the 1x128 one, or both are.
-        Scaling::Blocks { a_first: a.as_ref().is_some_and(by_row) }
+        Scaling::Slices { a_first: a.as_ref().is_some_and(by_row) }
     } else if by_row(&b) || a.as_ref().is_some_and(by_row) {
         Scaling::Rows
     } else if b.block.is_some() {
@@ -245,7 +246,7 @@ fn scaling(inputs: &GemmInputs<'_>) -> Scaling {
     }
 }
 
-/// `acc` of the module's doc for one tile of D, without the row and column scales.
+/// `acc` of [`scaled_gemm`] for one tile of D, without the row and column scales.
 fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: usize, k: usize) -> Array2<f32> {
     let (a, b) = (inputs.a, HostOperand::from(inputs.b));
     let (scales_a, scales_b) = (Scales::new(a), Scales::new(b));
@@ -253,23 +254,23 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
     let mut sum = Array2::<f32>::zeros((rows, cols));
     let mut p = Array2::<f32>::zeros((rows, cols));
     let (mut panel_a, mut panel_b) = (Vec::new(), Vec::new());
-    for (block, k0) in (0..k).step_by(BLOCK).enumerate() {
-        let depth = BLOCK.min(k - k0);
+    for (slice, k0) in (0..k).step_by(SLICE).enumerate() {
+        let depth = SLICE.min(k - k0);
         let view_a = decode_panel(&a, i0, rows, k0, depth, &mut panel_a);
         let view_b = decode_panel(&b, j0, cols, k0, depth, &mut panel_b);
         general_mat_mul(1.0, &view_a, &view_b.t(), 0.0, &mut p);
-        let Scaling::Blocks { a_first } = scaling else {
+        let Scaling::Slices { a_first } = scaling else {
             sum += &p;
             continue;
         };
-        let col_scales: Vec<f32> = (j0..j0 + cols).map(|j| scales_b.get(j, block)).collect();
+        let col_scales: Vec<f32> = (j0..j0 + cols).map(|j| scales_b.get(j, slice)).collect();
         for (i, (mut sum, p)) in sum.rows_mut().into_iter().zip(p.rows()).enumerate() {
-            let row_scale = scales_a.get(i0 + i, block);
+            let row_scale = scales_a.get(i0 + i, slice);
             for ((sum, p), col_scale) in sum.iter_mut().zip(&p).zip(&col_scales) {
                 let (first, second) = if a_first { (row_scale, *col_scale) } else { (*col_scale, row_scale) };
-                *sum = match inputs.block_sum {
-                    BlockSum::Fused => promote(*sum, *p, first, second),
-                    BlockSum::Unfused => promote_unfused(*sum, *p, first, second),
+                *sum = match inputs.promotion {
+                    Promotion::Fused => promote(*sum, *p, first, second),
+                    Promotion::Unfused => promote_unfused(*sum, *p, first, second),
                 };
             }
         }
@@ -277,7 +278,7 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
     let factor = match scaling {
         Scaling::Factor => scales_a.get(0, 0) * scales_b.get(0, 0) * inputs.alpha,
         Scaling::AlphaFirst => inputs.alpha * scales_a.get(0, 0) * scales_b.get(0, 0),
-        Scaling::Rows | Scaling::Blocks { .. } => inputs.alpha,
+        Scaling::Rows | Scaling::Slices { .. } => inputs.alpha,
     };
     if factor != 1.0 {
         sum *= factor;

@@ -1,9 +1,9 @@
 //! What is right: quantizers, dequantizer and scaled product on the CPU, and how far a correct result may be off.
 //!
 //! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`definition`] says all of it once more
-//! in the plainest words, to compare with; [`bound`] and it are for tests.
+//! in the plainest words, to compare with; [`gemm_bound`] says how far a correct product may be off. Both are for tests.
 
-pub mod bound;
+mod bound;
 pub mod definition;
 mod delayed;
 mod gemm;
@@ -21,7 +21,7 @@ pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use delayed::{AmaxHistory, delayed_update};
-pub use gemm::{BlockSum, GemmInputs, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
+pub use gemm::{GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use metrics::{calc_diff, sqnr_db};
 pub use noise::Noise;

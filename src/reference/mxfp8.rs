@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! amax = max |x| of the block (FP32, NaN ignored, 0 if there is nothing else)
-//! byte = MxRounding::byte(amax, format)                         crate::format::mx
+//! byte = MxScaleRule::byte(amax, format)                         crate::format::mx
 //! code = sat(fl(x * 2^(127 - byte)))                            the factor is exact; byte 255 makes every code NaN, 0x7F
 //! ```
 
@@ -11,13 +11,14 @@ use ndarray::ArrayView2;
 use super::parallel;
 use super::quantize::{amax, row};
 use crate::error::Result;
-use crate::format::{Fp8Format, HostQuantMatrix, Recipe, codec};
+use crate::format::{HostQuantMatrix, Mxfp8Recipe, Scheme, codec};
 
 /// `x` by an MXFP8 recipe. The columns were checked.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, format: Fp8Format) -> Result<HostQuantMatrix> {
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Mxfp8Recipe) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
-    let [_, blocks] = recipe.scheme.block_grid(rows, cols);
-    let block_cols = recipe.scheme.spec().block.map_or(cols, |block| block.cols);
+    let (format, scheme) = (recipe.format, Scheme::Mxfp8(recipe.format));
+    let [_, blocks] = scheme.block_grid(rows, cols);
+    let block_cols = scheme.spec().block.map_or(cols, |block| block.cols);
     // Codes and scale bytes of a row side by side, so that one pass makes both.
     let mut records = vec![0u8; rows * (cols + blocks)];
     parallel::for_each_piece(&mut records, cols + blocks, 1, |i, record| {
@@ -25,9 +26,9 @@ pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, format: Fp8Format) -
         let row = row(x, i);
         let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols));
         for ((values, codes), byte) in groups.zip(bytes) {
-            *byte = recipe.mx.byte(amax(values), format);
+            *byte = recipe.rule.byte(amax(values), format);
             codec::encode_scaled(format, values, codec::e8m0_reciprocal(*byte), codes);
         }
     });
-    super::quantize::from_records(recipe, rows, cols, &records, &[])
+    super::quantize::from_records(scheme, rows, cols, &records, &[])
 }

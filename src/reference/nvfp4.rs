@@ -35,7 +35,7 @@ use super::quantize::{amax, from_records, row};
 use crate::error::Result;
 use crate::format::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
-    HostQuantMatrix, Recipe, SecondLevel, codec,
+    HostQuantMatrix, Nvfp4Recipe, SecondLevel, codec,
 };
 
 /// Elements of a block, lines of a tile.
@@ -131,8 +131,8 @@ fn line_error(x: &[f32; 16], s: u8, level: &SecondLevel, six_e: f32, metric: Err
 }
 
 /// `x` by an NVFP4 recipe, with the second level found or given. Recipe and columns were checked.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
-    if recipe.basis() == Basis::Hadamard16 {
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+    if recipe.options().basis == Basis::Hadamard16 {
         let transformed = transform(x);
         return encode(&transformed.view(), recipe, given);
     }
@@ -151,15 +151,15 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     y
 }
 
-fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+fn encode(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
-    let options = recipe.nvfp4;
+    let options = recipe.options();
     let lines = match options.shape {
         BlockShape::Row1x16 => 1,
         BlockShape::Tile16x16 => SIDE,
     };
     let levels = second_levels(x, recipe, given);
-    let group_rows = recipe.scheme.spec().group_rows.size(rows);
+    let group_rows = recipe.scheme().spec().group_rows.size(rows);
     // Codes and block scales of a row side by side, so that one pass makes both.
     let (code_bytes, blocks) = (cols / 2, cols / SIDE);
     let mut records = vec![0u8; rows * (code_bytes + blocks)];
@@ -183,13 +183,13 @@ fn encode(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Res
         }
     });
     let scales: Vec<f32> = levels.iter().map(|level| level.scale).collect();
-    Ok(from_records(recipe, rows, cols, &records, &scales)?.assume_basis(options.basis))
+    Ok(from_records(recipe.scheme(), rows, cols, &records, &scales)?.assume_basis(options.basis))
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
-fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Vec<SecondLevel> {
+fn second_levels(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Vec<SecondLevel> {
     let (rows, cols) = x.dim();
-    let bound = recipe.nvfp4.bound;
+    let bound = recipe.options().bound;
     let level = |given| match recipe.torchao() {
         Some(device) => SecondLevel::torchao(given, device),
         None => SecondLevel::new(given, bound),
@@ -199,15 +199,15 @@ fn second_levels(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>)
     }
     let mut row_amax = vec![0.0; rows];
     parallel::for_each_piece(&mut row_amax, 1, cols, |i, out| out[0] = amax(&row(x, i)));
-    let [groups, _] = recipe.scheme.scale_grid(rows, cols);
-    let size = recipe.scheme.spec().group_rows.size(rows);
+    let [groups, _] = recipe.scheme().scale_grid(rows, cols);
+    let size = recipe.scheme().spec().group_rows.size(rows);
     let group = |g: usize| amax(&row_amax[(g * size).min(rows)..((g + 1) * size).min(rows)]);
     (0..groups).map(|g| level(GivenScale::Amax(group(g)))).collect()
 }
 
 /// Steps 3 and 4, and the choice of 4over6.
-fn scale_and_multiplier(block: &[[f32; 16]], level: &SecondLevel, recipe: Recipe) -> (u8, f32) {
-    let options = recipe.nvfp4;
+fn scale_and_multiplier(block: &[[f32; 16]], level: &SecondLevel, recipe: Nvfp4Recipe) -> (u8, f32) {
+    let options = recipe.options();
     if let Some(device) = recipe.torchao() {
         return level.torchao_block(amax(block.as_flattened()), device);
     }

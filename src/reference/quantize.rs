@@ -1,6 +1,6 @@
 //! Quantize and dequantize: the bytes that the GPU must produce.
 //!
-//! FP8 is here: amax of every group in FP32 with NaN ignored, [`Recipe::group_scale`], then `code = sat(fl(x * encode))`.
+//! FP8 is here: amax of every group in FP32 with NaN ignored, [`Fp8Recipe::group_scale`], then `code = sat(fl(x * encode))`.
 
 use std::borrow::Cow;
 
@@ -10,8 +10,7 @@ use super::{mxfp8, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    BlockScaleRule, BlockShape, CodeFormat, DType, Fp8Format, GivenScale, GroupScale, HostQuantMatrix, Recipe, Scheme,
-    codec, pair,
+    DType, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Nvfp4Recipe, Recipe, Scheme, codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -24,23 +23,23 @@ pub fn amax(x: &[f32]) -> f32 {
     f32::from_bits(largest)
 }
 
-/// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Preset`](crate::format::Preset),
-/// MXFP8 in [`mx`](crate::format::mx), NVFP4 in [`nvfp4`](super::nvfp4).
+/// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Fp8Rule`](crate::format::Fp8Rule),
+/// MXFP8 in [`MxScaleRule`](crate::MxScaleRule), NVFP4 in [`nvfp4`](super::nvfp4).
 ///
 /// `x` may have any strides and any number of rows, also none; its columns are the contraction axis. `source` is the
 /// type the values were widened from (TransformerEngine's overflow rule for FP8 asks for it). NaN becomes code 0x7F, or 7 in
 /// E2M1; infinity gives what the formulas give. Runs on all cores; allocates the result and one table of its size at most.
 ///
 /// # Errors
-/// [`Error::Shape`] if the columns are not a multiple of 16, or the rows with 4over6 in 16x16 tiles; [`Error::DType`] if
-/// `source` is an 8-bit type; [`Error::Unsupported`] from [`Recipe::check`].
-pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
+/// [`Error::Shape`] if the columns are not a multiple of 16, or the rows of [`Recipe::row_multiple`]; [`Error::DType`] if
+/// `source` is an 8-bit type.
+pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
+    let recipe = recipe.into();
     check(&x, source, recipe)?;
-    let spec = recipe.scheme.spec();
-    match (spec.format, spec.block) {
-        (CodeFormat::Fp8(format), None) => cast(&x, recipe.scheme, format, &factors(&x, source, recipe)),
-        (CodeFormat::Fp8(format), Some(_)) => mxfp8::quantize(&x, recipe, format),
-        (CodeFormat::E2M1, _) => nvfp4::quantize(&x, recipe, None),
+    match recipe {
+        Recipe::Fp8(recipe) => cast(&x, recipe.scheme(), recipe.format, &factors(&x, source, recipe)),
+        Recipe::Mxfp8(recipe) => mxfp8::quantize(&x, recipe),
+        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None),
     }
 }
 
@@ -50,7 +49,7 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<Hos
 ///
 /// # Errors
 /// As [`quantize`], for the transpose: the rows of `x` must be a multiple of 16.
-pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
+pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
     // Gathered once: the cast reads every row twice.
     quantize(x.t().as_standard_layout().view(), source, recipe)
 }
@@ -64,10 +63,10 @@ pub fn quantize_transposed(x: ArrayView2<f32>, source: DType, recipe: Recipe) ->
 pub fn quantize_with_scale(
     x: ArrayView2<f32>,
     source: DType,
-    recipe: Recipe,
+    recipe: impl Into<Recipe>,
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
-    check_given(&x, source, recipe)?;
+    let recipe = check_given(&x, source, recipe.into())?;
     nvfp4::quantize(&x, recipe, Some(scale))
 }
 
@@ -78,7 +77,7 @@ pub fn quantize_with_scale(
 pub fn quantize_transposed_with_scale(
     x: ArrayView2<f32>,
     source: DType,
-    recipe: Recipe,
+    recipe: impl Into<Recipe>,
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
@@ -86,33 +85,24 @@ pub fn quantize_transposed_with_scale(
 
 /// What every quantizer asks of its arguments.
 pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
-    recipe.check()?;
     if !source.is_wide() {
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
-    let tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
-    if tiles && !x.nrows().is_multiple_of(16) {
-        return Err(Error::shape(
-            "x",
-            format!("{} rows in 16x16 tiles with 4over6", x.nrows()),
-            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
-            "pad them with zeros, or use 1x16 blocks or plain block scales",
-        ));
-    }
+    recipe.check_rows(x.nrows())?;
     pair::check_quantize_cols("x", x.ncols())
 }
 
-/// The same where a second level is given.
-pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
+/// The same where a second level is given; gives the recipe, of which it is a part.
+pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<Nvfp4Recipe> {
     check(x, source, recipe)?;
-    if recipe.scheme == Scheme::Nvfp4 {
-        return Ok(());
+    match recipe {
+        Recipe::Nvfp4(recipe) if recipe.scheme() == Scheme::Nvfp4 => Ok(recipe),
+        _ => Err(Error::unsupported(
+            format!("a given second-level scale with {}", recipe.scheme()),
+            "only nvfp4 has one such scale for the whole matrix",
+            "quantize as nvfp4, or leave the scale out",
+        )),
     }
-    Err(Error::unsupported(
-        format!("a given second-level scale with {}", recipe.scheme),
-        "only nvfp4 has one such scale for the whole matrix",
-        "quantize as nvfp4, or leave the scale out",
-    ))
 }
 
 /// `code = sat(fl(x * encode))` with a given scale, and the amax of `x` before scaling (NaN ignored).
@@ -166,14 +156,14 @@ pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
 
 /// A block-scaled matrix from rows that hold their code bytes and then their block scales.
 pub(super) fn from_records(
-    recipe: Recipe,
+    scheme: Scheme,
     rows: usize,
     cols: usize,
     records: &[u8],
     scales: &[f32],
 ) -> Result<HostQuantMatrix> {
-    let [_, blocks] = recipe.scheme.block_grid(rows, cols);
-    let code_bytes = cols * recipe.scheme.spec().code_bits / 8;
+    let [_, blocks] = scheme.block_grid(rows, cols);
+    let code_bytes = cols * scheme.spec().code_bits / 8;
     let mut codes = Vec::with_capacity(rows * code_bytes);
     let mut block_scales = Vec::with_capacity(rows * blocks);
     for record in records.chunks((code_bytes + blocks).max(1)) {
@@ -181,7 +171,7 @@ pub(super) fn from_records(
         codes.extend_from_slice(row);
         block_scales.extend_from_slice(bytes);
     }
-    HostQuantMatrix::from_block_logical(recipe.scheme, rows, cols, codes, scales, &block_scales)
+    HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, scales, &block_scales)
 }
 
 /// Row `i`, copied only if its elements are not adjacent.
@@ -191,10 +181,10 @@ pub(super) fn row<'a>(x: &'a ArrayView2<f32>, i: usize) -> Cow<'a, [f32]> {
 }
 
 /// The factors of every group, in logical order.
-fn factors(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Vec<GroupScale> {
+fn factors(x: &ArrayView2<f32>, source: DType, recipe: Fp8Recipe) -> Vec<GroupScale> {
     let (rows, cols) = x.dim();
-    let spec = recipe.scheme.spec();
-    let [row_groups, col_groups] = recipe.scheme.scale_grid(rows, cols);
+    let spec = recipe.scheme().spec();
+    let [row_groups, col_groups] = recipe.scheme().scale_grid(rows, cols);
     let width = spec.group_cols.size(cols).max(1);
     // One amax for each row and column group first: rows are independent.
     let mut partial = vec![0.0f32; rows * col_groups];

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use safetensors::tensor::Dtype;
 use scaled_gemm::checkpoint::{Checkpoint, FileLayout, NibbleOrder, WrittenRecipe};
 use scaled_gemm::reference::dequantize;
-use scaled_gemm::{Basis, DType, Fp8Format, HostQuantMatrix, MxRounding, Nvfp4Options, Recipe, Scheme};
+use scaled_gemm::{
+    Basis, DType, Fp8Format, HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
+};
 
 use super::{Folder, Tensors, f32_bytes, foreign, random_matrix, written};
 
@@ -121,10 +123,10 @@ fn one_row_is_what_the_metadata_say_and_bases_come_back() {
     for (recipe, rows) in [
         (Recipe::new(Scheme::Nvfp4), 1),
         (Recipe::new(Scheme::Nvfp4Row), 1),
-        (Recipe::new(Scheme::Nvfp4).with_nvfp4(hadamard), 3),
-        (Recipe::new(Scheme::Mxfp8(Fp8Format::E5M2)).with_mx(MxRounding::Even), 3),
+        (Nvfp4Recipe::tensor(hadamard).unwrap().into(), 3),
+        (Recipe::Mxfp8(Mxfp8Recipe { format: Fp8Format::E5M2, rule: MxScaleRule::Even }), 3),
     ] {
-        let matrix = random_matrix(recipe.scheme, rows, 48, 5).assume_basis(recipe.basis());
+        let matrix = random_matrix(recipe.scheme(), rows, 48, 5).assume_basis(recipe.basis());
         let written = WrittenRecipe { recipe, source: DType::F32 };
         let mut layout = FileLayout::new();
         layout.quantized("w", rows, 48, written);
@@ -134,7 +136,7 @@ fn one_row_is_what_the_metadata_say_and_bases_come_back() {
         let file = Checkpoint::open(&path).unwrap();
         assert_eq!(file.quant_matrix("w").unwrap(), matrix);
         assert_eq!(file.recipe("w").unwrap(), Some(written));
-        assert_eq!(file.metadata()["scaled_gemm.w"].contains("low-first"), recipe.scheme.is_nvfp4());
+        assert_eq!(file.metadata()["scaled_gemm.w"].contains("low-first"), recipe.scheme().is_nvfp4());
         // Without the metadata the shape decides: one scale is one for the matrix.
         let tensors: Vec<_> = file
             .tensors()
@@ -143,7 +145,7 @@ fn one_row_is_what_the_metadata_say_and_bases_come_back() {
             .collect();
         foreign(&folder.file("bare"), &tensors, None);
         let bare = Checkpoint::open(folder.file("bare")).unwrap();
-        let scheme = if recipe.scheme.is_nvfp4() { Scheme::Nvfp4 } else { recipe.scheme };
+        let scheme = if recipe.scheme().is_nvfp4() { Scheme::Nvfp4 } else { recipe.scheme() };
         assert_eq!(bare.scheme("w").unwrap(), scheme);
         assert_eq!(bare.quant_matrix("w").unwrap().basis(), Basis::Plain);
     }

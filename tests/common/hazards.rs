@@ -17,7 +17,7 @@ use crate::common::gemm::*;
 use crate::common::*;
 
 pub const ROWS_BY_ROWS: (Scheme, Scheme) = (Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Row(Fp8Format::E4M3));
-pub const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E4M3));
+pub const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
 /// How long a test may take in its own process: compiling the kernels at run time is the longest part of it.
 const LIMIT: Duration = Duration::from_secs(240);

@@ -7,8 +7,8 @@ use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric,
-    GivenScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
-    reference,
+    GivenScale, Handle, HostQuantMatrix, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe,
+    Result, Scheme, reference,
 };
 
 use crate::common::{
@@ -46,7 +46,8 @@ impl Source {
     }
 
     /// Quantizes in every direction; each must give the reference's bytes, or refuse where the reference refuses.
-    pub fn check(&self, handle: &Handle, recipe: Recipe) {
+    pub fn check(&self, handle: &Handle, recipe: impl Into<Recipe>) {
+        let recipe = recipe.into();
         let want = [
             reference::quantize(self.x.view(), self.dtype, recipe),
             reference::quantize_transposed(self.x.view(), self.dtype, recipe),
@@ -80,7 +81,7 @@ impl Source {
         let (rows, cols) = self.x.dim();
         let (stride, offset) = (self.stride, self.offset);
         let context = format!("{rows} x {cols} {} stride {stride} offset {offset} {words}{recipe:?}", self.dtype);
-        let scheme = recipe.scheme;
+        let scheme = recipe.scheme();
         let plain = || poisoned_matrix(handle, scheme, rows, cols);
         // Rows of half-byte codes that are not whole blocks: there is no such matrix to write to.
         let half_bytes = scheme.spec().format == CodeFormat::E2M1;
@@ -177,11 +178,13 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
     for recipe in recipes {
         let mut x = Source::new(handle, spread(rng, rows, cols, DType::Bf16), DType::Bf16);
         let mut number = handle.stream().clone_htod(&[5.0f32]).unwrap();
-        let given = recipe.scheme == Scheme::Nvfp4;
-        let mut out =
-            [poisoned_matrix(handle, recipe.scheme, rows, cols), poisoned_matrix(handle, recipe.scheme, cols, rows)];
+        let given = recipe.scheme() == Scheme::Nvfp4;
+        let mut out = [
+            poisoned_matrix(handle, recipe.scheme(), rows, cols),
+            poisoned_matrix(handle, recipe.scheme(), cols, rows),
+        ];
         let [plain, turned] = &mut out;
-        let mut again = poisoned_matrix(handle, recipe.scheme, rows, cols);
+        let mut again = poisoned_matrix(handle, recipe.scheme(), rows, cols);
         let graph = capture(handle, || {
             handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
             if given {
@@ -251,8 +254,15 @@ pub const METRICS: [ErrorMetric; 2] = [ErrorMetric::Mae, ErrorMetric::Mse];
 pub const MATHS: [ErrorMath; 2] = [ErrorMath::Strict, ErrorMath::Fast];
 pub const BOUNDS: [E4m3Bound; 2] = [E4m3Bound::Max448, E4m3Bound::Max256];
 
-pub fn nvfp4(scheme: Scheme, nvfp4: Nvfp4Options) -> Recipe {
-    Recipe::new(scheme).with_nvfp4(nvfp4)
+pub fn nvfp4(scheme: Scheme, options: Nvfp4Options) -> Recipe {
+    let recipe = if scheme == Scheme::Nvfp4Row { Nvfp4Recipe::rows(options) } else { Nvfp4Recipe::tensor(options) };
+    recipe.unwrap().into()
+}
+
+/// Of an NVFP4 recipe.
+pub fn options_of(recipe: Recipe) -> Nvfp4Options {
+    let Recipe::Nvfp4(recipe) = recipe else { panic!("{recipe:?} is not of NVFP4") };
+    recipe.options()
 }
 
 /// 4over6 in every variant: metric x math x bound x {1x16, 16x16, per row}.
@@ -274,7 +284,7 @@ pub fn four_over_six() -> Vec<Recipe> {
 
 /// 4over6 with tiles: defined for tiles of sixteen rows only.
 pub fn is_tiled_four_over_six(recipe: Recipe) -> bool {
-    recipe.nvfp4.block_scale != BlockScaleRule::Plain && recipe.nvfp4.shape == BlockShape::Tile16x16
+    recipe.row_multiple() != 1
 }
 
 pub fn stochastic(seed: u64, offset: u64) -> CodeRounding {

@@ -11,13 +11,13 @@ use scaled_gemm::reference::{
 };
 use scaled_gemm::{
     BlockScaleRule, BlockShape, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale, HostQuantMatrix,
-    MxRounding, Nvfp4Options, Preset, Recipe, Scheme, SecondLevel,
+    MxScaleRule, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme, SecondLevel,
 };
 use serde_json::Value;
 
 use super::{array, bits, bytes, check_points, floats, hex, ints, row, same};
 
-const PLAIN: Recipe = Recipe::new(Scheme::Nvfp4);
+const PLAIN: Nvfp4Recipe = Nvfp4Recipe::TENSOR;
 const MX: Recipe = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
 
 /// Two roundings are at most this far apart, relative to either, per operation in which they differ.
@@ -190,8 +190,8 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
         "torchao_two_level" | "torchao_min_scale" | "torchao_zero_block" => {
             let given = GivenScale::Amax(bits(&input["global_amax"]));
             // Amax values for which both ways to divide agree.
-            for preset in [Preset::TorchAo, Preset::TorchAoCpu] {
-                let recipe = PLAIN.with_preset(preset);
+            for rule in [Nvfp4Rule::TorchAo, Nvfp4Rule::TorchAoCpu] {
+                let recipe = Nvfp4Recipe::tensor(Nvfp4Options { rule, ..Nvfp4Options::PLAIN }).unwrap();
                 let q = quantize_with_scale(row(&array(&input["block"])), DType::F32, recipe, given).unwrap();
                 same(q.scale_at(0, 0), &expect["per_tensor_scale"]);
                 assert_eq!(q.logical_block_scales(), hex(&expect["scale_e4m3"]));
@@ -220,8 +220,8 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
             for (key, scheme, rows, cols) in [
                 ("nvfp4_row", Scheme::Nvfp4, m, k),
                 ("nvfp4_col", Scheme::Nvfp4, k, m),
-                ("mx_row", MX.scheme, m, k),
-                ("mx_col", MX.scheme, k, m),
+                ("mx_row", MX.scheme(), m, k),
+                ("mx_col", MX.scheme(), k, m),
             ] {
                 assert_eq!(scheme.block_scale_len(rows, cols), ints(&expect[key]).iter().product::<usize>(), "{key}");
             }
@@ -239,7 +239,7 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
 /// The byte of every MX rule for one amax.
 pub fn check_mx_modes(row: &Value) {
     let names = ["te_rp", "floor", "ceil", "even", "rceil"];
-    for (rule, name) in MxRounding::ALL.into_iter().zip(names) {
+    for (rule, name) in MxScaleRule::ALL.into_iter().zip(names) {
         assert_eq!(rule.byte(bits(&row["amax"]), Fp8Format::E4M3), hex(&row[name])[0], "{rule:?} {row}");
     }
 }
@@ -311,9 +311,9 @@ fn check_base(x: &[f32], global: f32, expect: &Value) {
     }
 }
 
-fn four_over_six(bound: E4m3Bound, metric: ErrorMetric, math: ErrorMath) -> Recipe {
+fn four_over_six(bound: E4m3Bound, metric: ErrorMetric, math: ErrorMath) -> Nvfp4Recipe {
     let block_scale = BlockScaleRule::FourOverSix { metric, math };
-    PLAIN.with_nvfp4(Nvfp4Options { block_scale, bound, ..Nvfp4Options::default() })
+    Nvfp4Recipe::tensor(Nvfp4Options { block_scale, bound, ..Nvfp4Options::default() }).unwrap()
 }
 
 fn check_four_over_six(input: &Value, expect: &Value) {
@@ -335,8 +335,8 @@ fn check_four_over_six(input: &Value, expect: &Value) {
 }
 
 /// A 16x16 matrix and its transpose, in tiles.
-fn tiles(x: &[f32], recipe: Recipe, amax: f32) -> [HostQuantMatrix; 2] {
-    let recipe = recipe.with_nvfp4(Nvfp4Options { shape: BlockShape::Tile16x16, ..recipe.nvfp4 });
+fn tiles(x: &[f32], recipe: Nvfp4Recipe, amax: f32) -> [HostQuantMatrix; 2] {
+    let recipe = Nvfp4Recipe::tensor(Nvfp4Options { shape: BlockShape::Tile16x16, ..recipe.options() }).unwrap();
     let (x, given) = (ndarray::ArrayView2::from_shape((16, 16), x).unwrap(), GivenScale::Amax(amax));
     let q = quantize_with_scale(x, DType::F32, recipe, given).unwrap();
     [q, quantize_transposed_with_scale(x, DType::F32, recipe, given).unwrap()]

@@ -5,16 +5,30 @@ use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::Noise;
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    HostQuantMatrix, MxRounding, Nvfp4Options, Preset, Recipe, Scheme,
+    HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe,
 };
 
 pub const E4M3: Fp8Format = Fp8Format::E4M3;
-pub const PLAIN: Recipe = Recipe::new(Scheme::Nvfp4);
-pub const ROW: Recipe = Recipe::new(Scheme::Nvfp4Row);
+pub const PLAIN: Recipe = Recipe::Nvfp4(Nvfp4Recipe::TENSOR);
+pub const ROW: Recipe = Recipe::Nvfp4(Nvfp4Recipe::ROWS);
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
 pub fn options(nvfp4: Nvfp4Options) -> Recipe {
-    PLAIN.with_nvfp4(nvfp4)
+    Nvfp4Recipe::tensor(nvfp4).unwrap().into()
+}
+
+pub fn by_row(nvfp4: Nvfp4Options) -> Recipe {
+    Nvfp4Recipe::rows(nvfp4).unwrap().into()
+}
+
+/// Of an NVFP4 recipe.
+pub fn options_of(recipe: Recipe) -> Nvfp4Options {
+    let Recipe::Nvfp4(recipe) = recipe else { panic!("{recipe:?} is not of NVFP4") };
+    recipe.options()
+}
+
+pub fn torchao(rule: Nvfp4Rule) -> Recipe {
+    options(Nvfp4Options { rule, ..Nvfp4Options::PLAIN })
 }
 
 pub fn four_over_six() -> Vec<Nvfp4Options> {
@@ -38,28 +52,28 @@ pub fn recipes() -> Vec<Recipe> {
     let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..plain };
     let mut all = vec![
         PLAIN,
-        PLAIN.with_preset(Preset::TorchAo),
-        PLAIN.with_preset(Preset::TorchAoCpu),
+        torchao(Nvfp4Rule::TorchAo),
+        torchao(Nvfp4Rule::TorchAoCpu),
         ROW,
         options(tiles(plain)),
         options(hadamard),
     ];
     all.extend([options(Nvfp4Options { rounding, ..plain }), options(Nvfp4Options { rounding, ..hadamard })]);
     for o in four_over_six() {
-        all.extend([options(o), options(tiles(o)), ROW.with_nvfp4(o)]);
+        all.extend([options(o), options(tiles(o)), by_row(o)]);
     }
     all
 }
 
 pub fn mx_recipes() -> impl Iterator<Item = Recipe> {
-    [E4M3, Fp8Format::E5M2].into_iter().flat_map(|format| {
-        MxRounding::ALL.into_iter().map(move |rule| Recipe::new(Scheme::Mxfp8(format)).with_mx(rule))
-    })
+    [E4M3, Fp8Format::E5M2]
+        .into_iter()
+        .flat_map(|format| MxScaleRule::ALL.into_iter().map(move |rule| Recipe::Mxfp8(Mxfp8Recipe { format, rule })))
 }
 
 /// Rows that a recipe can take: the tree of 4over6 tiles needs sixteen lines.
 pub fn takes(recipe: Recipe, rows: usize) -> bool {
-    let o = recipe.nvfp4;
+    let o = options_of(recipe);
     o.shape == BlockShape::Row1x16 || o.block_scale == BlockScaleRule::Plain || rows.is_multiple_of(16)
 }
 

@@ -137,7 +137,7 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
             result => result?,
         }
         for &pair in &pairs {
-            let support = device.support(mnk, pair.a.operand(), pair.b.scheme, request.out);
+            let support = device.support(mnk, pair.a.operand(), pair.b.scheme(), request.out);
             if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
                 skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
             } else {
@@ -230,7 +230,7 @@ impl Run<'_> {
             let [alone, with] = l.ratios();
             json!({
                 "m": l.mnk[0], "n": l.mnk[1], "k": l.mnk[2],
-                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme.to_string(), "cadence": l.time.cadence,
+                "a": l.pair.a.operand().to_string(), "b": l.pair.b.scheme().to_string(), "cadence": l.time.cadence,
                 "formulation": l.time.formulation, "clock": l.time.clock,
                 "baseline_us": l.time.baseline_us, "baseline_tflops": l.tflops(l.time.baseline_us),
                 "gemm_us": l.time.gemm_us, "gemm_tflops": l.tflops(l.time.gemm_us), "ratio": alone,

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe, printable};
-use scaled_gemm::format::pair::check_quantize_cols;
-use scaled_gemm::{BlockScaleRule, BlockShape, DType, Recipe};
+use scaled_gemm::pair::check_quantize_cols;
+use scaled_gemm::{DType, Recipe};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
@@ -12,7 +12,7 @@ use crate::device;
 use crate::files;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, table};
-use crate::recipes::{describe, options};
+use crate::recipes::{options, preset};
 
 /// What happens to a tensor.
 enum Plan {
@@ -96,8 +96,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     text = format!(
         "{table}\n{text}{} to {} ({}), {} to {}, in {}\n",
         count(rows.len(), "matrix", "matrices"),
-        first.scheme,
-        describe(first),
+        first.scheme(),
+        first,
         bytes(before),
         bytes(after),
         args.output.display()
@@ -109,7 +109,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         .collect();
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(),
-        "scheme": first.scheme.spec().name, "format": first.format().name(), "preset": first.preset.name(),
+        "scheme": first.scheme().spec().name, "format": first.format().name(), "preset": preset(first),
         "power_of_two": args.power_of_two, "options": options(first), "quantized": done, "copied": copied,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
@@ -129,10 +129,9 @@ fn plan(args: &QuantizeArgs, input: &Checkpoint, codes: &HashSet<String>, tensor
         _ => return Plan::Copy,
     };
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
-    let whole_tiles = recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
     match *tensor.shape.as_slice() {
         [n, k] if n > 0 && k > 0 => match check_quantize_cols(&tensor.name, k) {
-            Ok(()) if whole_tiles && !n.is_multiple_of(16) => {
+            Ok(()) if !n.is_multiple_of(recipe.row_multiple()) => {
                 Plan::CopyBecause("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
             }
             Ok(()) => Plan::Quantize(source, recipe),

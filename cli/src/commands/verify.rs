@@ -1,15 +1,15 @@
 //! `verify`: every recipe and every pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::bound`.
+//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 use ndarray::Array2;
 use scaled_gemm::codec::round_to;
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{self, GemmInputs, Noise, definition, sqnr_db};
 use scaled_gemm::{
-    Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, HostQuantMatrix, MxRounding, Nvfp4Options, Recipe,
-    Scheme,
+    Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, Fp8Scales, HostQuantMatrix, MxScaleRule,
+    Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
 };
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
-use crate::recipes::{describe, options, variants};
+use crate::recipes::{options, preset};
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// Shape of the quantized matrices: ragged tiles, rows and blocks of 32.
@@ -37,16 +37,17 @@ struct Findings<const COLUMNS: usize> {
 
 pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
-    let (all, products) = (variants(args.seed), products(device.name()));
+    let (all, products) =
+        (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
     let bar = step_bar(device.as_ref(), all.len() + products.len());
     let (mut recipes, mut pairs) = (Findings::default(), Findings::default());
     for recipe in all {
-        bar.set_message(recipe.scheme.to_string());
+        bar.set_message(recipe.scheme().to_string());
         check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
         bar.inc(1);
     }
     for pair in products {
-        bar.set_message(format!("{} x {}", name(pair.a), pair.b.scheme));
+        bar.set_message(format!("{} x {}", name(pair.a), pair.b.scheme()));
         check_products(device.as_mut(), pair, args.seed, &mut pairs)?;
         bar.inc(1);
     }
@@ -80,19 +81,21 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
 /// Every pair that is legal anywhere, plain activations included, and one pair in the Hadamard basis.
 fn products(device: &str) -> Vec<Pair> {
     let hadamard = Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() };
-    let hadamard = Recipe::new(Scheme::Nvfp4).with_nvfp4(hadamard);
+    let hadamard = Nvfp4Recipe::tensor(hadamard).map(Recipe::Nvfp4);
     let quantized = Scheme::ALL.map(|scheme| Activations::Quantized(Recipe::new(scheme)));
     let all = quantized.into_iter().chain([DType::Bf16, DType::F16].map(Activations::Plain));
     let pairs = all.flat_map(|a| Scheme::ALL.map(|b| Pair { a, b: Recipe::new(b) }));
-    let mut pairs: Vec<_> = pairs.filter(|p| check_pair(p.a.operand(), p.b.scheme, device).is_ok()).collect();
-    pairs.push(Pair { a: Activations::Quantized(hadamard), b: hadamard });
+    let mut pairs: Vec<_> = pairs.filter(|p| check_pair(p.a.operand(), p.b.scheme(), device).is_ok()).collect();
+    pairs.extend(hadamard.map(|both| Pair { a: Activations::Quantized(both), b: both }));
     pairs
 }
 
 /// A with its basis, as a reader of the table knows it.
 fn name(a: Activations) -> String {
     match a {
-        Activations::Quantized(recipe) if recipe.basis() == Basis::Hadamard16 => format!("{} hadamard", recipe.scheme),
+        Activations::Quantized(recipe) if recipe.basis() == Basis::Hadamard16 => {
+            format!("{} hadamard", recipe.scheme())
+        }
         other => other.operand().to_string(),
     }
 }
@@ -111,12 +114,14 @@ fn name(a: Activations) -> String {
 /// quarter and so on in the other rows, whose error is about 1/48 whatever their size: 0.052 + 0.024 + 3 / 48 of 4 + 1 + ... =
 /// 5.33, 15.9 dB; 1 dB for the draw again, and half a dB more as few tiles hold all sizes.
 fn sqnr_floor(recipe: Recipe) -> f64 {
-    let saturating = if matches!(recipe.mx, MxRounding::Floor | MxRounding::Even) { 2.0 } else { 0.0 };
+    let mx = if let Recipe::Mxfp8(recipe) = recipe { recipe.rule } else { MxScaleRule::Up };
+    let saturating = if matches!(mx, MxScaleRule::Floor | MxScaleRule::Even) { 2.0 } else { 0.0 };
+    let nvfp4 = if let Recipe::Nvfp4(recipe) = recipe { recipe.options() } else { Nvfp4Options::PLAIN };
     match recipe.format() {
         CodeFormat::E4M3 => 30.0 - saturating,
         CodeFormat::E5M2 => 24.0 - saturating,
-        CodeFormat::E2M1 if recipe.nvfp4.shape == BlockShape::Tile16x16 => 14.4,
-        CodeFormat::E2M1 if recipe.nvfp4.rounding != CodeRounding::Nearest => 15.4,
+        CodeFormat::E2M1 if nvfp4.shape == BlockShape::Tile16x16 => 14.4,
+        CodeFormat::E2M1 if nvfp4.rounding != CodeRounding::Nearest => 15.4,
         CodeFormat::E2M1 => 18.4,
     }
 }
@@ -134,7 +139,8 @@ fn test_matrix(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32>
 
 fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings<8>) -> Result<(), Failure> {
     let floor = sqnr_floor(recipe);
-    let [rows, cols] = if recipe.nvfp4.shape == BlockShape::Tile16x16 { WHOLE_TILES } else { MATRIX };
+    let tiles = matches!(recipe, Recipe::Nvfp4(r) if r.options().shape == BlockShape::Tile16x16);
+    let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
     for (i, dtype) in WIDE.into_iter().enumerate() {
         let x = test_matrix(rows, cols, dtype, seed + i as u64);
@@ -147,7 +153,7 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
         let right = definition::dequantize(&got, DType::F32);
         values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         if got.basis() != recipe.basis() {
-            found.failed.push(format!("{} {}: the basis is {:?}", recipe.scheme, describe(recipe), got.basis()));
+            found.failed.push(format!("{} {}: the basis is {:?}", recipe.scheme(), recipe, got.basis()));
         }
         if recipe.basis() == Basis::Hadamard16 {
             undo_hadamard(&mut decoded);
@@ -160,8 +166,8 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
     let passed = codes + scales + values == 0 && sqnr >= floor;
     let spell = |n: usize| if n == 0 { "equal".to_string() } else { format!("{n} differ") };
     found.rows.push([
-        recipe.scheme.to_string(),
-        describe(recipe),
+        recipe.scheme().to_string(),
+        recipe.to_string(),
         spell(codes),
         spell(scales),
         spell(values),
@@ -169,18 +175,18 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
         number(floor),
         verdict(passed),
     ]);
-    let rounding = if recipe.rounding == Default::default() { "exact" } else { "power-of-two" };
+    let rounding = if let Recipe::Fp8(recipe) = recipe { recipe.scales } else { Fp8Scales::Exact };
     found.values.push(json!({
-        "scheme": recipe.scheme.to_string(), "preset": recipe.preset.name(), "rounding": rounding,
-        "options": options(recipe), "recipe": describe(recipe),
+        "scheme": recipe.scheme().to_string(), "preset": preset(recipe), "rounding": rounding.name(),
+        "options": options(recipe), "recipe": recipe.to_string(),
         "codes_different": codes, "scales_different": scales, "decoded_different": values,
         "sqnr_db": sqnr, "sqnr_floor_db": floor, "passed": passed,
     }));
     if !passed {
         found.failed.push(format!(
             "{} {}: {codes} codes, {scales} scales, {values} decoded values differ, SQNR {}",
-            recipe.scheme,
-            describe(recipe),
+            recipe.scheme(),
+            recipe,
             number(sqnr)
         ));
     }
@@ -196,7 +202,7 @@ fn differences<T>(want: &[T], got: &[T], equal: impl Fn(&T, &T) -> bool) -> usiz
 }
 
 fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Findings<6>) -> Result<(), Failure> {
-    let (a, b) = (pair.a.operand(), pair.b.scheme);
+    let (a, b) = (pair.a.operand(), pair.b.scheme());
     let mut cells: [String; WIDE.len()] = Default::default();
     let mut passed = true;
     let mut ratios = serde_json::Map::new();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ndarray::{Array2, ArrayView2, s};
-use scaled_gemm::format::pair::{check_output, check_pair, check_shape};
+use scaled_gemm::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
@@ -137,7 +137,7 @@ impl Device for Cpu {
             })
         };
         let rows_of_d = |rows| Ok(d.slice(s![rows, ..]).to_owned());
-        let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme);
+        let arithmetic = self.arithmetic(pair.a.operand(), pair.b.scheme());
         let error = sampled_error(m, rows_of_a, &b, out, arithmetic, rows_of_d)?;
         let baseline_us = median_us(|| Ok(x.dot(&w.t())))?;
         let gemm_us = median_us(|| gemm(a.operand()))?;

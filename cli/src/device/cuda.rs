@@ -9,11 +9,11 @@ use std::time::Instant;
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
-use scaled_gemm::gpu::{
+use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
+use scaled_gemm::{
     Accumulation, Bf16Gemm, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource,
     MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef, copy,
 };
-use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
@@ -155,7 +155,7 @@ impl Cuda {
     /// The plan for these operands. Where it would dequantize the weights in each call, they are kept dequantized: that is
     /// what a model's weights are worth, and what the plan is then for. Says whether.
     fn plan(&self, mnk: [usize; 3], pair: Pair, out: DType, sets: &mut Sets) -> Result<(GemmPlan, bool)> {
-        let desc = self.desc(mnk, pair.a.operand(), pair.b.scheme, out);
+        let desc = self.desc(mnk, pair.a.operand(), pair.b.scheme(), out);
         let plan = self.handle.plan(&desc)?;
         if plan.formulation() != Formulation::DequantizedBf16 {
             return Ok((plan, false));
@@ -410,7 +410,7 @@ impl Device for Cuda {
                 Err(Error::shape("A", "no matrix", "was quantized", "report it: the program made it"))
             }
         };
-        let (b, arithmetic) = (sets.b[0].to_host(&self.handle)?, self.arithmetic(pair.a.operand(), pair.b.scheme));
+        let (b, arithmetic) = (sets.b[0].to_host(&self.handle)?, self.arithmetic(pair.a.operand(), pair.b.scheme()));
         let error = sampled_error(m, rows_of_a, &b, out, arithmetic, |rows| self.rows(&sets.d[0], rows, n, out))?;
         let keeping = if kept { ", weights kept dequantized" } else { "" };
         let formulation = format!("{} {}{keeping}", plan.formulation(), plan.finish());

@@ -8,7 +8,7 @@ mod cuda;
 use std::path::Path;
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::format::pair::check_pair;
+use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
@@ -28,7 +28,7 @@ impl Activations {
     /// Scheme or element type.
     pub fn operand(self) -> Operand {
         match self {
-            Self::Quantized(recipe) => recipe.scheme.into(),
+            Self::Quantized(recipe) => recipe.scheme().into(),
             Self::Plain(dtype) => Operand::Plain(dtype),
         }
     }
@@ -54,7 +54,7 @@ impl Pair {
         } else if check_pair(alike, alike, "cpu").is_ok() {
             (vec![recipe(alike)], alike)
         } else {
-            (vec![recipe(Scheme::Fp8Block1x128(Fp8Format::E4M3))], alike)
+            (vec![recipe(Scheme::Fp8Group1x128(Fp8Format::E4M3))], alike)
         };
         activations.into_iter().map(|a| Self { a, b: Recipe::new(b) }).collect()
     }
@@ -62,10 +62,10 @@ impl Pair {
     /// `fp8-1x128 x fp8-128x128`.
     pub fn name(&self) -> String {
         let a = match self.a {
-            Activations::Quantized(recipe) => recipe.scheme.spec().name,
+            Activations::Quantized(recipe) => recipe.scheme().spec().name,
             Activations::Plain(dtype) => dtype.name(),
         };
-        format!("{a} x {}", self.b.scheme.spec().name)
+        format!("{a} x {}", self.b.scheme().spec().name)
     }
 }
 

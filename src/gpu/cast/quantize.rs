@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{Basis, BlockScaleRule, BlockShape, DType, Fp8Format, GivenScale, Recipe, Scheme};
+use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Nvfp4Recipe, Recipe, Scheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
@@ -31,9 +31,10 @@ impl Handle {
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`]; [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`]
     /// inside graph capture.
-    pub fn quantize(&self, x: &MatRef<'_>, recipe: Recipe) -> Result<QuantMatrix> {
+    pub fn quantize(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>) -> Result<QuantMatrix> {
+        let recipe = recipe.into();
         check_input(x)?;
-        let mut out = QuantMatrix::zeros(self, recipe.scheme, x.rows(), x.cols())?;
+        let mut out = QuantMatrix::zeros(self, recipe.scheme(), x.rows(), x.cols())?;
         self.quantize_into(x, recipe, QuantizeTo::Plain(&mut out))?;
         Ok(out)
     }
@@ -42,10 +43,11 @@ impl Handle {
     ///
     /// # Errors
     /// As [`Handle::quantize`]; [`Error::Shape`] if X's rows are not a multiple of 16.
-    pub fn quantize_both(&self, x: &MatRef<'_>, recipe: Recipe) -> Result<(QuantMatrix, QuantMatrix)> {
+    pub fn quantize_both(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>) -> Result<(QuantMatrix, QuantMatrix)> {
+        let recipe = recipe.into();
         check_input(x)?;
-        let mut out = QuantMatrix::zeros(self, recipe.scheme, x.rows(), x.cols())?;
-        let mut transposed = QuantMatrix::zeros(self, recipe.scheme, x.cols(), x.rows())?;
+        let mut out = QuantMatrix::zeros(self, recipe.scheme(), x.rows(), x.cols())?;
+        let mut transposed = QuantMatrix::zeros(self, recipe.scheme(), x.cols(), x.rows())?;
         self.quantize_into(x, recipe, QuantizeTo::Both(&mut out, &mut transposed))?;
         Ok((out, transposed))
     }
@@ -53,17 +55,15 @@ impl Handle {
     /// Quantizes X into matrices that exist. Allocates nothing and waits for nothing: safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe; [`Error::Unsupported`] for options that
-    /// exclude each other.
-    pub fn quantize_into(&self, x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'_>) -> Result<()> {
+    /// [`Error::Shape`], [`Error::DType`] if X or a target does not fit the recipe.
+    pub fn quantize_into(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>, to: QuantizeTo<'_>) -> Result<()> {
+        let recipe = recipe.into();
         check_input(x)?;
-        recipe.check()?;
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
-        if recipe.scheme.spec().block.is_some() {
-            self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?;
-            return self.rewritten([plain, transposed]);
+        match recipe {
+            Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?,
+            _ => self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?,
         }
-        self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?;
         self.rewritten([plain, transposed])
     }
 
@@ -73,7 +73,12 @@ impl Handle {
     }
 
     /// The schemes with FP32 scales alone; targets were checked.
-    fn quantize_fp8(&self, x: &MatRef<'_>, recipe: Recipe, targets: [&mut Option<&mut QuantMatrix>; 2]) -> Result<()> {
+    fn quantize_fp8(
+        &self,
+        x: &MatRef<'_>,
+        recipe: Fp8Recipe,
+        targets: [&mut Option<&mut QuantMatrix>; 2],
+    ) -> Result<()> {
         let stream = self.launch_stream();
         let order = stream.order();
         let source = x.data().at(order)?;
@@ -86,14 +91,14 @@ impl Handle {
 
         let kernels = self.kernels();
         // Without elements there are no groups, but per-row scales exist for every row.
-        let empty = x.rows() == 0 || (x.cols() == 0 && !matches!(recipe.scheme, Scheme::Fp8Row(_)));
-        match (recipe.scheme, &plain, &transposed) {
-            (Scheme::Fp8Tensor(format), plain, transposed) => {
+        let empty = x.rows() == 0 || (x.cols() == 0 && recipe.granularity != Fp8Granularity::Row);
+        match (recipe.granularity, &plain, &transposed) {
+            (Fp8Granularity::Tensor, plain, transposed) => {
                 let (state, factor) = self.amax_state();
                 kernels.amax_tensor(stream, &input, recipe, &state, Some(&factor), None)?;
                 let factor = Factor::Computed(&factor);
                 match (plain, transposed) {
-                    (Some(out), None) => kernels.quantize_tensor(stream, &input, format, factor, out, None),
+                    (Some(out), None) => kernels.quantize_tensor(stream, &input, recipe.format, factor, out, None),
                     _ if x.cols() == 0 => Ok(()),
                     _ => kernels.quantize_tiles(
                         stream,
@@ -107,11 +112,11 @@ impl Handle {
                 }
             }
             _ if empty => Ok(()),
-            (Scheme::Fp8Row(_), Some(out), transposed) if transposed.is_none() || x.cols() == 0 => {
+            (Fp8Granularity::Row, Some(out), transposed) if transposed.is_none() || x.cols() == 0 => {
                 kernels.quantize_row(stream, &input, recipe, out)
             }
-            (Scheme::Fp8Row(_), _, _) if x.cols() == 0 => Ok(()),
-            (Scheme::Fp8Row(_), plain, transposed) => {
+            (Fp8Granularity::Row, _, _) if x.cols() == 0 => Ok(()),
+            (Fp8Granularity::Row, plain, transposed) => {
                 let amax = self.workspace();
                 let (rows, cols) = (x.rows() * 4, x.cols() * 4);
                 if rows + cols > amax.bytes {
@@ -125,39 +130,33 @@ impl Handle {
                 let amax = [row_amax, col_amax];
                 kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
             }
-            (Scheme::Fp8Block1x128(_), Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
-            (Scheme::Fp8Block128x128(_), Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
-            (scheme @ (Scheme::Mxfp8(_) | Scheme::Nvfp4 | Scheme::Nvfp4Row), _, _) => Err(Error::unsupported(
-                format!("{scheme} with FP32 scales alone"),
-                "it has block scales",
-                "report it: it was to be quantized before",
-            )),
-            (Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_), plain, transposed) => {
+            (Fp8Granularity::Group1x128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
+            (Fp8Granularity::Group128x128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
+            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => {
                 kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
             }
         }
     }
 
-    /// Quantizes X as NVFP4 with a given second level, in the arithmetic of [`nvfp4`](crate::format::nvfp4). Allocates nothing
+    /// Quantizes X as NVFP4 with a given second level, in the arithmetic of [`Nvfp4Rule`](crate::Nvfp4Rule). Allocates nothing
     /// and waits for nothing.
     ///
     /// Values above what the second level was made for saturate. The recipe's scheme is [`Scheme::Nvfp4`].
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X, a target or the number does not fit; [`Error::Unsupported`] for another scheme,
-    /// or options that exclude each other.
+    /// [`Error::Shape`], [`Error::DType`] if X, a target or the number does not fit; [`Error::Unsupported`] for another scheme.
     pub fn quantize_nvfp4_into(
         &self,
         x: &MatRef<'_>,
-        recipe: Recipe,
+        recipe: impl Into<Recipe>,
         scale: &GivenScale<DeviceBytes<'_>>,
         to: QuantizeTo<'_>,
     ) -> Result<()> {
+        let recipe = recipe.into();
         check_input(x)?;
-        recipe.check()?;
-        if recipe.scheme != Scheme::Nvfp4 {
+        if recipe.scheme() != Scheme::Nvfp4 {
             return Err(Error::unsupported(
-                format!("a given second level for {}", recipe.scheme),
+                format!("a given second level for {}", recipe.scheme()),
                 "it is one number for a whole nvfp4 matrix",
                 "use quantize_into, or the scheme nvfp4",
             ));
@@ -189,12 +188,20 @@ impl Handle {
         let transposed = transposed_parts.as_ref().map(output);
         let (out, out_t) = (plain.as_ref(), transposed.as_ref());
         let kernels = self.kernels();
-        if let Scheme::Mxfp8(format) = recipe.scheme {
-            if x.rows() == 0 || x.cols() == 0 {
-                return Ok(());
+        let recipe = match recipe {
+            Recipe::Nvfp4(recipe) => recipe,
+            Recipe::Mxfp8(_) if x.rows() == 0 || x.cols() == 0 => return Ok(()),
+            Recipe::Mxfp8(recipe) => {
+                return kernels.quantize_mxfp8(stream, &input, (recipe.rule, recipe.format), out, out_t);
             }
-            return kernels.quantize_mxfp8(stream, &input, (recipe.mx, format), out, out_t);
-        }
+            Recipe::Fp8(_) => {
+                return Err(Error::unsupported(
+                    format!("{} in a kernel for block scales", recipe.scheme()),
+                    "it has FP32 scales alone",
+                    "report it: it was to be quantized before",
+                ));
+            }
+        };
         if let Some(given) = given {
             let span = given.number().at(order)?;
             let given = match given {
@@ -204,14 +211,14 @@ impl Handle {
             };
             return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
         }
-        if recipe.scheme == Scheme::Nvfp4Row {
+        if recipe.scheme() == Scheme::Nvfp4Row {
             return self.quantize_nvfp4_row(&input, recipe, out, out_t);
         }
         let (state, places) = self.amax_state();
         let (amax, amax_t) = (places.slice(0, 4), places.slice(4, 4));
-        if recipe.basis() == Basis::Plain {
+        if recipe.options().basis == Basis::Plain {
             // The rule of the amax kernel's factors is not used.
-            let rule = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
+            let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
             kernels.amax_tensor(stream, &input, rule, &state, None, Some(&amax))?;
             let given = Some(Factor::Amax(&amax));
             return kernels.quantize_nvfp4(stream, &input, recipe, [given; 2], true, out, out_t);
@@ -228,7 +235,7 @@ impl Handle {
     fn quantize_nvfp4_row(
         &self,
         input: &Input<'_>,
-        recipe: Recipe,
+        recipe: Nvfp4Recipe,
         out: Option<&Output<'_>>,
         out_t: Option<&Output<'_>>,
     ) -> Result<()> {
@@ -330,7 +337,7 @@ impl Handle {
         let order = stream.order();
         let source = x.data().at(order)?;
         let (state, _) = self.amax_state();
-        let recipe = Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3));
+        let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
         self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.at(order)?))
     }
 
@@ -381,26 +388,17 @@ type Targets<'a> = (Option<&'a mut QuantMatrix>, Option<&'a mut QuantMatrix>);
 
 /// Takes the targets apart and checks that they fit.
 fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Result<Targets<'a>> {
-    let tiles_of_lines =
-        recipe.nvfp4.shape == BlockShape::Tile16x16 && recipe.nvfp4.block_scale != BlockScaleRule::Plain;
-    if tiles_of_lines && !x.rows().is_multiple_of(16) {
-        return Err(Error::shape(
-            "rows of x for 4over6 in 16x16 tiles",
-            x.rows().to_string(),
-            "must be a multiple of 16: the error of a tile is a sum of exactly sixteen lines",
-            "pad the rows with zeros, or use 1x16 blocks",
-        ));
-    }
+    recipe.check_rows(x.rows())?;
     let (plain, transposed) = match to {
         QuantizeTo::Plain(out) => (Some(out), None),
         QuantizeTo::Transposed(out) => (None, Some(out)),
         QuantizeTo::Both(out, transposed) => (Some(out), Some(transposed)),
     };
     if let Some(out) = &plain {
-        check_target("target", out, recipe.scheme, x.rows(), x.cols())?;
+        check_target("target", out, recipe.scheme(), x.rows(), x.cols())?;
     }
     if let Some(out) = &transposed {
-        check_target("transposed target", out, recipe.scheme, x.cols(), x.rows())?;
+        check_target("transposed target", out, recipe.scheme(), x.cols(), x.rows())?;
         check_quantize_cols("transposed target (the rows of X)", x.rows())?;
     }
     Ok((plain, transposed))
@@ -422,8 +420,9 @@ fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols
 ///
 /// What bandwidth figures are computed from; a per-row cast with a transposed output reads its input twice, and so does
 /// a per-tensor cast that computes its scale.
-pub fn quantize_bytes(recipe: Recipe, input: DType, rows: usize, cols: usize, transposed: bool) -> usize {
-    let scheme = recipe.scheme;
+pub fn quantize_bytes(recipe: impl Into<Recipe>, input: DType, rows: usize, cols: usize, transposed: bool) -> usize {
+    let recipe = recipe.into();
+    let scheme = recipe.scheme();
     let output = |rows, cols| {
         scheme.code_bytes(rows, cols) + scheme.scale_len(rows, cols) * 4 + scheme.block_scale_len(rows, cols)
     };

@@ -47,7 +47,7 @@ impl ArgA<'_> {
 /// The operands of one call of `D = epilogue(alpha * A Bᵀ + beta * D)`.
 ///
 /// ```no_run
-/// use scaled_gemm::gpu::{GemmArgs, Handle, MatMut, QuantMatrix, VecRef};
+/// use scaled_gemm::{GemmArgs, Handle, MatMut, QuantMatrix, VecRef};
 /// use scaled_gemm::{Activation, Result};
 ///
 /// fn layer(handle: &Handle, x: &QuantMatrix, weight: &QuantMatrix, bias: VecRef<'_>, y: MatMut<'_>) -> Result<()> {

@@ -188,7 +188,7 @@ mod tests {
     fn the_table_of_pairs_by_gpu_and_version() {
         use Formulation::{Native, RepeatedScales, Rescaled};
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
-        let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
+        let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let ada = Facts { cc: ADA, ..H200 };
         let blackwell = Facts { cc: (10, 0), ..H200 };
         let ampere = Facts { cc: (8, 0), ..H200 };

@@ -62,7 +62,7 @@ fn scale_mode(layout: ScaleLayout, desc: &GemmDesc) -> Option<ScaleMode> {
     Some(match layout {
         ScaleLayout::Scalar => ScaleMode::Scalar,
         ScaleLayout::Outer => ScaleMode::OuterVector,
-        ScaleLayout::Vec128 => ScaleMode::Vector128,
+        ScaleLayout::Vec128 => ScaleMode::Group1x128,
         ScaleLayout::Blk128 => ScaleMode::Block128,
         ScaleLayout::Tiled128x4 => match desc.b.spec().block?.format {
             BlockScaleFormat::Ue4m3 => ScaleMode::Vector16Ue4m3,

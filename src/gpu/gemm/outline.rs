@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn padding_and_epilogues_decide_the_finish() {
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         use Finish::{EpilogueKernel, Fused, PaddedCopy};
         assert_eq!(finishes(&desc(8, vec, blk), Formulation::Native), [Fused, EpilogueKernel]);
         assert_eq!(finishes(&desc(7, vec, blk), Formulation::Native), [PaddedCopy, EpilogueKernel]);
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn scratch_is_counted_in_padded_rows() {
-        let (vec, blk) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F));
+        let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
         let padded = outline(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
         assert_eq!((padded.sum.rows, padded.scratch.bytes()), (8, 8 * 4096 * 2));

@@ -385,7 +385,7 @@ mod tests {
     }
 
     fn desc() -> GemmDesc {
-        let (a, b) = (Scheme::Fp8Block1x128(Fp8Format::E4M3), Scheme::Fp8Block128x128(Fp8Format::E5M2));
+        let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E5M2));
         let epilogue = Epilogue { bias: Some(DType::Bf16), activation: Activation::Relu, residual: None };
         GemmDesc::new(16, 4096, 7168, a, b, DType::Bf16).with_epilogue(epilogue)
     }

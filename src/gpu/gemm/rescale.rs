@@ -53,7 +53,7 @@ impl<'a> RescaleArgs<'a> {
 
 impl Handle {
     /// `D = round(activation(acc * row_scale * col_scale + bias) + residual)`, each step one FP32 operation
-    /// ([`crate::epilogue`]): what turns the FP32 result of any GEMM into a scaled layer's output.
+    /// ([`Epilogue`](crate::Epilogue)): what turns the FP32 result of any GEMM into a scaled layer's output.
     ///
     /// acc and D: `m x n`, n a multiple of 8. Allocates nothing and waits for nothing.
     ///

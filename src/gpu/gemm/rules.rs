@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn measured_shapes_first_then_rules_then_native() {
         use Formulation::{Native, RepeatedScales, Rescaled};
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(F), Scheme::Fp8Block128x128(F), Scheme::Fp8Row(F));
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
         let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
         // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.

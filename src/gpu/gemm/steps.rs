@@ -293,7 +293,7 @@ mod tests {
         }
         use Finish::{EpilogueKernel, Fused, PaddedCopy};
         let f = Fp8Format::E4M3;
-        let (vec, blk, row) = (Scheme::Fp8Block1x128(f), Scheme::Fp8Block128x128(f), Scheme::Fp8Row(f));
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f), Scheme::Fp8Row(f));
         let blocks = |m| GemmDesc::new(m, 4096, 7168, vec, blk, DType::Bf16);
         assert_eq!(steps(&blocks(8), Formulation::RepeatedScales, Fused), ["product"]);
         assert_eq!(steps(&blocks(7), Formulation::RepeatedScales, PaddedCopy), ["product", "copy"]);

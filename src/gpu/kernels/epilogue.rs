@@ -56,7 +56,7 @@ impl<'a> ScaleVector<'a> {
     }
 }
 
-/// One epilogue: see [`crate::epilogue`] for the arithmetic.
+/// One epilogue: see [`Epilogue`](crate::Epilogue) for the arithmetic.
 pub(crate) struct EpilogueCall<'a> {
     pub(crate) m: usize,
     /// A multiple of 8.

@@ -9,7 +9,7 @@ use super::operand::{
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{DType, Fp8Format, Preset, Recipe, ScaleRounding, Scheme};
+use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
 use crate::gpu::device::memory::{LaunchStream, Span};
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
@@ -75,25 +75,25 @@ impl Fp8Kernels {
 struct ScaleRule {
     max: f32,
     overflow: f32,
-    preset: u32,
+    rule: u32,
     pow2: u32,
     format: u32,
 }
 
 impl ScaleRule {
-    fn new(recipe: Recipe, input: DType) -> Self {
+    fn new(recipe: Fp8Recipe, input: DType) -> Self {
         Self {
-            max: recipe.format().max(),
+            max: recipe.format.max(),
             overflow: recipe.overflow_encode(input),
-            preset: match recipe.preset {
-                Preset::TorchAo | Preset::TorchAoCpu => 0,
-                Preset::TransformerEngine => 1,
-                Preset::DeepSeek => 2,
-                Preset::DeepGemm => 3,
-                Preset::DeepGemmCpu => 4,
+            rule: match recipe.rule {
+                Fp8Rule::TorchAo => 0,
+                Fp8Rule::TransformerEngine => 1,
+                Fp8Rule::DeepSeek => 2,
+                Fp8Rule::DeepGemm => 3,
+                Fp8Rule::DeepGemmCpu => 4,
             },
-            pow2: (recipe.rounding == ScaleRounding::PowerOfTwo) as u32,
-            format: format_code(recipe.format()),
+            pow2: (recipe.scales == Fp8Scales::PowerOfTwo) as u32,
+            format: format_code(recipe.format),
         }
     }
 }
@@ -131,7 +131,7 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Fp8Recipe,
         state: &Span<'_>,
         factor: Option<&Span<'_>>,
         amax: Option<&Span<'_>>,
@@ -198,11 +198,11 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Fp8Recipe,
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, recipe.scheme, x.rows, x.cols)?;
+        check_output(out, recipe.scheme(), x.rows, x.cols)?;
         let vectors = x.cols / 8;
         // Threads for `per` vectors each, whole warps.
         let threads = |per: usize| vectors.div_ceil(per).next_multiple_of(32).max(32);
@@ -236,11 +236,11 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Fp8Recipe,
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, recipe.scheme, x.rows, x.cols)?;
+        check_output(out, recipe.scheme(), x.rows, x.cols)?;
         let quads = x.rows.div_ceil(4);
         let blocks = x.cols.div_ceil(128);
         // Two groups a warp once that still leaves every multiprocessor several blocks; small matrices get more threads.
@@ -267,11 +267,11 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Fp8Recipe,
         out: &Output<'_>,
     ) -> Result<()> {
         x.check()?;
-        check_output(out, recipe.scheme, x.rows, x.cols)?;
+        check_output(out, recipe.scheme(), x.rows, x.cols)?;
         let tiles = x.rows.div_ceil(128) * x.cols.div_ceil(128);
         // Few tiles: more threads for each.
         let (choice, threads) = if tiles < 2 * self.sm_count { (0, 1024) } else { (1, 512) };
@@ -294,15 +294,15 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Fp8Recipe,
         factor: Option<Factor<'_>>,
         amax: [Option<&Span<'_>>; 2],
         out: Option<&Output<'_>>,
         transposed: Option<&Output<'_>>,
     ) -> Result<()> {
         x.check()?;
-        out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
+        out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, x.rows))?;
         if transposed.is_some() && !x.rows.is_multiple_of(16) {
             return Err(Error::shape(
                 "input of a transposing cast",
@@ -312,22 +312,21 @@ impl Kernels {
             ));
         }
         let family = self.fp8(stream)?;
-        let kernels = match recipe.scheme {
-            Scheme::Fp8Tensor(_) => &family.quantize_tensor_transposed,
-            Scheme::Fp8Row(_) => &family.quantize_row_transposed,
-            Scheme::Fp8Block1x128(_) => &family.quantize_1x128_transposed,
-            Scheme::Fp8Block128x128(_) => &family.quantize_128x128_transposed,
-            other => return Err(not_fp8(other)),
+        let kernels = match recipe.granularity {
+            Fp8Granularity::Tensor => &family.quantize_tensor_transposed,
+            Fp8Granularity::Row => &family.quantize_row_transposed,
+            Fp8Granularity::Group1x128 => &family.quantize_1x128_transposed,
+            Fp8Granularity::Group128x128 => &family.quantize_128x128_transposed,
         };
         let needed = |name: &str, span: Option<&Span<'_>>, count: usize, wanted: bool| match span {
             Some(span) => check_floats(name, span, count),
             None if wanted => Err(Error::shape(name, "nothing", "must be given for this scheme", "compute it first")),
             None => Ok(()),
         };
-        let per_row = matches!(recipe.scheme, Scheme::Fp8Row(_));
+        let per_row = recipe.granularity == Fp8Granularity::Row;
         needed("row amax", amax[0], x.rows, per_row && out.is_some())?;
         needed("column amax", amax[1], x.cols, per_row && transposed.is_some())?;
-        if factor.is_none() && matches!(recipe.scheme, Scheme::Fp8Tensor(_)) {
+        if factor.is_none() && recipe.granularity == Fp8Granularity::Tensor {
             return Err(Error::shape("factor", "nothing", "must be given for this scheme", "compute it first"));
         }
         let (factor, factor_kind) = factor.map_or(Ok((0, 0)), |f| f.of_fp8())?;

@@ -91,7 +91,7 @@ impl Kernels {
     /// Loads what casts to and from this scheme use.
     pub(crate) fn load_casts(&self, stream: &LaunchStream, scheme: Scheme) -> Result<()> {
         let families: &[KernelFamily] = match scheme {
-            Scheme::Fp8Tensor(_) | Scheme::Fp8Row(_) | Scheme::Fp8Block1x128(_) | Scheme::Fp8Block128x128(_) => {
+            Scheme::Fp8Tensor(_) | Scheme::Fp8Row(_) | Scheme::Fp8Group1x128(_) | Scheme::Fp8Group128x128(_) => {
                 &[KernelFamily::Fp8]
             }
             Scheme::Mxfp8(_) => &[KernelFamily::Mxfp8],

@@ -5,7 +5,7 @@ use super::launch::{Blocks, ByInput, THREADS, enqueue_cast};
 use super::module::Modules;
 use super::operand::{Input, Output, address, check_output, check_transposable, format_code};
 use crate::error::Result;
-use crate::format::{Fp8Format, MxRounding, Scheme};
+use crate::format::{Fp8Format, MxScaleRule, Scheme};
 use crate::gpu::device::memory::LaunchStream;
 
 /// The kernels of the family.
@@ -37,18 +37,18 @@ struct MxRule {
 }
 
 impl MxRule {
-    fn new(rounding: MxRounding, format: Fp8Format) -> Self {
+    fn new(rounding: MxScaleRule, format: Fp8Format) -> Self {
         let (largest, mantissa_bits) = match format {
             Fp8Format::E4M3 => (8, 3),
             Fp8Format::E5M2 => (15, 2),
         };
         Self {
             rounding: match rounding {
-                MxRounding::Up => 0,
-                MxRounding::Floor => 1,
-                MxRounding::Ceil => 2,
-                MxRounding::Even => 3,
-                MxRounding::Rceil => 4,
+                MxScaleRule::Up => 0,
+                MxScaleRule::Floor => 1,
+                MxScaleRule::Ceil => 2,
+                MxScaleRule::Even => 3,
+                MxScaleRule::Rceil => 4,
             },
             format: format_code(format),
             inverse_max: 1.0 / format.max(),
@@ -80,7 +80,7 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        (rounding, format): (MxRounding, Fp8Format),
+        (rounding, format): (MxScaleRule, Fp8Format),
         out: Option<&Output<'_>>,
         transposed: Option<&Output<'_>>,
     ) -> Result<()> {

@@ -8,7 +8,7 @@ use super::operand::{
 };
 use crate::error::{Error, Result};
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Recipe, Scheme, TorchDevice,
+    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme, TorchDevice,
 };
 use crate::gpu::device::memory::{LaunchStream, Span};
 
@@ -69,8 +69,8 @@ struct Nvfp4Rule {
 }
 
 impl Nvfp4Rule {
-    fn new(recipe: Recipe, given: u32) -> Self {
-        let options = recipe.nvfp4;
+    fn new(recipe: Nvfp4Recipe, given: u32) -> Self {
+        let options = recipe.options();
         let (rule, mse, strict) = match (recipe.torchao(), options.block_scale) {
             (Some(TorchDevice::Cuda), _) => (2, 0, 0),
             (Some(TorchDevice::Cpu), _) => (3, 0, 0),
@@ -206,21 +206,21 @@ impl Kernels {
         &self,
         stream: &LaunchStream,
         x: &Input<'_>,
-        recipe: Recipe,
+        recipe: Nvfp4Recipe,
         given: [Option<Factor<'_>>; 2],
         backwards: bool,
         out: Option<&Output<'_>>,
         transposed: Option<&Output<'_>>,
     ) -> Result<()> {
         x.check()?;
-        out.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme, x.cols, x.rows))?;
+        out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, x.rows))?;
         let levels = [(given[0], x.rows), (given[1], x.cols)];
         let [level, level_t] = levels.map(|(given, rows)| given.map(|given| given.of_nvfp4(rows)).transpose());
         let (level, level_t) = (level?, level_t?);
         let kind = level.or(level_t).map_or(0, |(_, kind)| kind);
         let rule = Nvfp4Rule::new(recipe, kind);
-        let each = recipe.scheme == Scheme::Nvfp4Row;
+        let each = recipe.scheme() == Scheme::Nvfp4Row;
         if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
             let one = level.filter(|_| !each).map(|(address, _)| (address, backwards));
             if each || one.is_some() {
@@ -256,7 +256,7 @@ impl Kernels {
     }
 
     /// True if the quantizer finds the row maxima of this recipe itself.
-    pub(crate) fn row_amax_in_pass(recipe: Recipe) -> bool {
+    pub(crate) fn row_amax_in_pass(recipe: Nvfp4Recipe) -> bool {
         Nvfp4Rule::new(recipe, 0).along_rows().is_some()
     }
 

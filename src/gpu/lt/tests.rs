@@ -99,7 +99,7 @@ fn our_words_have_the_headers_numbers() {
         (ScaleMode::Vector16Ue4m3, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3),
         (ScaleMode::Vector32Ue8m0, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0),
         (ScaleMode::OuterVector, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F),
-        (ScaleMode::Vector128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
+        (ScaleMode::Group1x128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
         (ScaleMode::Block128, Scale::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
     ] {
         assert_eq!(ours as u32, header.0);
@@ -129,7 +129,7 @@ fn pointers_are_stored_in_the_order_of_all() {
 fn scale_lengths_are_the_documented_ones() {
     assert_eq!(ScaleMode::Scalar.bytes(576, 7168), 4);
     assert_eq!(ScaleMode::OuterVector.bytes(576, 7168), 4 * 576);
-    assert_eq!(ScaleMode::Vector128.bytes(576, 144), 4 * 2 * 576);
+    assert_eq!(ScaleMode::Group1x128.bytes(576, 144), 4 * 2 * 576);
     // 144 columns are 2 blocks, padded to 4; 576 rows are 5 blocks.
     assert_eq!(ScaleMode::Block128.bytes(576, 144), 4 * 4 * 5);
     // 576 rows are 5 tiles of 128; 144 columns are 9 blocks of 16, padded to 12, or 5 of 32, padded to 8.
@@ -141,7 +141,7 @@ fn scale_lengths_are_the_documented_ones() {
 fn old_versions_refuse_block_scales_and_imply_scalars() {
     let gate = |mode| <attr::AScaleMode as Attribute>::gate(mode);
     assert_eq!(gate(ScaleMode::Scalar), Gate::ImpliedBefore(SCALE_MODE_ATTRIBUTES));
-    for mode in [ScaleMode::OuterVector, ScaleMode::Vector128, ScaleMode::Block128] {
+    for mode in [ScaleMode::OuterVector, ScaleMode::Group1x128, ScaleMode::Block128] {
         assert_eq!(gate(mode), Gate::Since(BLOCK_SCALES));
     }
     for mode in [ScaleMode::Vector16Ue4m3, ScaleMode::Vector32Ue8m0] {
@@ -182,7 +182,7 @@ fn attributes_come_back_as_they_were_set() -> Result<()> {
     desc.set(attr::AScaleMode, ScaleMode::Scalar)?;
     if library.version() >= BLOCK_SCALES {
         desc.set(attr::AScaleMode, ScaleMode::Block128)?;
-        desc.set(attr::BScaleMode, ScaleMode::Vector128)?;
+        desc.set(attr::BScaleMode, ScaleMode::Group1x128)?;
         assert_eq!((desc.get(attr::AScaleMode)?, desc.get(attr::BScaleMode)?), (5, 4));
     }
     assert_eq!(desc.facts.transposes, [Transpose::Yes, Transpose::No]);

@@ -94,7 +94,7 @@ pub(crate) enum ScaleMode {
     /// One number per row of A (column of B).
     OuterVector = 3,
     /// One per 128 along K and row: `[ceil(K/128)][rows]`.
-    Vector128 = 4,
+    Group1x128 = 4,
     /// One per 128x128: `[ceil(rows/128)][ceil(K/128) rounded up to 4]`.
     Block128 = 5,
 }
@@ -109,7 +109,7 @@ impl ScaleMode {
             Self::Vector16Ue4m3 => tiled(16),
             Self::Vector32Ue8m0 => tiled(32),
             Self::OuterVector => 4 * outer,
-            Self::Vector128 => 4 * blocks * outer,
+            Self::Group1x128 => 4 * blocks * outer,
             Self::Block128 => 4 * blocks.next_multiple_of(4) * outer.div_ceil(128),
         }
     }

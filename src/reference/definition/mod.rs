@@ -14,22 +14,22 @@ pub use product::{scaled_gemm, values};
 
 use super::quantize::{check, check_given};
 use crate::error::Result;
-use crate::format::{DType, Fp8Format, GivenScale, HostQuantMatrix, MxRounding, Preset, Recipe, ScaleRounding};
-use crate::format::{Scheme, codec};
+use crate::format::{
+    DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix, MxScaleRule,
+    Mxfp8Recipe, Recipe, Scheme, codec,
+};
 
 /// What [`reference::quantize`](super::quantize) must give.
 ///
 /// # Errors
 /// As there.
-pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
+pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) -> Result<HostQuantMatrix> {
+    let recipe = recipe.into();
     check(&x, source, recipe)?;
-    match recipe.scheme {
-        Scheme::Mxfp8(format) => mxfp8(&x, recipe, format),
-        Scheme::Nvfp4 | Scheme::Nvfp4Row => nvfp4::quantize(&x, recipe, None),
-        Scheme::Fp8Tensor(format) => fp8(&x, source, recipe, format, [x.nrows(), x.ncols()]),
-        Scheme::Fp8Row(format) => fp8(&x, source, recipe, format, [1, x.ncols()]),
-        Scheme::Fp8Block1x128(format) => fp8(&x, source, recipe, format, [1, 128]),
-        Scheme::Fp8Block128x128(format) => fp8(&x, source, recipe, format, [128, 128]),
+    match recipe {
+        Recipe::Fp8(recipe) => fp8(&x, source, recipe),
+        Recipe::Mxfp8(recipe) => mxfp8(&x, recipe),
+        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None),
     }
 }
 
@@ -40,10 +40,10 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<Hos
 pub fn quantize_with_scale(
     x: ArrayView2<f32>,
     source: DType,
-    recipe: Recipe,
+    recipe: impl Into<Recipe>,
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
-    check_given(&x, source, recipe)?;
+    let recipe = check_given(&x, source, recipe.into())?;
     nvfp4::quantize(&x, recipe, Some(scale))
 }
 
@@ -60,15 +60,15 @@ fn amax<'a>(x: impl IntoIterator<Item = &'a f32>) -> f32 {
     x.into_iter().fold(0.0, |largest, v| if v.abs() > largest { v.abs() } else { largest })
 }
 
-/// FP8: one FP32 scale for each group of `height x width` elements, smaller at the edges.
-fn fp8(
-    x: &ArrayView2<f32>,
-    source: DType,
-    recipe: Recipe,
-    format: Fp8Format,
-    [height, width]: [usize; 2],
-) -> Result<HostQuantMatrix> {
+/// FP8: one FP32 scale for each group of elements, smaller at the edges.
+fn fp8(x: &ArrayView2<f32>, source: DType, recipe: Fp8Recipe) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
+    let [height, width] = match recipe.granularity {
+        Fp8Granularity::Tensor => [rows, cols],
+        Fp8Granularity::Row => [1, cols],
+        Fp8Granularity::Group1x128 => [1, 128],
+        Fp8Granularity::Group128x128 => [128, 128],
+    };
     let mut codes = vec![0; rows * cols];
     let mut scales = Vec::new();
     // A matrix without elements still has the groups of an axis that is a group as a whole.
@@ -78,31 +78,31 @@ fn fp8(
             let [is, js] = [top..(top + height).min(rows), left..(left + width).min(cols)];
             let members = || is.clone().flat_map(|i| js.clone().map(move |j| (i, j)));
             let largest = amax(members().map(|at| &x[at]));
-            let (encode, scale) = fp8_scale(largest, source, recipe, format);
-            members().for_each(|(i, j)| codes[i * cols + j] = codec::encode(format, x[[i, j]] * encode));
+            let (encode, scale) = fp8_scale(largest, source, recipe);
+            members().for_each(|(i, j)| codes[i * cols + j] = codec::encode(recipe.format, x[[i, j]] * encode));
             scales.push(scale);
         }
     }
-    HostQuantMatrix::from_logical(recipe.scheme, rows, cols, codes, &scales)
+    HostQuantMatrix::from_logical(recipe.scheme(), rows, cols, codes, &scales)
 }
 
-/// The factor for the data and the stored scale of a group: the formulas of [`Preset`].
-fn fp8_scale(amax: f32, source: DType, recipe: Recipe, format: Fp8Format) -> (f32, f32) {
-    let max: f32 = if format == Fp8Format::E4M3 { 448.0 } else { 57344.0 };
-    let powers = recipe.rounding == ScaleRounding::PowerOfTwo;
+/// The factor for the data and the stored scale of a group: the formulas of [`Fp8Rule`].
+fn fp8_scale(amax: f32, source: DType, recipe: Fp8Recipe) -> (f32, f32) {
+    let max: f32 = if recipe.format == Fp8Format::E4M3 { 448.0 } else { 57344.0 };
+    let powers = recipe.scales == Fp8Scales::PowerOfTwo;
     // Encode factors are rounded down to a power of two, scales up.
     let down = |v: f32| if powers { f64::from(v).log2().floor().exp2() as f32 } else { v };
     let up = |v: f32| if powers { f64::from(v).log2().ceil().exp2() as f32 } else { v };
-    match recipe.preset {
-        Preset::TorchAo | Preset::TorchAoCpu => {
+    match recipe.rule {
+        Fp8Rule::TorchAo => {
             // In f64, as torchao's source has it.
             let encode = down((f64::from(max) / f64::from(amax.max(1e-12))) as f32);
             (encode, 1.0 / encode)
         }
-        Preset::TransformerEngine if amax == 0.0 || amax == f32::INFINITY => (1.0, 1.0),
-        Preset::TransformerEngine => {
-            let largest = match (recipe.scheme, source) {
-                (Scheme::Fp8Tensor(_), _) => f32::MAX,
+        Fp8Rule::TransformerEngine if amax == 0.0 || amax == f32::INFINITY => (1.0, 1.0),
+        Fp8Rule::TransformerEngine => {
+            let largest = match (recipe.granularity, source) {
+                (Fp8Granularity::Tensor, _) => f32::MAX,
                 (_, DType::Bf16) => half::bf16::MAX.to_f32(),
                 (_, DType::F16) => half::f16::MAX.to_f32(),
                 _ => f32::MAX,
@@ -110,15 +110,15 @@ fn fp8_scale(amax: f32, source: DType, recipe: Recipe, format: Fp8Format) -> (f3
             let encode = down(if max / amax == f32::INFINITY { largest } else { max / amax });
             (encode, 1.0 / encode)
         }
-        Preset::DeepSeek => {
+        Fp8Rule::DeepSeek => {
             let (scale, encode) = (amax.max(1e-4) / max, max / amax.max(1e-4));
             if powers { (1.0 / up(scale), up(scale)) } else { (encode, scale) }
         }
-        Preset::DeepGemm => {
+        Fp8Rule::DeepGemm => {
             let scale = up(amax.max(1e-4) * (1.0 / max));
             (1.0 / scale, scale)
         }
-        Preset::DeepGemmCpu => {
+        Fp8Rule::DeepGemmCpu => {
             let scale = up(amax.max(1e-4) / max);
             (1.0 / scale, scale)
         }
@@ -126,35 +126,35 @@ fn fp8_scale(amax: f32, source: DType, recipe: Recipe, format: Fp8Format) -> (f3
 }
 
 /// MXFP8: blocks of 32 elements of a row, the last one shorter, each with a power of two.
-fn mxfp8(x: &ArrayView2<f32>, recipe: Recipe, format: Fp8Format) -> Result<HostQuantMatrix> {
+fn mxfp8(x: &ArrayView2<f32>, Mxfp8Recipe { format, rule }: Mxfp8Recipe) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let (mut codes, mut bytes) = (Vec::new(), Vec::new());
     for i in 0..rows {
         for left in (0..cols).step_by(32) {
             let block: Vec<f32> = (left..(left + 32).min(cols)).map(|j| x[[i, j]]).collect();
-            let byte = mx_byte(amax(&block), recipe.mx, format);
+            let byte = mx_byte(amax(&block), rule, format);
             let factor = if byte == 255 { f32::NAN } else { (127.0 - f64::from(byte)).exp2() as f32 };
             codes.extend(block.iter().map(|v| codec::encode(format, v * factor)));
             bytes.push(byte);
         }
     }
-    HostQuantMatrix::from_block_logical(recipe.scheme, rows, cols, codes, &[], &bytes)
+    HostQuantMatrix::from_block_logical(Scheme::Mxfp8(format), rows, cols, codes, &[], &bytes)
 }
 
-/// The exponent by the rules of [`MxRounding`], from -127 to 127, plus 127.
-fn mx_byte(amax: f32, rule: MxRounding, format: Fp8Format) -> u8 {
+/// The exponent by the rules of [`MxScaleRule`], from -127 to 127, plus 127.
+fn mx_byte(amax: f32, rule: MxScaleRule, format: Fp8Format) -> u8 {
     // The largest number of the format, the exponent of its leading bit, and the bits behind that.
     let (max, largest, fraction) = if format == Fp8Format::E4M3 { (448.0, 8.0, 3.0) } else { (57344.0, 15.0, 2.0) };
     if amax == f32::INFINITY {
-        return if rule == MxRounding::Up { 254 } else { 255 };
+        return if rule == MxScaleRule::Up { 254 } else { 255 };
     }
     let log2 = f64::from(amax).log2();
     let exponent = match rule {
-        MxRounding::Up | MxRounding::Rceil => f64::from(amax * (1.0f32 / max)).log2().ceil(),
-        MxRounding::Floor => log2.floor() - largest,
-        MxRounding::Ceil => log2.ceil() - largest,
+        MxScaleRule::Up | MxScaleRule::Rceil => f64::from(amax * (1.0f32 / max)).log2().ceil(),
+        MxScaleRule::Floor => log2.floor() - largest,
+        MxScaleRule::Ceil => log2.ceil() - largest,
         // Half a unit of the format's last place is added, and what lies below that place does not change the exponent.
-        MxRounding::Even => (f64::from(amax) + (log2.floor() - fraction - 1.0).exp2()).log2().floor() - largest,
+        MxScaleRule::Even => (f64::from(amax) + (log2.floor() - fraction - 1.0).exp2()).log2().floor() - largest,
     };
     (exponent.clamp(-127.0, 127.0) + 127.0) as u8
 }

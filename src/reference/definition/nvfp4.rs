@@ -6,7 +6,7 @@ use super::amax;
 use crate::error::Result;
 use crate::format::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
-    HostQuantMatrix, Nvfp4Options, Preset, Recipe, Scheme, SecondLevel, codec,
+    HostQuantMatrix, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Scheme, SecondLevel, codec,
 };
 use crate::reference::philox4x32_10;
 
@@ -16,12 +16,12 @@ fn finite(v: f32) -> f32 {
 }
 
 /// The three numbers of the second level.
-pub fn second_level(given: GivenScale, bound: E4m3Bound, preset: Preset) -> SecondLevel {
+pub fn second_level(given: GivenScale, bound: E4m3Bound, rule: Nvfp4Rule) -> SecondLevel {
     let six_e = if bound == E4m3Bound::Max448 { 2688.0f32 } else { 1536.0 };
     let or_one = |zero: bool, encode: f32| if zero || encode == 0.0 { 1.0 } else { encode };
     match given {
         GivenScale::Amax(amax) => {
-            let scale = if preset == Preset::TorchAo { amax * (1.0 / 2688.0) } else { amax / six_e };
+            let scale = if rule == Nvfp4Rule::TorchAo { amax * (1.0 / 2688.0) } else { amax / six_e };
             SecondLevel { encode: or_one(amax == 0.0, finite(six_e / amax)), amax, scale }
         }
         GivenScale::Encode(encode) => SecondLevel { encode, amax: six_e / encode, scale: 1.0 / encode },
@@ -74,10 +74,10 @@ fn hadamard(x: [f32; 16]) -> [f32; 16] {
 }
 
 /// The E4M3 scale of a block or tile and what multiplies its elements.
-fn block_scale(lines: &[[f32; 16]], level: &SecondLevel, preset: Preset, options: &Nvfp4Options) -> (u8, f32) {
+fn block_scale(lines: &[[f32; 16]], level: &SecondLevel, options: &Nvfp4Options) -> (u8, f32) {
     let largest = amax(lines.as_flattened());
-    if preset != Preset::TransformerEngine {
-        let sixth = if preset == Preset::TorchAo { largest * (1.0 / 6.0) } else { largest / 6.0 };
+    if options.rule != Nvfp4Rule::TransformerEngine {
+        let sixth = if options.rule == Nvfp4Rule::TorchAo { largest * (1.0 / 6.0) } else { largest / 6.0 };
         let pts = if level.scale == 0.0 { 1.0 } else { level.scale };
         let s = codec::encode_e4m3((sixth / pts).clamp(1.0 / 64.0, 448.0));
         return (s, (1.0 / pts) / codec::decode(Fp8Format::E4M3, s));
@@ -95,18 +95,18 @@ fn block_scale(lines: &[[f32; 16]], level: &SecondLevel, preset: Preset, options
 }
 
 /// The matrix by an NVFP4 recipe; `given` takes the place of the amax.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
-    let options = recipe.nvfp4;
+pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+    let options = recipe.options();
     let (rows, blocks) = (x.nrows(), x.ncols() / 16);
     let mut data = Array2::from_shape_fn((rows, blocks), |(i, b)| std::array::from_fn(|j| x[[i, 16 * b + j]]));
     if options.basis == Basis::Hadamard16 {
         data.mapv_inplace(hadamard);
     }
-    let level = |given| second_level(given, options.bound, recipe.preset);
+    let level = |given| second_level(given, options.bound, options.rule);
     let of_rows = |rows: std::ops::Range<usize>| {
         level(given.unwrap_or(GivenScale::Amax(amax(data.slice(s![rows, ..]).iter().flatten()))))
     };
-    let levels: Vec<SecondLevel> = match recipe.scheme {
+    let levels: Vec<SecondLevel> = match recipe.scheme() {
         Scheme::Nvfp4Row => (0..rows).map(|i| of_rows(i..i + 1)).collect(),
         _ => vec![of_rows(0..rows)],
     };
@@ -116,7 +116,7 @@ pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenS
         let level = &levels[top.min(levels.len() - 1)];
         for b in 0..blocks {
             let lines: Vec<[f32; 16]> = (top..(top + height).min(rows)).map(|i| data[[i, b]]).collect();
-            let (scale, inv) = block_scale(&lines, level, recipe.preset, &options);
+            let (scale, inv) = block_scale(&lines, level, &options);
             for (line, i) in lines.iter().zip(top..) {
                 bytes[i * blocks + b] = scale;
                 for (j, x) in line.iter().enumerate() {
@@ -133,6 +133,6 @@ pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Recipe, given: Option<GivenS
         }
     }
     let scales: Vec<f32> = levels.iter().map(|level| level.scale).collect();
-    HostQuantMatrix::from_block_logical(recipe.scheme, rows, x.ncols(), codes, &scales, &bytes)
+    HostQuantMatrix::from_block_logical(recipe.scheme(), rows, x.ncols(), codes, &scales, &bytes)
         .map(|q| q.assume_basis(options.basis))
 }

@@ -20,8 +20,8 @@ pub(super) fn numbers(q: &HostQuantMatrix, i: usize, j: usize) -> [f32; 3] {
     match q.scheme() {
         Scheme::Fp8Tensor(_) => [code, 1.0, q.scale_at(0, 0)],
         Scheme::Fp8Row(_) => [code, 1.0, q.scale_at(i, 0)],
-        Scheme::Fp8Block1x128(_) => [code, 1.0, q.scale_at(i, j / 128)],
-        Scheme::Fp8Block128x128(_) => [code, 1.0, q.scale_at(i / 128, j / 128)],
+        Scheme::Fp8Group1x128(_) => [code, 1.0, q.scale_at(i, j / 128)],
+        Scheme::Fp8Group128x128(_) => [code, 1.0, q.scale_at(i / 128, j / 128)],
         Scheme::Mxfp8(_) => [code, block(32), 1.0],
         Scheme::Nvfp4 => [code, block(16), q.scale_at(0, 0)],
         Scheme::Nvfp4Row => [code, block(16), q.scale_at(i, 0)],
