@@ -159,7 +159,7 @@ impl Timing {
     fn runner(&self, handle: &Handle, lead: &Lead, enqueue: &mut dyn FnMut(usize) -> Result<()>) -> Result<Runner> {
         let calls = if self.flush { 1 } else { self.calls.max(1) };
         (0..calls.min(3)).try_for_each(&mut *enqueue)?;
-        let graph = capture(handle, || (0..calls).try_for_each(&mut *enqueue))?;
+        let graph = capture(handle, &mut || (0..calls).try_for_each(&mut *enqueue))?;
         let runner = Runner { graph, calls };
         runner.launch(handle, lead)?.microseconds()?;
         let us = runner.launch(handle, lead)?.microseconds()?;
@@ -167,7 +167,7 @@ impl Timing {
         if self.flush || rounds < 2 {
             return Ok(runner);
         }
-        let graph = capture(handle, || (0..rounds * calls).try_for_each(enqueue))?;
+        let graph = capture(handle, &mut || (0..rounds * calls).try_for_each(&mut *enqueue))?;
         Ok(Runner { graph, calls: rounds * calls })
     }
 
@@ -187,10 +187,25 @@ impl Timing {
     }
 }
 
+/// How often a broken capture is begun again.
+const CAPTURES: usize = 3;
+
 /// Captures work on memory that is borrowed: what `enqueue` of [`Timing::in_turns`] borrows lives as long as `enqueue`, which
 /// outlives the graphs.
-fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
-    handle.launch_stream().capture(true, enqueue)
+///
+/// Another thread that loads a kernel meanwhile may break a capture (status 13 of cuBLASLt; observed: H200, driver 580). Here
+/// nothing is lost by beginning again.
+fn capture(handle: &Handle, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<CapturedGraph> {
+    let mut left = CAPTURES;
+    loop {
+        left -= 1;
+        match handle.launch_stream().capture(true, &mut *enqueue) {
+            Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if left > 0 => {
+                tracing::debug!(%error, "a capture is begun again");
+            }
+            captured => return captured,
+        }
+    }
 }
 
 /// A competitor's graph.
@@ -257,7 +272,7 @@ impl Lead {
         if flush {
             return Ok(Self::Flush(memory));
         }
-        let graph = capture(handle, || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
+        let graph = capture(handle, &mut || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
         Ok(Self::Busy { graph, _memory: memory })
     }
 
