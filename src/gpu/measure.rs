@@ -199,7 +199,7 @@ fn capture(handle: &Handle, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<C
     let mut left = CAPTURES;
     loop {
         left -= 1;
-        match handle.launch_stream().capture(true, &mut *enqueue) {
+        match handle.queue().capture(true, &mut *enqueue) {
             Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if left > 0 => {
                 tracing::debug!(%error, "a capture is begun again");
             }
@@ -217,7 +217,7 @@ struct Runner {
 impl Runner {
     /// A launch behind whatever is in the stream.
     fn launch_next(&self, handle: &Handle) -> Result<Launch> {
-        handle.launch_stream().launch_with(&self.graph, |launch| {
+        handle.queue().launch_with(&self.graph, |launch| {
             let start = event(handle)?;
             launch()?;
             Ok(Launch { start, end: event(handle)? })
@@ -268,7 +268,7 @@ impl Lead {
 
     fn new(handle: &Handle, flush: bool) -> Result<Self> {
         let bytes = if flush { handle.device().l2_bytes.max(1 << 24) * 2 } else { Self::SMALL_BYTES };
-        let memory = Private::zeros(handle.launch_stream(), bytes)?;
+        let memory = Private::zeros(handle.queue(), bytes)?;
         if flush {
             return Ok(Self::Flush(memory));
         }
@@ -285,7 +285,7 @@ impl Lead {
 }
 
 fn overwrite(handle: &Handle, memory: &Private) -> Result<()> {
-    handle.kernels().zero(handle.launch_stream(), &memory.span(), memory.bytes())
+    handle.kernels().zero(handle.queue(), &memory.span(), memory.bytes())
 }
 
 /// The microseconds that one call took, launch by launch.
@@ -323,7 +323,7 @@ impl fmt::Display for Times {
 /// # Errors
 /// [`Error::Shape`] if the lengths differ.
 pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Result<()> {
-    let stream = handle.launch_stream();
+    let stream = handle.queue();
     let (source, mut target) = (super::DeviceBytes::from(from), super::DeviceBytesMut::from(to));
     let order = stream.order();
     let (bytes, source, target) = (source.len(), source.at(order)?, target.at(order)?);
