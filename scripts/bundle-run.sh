@@ -93,12 +93,15 @@ case $what in
                         *) continue ;;
                     esac
                 fi
+                ran+=("$name")
+                # This one asks how much memory the GPU has free, and runs when the others have ended.
+                [ "$name" != gpu_memory ] || continue
                 # The tools keep the host busy, not the GPU.
                 while [ "$(jobs -rp | wc -l)" -ge "${SANITIZE_JOBS:-6}" ]; do wait -n; done
                 sanitize "$tool" "$name" "${tests[@]}" &
-                ran+=("$name")
             done
             wait
+            [ "$tool" != memcheck ] || sanitize memcheck gpu_memory
             for name in "${ran[@]}"; do
                 log=$logs/$tool-$name.log
                 bad=0

@@ -23,11 +23,12 @@ pub(super) struct EpilogueKernels {
 
 impl EpilogueKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let file = modules.file("gemm/epilogue")?;
         Ok(Self {
-            epilogue: modules.by_input("epilogue")?,
-            epilogue_e4m3: [modules.kernel("epilogue_e4m3")?, modules.kernel("epilogue_e4m3_unaligned")?],
-            gemm_factors: modules.kernel("gemm_factors")?,
-            repeat_scales: modules.kernel("repeat_scales_128x128")?,
+            epilogue: file.by_input("epilogue")?,
+            epilogue_e4m3: [file.kernel("epilogue_e4m3")?, file.kernel("epilogue_e4m3_unaligned")?],
+            gemm_factors: file.kernel("gemm_factors")?,
+            repeat_scales: file.kernel("repeat_scales_128x128")?,
         })
     }
 }

@@ -38,34 +38,35 @@ pub(super) struct Fp8Kernels {
 
 impl Fp8Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let by_input = |name: &str| modules.by_input(name);
+        let (tensor, row) = (modules.file("cast/fp8_tensor")?, modules.file("cast/fp8_row")?);
+        let group = modules.file("cast/fp8_group")?;
         Ok(Self {
-            amax_tensor: by_input("amax_tensor")?,
-            quantize_tensor: [by_input("quantize_fp8_tensor_1")?, by_input("quantize_fp8_tensor_2")?],
-            quantize_tensor_transposed: by_input("quantize_fp8_tensor_transposed")?,
+            amax_tensor: tensor.by_input("amax_tensor")?,
+            quantize_tensor: [tensor.by_input("quantize_fp8_tensor_1")?, tensor.by_input("quantize_fp8_tensor_2")?],
+            quantize_tensor_transposed: tensor.by_input("quantize_fp8_tensor_transposed")?,
             dequantize: [
-                by_input("dequantize_fp8_tensor")?,
-                by_input("dequantize_fp8_row")?,
-                by_input("dequantize_fp8_1x128")?,
-                by_input("dequantize_fp8_128x128")?,
+                tensor.by_input("dequantize_fp8_tensor")?,
+                row.by_input("dequantize_fp8_row")?,
+                group.by_input("dequantize_fp8_1x128")?,
+                group.by_input("dequantize_fp8_128x128")?,
             ],
             quantize_row: [
-                by_input("quantize_fp8_row_0")?,
-                by_input("quantize_fp8_row_1")?,
-                by_input("quantize_fp8_row_2")?,
-                by_input("quantize_fp8_row_4")?,
-                by_input("quantize_fp8_row_8")?,
+                row.by_input("quantize_fp8_row_0")?,
+                row.by_input("quantize_fp8_row_1")?,
+                row.by_input("quantize_fp8_row_2")?,
+                row.by_input("quantize_fp8_row_4")?,
+                row.by_input("quantize_fp8_row_8")?,
             ],
-            amax_row_column: by_input("amax_row_column")?,
-            quantize_row_transposed: by_input("quantize_fp8_row_transposed")?,
+            amax_row_column: row.by_input("amax_row_column")?,
+            quantize_row_transposed: row.by_input("quantize_fp8_row_transposed")?,
             quantize_1x128: [
-                by_input("quantize_fp8_1x128_small")?,
-                by_input("quantize_fp8_1x128_1")?,
-                by_input("quantize_fp8_1x128_2")?,
+                group.by_input("quantize_fp8_1x128_small")?,
+                group.by_input("quantize_fp8_1x128_1")?,
+                group.by_input("quantize_fp8_1x128_2")?,
             ],
-            quantize_1x128_transposed: by_input("quantize_fp8_1x128_transposed")?,
-            quantize_128x128: [by_input("quantize_fp8_128x128_2")?, by_input("quantize_fp8_128x128_4")?],
-            quantize_128x128_transposed: by_input("quantize_fp8_128x128_transposed")?,
+            quantize_1x128_transposed: group.by_input("quantize_fp8_1x128_transposed")?,
+            quantize_128x128: [group.by_input("quantize_fp8_128x128_2")?, group.by_input("quantize_fp8_128x128_4")?],
+            quantize_128x128_transposed: group.by_input("quantize_fp8_128x128_transposed")?,
         })
     }
 }

@@ -21,9 +21,13 @@ pub(super) struct Loader {
 }
 
 /// The loaded files of a family. There is no `Drop`: work, graphs and other handles of the process may still run their kernels.
-pub(super) struct Modules {
-    family: KernelFamily,
-    raw: Vec<sys::CUmodule>,
+pub(super) struct Modules(Vec<Module>);
+
+/// One loaded file.
+#[derive(Clone, Copy)]
+pub(super) struct Module {
+    file: &'static str,
+    raw: sys::CUmodule,
 }
 
 impl Loader {
@@ -37,7 +41,9 @@ impl Loader {
     pub(super) fn load(&self, family: KernelFamily) -> Result<Modules> {
         self.context.bind_to_thread().map_err(|e| driver("binding the context", e))?;
         let files = FILES.iter().filter(|file| file.family == family);
-        Ok(Modules { family, raw: files.map(|file| self.load_file(file)).collect::<Result<_>>()? })
+        Ok(Modules(
+            files.map(|file| Ok(Module { file: file.name, raw: self.load_file(file)? })).collect::<Result<_>>()?,
+        ))
     }
 
     fn load_file(&self, file: &'static KernelFile) -> Result<sys::CUmodule> {
@@ -62,24 +68,30 @@ impl Loader {
 }
 
 impl Modules {
+    /// A file of the family by its name in the table. A kernel is asked of the file that has it, and of no other: the driver, and
+    /// tools that watch it, count each question that it cannot answer as an error.
+    pub(super) fn file(&self, name: &str) -> Result<Module> {
+        self.0.iter().find(|module| module.file == name).copied().ok_or_else(|| Error::Kernel {
+            kernel: format!("kernels/{name}.cu"),
+            reason: "the family has no such file".into(),
+            remedy: "report it: kernels/files.rs and the typed functions do not agree".into(),
+        })
+    }
+}
+
+impl Module {
     /// A kernel by its name. The context is bound, as [`Loader::load`] left it.
     pub(super) fn kernel(&self, name: &str) -> Result<Kernel> {
         let refused = |reason: &dyn fmt::Display| Error::Kernel {
-            kernel: format!("{name} ({})", self.family),
+            kernel: format!("{name} of kernels/{}.cu", self.file),
             reason: reason.to_string(),
             remedy: "rebuild: the image and this program are not of one version".into(),
         };
         let text = CString::new(name).map_err(|e| refused(&e))?;
-        let mut last = None;
-        for &module in &self.raw {
-            // SAFETY: the module is loaded and stays so.
-            match unsafe { result::module::get_function(module, text.clone()) } {
-                // SAFETY: the function is of this module, which is never unloaded.
-                Ok(function) => return unsafe { Kernel::new(function) }.map_err(|e| refused(&e)),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.map_or_else(|| refused(&"the family has no files"), |e| refused(&e)))
+        // SAFETY: the module is loaded and stays so.
+        let function = unsafe { result::module::get_function(self.raw, text) }.map_err(|e| refused(&e))?;
+        // SAFETY: the function is of this module, which is never unloaded.
+        unsafe { Kernel::new(function) }.map_err(|e| refused(&e))
     }
 
     /// Its variants for each element type, aligned and not: `FOR_EACH_TYPE` of `kernels/base/types.cuh`.

@@ -17,10 +17,11 @@ pub(super) struct Mxfp8Kernels {
 
 impl Mxfp8Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let file = modules.file("cast/mxfp8")?;
         Ok(Self {
-            quantize: modules.by_input("quantize_mxfp8")?,
-            tile: modules.by_input("quantize_mxfp8_tile")?,
-            dequantize: modules.by_input("dequantize_mxfp8")?,
+            quantize: file.by_input("quantize_mxfp8")?,
+            tile: file.by_input("quantize_mxfp8_tile")?,
+            dequantize: file.by_input("dequantize_mxfp8")?,
         })
     }
 }

@@ -30,7 +30,8 @@ pub(super) struct Nvfp4Kernels {
 
 impl Nvfp4Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let by_input = |name: &str| modules.by_input(name);
+        let (rows, tiles) = (modules.file("cast/nvfp4")?, modules.file("cast/nvfp4_tile")?);
+        let by_input = |name: &str| rows.by_input(name);
         let row = |rule: &str| -> Result<[ByInput; 2]> {
             Ok([
                 by_input(&format!("quantize_nvfp4_row_{rule}_long"))?,
@@ -46,8 +47,8 @@ impl Nvfp4Kernels {
                 by_input("quantize_nvfp4_strict_mse")?,
             ],
             row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
-            tile: [by_input("quantize_nvfp4_tile_plain")?, by_input("quantize_nvfp4_tile_any")?],
-            amax_hadamard: by_input("amax_hadamard")?,
+            tile: [tiles.by_input("quantize_nvfp4_tile_plain")?, tiles.by_input("quantize_nvfp4_tile_any")?],
+            amax_hadamard: tiles.by_input("amax_hadamard")?,
             dequantize: by_input("dequantize_nvfp4")?,
         })
     }
