@@ -185,7 +185,7 @@ impl Raw {
     fn new(handle: &Handle, plan: &GemmPlan, (a, b): (Scheme, Scheme), [m, n, k]: [usize; 3]) -> Self {
         let record = plan.record().unwrap().to_json().unwrap();
         let record: serde_json::Value = serde_json::from_str(&record).unwrap();
-        let words = record["algorithm"].as_str().unwrap();
+        let words = record["algorithm"]["cublaslt"]["words"].as_str().unwrap();
         let data = std::array::from_fn(|i| u64::from_str_radix(&words[16 * i..16 * (i + 1)], 16).unwrap());
         let path = handle.library().unwrap().path.unwrap();
         handle.stream().context().bind_to_thread().unwrap();

@@ -257,7 +257,7 @@ impl Handle {
         self.id
     }
 
-    pub(crate) fn launch_stream(&self) -> &Queue {
+    pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
 

@@ -159,7 +159,7 @@ impl Timing {
     fn runner(&self, handle: &Handle, lead: &Lead, enqueue: &mut dyn FnMut(usize) -> Result<()>) -> Result<Runner> {
         let calls = if self.flush { 1 } else { self.calls.max(1) };
         (0..calls.min(3)).try_for_each(&mut *enqueue)?;
-        let graph = capture(handle, || (0..calls).try_for_each(&mut *enqueue))?;
+        let graph = capture(handle, &mut || (0..calls).try_for_each(&mut *enqueue))?;
         let runner = Runner { graph, calls };
         runner.launch(handle, lead)?.microseconds()?;
         let us = runner.launch(handle, lead)?.microseconds()?;
@@ -167,7 +167,7 @@ impl Timing {
         if self.flush || rounds < 2 {
             return Ok(runner);
         }
-        let graph = capture(handle, || (0..rounds * calls).try_for_each(enqueue))?;
+        let graph = capture(handle, &mut || (0..rounds * calls).try_for_each(&mut *enqueue))?;
         Ok(Runner { graph, calls: rounds * calls })
     }
 
@@ -187,10 +187,25 @@ impl Timing {
     }
 }
 
+/// How often a broken capture is begun again.
+const CAPTURES: usize = 3;
+
 /// Captures work on memory that is borrowed: what `enqueue` of [`Timing::in_turns`] borrows lives as long as `enqueue`, which
 /// outlives the graphs.
-fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
-    handle.launch_stream().capture(true, enqueue)
+///
+/// Another thread that loads a kernel meanwhile may break a capture (status 13 of cuBLASLt; observed: H200, driver 580). Here
+/// nothing is lost by beginning again.
+fn capture(handle: &Handle, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<CapturedGraph> {
+    let mut left = CAPTURES;
+    loop {
+        left -= 1;
+        match handle.queue().capture(true, &mut *enqueue) {
+            Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if left > 0 => {
+                tracing::debug!(%error, "a capture is begun again");
+            }
+            captured => return captured,
+        }
+    }
 }
 
 /// A competitor's graph.
@@ -202,7 +217,7 @@ struct Runner {
 impl Runner {
     /// A launch behind whatever is in the stream.
     fn launch_next(&self, handle: &Handle) -> Result<Launch> {
-        handle.launch_stream().launch_with(&self.graph, |launch| {
+        handle.queue().launch_with(&self.graph, |launch| {
             let start = event(handle)?;
             launch()?;
             Ok(Launch { start, end: event(handle)? })
@@ -253,11 +268,11 @@ impl Lead {
 
     fn new(handle: &Handle, flush: bool) -> Result<Self> {
         let bytes = if flush { handle.device().l2_bytes.max(1 << 24) * 2 } else { Self::SMALL_BYTES };
-        let memory = Private::zeros(handle.launch_stream(), bytes)?;
+        let memory = Private::zeros(handle.queue(), bytes)?;
         if flush {
             return Ok(Self::Flush(memory));
         }
-        let graph = capture(handle, || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
+        let graph = capture(handle, &mut || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
         Ok(Self::Busy { graph, _memory: memory })
     }
 
@@ -270,7 +285,7 @@ impl Lead {
 }
 
 fn overwrite(handle: &Handle, memory: &Private) -> Result<()> {
-    handle.kernels().zero(handle.launch_stream(), &memory.span(), memory.bytes())
+    handle.kernels().zero(handle.queue(), &memory.span(), memory.bytes())
 }
 
 /// The microseconds that one call took, launch by launch.
@@ -308,7 +323,7 @@ impl fmt::Display for Times {
 /// # Errors
 /// [`Error::Shape`] if the lengths differ.
 pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Result<()> {
-    let stream = handle.launch_stream();
+    let stream = handle.queue();
     let (source, mut target) = (super::DeviceBytes::from(from), super::DeviceBytesMut::from(to));
     let order = stream.order();
     let (bytes, source, target) = (source.len(), source.at(order)?, target.at(order)?);

@@ -79,7 +79,7 @@ impl Handle {
         recipe: Fp8Recipe,
         targets: [&mut Option<&mut QuantMatrix>; 2],
     ) -> Result<()> {
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let source = x.data().at(order)?;
         let input = input(x, &source);
@@ -174,7 +174,7 @@ impl Handle {
         given: Option<&GivenScale<DeviceBytes<'_>>>,
         targets: [&mut Option<&mut QuantMatrix>; 2],
     ) -> Result<()> {
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let source = x.data().at(order)?;
         let input = input(x, &source);
@@ -239,7 +239,7 @@ impl Handle {
         out: Option<&Output<'_>>,
         out_t: Option<&Output<'_>>,
     ) -> Result<()> {
-        let (stream, kernels) = (self.launch_stream(), self.kernels());
+        let (stream, kernels) = (self.queue(), self.kernels());
         if input.rows == 0 || input.cols == 0 {
             // Rows without elements have amax 0, and so has their scale.
             for (out, rows) in [(out, input.rows), (out_t, input.cols)] {
@@ -280,7 +280,7 @@ impl Handle {
     ) -> Result<()> {
         check_input(x)?;
         check_target("target", out, Scheme::Fp8Tensor(format), x.rows(), x.cols())?;
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let source = x.data().at(order)?;
         let input = input(x, &source);
@@ -312,7 +312,7 @@ impl Handle {
         if q.rows() == 0 {
             return Ok(());
         }
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let spans = q.read(order)?;
         let QuantSpans { codes, scales, block_scales } = &spans;
@@ -333,7 +333,7 @@ impl Handle {
     /// [`Error::Shape`], [`Error::DType`] if X or `amax` does not fit.
     pub fn amax_into(&self, x: &MatRef<'_>, amax: &mut DeviceBytesMut<'_>) -> Result<()> {
         check_input(x)?;
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let source = x.data().at(order)?;
         let (state, _) = self.amax_state();
@@ -350,7 +350,7 @@ impl Handle {
         if x.rows() == 0 {
             return Ok(());
         }
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let source = x.data().at(order)?;
         let amax = amax.at(order)?;

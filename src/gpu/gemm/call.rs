@@ -86,7 +86,7 @@ pub(crate) fn with_addresses(
     if let ArgA::Quantized(a) = a {
         a.freshen(handle)?;
     }
-    let queue = handle.launch_stream();
+    let queue = handle.queue();
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
     let order = queue.order();

@@ -148,10 +148,7 @@ impl Handle {
     /// Loads what any way to compute the problem may run beside cuBLASLt.
     fn load_kernels_of(&self, desc: &GemmDesc) -> Result<()> {
         let operands = [desc.a.scheme(), Some(desc.b)];
-        operands
-            .into_iter()
-            .flatten()
-            .try_for_each(|scheme| self.kernels().load_casts(self.launch_stream(), scheme))?;
+        operands.into_iter().flatten().try_for_each(|scheme| self.kernels().load_casts(self.queue(), scheme))?;
         self.load_kernels(&[KernelFamily::Epilogue])
     }
 
@@ -430,7 +427,7 @@ impl GemmPlan {
             // D has no elements; its amax is 0.
             None => match &mut args.amax {
                 Some(amax) => {
-                    let stream = handle.launch_stream();
+                    let stream = handle.queue();
                     handle.kernels().zero(stream, &amax.at(stream.order())?, 4)
                 }
                 None => Ok(()),

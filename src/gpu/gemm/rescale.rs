@@ -101,7 +101,7 @@ impl Handle {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let stream = self.launch_stream();
+        let stream = self.queue();
         let order = stream.order();
         let row_scale = row_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
         let col_scale = col_scale.as_ref().map(|v| v.data().at(order)).transpose()?;

@@ -254,7 +254,7 @@ impl std::fmt::Display for Trial {
 /// Zeroes the rows of D: old values count as zero where D is added to, and a candidate that writes nothing is found out.
 /// What lies between the rows is not D's.
 fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
-    let stream = handle.launch_stream();
+    let stream = handle.queue();
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
     let d = args.d.data_mut().at(stream.order())?;
@@ -265,6 +265,6 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().at(handle.launch_stream().order())?;
+    let d = args.d.data_mut().at(handle.queue().order())?;
     handle.read_rows(&d, rows, row_bytes, stride)
 }

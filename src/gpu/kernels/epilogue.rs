@@ -8,7 +8,8 @@ use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::format::layout::ScaleLayout;
-use crate::gpu::device::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
 
 /// The kernels of the family.
 pub(super) struct EpilogueKernels {
@@ -172,7 +173,7 @@ fn wide_code(dtype: DType) -> Result<u32> {
 
 impl Kernels {
     /// Scales, beta * C, bias, activation, residual and the final rounding, in FP32, in one pass.
-    pub(crate) fn epilogue(&self, stream: &LaunchStream, call: &EpilogueCall<'_>) -> Result<()> {
+    pub(crate) fn epilogue(&self, stream: &Queue, call: &EpilogueCall<'_>) -> Result<()> {
         call.check()?;
         let family = self.epilogue_kernels(stream)?;
         let kernel = match (call.d_type, call.out_encode) {
@@ -224,7 +225,7 @@ impl Kernels {
     /// Writes `{fl(fl(alpha * scale_a) * scale_b), beta}` to `out`, two FP32 numbers; an absent scale is left out.
     pub(crate) fn gemm_factors(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         (alpha, beta): (f32, f32),
         scale_a: Option<&Span<'_>>,
         scale_b: Option<&Span<'_>>,
@@ -251,7 +252,7 @@ impl Kernels {
     /// The scales of a 128x128 matrix repeated for each of its rows.
     pub(crate) fn repeat_scales(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         tiles: &Span<'_>,
         n: usize,
         k: usize,

@@ -10,7 +10,8 @@ use super::operand::{
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
-use crate::gpu::device::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
 
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
 const STRIP: usize = 4;
@@ -129,7 +130,7 @@ impl Kernels {
     /// `state` (8 bytes) is zero between calls.
     pub(crate) fn amax_tensor(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Fp8Recipe,
         state: &Span<'_>,
@@ -161,7 +162,7 @@ impl Kernels {
     /// `code = sat(fl(x * encode))` with one factor for the matrix; raises `amax` to `max |x|` where wanted.
     pub(crate) fn quantize_tensor(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         format: Fp8Format,
         factor: Factor<'_>,
@@ -196,7 +197,7 @@ impl Kernels {
     /// Amax and cast of each row, the input read once where a row fits in a block's registers.
     pub(crate) fn quantize_row(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Fp8Recipe,
         out: &Output<'_>,
@@ -234,7 +235,7 @@ impl Kernels {
     /// Amax and cast of each 1x128 group, in one pass.
     pub(crate) fn quantize_1x128(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Fp8Recipe,
         out: &Output<'_>,
@@ -265,7 +266,7 @@ impl Kernels {
     /// Amax and cast of each 128x128 tile, in one pass.
     pub(crate) fn quantize_128x128(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Fp8Recipe,
         out: &Output<'_>,
@@ -292,7 +293,7 @@ impl Kernels {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn quantize_tiles(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Fp8Recipe,
         factor: Option<Factor<'_>>,
@@ -351,7 +352,7 @@ impl Kernels {
     /// Raises each row's and each column's amax to that of its elements.
     pub(crate) fn amax_row_column(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         rows: Option<&Span<'_>>,
         cols: Option<&Span<'_>>,
@@ -373,7 +374,7 @@ impl Kernels {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn dequantize(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         scheme: Scheme,
         rows: usize,
         cols: usize,

@@ -6,7 +6,8 @@ use cudarc::driver::{DriverError, result, sys};
 
 use crate::error::{Error, Result};
 use crate::format::DType;
-use crate::gpu::device::memory::{LaunchStream, driver};
+use crate::gpu::device::memory::driver;
+use crate::gpu::device::stream::Queue;
 
 /// Threads of a block where a kernel does not ask for another number.
 pub(super) const THREADS: u32 = 256;
@@ -141,12 +142,7 @@ macro_rules! enqueue_cast {
 }
 pub(super) use enqueue_cast;
 
-pub(super) fn launch(
-    stream: &LaunchStream,
-    kernel: Kernel,
-    blocks: Blocks,
-    parameters: &mut [*mut c_void],
-) -> Result<()> {
+pub(super) fn launch(stream: &Queue, kernel: Kernel, blocks: Blocks, parameters: &mut [*mut c_void]) -> Result<()> {
     let (x, y) = blocks.checked()?;
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     let mut attributes = [sys::CUlaunchAttribute {

@@ -27,7 +27,8 @@ pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 use crate::error::{Error, Result};
 use crate::format::Scheme;
 use crate::gpu::device::libraries;
-use crate::gpu::device::memory::{LaunchStream, Span, driver};
+use crate::gpu::device::memory::{Span, driver};
+use crate::gpu::device::stream::Queue;
 use crate::gpu::lt;
 use module::{Loader, Modules};
 use operand::{check_bytes, extent};
@@ -79,7 +80,7 @@ impl Kernels {
     }
 
     /// Loads a family now, if it is not yet.
-    pub(crate) fn load(&self, stream: &LaunchStream, family: KernelFamily) -> Result<()> {
+    pub(crate) fn load(&self, stream: &Queue, family: KernelFamily) -> Result<()> {
         match family {
             KernelFamily::Fp8 => self.fp8(stream).map(drop),
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
@@ -89,7 +90,7 @@ impl Kernels {
     }
 
     /// Loads what casts to and from this scheme use.
-    pub(crate) fn load_casts(&self, stream: &LaunchStream, scheme: Scheme) -> Result<()> {
+    pub(crate) fn load_casts(&self, stream: &Queue, scheme: Scheme) -> Result<()> {
         let families: &[KernelFamily] = match scheme {
             Scheme::Fp8Tensor(_) | Scheme::Fp8Row(_) | Scheme::Fp8Group1x128(_) | Scheme::Fp8Group128x128(_) => {
                 &[KernelFamily::Fp8]
@@ -101,19 +102,19 @@ impl Kernels {
         families.iter().try_for_each(|&family| self.load(stream, family))
     }
 
-    fn fp8(&self, stream: &LaunchStream) -> Result<&fp8::Fp8Kernels> {
+    fn fp8(&self, stream: &Queue) -> Result<&fp8::Fp8Kernels> {
         self.family(&self.fp8, KernelFamily::Fp8, fp8::Fp8Kernels::of, stream)
     }
 
-    fn mxfp8(&self, stream: &LaunchStream) -> Result<&mxfp8::Mxfp8Kernels> {
+    fn mxfp8(&self, stream: &Queue) -> Result<&mxfp8::Mxfp8Kernels> {
         self.family(&self.mxfp8, KernelFamily::Mxfp8, mxfp8::Mxfp8Kernels::of, stream)
     }
 
-    fn nvfp4(&self, stream: &LaunchStream) -> Result<&nvfp4::Nvfp4Kernels> {
+    fn nvfp4(&self, stream: &Queue) -> Result<&nvfp4::Nvfp4Kernels> {
         self.family(&self.nvfp4, KernelFamily::Nvfp4, nvfp4::Nvfp4Kernels::of, stream)
     }
 
-    fn epilogue_kernels(&self, stream: &LaunchStream) -> Result<&epilogue::EpilogueKernels> {
+    fn epilogue_kernels(&self, stream: &Queue) -> Result<&epilogue::EpilogueKernels> {
         self.family(&self.epilogue, KernelFamily::Epilogue, epilogue::EpilogueKernels::of, stream)
     }
 
@@ -124,7 +125,7 @@ impl Kernels {
         slot: &'k OnceLock<T>,
         family: KernelFamily,
         of: fn(&Modules) -> Result<T>,
-        stream: &LaunchStream,
+        stream: &Queue,
     ) -> Result<&'k T> {
         if let Some(kernels) = slot.get() {
             return Ok(kernels);
@@ -152,7 +153,7 @@ impl Kernels {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn copy_2d(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         src: &Span<'_>,
         src_stride: usize,
         dst: &Span<'_>,
@@ -198,7 +199,7 @@ impl Kernels {
     }
 
     /// Sets the first `bytes` bytes to zero.
-    pub(crate) fn zero(&self, stream: &LaunchStream, dst: &Span<'_>, bytes: usize) -> Result<()> {
+    pub(crate) fn zero(&self, stream: &Queue, dst: &Span<'_>, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -213,7 +214,7 @@ impl Kernels {
     /// Sets `rows` rows of `row_bytes` bytes to zero, `stride` bytes apart; what lies between them is left alone.
     pub(crate) fn zero_2d(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         dst: &Span<'_>,
         stride: usize,
         rows: usize,

@@ -6,7 +6,7 @@ use super::module::Modules;
 use super::operand::{Input, Output, address, check_output, check_transposable, format_code};
 use crate::error::Result;
 use crate::format::{Fp8Format, MxScaleRule, Scheme};
-use crate::gpu::device::memory::LaunchStream;
+use crate::gpu::device::stream::Queue;
 
 /// The kernels of the family.
 pub(super) struct Mxfp8Kernels {
@@ -78,7 +78,7 @@ impl Kernels {
     /// Quantizes X, and its transpose where wanted, as MXFP8.
     pub(crate) fn quantize_mxfp8(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         (rounding, format): (MxScaleRule, Fp8Format),
         out: Option<&Output<'_>>,

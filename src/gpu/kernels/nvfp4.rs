@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::format::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, DType, ErrorMath, ErrorMetric, Nvfp4Recipe, Scheme, TorchDevice,
 };
-use crate::gpu::device::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
 
 /// Rows and columns of a tile of `nvfp4_tile.cu`.
 const TILE: [usize; 2] = [64, 128];
@@ -149,7 +150,7 @@ impl Kernels {
     /// `backwards`: the end of the matrix is what L2 holds. Only recipes that [`Nvfp4Rule::along_rows`] knows come here.
     fn quantize_nvfp4_rows(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         rule: Nvfp4Rule,
         given: Option<(u64, bool)>,
@@ -204,7 +205,7 @@ impl Kernels {
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn quantize_nvfp4(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         recipe: Nvfp4Recipe,
         given: [Option<Factor<'_>>; 2],
@@ -263,7 +264,7 @@ impl Kernels {
     /// Raises `row` to max |y| of the Hadamard transforms of the rows, `col` to that of the columns.
     pub(crate) fn amax_hadamard(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         x: &Input<'_>,
         row: Option<&Span<'_>>,
         col: Option<&Span<'_>>,
@@ -287,7 +288,7 @@ impl Kernels {
     /// `y[i, j] = round(fl(code * fl(block_scale * scale)))`, rows `y_stride` elements apart.
     pub(crate) fn dequantize_blocks(
         &self,
-        stream: &LaunchStream,
+        stream: &Queue,
         q: &BlockCodes<'_>,
         y: &Span<'_>,
         y_stride: usize,

@@ -230,6 +230,10 @@ mod tests {
             println!("skipped: {reason}");
             return;
         }
+        if let Err(reason) = cudarc::driver::result::init() {
+            println!("skipped: the driver does not start: {reason}");
+            return;
+        }
         let memory = |bytes| Span::unguarded(0x7F00_0000_0000, bytes);
         let widths = [(MapElement::U8, 128), (MapElement::Bf16, 64), (MapElement::F16, 64), (MapElement::F32, 32)];
         for (element, box_cols) in widths {

@@ -5,7 +5,8 @@ use std::fmt;
 use super::attributes::Facts;
 use super::{Algo, Layouts, LtHandle, MatmulDesc, MatrixLayout, PointerAttr, PointerMode, ScaleMode, Transpose};
 use crate::error::{Error, Result};
-use crate::gpu::device::memory::{LaunchStream, Span};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
 
 impl Layouts {
     /// M, N, K; an error if the four do not fit together.
@@ -98,7 +99,7 @@ pub(crate) struct MatmulCall<'a> {
     pub(crate) d: &'a Span<'a>,
     pub(crate) pointers: Pointers<'a>,
     pub(crate) workspace: &'a Span<'a>,
-    pub(crate) stream: &'a LaunchStream,
+    pub(crate) stream: &'a Queue,
 }
 
 /// `span` has at least `bytes` bytes at a multiple of `alignment`.

@@ -71,7 +71,7 @@ impl QuantMatrix {
             let bytes = self.rows() * self.cols() * dtype.bytes();
             let _writing = self.derived.lock();
             if self.derived.kept.get().is_none() {
-                let kept = Kept { dtype, values: DeviceBuffer::zeros(handle.launch_stream(), bytes)? };
+                let kept = Kept { dtype, values: DeviceBuffer::zeros(handle.queue(), bytes)? };
                 self.write_kept(handle, &kept)?;
                 // Nobody else sets it while the lock is held.
                 let _ = self.derived.kept.set(kept);
@@ -122,7 +122,7 @@ impl QuantMatrix {
         let _writing = self.derived.lock();
         if self.derived.repeated.get().is_none() {
             let bytes = Self::repeated_len(self.rows(), self.cols()) * size_of::<f32>();
-            let repeated = DeviceBuffer::zeros(handle.launch_stream(), bytes)?;
+            let repeated = DeviceBuffer::zeros(handle.queue(), bytes)?;
             self.write_repeated(handle, &repeated)?;
             // Nobody else sets it while the lock is held.
             let _ = self.derived.repeated.set(repeated);
@@ -138,7 +138,7 @@ impl QuantMatrix {
     /// Brings what is derived up to date after a quantizer wrote the whole matrix on this handle. Allocates nothing.
     pub(crate) fn rewritten(&mut self, handle: &Handle) -> Result<()> {
         // In a capture nothing has been written yet, whatever the caller did before.
-        if handle.launch_stream().order().capture == Capture::No {
+        if handle.queue().order().capture == Capture::No {
             self.derived.stale = false;
         }
         self.derive_again(handle)
@@ -154,14 +154,14 @@ impl QuantMatrix {
     }
 
     fn write_repeated(&self, handle: &Handle, repeated: &DeviceBuffer) -> Result<()> {
-        let queue = handle.launch_stream();
+        let queue = handle.queue();
         let order = queue.order();
         let (source, target) = (self.read(order)?, repeated.write(order)?);
         handle.kernels().repeat_scales(queue, &source.scales, self.rows(), self.cols(), &target)
     }
 
     fn write_kept(&self, handle: &Handle, kept: &Kept) -> Result<()> {
-        let queue = handle.launch_stream();
+        let queue = handle.queue();
         let order = queue.order();
         let (source, target) = (self.read(order)?, kept.values.write(order)?);
         self.dequantize_codes(handle, queue, &source.codes, &source.block_scales, &target, kept.dtype)

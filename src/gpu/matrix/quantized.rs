@@ -63,9 +63,9 @@ impl QuantMatrix {
     pub fn zeros(handle: &Handle, scheme: Scheme, rows: usize, cols: usize) -> Result<Self> {
         handle.refuse_capture("allocating a QuantMatrix")?;
         check_size(scheme, rows, cols)?;
-        handle.kernels().load_casts(handle.launch_stream(), scheme)?;
+        handle.kernels().load_casts(handle.queue(), scheme)?;
         let lengths = part_bytes(scheme, rows, cols);
-        let [codes, scales, block_scales] = DeviceBuffer::zeros_together(handle.launch_stream(), lengths)?;
+        let [codes, scales, block_scales] = DeviceBuffer::zeros_together(handle.queue(), lengths)?;
         Ok(Self { scheme, rows, cols, codes, scales, block_scales, basis: Basis::Plain, derived: Derived::default() })
     }
 

@@ -22,7 +22,6 @@ pub use self::cudarc::{BorrowsOutliveGraph, Element};
 pub use buffer::DeviceBuffer;
 pub(crate) use buffer::{Access, Memory};
 
-pub(crate) use super::stream::Queue as LaunchStream;
 use super::stream::{Capture, Order, Queue};
 use crate::error::{Error, Result};
 
