@@ -1,5 +1,5 @@
 //! Every formulation that is offered, for each problem whose choice is measured: the records that
-//! `scripts/measured-choices.py` makes src/gpu/measured.rs from.
+//! `scripts/measured-choices.py` makes src/gpu/gemm/measured.rs from.
 //!
 //! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only. About three minutes on an H200.
 //! Formulations of one problem take turns, back to back. m that are powers of two make the tables, the others judge them.

@@ -94,7 +94,9 @@ pub use format::*;
 pub use gpu::*;
 pub use names::UnknownName;
 
-/// The examples of README.md, compiled with the documentation tests.
+/// The examples of README.md and of docs/, compiled with the documentation tests.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
-pub struct ReadmeExamples;
+#[doc = include_str!("../docs/memory.md")]
+#[doc = include_str!("../docs/recipes.md")]
+pub struct Examples;

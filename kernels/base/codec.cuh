@@ -1,5 +1,5 @@
 // FP8 codes <-> FP32 on the device: round to nearest even, saturating, NaN to 0x7F, sign of zero kept.
-// Mirror of src/format/codec.rs; tests compare both over every boundary. The only file with `#if __CUDA_ARCH__`.
+// Mirror of src/format/codec.rs; tests compare both over every boundary.
 #pragma once
 #include "base/types.cuh"
 

@@ -42,8 +42,9 @@ pub struct LibraryInfo {
 
 /// One stream, and everything that work on it needs: cuBLASLt, kernels, a 32 MiB workspace, scratch memory for its plans.
 ///
-/// `Send`, not `Sync`: use one handle for each thread and stream. Memory that its work uses, the handle's own included,
-/// must live as long as the work does; for a captured graph that is as long as the graph is launched.
+/// `Send`, not `Sync`: use one handle for each thread and stream. Its own memory and every [`DeviceBuffer`] that its work uses
+/// live as long as the work, and as the graphs that captured it, whatever is dropped first. cudarc's events keep cudarc's
+/// slices, and bare addresses are their caller's care.
 pub struct Handle {
     id: u64,
     slots: Slots,

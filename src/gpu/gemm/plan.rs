@@ -100,7 +100,7 @@ pub struct Offer {
 impl Handle {
     /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, reserves scratch memory.
     ///
-    /// A measured record ([`Handle::set_tuning`]) wins; otherwise a small table of rules decides, and
+    /// A measured record ([`Handle::set_tuning`]) wins; otherwise the measured choices and rules of this crate decide, and
     /// [`GemmPlan::explain`] says which and why. Slow (tens of microseconds and more), and not for graph capture.
     ///
     /// # Errors

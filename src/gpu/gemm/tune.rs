@@ -109,7 +109,7 @@ pub struct TuneReport {
 impl GemmPlan {
     /// Tries every formulation, finish and algorithm on these operands, and makes the fastest right one this plan's choice.
     ///
-    /// Before any is timed, every candidate's D is held against the f64 bound ([`mod@crate::reference::bound`]) where it is
+    /// Before any is timed, every candidate's D is held against the f64 bound ([`gemm_bound`](crate::reference::gemm_bound)) where it is
     /// sampled, and everywhere against the first D that passed; a candidate that is wrong or fails is dropped and reported.
     /// The others are timed in turns ([`Timing::in_turns`]). The operands should be typical data: timings depend on them. D's
     /// content is lost (with `accumulate`, old values are taken as zero). Slow: allocates the scratch of the largest, copies

@@ -1,4 +1,4 @@
-//! The only file that calls cublaslt-sys: library, handle, descriptors with typed attributes, heuristic, matmul.
+//! The only module that calls cublaslt-sys: library, handle, descriptors with typed attributes, heuristic, matmul.
 //!
 //! A, B, C, D, rows, columns are the library's, which are column-major; the swap to row-major is `gemm/lt_step.rs`'s.
 

@@ -6,7 +6,7 @@
 //! - A [`DeviceBuffer`] orders its users by itself: a reader waits for the last writer, a writer and the free wait for all
 //!   readers, on whichever streams they are. A captured graph owns the buffers that it uses.
 //! - A cudarc slice remembers one reader. Reading one here first waits for the reader that it remembers, so that the event which
-//!   takes its place stands for both. Captured graphs cannot own it; see `Handle::capture_borrowed`.
+//!   takes its place stands for both. Captured graphs cannot own it; see `Handle::capture_borrowing`.
 //! - A bare address is its caller's business.
 
 mod buffer;
@@ -104,7 +104,7 @@ fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'
         Capture::Ours if !queue.may_borrow() => Err(Error::unsupported(
             "a cudarc slice in Handle::capture",
             "the graph cannot keep it alive",
-            "hold what a graph uses in DeviceBuffer, or take Handle::capture_borrowed and its promise",
+            "hold what a graph uses in DeviceBuffer, or take Handle::capture_borrowing and its promise",
         )),
         Capture::Ours | Capture::Foreign => Ok(None),
         Capture::No => {
