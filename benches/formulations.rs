@@ -117,7 +117,7 @@ fn measure(handle: &Handle, pool: &Pool, weights: &[Weights; 2], [m, n, k]: [usi
             }
         }
     }
-    let timing = TIMING.over(sets);
+    let timing = borrowing(TIMING).over(sets);
     let times = timing.in_turns(handle, jobs.len(), |who, call| jobs[who].call(handle, call % sets, &mut d)).unwrap();
     let timed: Vec<_> = jobs.iter().zip(&times).map(|(job, times)| (job, times.median())).collect();
     for of_problem in timed.chunk_by(|(a, _), (b, _)| a.problem() == b.problem()) {

@@ -121,7 +121,7 @@ fn device_time(handle: &Handle, pair: (Scheme, Scheme), shape: [usize; 3]) {
     let mut ops: Vec<_> = (0..sets).map(|i| operands(handle, i as u64, pair, shape)).collect();
     let addresses: Vec<_> = ops.iter().map(|o| o.addresses).collect();
     let mut raw = Raw::new(handle, &plan, pair, shape);
-    let times = Timing::SUSTAINED.over(sets).in_turns(handle, 2, |who, call| match who {
+    let times = borrowing(Timing::SUSTAINED).over(sets).in_turns(handle, 2, |who, call| match who {
         0 => raw.call(addresses[call % sets]),
         _ => plan.execute(handle, args(&mut ops[call % sets], shape)?),
     });

@@ -481,11 +481,12 @@ fn kept_values_belong_to_plan_and_matrix() {
     // Writing to B keeps them, and products then read what was written.
     let mut b = ops.b;
     let other = quantized(&blocked(&mut rng, n, k), NV);
-    let mut parts = b.parts_mut();
-    handle.write(&mut parts.scales, other.scales()).unwrap();
-    for (to, from) in [(&mut parts.codes, other.codes()), (&mut parts.block_scales, other.block_scales())] {
-        handle.write(to, from).unwrap();
-    }
+    let write = b.write_parts(&handle, |mut parts| {
+        handle.write(&mut parts.scales, other.scales())?;
+        handle.write(&mut parts.codes, other.codes())?;
+        handle.write(&mut parts.block_scales, other.block_scales())
+    });
+    write.unwrap();
     assert_eq!(b.device_bytes(), bytes + n * k * 2, "kept");
     let fresh = QuantMatrix::from_host(&handle, &other).unwrap();
     let product = |b: &QuantMatrix| {

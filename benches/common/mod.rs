@@ -16,6 +16,7 @@ use scaled_gemm::{
 
 #[path = "../../tests/common/mod.rs"]
 pub mod testing;
+pub use testing::borrowing;
 
 /// The shapes that `SCALED_GEMM_SHAPES=quick` takes; without it, all of [`scaled_gemm::models`].
 pub const QUICK: [(usize, usize); 3] = [(4096, 7168), (7168, 2048), (24576, 1536)];
@@ -117,7 +118,7 @@ pub fn outputs(handle: &Handle, sets: usize, bytes: usize) -> Vec<CudaSlice<u8>>
 
 /// The time of one cast or copy: back to back, over `sets` sets.
 pub fn time(handle: &Handle, sets: usize, mut enqueue: impl FnMut(usize) -> scaled_gemm::Result<()>) -> Times {
-    Timing::SUSTAINED.over(sets).time(handle, |call| enqueue(call % sets)).unwrap()
+    borrowing(Timing::SUSTAINED).over(sets).time(handle, |call| enqueue(call % sets)).unwrap()
 }
 
 /// Median microseconds of the copy of `bytes` bytes to as many, cold: the roof for `2 * bytes` of traffic.
@@ -199,7 +200,7 @@ pub fn against_bf16(
     let cadences = Cadence::ALL.into_iter().filter(|c| *c == Cadence::Sustained || m >= LARGE_ROWS);
     let mut measured = Vec::new();
     for cadence in cadences {
-        let timing = Timing::of(cadence).over(sets);
+        let timing = borrowing(Timing::of(cadence)).over(sets);
         baseline.choose_fastest(timing, d);
         let start = Instant::now();
         let times = timing.in_turns(handle, 1 + others, |who, i| match who.checked_sub(1) {

@@ -159,8 +159,9 @@ impl Handle {
     /// Waits until all work of the stream is done.
     ///
     /// # Errors
-    /// [`Error::Driver`] with what went wrong in earlier work, if anything did.
+    /// [`Error::Driver`] with what went wrong in earlier work, if anything did; [`Error::Unsupported`] inside graph capture.
     pub fn synchronize(&self) -> Result<()> {
+        self.refuse_capture("waiting for the stream")?;
         self.queue.stream.synchronize().map_err(|e| driver("waiting for the stream", e))
     }
 

@@ -17,7 +17,7 @@ use cudarc::driver::{CudaEvent, CudaSlice};
 
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::CapturedGraph;
-use crate::gpu::device::memory::driver;
+use crate::gpu::device::memory::{BorrowsOutliveGraph, driver};
 use crate::gpu::handle::{Handle, Private};
 
 /// How launches follow one another.
@@ -60,6 +60,8 @@ pub struct Timing {
     /// One call a graph, and the L2 cache overwritten before each: for operands of which there is only one set. What was
     /// overwritten is written back while the call runs, some microseconds that are the same for every competitor.
     pub flush: bool,
+    /// What is timed borrows cudarc slices ([`Timing::borrowing`]).
+    borrows: bool,
 }
 
 /// Untimed turns at the start: an idle GPU takes this long to raise its clocks (14 % slower without them, observed: H200).
@@ -73,9 +75,10 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 impl Timing {
     /// Graphs of four calls, eleven launches with a pause after each.
-    pub const PAUSES: Self = Self { cadence: Cadence::Pauses, calls: 4, launches: 11, flush: false };
+    pub const PAUSES: Self = Self { cadence: Cadence::Pauses, calls: 4, launches: 11, flush: false, borrows: false };
     /// Graphs of 24 calls, 15 launches back to back.
-    pub const SUSTAINED: Self = Self { cadence: Cadence::Sustained, calls: 24, launches: 15, flush: false };
+    pub const SUSTAINED: Self =
+        Self { cadence: Cadence::Sustained, calls: 24, launches: 15, flush: false, borrows: false };
 
     /// The method of this cadence.
     pub const fn of(cadence: Cadence) -> Self {
@@ -100,6 +103,22 @@ impl Timing {
         Self { calls, ..self }
     }
 
+    /// The same with one call a graph, and the L2 cache overwritten before each.
+    pub const fn flushed(self) -> Self {
+        Self { flush: true, ..self }
+    }
+
+    /// The same for calls that use cudarc slices or bare addresses too, which must stay alive and at their places until
+    /// [`Timing::in_turns`] returns: graphs of the calls are launched, and they cannot own such memory.
+    pub const fn borrowing(self, _: BorrowsOutliveGraph) -> Self {
+        self.borrowing_from_caller()
+    }
+
+    /// The same where the caller holds the borrows of all operands itself.
+    pub(crate) const fn borrowing_from_caller(self) -> Self {
+        Self { borrows: true, ..self }
+    }
+
     /// The times of one call; `enqueue(i)` puts call `i` on the handle's stream.
     ///
     /// # Errors
@@ -112,7 +131,8 @@ impl Timing {
     /// The times of one call of each competitor; `enqueue(who, i)` puts call `i` of competitor `who` on the stream.
     ///
     /// Captures a graph for each, warms up for 100 ms, then launches the graphs in turns. Allocates and waits: when it
-    /// returns, with an error too, no work of it is left, so what `enqueue` borrows may go.
+    /// returns, with an error too, no work of it is left, so what `enqueue` borrows may go. Operands lie in this crate's memory, or
+    /// else [`Timing::borrowing`] has the caller's promise.
     ///
     /// # Errors
     /// What `enqueue` returns; those of `Handle::capture`.
@@ -159,7 +179,7 @@ impl Timing {
     fn runner(&self, handle: &Handle, lead: &Lead, enqueue: &mut dyn FnMut(usize) -> Result<()>) -> Result<Runner> {
         let calls = if self.flush { 1 } else { self.calls.max(1) };
         (0..calls.min(3)).try_for_each(&mut *enqueue)?;
-        let graph = capture(handle, &mut || (0..calls).try_for_each(&mut *enqueue))?;
+        let graph = capture(handle, self.borrows, &mut || (0..calls).try_for_each(&mut *enqueue))?;
         let runner = Runner { graph, calls };
         runner.launch(handle, lead)?.microseconds()?;
         let us = runner.launch(handle, lead)?.microseconds()?;
@@ -167,7 +187,7 @@ impl Timing {
         if self.flush || rounds < 2 {
             return Ok(runner);
         }
-        let graph = capture(handle, &mut || (0..rounds * calls).try_for_each(&mut *enqueue))?;
+        let graph = capture(handle, self.borrows, &mut || (0..rounds * calls).try_for_each(&mut *enqueue))?;
         Ok(Runner { graph, calls: rounds * calls })
     }
 
@@ -190,16 +210,15 @@ impl Timing {
 /// How often a broken capture is begun again.
 const CAPTURES: usize = 3;
 
-/// Captures work on memory that is borrowed: what `enqueue` of [`Timing::in_turns`] borrows lives as long as `enqueue`, which
-/// outlives the graphs.
+/// Captures what `enqueue` does.
 ///
 /// Another thread that loads a kernel meanwhile may break a capture (status 13 of cuBLASLt; observed: H200, driver 580). Here
 /// nothing is lost by beginning again.
-fn capture(handle: &Handle, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<CapturedGraph> {
+fn capture(handle: &Handle, borrows: bool, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<CapturedGraph> {
     let mut left = CAPTURES;
     loop {
         left -= 1;
-        match handle.queue().capture(true, &mut *enqueue) {
+        match handle.queue().capture(borrows, &mut *enqueue) {
             Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if left > 0 => {
                 tracing::debug!(%error, "a capture is begun again");
             }
@@ -272,7 +291,8 @@ impl Lead {
         if flush {
             return Ok(Self::Flush(memory));
         }
-        let graph = capture(handle, &mut || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
+        let graph =
+            capture(handle, false, &mut || (0..Self::SMALL_WRITES).try_for_each(|_| overwrite(handle, &memory)))?;
         Ok(Self::Busy { graph, _memory: memory })
     }
 

@@ -9,7 +9,7 @@ pub use scaled_gemm::codec::round_to;
 use scaled_gemm::cudarc::driver::CudaSlice;
 pub use scaled_gemm::reference::Noise;
 use scaled_gemm::{
-    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, QuantMatrix, Result, Scheme,
+    BorrowsOutliveGraph, CapturedGraph, DType, Error, Handle, HostQuantMatrix, QuantMatrix, Result, Scheme, Timing,
 };
 
 /// A handle on GPU 0. Without one: prints why and gives `None`, or panics if `SCALED_GEMM_REQUIRE_GPU=1`.
@@ -92,6 +92,12 @@ pub fn poisoned_matrix(handle: &Handle, scheme: Scheme, rows: usize, cols: usize
     let scales = buffer(scheme.scale_len(rows, cols) * 4);
     let block_scales = buffer(scheme.block_scale_len(rows, cols));
     QuantMatrix::from_parts(scheme, rows, cols, codes, scales, block_scales).unwrap()
+}
+
+/// Times work on cudarc slices too. Only where nothing that the work uses is dropped or replaced before the timing ends.
+pub fn borrowing(timing: Timing) -> Timing {
+    // SAFETY: tests and benches hold their operands in locals outside of what they time.
+    timing.borrowing(unsafe { BorrowsOutliveGraph::promise() })
 }
 
 /// Captures work on cudarc slices too. Only for operands that live to the end of the test.

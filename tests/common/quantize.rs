@@ -180,11 +180,11 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
         let mut number = handle.stream().clone_htod(&[5.0f32]).unwrap();
         let given = recipe.scheme() == Scheme::Nvfp4;
         let mut out = [
-            poisoned_matrix(handle, recipe.scheme(), rows, cols),
-            poisoned_matrix(handle, recipe.scheme(), cols, rows),
+            poisoned_matrix(handle, recipe.scheme(), rows, cols).assume_basis(recipe.basis()),
+            poisoned_matrix(handle, recipe.scheme(), cols, rows).assume_basis(recipe.basis()),
         ];
         let [plain, turned] = &mut out;
-        let mut again = poisoned_matrix(handle, recipe.scheme(), rows, cols);
+        let mut again = poisoned_matrix(handle, recipe.scheme(), rows, cols).assume_basis(recipe.basis());
         let graph = capture(handle, || {
             handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
             if given {

@@ -11,8 +11,9 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{
-    Accumulation, Bf16Gemm, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, KernelSource,
-    MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef, copy,
+    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan,
+    Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
+    copy,
 };
 use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
@@ -374,7 +375,7 @@ impl Device for Cuda {
         let competitors = if sets.a.is_empty() { 2 } else { 4 };
         let mut times = Vec::new();
         for cadence in Cadence::ALL.into_iter().filter(|cadence| *cadence == Cadence::Sustained || m >= LARGE_ROWS) {
-            let timing = Timing::of(cadence).over(count);
+            let timing = borrowing(Timing::of(cadence)).over(count);
             match self.fastest.iter().find(|(problem, of, _)| (*problem, *of) == (mnk, cadence)) {
                 Some((.., index)) => baseline.choose(*index),
                 None => {
@@ -424,7 +425,8 @@ impl Device for Cuda {
 
     fn copy_rate(&mut self) -> Result<f64> {
         let (from, mut to) = (self.zeros(COPY_BYTES)?, self.zeros(COPY_BYTES)?);
-        let times = Timing::SUSTAINED.with_calls(8).time(&self.handle, |_| copy(&self.handle, &from, &mut to))?;
+        let times =
+            borrowing(Timing::SUSTAINED).with_calls(8).time(&self.handle, |_| copy(&self.handle, &from, &mut to))?;
         Ok(2.0 * COPY_BYTES as f64 / times.median() * 1e6)
     }
 
@@ -455,4 +457,10 @@ impl Device for Cuda {
 
 fn driver(call: &str, error: impl fmt::Display) -> Error {
     Error::Driver { call: call.into(), reason: error.to_string() }
+}
+
+/// The same timing for calls that use cudarc slices.
+fn borrowing(timing: Timing) -> Timing {
+    // SAFETY: what is timed here uses slices of `Sets`, or of a local, that no timed call drops or replaces.
+    timing.borrowing(unsafe { BorrowsOutliveGraph::promise() })
 }

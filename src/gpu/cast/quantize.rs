@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
 use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Nvfp4Recipe, Recipe, Scheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans};
@@ -64,12 +65,28 @@ impl Handle {
             Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?,
             _ => self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?,
         }
-        self.rewritten([plain, transposed])
+        self.rewritten(recipe, [plain, transposed])
     }
 
-    /// What is derived from matrices that were just written is written too.
-    fn rewritten(&self, targets: [Option<&mut QuantMatrix>; 2]) -> Result<()> {
-        targets.into_iter().flatten().try_for_each(|out| out.rewritten(self))
+    /// What is said of matrices that were just written, and what is derived from them.
+    fn rewritten(&self, recipe: Recipe, targets: [Option<&mut QuantMatrix>; 2]) -> Result<()> {
+        targets.into_iter().flatten().try_for_each(|out| {
+            out.set_basis(recipe.basis());
+            out.derive_again(self)
+        })
+    }
+
+    /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to.
+    fn check_basis(&self, recipe: Recipe, out: &QuantMatrix) -> Result<()> {
+        let by_graph = out.written_by_graphs() || self.queue().order().capture != Capture::No;
+        if out.basis() == recipe.basis() || !by_graph {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("quantizing to the basis {:?} into a matrix in the basis {:?}", recipe.basis(), out.basis()),
+            "a captured graph writes the matrix, and its launches change no basis",
+            "capture into a matrix of its own, in that basis from the start (QuantMatrix::assume_basis)",
+        ))
     }
 
     /// The schemes with FP32 scales alone; targets were checked.
@@ -163,7 +180,7 @@ impl Handle {
         }
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
         self.quantize_blocks(x, recipe, Some(scale), [&mut plain, &mut transposed])?;
-        self.rewritten([plain, transposed])
+        self.rewritten(recipe, [plain, transposed])
     }
 
     /// The block-scaled schemes; targets were checked.
@@ -179,8 +196,8 @@ impl Handle {
         let source = x.data().at(order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
-        for out in [&mut *plain, &mut *transposed].into_iter().flatten() {
-            out.set_basis(recipe.basis());
+        for out in [&*plain, &*transposed].into_iter().flatten() {
+            self.check_basis(recipe, out)?;
         }
         let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
         let plain = plain_parts.as_ref().map(output);

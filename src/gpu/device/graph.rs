@@ -36,7 +36,7 @@ thread_local! {
 }
 
 /// True while this thread captures: frees and other calls that a capture does not bear wait until it has ended.
-pub(super) fn capturing_here() -> bool {
+pub(crate) fn capturing_here() -> bool {
     CAPTURES.get() > 0
 }
 
@@ -82,7 +82,8 @@ impl Queue {
         }
         self.stream.synchronize().map_err(|e| driver("waiting for the stream", e))?;
         {
-            let _no_new_stream = self.tracking.hold();
+            // Not while another thread enqueues, frees or adds a stream.
+            let _turn = self.tracking.turn();
             let begun = self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
             begun.map_err(|e| driver("beginning a capture", e))?;
         }
@@ -90,9 +91,15 @@ impl Queue {
         self.log.replace(Some(Log { uses: Vec::new(), borrows }));
         let capturing = Capturing(self);
         let enqueued = enqueue();
+        let ended_by_another = !is_capturing(&self.stream);
         let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
         let log = self.log.replace(None);
         drop(capturing);
+        if ended_by_another {
+            // Somebody holds a graph of this work, and does not own what it uses.
+            let used = log.iter().flat_map(|log| &log.uses).map(|(memory, _)| memory);
+            used.chain(&self.private()).for_each(|memory| memory.pin());
+        }
         enqueued?;
         let graph = graph.map_err(|e| driver("ending a capture", e))?;
         let (Some(graph), Some(log)) = (graph, log) else {
@@ -127,6 +134,7 @@ impl Queue {
                 "launch it after the capture has ended",
             ));
         }
+        let _turn = self.tracking.turn();
         let accesses = graph.accesses(order)?;
         self.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
         let launched = around(&|| graph.graph.launch());

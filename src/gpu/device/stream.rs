@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 
 use super::graph::Log;
 use super::memory::raw::{UncountedStream, is_capturing};
@@ -115,67 +116,79 @@ impl<'q> Order<'q> {
     }
 }
 
-/// The streams of one context that queues were made for.
+/// The streams of one context that queues were made for, and whose turn it is to enqueue.
 ///
-/// While there is one, its own order is all the order that this crate's memory needs, and no event is ever recorded. From the
-/// second on every use of memory leaves an event: the flag is set before the first stream is waited for, and each use looks at
-/// it after it was enqueued, so a use either is seen by that wait or leaves its event.
+/// While there is one stream, its own order is all the order that this crate's memory needs, and no event is ever recorded. From
+/// the second on every use of memory leaves an event. A use holds its turn from the question what it must wait for until its
+/// event is recorded, so that uses by several threads are one after the other; captures begin, memory is freed and streams are
+/// added between turns.
 pub(crate) struct Tracking {
     several: AtomicBool,
-    /// The first stream and its number, for ever: a later one may have to wait for it.
-    first: Mutex<Option<(Arc<CudaStream>, u64)>>,
+    turn: ReentrantMutex<()>,
+    /// The first stream that is alive, and its number.
+    first: Mutex<Option<(Weak<CudaStream>, u64)>>,
 }
 
+/// Held by a use of memory while it is enqueued. The thread that has it may take it again.
+pub(crate) type Turn<'a> = ReentrantMutexGuard<'a, ()>;
+
 impl Tracking {
-    /// More than one stream has been seen.
+    /// More than one stream has been seen. It changes between turns.
     pub(crate) fn several(&self) -> bool {
-        self.several.load(Ordering::SeqCst)
+        self.several.load(Ordering::Acquire)
     }
 
-    /// Held while a capture begins, so that no second stream appears between the question and the wait.
-    pub(super) fn hold(&self) -> MutexGuard<'_, Option<(Arc<CudaStream>, u64)>> {
-        self.first.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for the other threads of the context to have enqueued what they are at.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        self.turn.lock()
     }
 
-    /// The tracking of this stream's context, and the stream's number.
-    fn register(stream: &Arc<CudaStream>) -> Result<(Arc<Self>, u64)> {
+    /// The tracking of a context.
+    pub(crate) fn of(context: &CudaContext) -> Arc<Self> {
         static CONTEXTS: Mutex<Option<HashMap<usize, Arc<Tracking>>>> = Mutex::new(None);
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let tracking = {
-            let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-            let tracking = || Arc::new(Tracking { several: AtomicBool::new(false), first: Mutex::new(None) });
-            let key = stream.context().cu_ctx() as usize;
-            contexts.get_or_insert_default().entry(key).or_insert_with(tracking).clone()
+        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            let (several, turn) = (AtomicBool::new(false), ReentrantMutex::new(()));
+            Arc::new(Tracking { several, turn, first: Mutex::new(None) })
         };
+        contexts.get_or_insert_default().entry(context.cu_ctx() as usize).or_insert_with(new).clone()
+    }
+
+    /// The tracking of this stream's context, and the stream's number. The stream is not kept alive: one that is gone has left no
+    /// memory behind that is freed in its order.
+    fn register(stream: &Arc<CudaStream>) -> Result<(Arc<Self>, u64)> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let tracking = Self::of(stream.context());
         let start = Instant::now();
         loop {
-            let mut first = tracking.hold();
-            let (known, id) = match &*first {
-                None => {
-                    let id = NEXT.fetch_add(1, Ordering::Relaxed);
-                    *first = Some((stream.clone(), id));
+            {
+                let _turn = tracking.turn();
+                let mut first = tracking.first.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = first.as_ref().and_then(|(known, id)| Some((known.upgrade()?, *id)));
+                let ready = match known {
+                    None => {
+                        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+                        *first = Some((Arc::downgrade(stream), id));
+                        Some(id)
+                    }
+                    // The first stream is alive, so an equal address is the same stream.
+                    Some((known, id)) if known.cu_stream() == stream.cu_stream() => Some(id),
+                    Some((known, _)) if tracking.several() || !is_capturing(&known) => {
+                        if !tracking.several() {
+                            known
+                                .synchronize()
+                                .map_err(|e| driver("waiting for the first stream of the context", e))?;
+                            tracking.several.store(true, Ordering::Release);
+                        }
+                        Some(NEXT.fetch_add(1, Ordering::Relaxed))
+                    }
+                    Some(_) => None,
+                };
+                if let Some(id) = ready {
                     drop(first);
-                    return Ok((tracking, id));
+                    return Ok((tracking.clone(), id));
                 }
-                // The first stream is alive, so an equal address is the same stream.
-                Some((known, id)) if known.cu_stream() == stream.cu_stream() => {
-                    let id = *id;
-                    drop(first);
-                    return Ok((tracking, id));
-                }
-                Some((known, _)) => (known, NEXT.fetch_add(1, Ordering::Relaxed)),
-            };
-            if tracking.several() {
-                drop(first);
-                return Ok((tracking, id));
             }
-            if !is_capturing(known) {
-                tracking.several.store(true, Ordering::SeqCst);
-                known.synchronize().map_err(|e| driver("waiting for the first stream of the context", e))?;
-                drop(first);
-                return Ok((tracking, id));
-            }
-            drop(first);
             if start.elapsed() > PATIENCE {
                 return Err(Error::unsupported(
                     "a second stream's handle while the first stream is captured into a graph",

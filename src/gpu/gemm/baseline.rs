@@ -2,10 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::gemm::call::ALIGNMENT;
 use crate::gpu::handle::Handle;
 use crate::gpu::lt::{
-    self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Pointers,
-    Preference, Transpose, attr,
+    self, Algo, Compute, DataType, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout, Operand,
+    Pointers, Preference, Transpose, attr,
 };
 use crate::gpu::matrix::{MatMut, MatRef};
 use crate::gpu::measure::{Times, Timing};
@@ -40,6 +41,10 @@ impl Bf16Gemm {
         };
         let mut preference = Preference::new()?;
         preference.workspace_bytes(handle.workspace().bytes)?;
+        // As for the products that are compared with it; the library would take 256 for granted.
+        for operand in [Operand::A, Operand::B, Operand::C, Operand::D] {
+            preference.alignment(operand, ALIGNMENT)?;
+        }
         match lt::heuristic(handle.lt(), &desc, &layouts, &preference, candidates.max(1))? {
             Heuristic::Offered(algos) => {
                 Ok(Self { desc, layouts, algos, chosen: 0, shape: (m, n, k), handle_id: handle.id() })

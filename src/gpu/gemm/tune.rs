@@ -63,8 +63,9 @@ impl TuneOptions {
 
     /// Back to back; cold operands call by call, as there is one set of them.
     fn timing(&self) -> Timing {
-        let flush = self.cache == CacheState::Cold;
-        Timing { flush, ..Timing::SUSTAINED.with_launches(self.repetitions) }
+        // The operands are borrowed by the arguments of autotune, longer than any graph lives.
+        let timing = Timing::SUSTAINED.with_launches(self.repetitions).borrowing_from_caller();
+        if self.cache == CacheState::Cold { timing.flushed() } else { timing }
     }
 }
 

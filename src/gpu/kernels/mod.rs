@@ -5,7 +5,6 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::{CudaContext, sys};
 
 mod epilogue;
@@ -26,9 +25,10 @@ pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
+use crate::gpu::device::graph::capturing_here;
 use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{Span, driver};
-use crate::gpu::device::stream::Queue;
+use crate::gpu::device::stream::{Capture, Queue};
 use crate::gpu::lt;
 use module::{Loader, Modules};
 use operand::{check_bytes, extent};
@@ -119,7 +119,7 @@ impl Kernels {
     }
 
     /// A loaded family, or one that is loaded now. Drivers before CUDA 12.3 cannot load while a stream is captured, and NVRTC may
-    /// take a minute: inside a capture of this stream it is refused, whatever the driver.
+    /// take a minute: inside a capture of this stream, or on this thread, it is refused, whatever the driver.
     fn family<'k, T>(
         &'k self,
         slot: &'k OnceLock<T>,
@@ -130,8 +130,7 @@ impl Kernels {
         if let Some(kernels) = slot.get() {
             return Ok(kernels);
         }
-        let status = stream.stream.capture_status().map_err(|e| driver("asking for the capture state", e))?;
-        if status != CU_STREAM_CAPTURE_STATUS_NONE {
+        if stream.order().capture != Capture::No || capturing_here() {
             return Err(Error::unsupported(
                 format!("loading the {family} kernels while the stream is captured into a graph"),
                 "it may wait, which would break the capture",

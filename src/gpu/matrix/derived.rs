@@ -1,8 +1,8 @@
 //! What products derive from a [`QuantMatrix`] once, beside its codes: repeated scales, and codes times block scales as plain
 //! numbers.
 //!
-//! A quantizer that writes the matrix brings both up to date, in place and in stream order, so that a captured graph does so at
-//! each launch. After writes by the caller, which nobody sees, each use does.
+//! Whoever writes the matrix brings both up to date, in place and in stream order, so that a captured graph does so at each
+//! launch. A graph captured before they were made does not: from a capture on that writes the matrix, each use makes them again.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Extent, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, Span};
-use crate::gpu::device::stream::{Capture, Queue};
+use crate::gpu::device::stream::Queue;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::BlockCodes;
 use crate::gpu::matrix::QuantMatrix;
@@ -31,8 +31,6 @@ pub(crate) struct Derived {
     /// The 128x128 scales repeated for every row, in 1x128 order.
     repeated: OnceLock<DeviceBuffer>,
     kept: OnceLock<Kept>,
-    /// The caller may write codes and scales at any time.
-    stale: bool,
     /// Held while one of them is written: two handles may come to it at once.
     writing: Mutex<()>,
 }
@@ -46,10 +44,6 @@ struct Kept {
 impl Derived {
     pub(super) fn bytes(&self) -> usize {
         self.kept.get().map_or(0, |kept| kept.values.len()) + self.repeated.get().map_or(0, DeviceBuffer::len)
-    }
-
-    pub(super) fn written_by_caller(&mut self) {
-        self.stale = true;
     }
 }
 
@@ -130,21 +124,14 @@ impl QuantMatrix {
         Ok(())
     }
 
-    /// Brings what is derived up to date if the caller may have written the matrix. Before each use of it; allocates nothing.
+    /// Brings what is derived up to date where a launched graph may have written the matrix. Before each use of it; allocates
+    /// nothing.
     pub(crate) fn freshen(&self, handle: &Handle) -> Result<()> {
-        if self.derived.stale { self.derive_again(handle) } else { Ok(()) }
+        if self.written_by_graphs() { self.derive_again(handle) } else { Ok(()) }
     }
 
-    /// Brings what is derived up to date after a quantizer wrote the whole matrix on this handle. Allocates nothing.
-    pub(crate) fn rewritten(&mut self, handle: &Handle) -> Result<()> {
-        // In a capture nothing has been written yet, whatever the caller did before.
-        if handle.queue().order().capture == Capture::No {
-            self.derived.stale = false;
-        }
-        self.derive_again(handle)
-    }
-
-    fn derive_again(&self, handle: &Handle) -> Result<()> {
+    /// Brings what is derived up to date after the matrix was written on this handle. Allocates nothing.
+    pub(crate) fn derive_again(&self, handle: &Handle) -> Result<()> {
         if self.derived.repeated.get().is_none() && self.derived.kept.get().is_none() {
             return Ok(());
         }

@@ -164,13 +164,22 @@ impl QuantMatrix {
         self.block_scales.view()
     }
 
-    /// All buffers, for writing in device order; the caller keeps padding zero.
+    /// Lets `write` write the buffers in device order; it keeps padding zero. What is derived from the matrix (repeated scales,
+    /// values kept dequantized) is then made again in place, in the order of the handle, so that captured products find it too.
     ///
-    /// From here on, until a quantizer writes the whole matrix, what is derived from it (repeated scales, values kept
-    /// dequantized) counts as stale and is made again, in place, by each product that reads it.
-    pub fn parts_mut(&mut self) -> Parts<DeviceBytesMut<'_>> {
-        self.derived.written_by_caller();
-        self.parts()
+    /// Allocates nothing and waits for nothing of its own: safe inside graph capture, where each launch writes and derives.
+    ///
+    /// # Errors
+    /// What `write` returns; [`Error::Driver`] if a launch fails.
+    pub fn write_parts<R>(
+        &mut self,
+        handle: &Handle,
+        write: impl FnOnce(Parts<DeviceBytesMut<'_>>) -> Result<R>,
+    ) -> Result<R> {
+        let written = write(self.parts());
+        // Also after an error: it may have written some of them.
+        self.derive_again(handle)?;
+        written
     }
 
     /// All buffers, for writing by this crate, which then brings what is derived up to date.
@@ -180,6 +189,11 @@ impl QuantMatrix {
             scales: self.scales.view_mut(),
             block_scales: self.block_scales.view_mut(),
         }
+    }
+
+    /// Whether a captured graph writes the matrix: then what it holds may change at any launch.
+    pub(crate) fn written_by_graphs(&self) -> bool {
+        [&self.codes, &self.scales, &self.block_scales].into_iter().any(DeviceBuffer::written_by_graphs)
     }
 
     /// The addresses of codes, scales and block scales for work that reads them.

@@ -12,7 +12,7 @@ use super::raw::is_capturing;
 use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
-use crate::gpu::device::stream::{Capture, Order, Queue};
+use crate::gpu::device::stream::{Capture, Order, Queue, Tracking, Turn};
 
 /// One allocation, or a part of one: bytes on the device that several handles and captured graphs may use.
 ///
@@ -36,6 +36,9 @@ pub(crate) struct Memory {
     uses: Mutex<Uses>,
     /// Used by a captured graph of which nobody tells when it is gone: never freed.
     pinned: AtomicBool,
+    /// Some captured graph writes it: what it holds may change at any launch.
+    written_by_graphs: AtomicBool,
+    tracking: Arc<Tracking>,
 }
 
 /// The uses that a later one may have to wait for.
@@ -61,6 +64,8 @@ pub(crate) struct Access<'a> {
     memory: &'a Memory,
     queue: &'a Queue,
     writes: bool,
+    /// Given on when the use has left its event.
+    _turn: Turn<'a>,
 }
 
 impl Drop for Access<'_> {
@@ -72,6 +77,7 @@ impl Drop for Access<'_> {
 impl Memory {
     /// `bytes` zero bytes, at least one, allocated in the order of the queue.
     pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Arc<Self>> {
+        let _turn = queue.tracking.turn();
         // The driver has no allocation of zero bytes.
         let slice = queue.stream.alloc_zeros::<u8>(bytes.max(1));
         let mut slice = slice.map_err(|e| driver(&format!("allocating {bytes} bytes"), e))?;
@@ -82,8 +88,9 @@ impl Memory {
     }
 
     fn new(address: u64, bytes: usize, home: Arc<CudaStream>, owner: Option<Box<dyn Any + Send + Sync>>) -> Self {
-        let (uses, pinned) = (Mutex::new(Uses::default()), AtomicBool::new(false));
-        Self { address, bytes, home, owner, uses, pinned }
+        let (uses, tracking) = (Mutex::new(Uses::default()), Tracking::of(home.context()));
+        let (pinned, written_by_graphs) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { address, bytes, home, owner, uses, pinned, written_by_graphs, tracking }
     }
 
     /// The whole of it for work of the one queue that ever uses it.
@@ -115,18 +122,23 @@ impl Memory {
                 "copy it to the handle's GPU, or use a handle of the buffer's",
             ));
         }
+        if writes && order.capture != Capture::No {
+            self.written_by_graphs.store(true, Ordering::Release);
+        }
         match order.capture {
-            Capture::No if !self.tracked(queue) => Ok(Some(Access { memory: self, queue, writes })),
             Capture::No => {
-                let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-                let reads = uses.reads.iter().filter(|_| writes);
-                for earlier in uses.write.iter().chain(reads).filter(|u| u.queue != queue.id) {
-                    if earlier.queue == ELSEWHERE && self.home.cu_stream() == queue.stream.cu_stream() {
-                        continue;
+                let turn = queue.tracking.turn();
+                if self.tracked(queue) {
+                    let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+                    let reads = uses.reads.iter().filter(|_| writes);
+                    for earlier in uses.write.iter().chain(reads).filter(|u| u.queue != queue.id) {
+                        if earlier.queue == ELSEWHERE && self.home.cu_stream() == queue.stream.cu_stream() {
+                            continue;
+                        }
+                        queue.stream.wait(&earlier.event).map_err(|e| driver("waiting for another stream", e))?;
                     }
-                    queue.stream.wait(&earlier.event).map_err(|e| driver("waiting for another stream", e))?;
                 }
-                Ok(Some(Access { memory: self, queue, writes }))
+                Ok(Some(Access { memory: self, queue, writes, _turn: turn }))
             }
             Capture::Ours => {
                 queue.note(self, writes);
@@ -139,7 +151,7 @@ impl Memory {
         }
     }
 
-    /// Leaves the event of a use that is enqueued now. Looked at only now: see [`Tracking`](crate::gpu::device::stream::Tracking).
+    /// Leaves the event of a use that is enqueued now.
     fn finish(&self, queue: &Queue, writes: bool) {
         if !self.tracked(queue) {
             return;
@@ -157,19 +169,20 @@ impl Memory {
         if WAITING.load(Ordering::Acquire) == 0 || capturing_here() {
             return;
         }
-        let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
-        let (stay, free) = mem::take(&mut *graves).into_iter().partition(|grave| is_capturing(&grave.home));
-        *graves = stay;
-        WAITING.store(graves.len(), Ordering::Release);
-        drop(graves);
-        free.into_iter().for_each(Grave::bury);
+        let graves = {
+            let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
+            WAITING.store(0, Ordering::Release);
+            mem::take(&mut *graves)
+        };
+        // Those whose stream is still captured wait again.
+        graves.into_iter().for_each(Grave::bury);
     }
 }
 
 impl Uses {
     fn leave(&mut self, queue: &Queue, writes: bool) -> std::result::Result<(), cudarc::driver::DriverError> {
         let mut left = match writes {
-            // A write has waited for all before it, so whoever waits for it waits for them.
+            // A write has waited for all before it, and its turn lets none in between, so whoever waits for it waits for them.
             true => {
                 self.spare.extend(self.reads.drain(..).map(|read| read.event));
                 self.write.take()
@@ -205,14 +218,26 @@ static GRAVES: Mutex<Vec<Grave>> = Mutex::new(Vec::new());
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 impl Grave {
-    /// Gives the memory back in the order of its stream, after every use.
+    /// Gives the memory back in the order of its stream, after every use; or, while that stream is captured, later.
     fn bury(self) {
-        for left in &self.uses {
-            if let Err(error) = self.home.wait(&left.event) {
+        let tracking = Tracking::of(self.home.context());
+        // No capture begins during a turn.
+        let _turn = tracking.turn();
+        if capturing_here() || is_capturing(&self.home) {
+            // A free inside a capture would become a part of the graph.
+            let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
+            graves.push(self);
+            return WAITING.store(graves.len(), Ordering::Release);
+        }
+        let Self { home, owner, uses } = self;
+        for left in &uses {
+            if let Err(error) = home.wait(&left.event) {
                 tracing::error!(%error, "memory is not given back: its uses cannot be waited for");
-                return mem::forget(self.owner);
+                return mem::forget(owner);
             }
         }
+        // Within the turn: the free goes to the stream.
+        drop(owner);
     }
 }
 
@@ -225,14 +250,7 @@ impl Drop for Memory {
         }
         let uses = mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
         let uses = uses.write.into_iter().chain(uses.reads).collect();
-        let grave = Grave { home: self.home.clone(), owner, uses };
-        // A free inside a capture would become a part of the graph.
-        if !capturing_here() && !is_capturing(&grave.home) {
-            return grave.bury();
-        }
-        let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
-        graves.push(grave);
-        WAITING.store(graves.len(), Ordering::Release);
+        Grave { home: self.home.clone(), owner, uses }.bury();
     }
 }
 
@@ -260,30 +278,42 @@ impl DeviceBuffer {
     /// [`Error::Unsupported`] while the slice's stream is captured into a graph; [`Error::Driver`].
     pub fn from_slice<T: Send + Sync + 'static>(mut slice: CudaSlice<T>) -> Result<Self> {
         let (home, bytes) = (slice.stream().clone(), slice.num_bytes());
+        let tracking = Tracking::of(home.context());
+        let _turn = tracking.turn();
         if is_capturing(&home) {
-            return Err(Error::unsupported(
-                "taking over a cudarc slice whose stream is captured into a graph",
-                "what happened to it before cannot be told from what the graph will do",
-                "do it before the capture begins",
-            ));
+            // Freeing it now would become a part of the graph.
+            mem::forget(slice);
+            return Err(captured_home());
         }
-        // On the stream of its own it waits for its last reader and writer there, and the event stands for both.
+        // On the stream of its own it waits for its last reader and writer there: the event that follows stands for both.
         let address = slice.device_ptr_mut(&home).0;
-        let event = home.record_event(None).map_err(|e| driver("recording an event", e))?;
-        let memory = Memory::new(address, bytes, home, Some(Box::new(slice)));
-        let write = Some(Use { queue: ELSEWHERE, event });
+        Self::taken_over(&home, address, bytes, Box::new(slice))
+    }
+
+    /// Memory of others, ordered behind what they have enqueued on this stream.
+    pub(super) fn taken_over(
+        home: &Arc<CudaStream>,
+        address: u64,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let memory = Memory::new(address, bytes, home.clone(), Some(owner));
+        let write = {
+            let _turn = memory.tracking.turn();
+            if is_capturing(home) {
+                memory.pin();
+                return Err(captured_home());
+            }
+            let event = home.record_event(None).map_err(|e| driver("recording an event", e))?;
+            Some(Use { queue: ELSEWHERE, event })
+        };
         *memory.uses.lock().unwrap_or_else(PoisonError::into_inner) = Uses { write, ..Uses::default() };
         Ok(Self { memory: Arc::new(memory), offset: 0, bytes })
     }
 
-    /// See [`DeviceBuffer::from_raw`], which is unsafe, in `cudarc.rs`.
-    pub(super) fn lent(
-        stream: &Arc<CudaStream>,
-        address: u64,
-        bytes: usize,
-        owner: Box<dyn Any + Send + Sync>,
-    ) -> Self {
-        Self { memory: Arc::new(Memory::new(address, bytes, stream.clone(), Some(owner))), offset: 0, bytes }
+    /// Whether a captured graph writes it: then what it holds may change at any launch.
+    pub(crate) fn written_by_graphs(&self) -> bool {
+        self.memory.written_by_graphs.load(Ordering::Acquire)
     }
 
     /// Where it begins on the device.
@@ -359,6 +389,14 @@ impl DeviceBuffer {
         }
         Ok(spans.map(|span| span.unwrap_or_else(|| Span::unguarded(0, 0))))
     }
+}
+
+fn captured_home() -> Error {
+    Error::unsupported(
+        "taking over device memory whose stream is captured into a graph",
+        "what happened to it before cannot be told from what the graph will do, and so it is never freed",
+        "do it before the capture begins",
+    )
 }
 
 impl<'a> From<&'a DeviceBuffer> for DeviceBytes<'a> {

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut};
 use half::{bf16, f16};
 
 use super::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Source, SourceMut};
+use crate::error::Result;
 
 impl<'a> DeviceBytes<'a> {
     /// Device memory of another runtime, by address.
@@ -86,6 +87,10 @@ impl DeviceBuffer {
     /// `owner` is what keeps the memory alive; it is dropped in place of a free, once no work enqueued through this crate on
     /// `stream` can reach the memory in the order of `stream`. `()` where the memory outlives the program's work.
     ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) while the stream is captured into a graph (`owner` is then never
+    /// dropped); [`Error::Driver`](crate::Error::Driver).
+    ///
     /// # Safety
     /// `address` must be `bytes` bytes of device memory of the stream's context, alive as long as `owner` is and, if dropping
     /// `owner` frees it, freed in the order of `stream`. What others do with the memory must be ordered before this call in
@@ -95,8 +100,8 @@ impl DeviceBuffer {
         address: u64,
         bytes: usize,
         owner: impl Any + Send + Sync,
-    ) -> Self {
-        Self::lent(stream, address, bytes, Box::new(owner))
+    ) -> Result<Self> {
+        Self::taken_over(stream, address, bytes, Box::new(owner))
     }
 }
 

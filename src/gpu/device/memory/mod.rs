@@ -22,7 +22,7 @@ pub use self::cudarc::{BorrowsOutliveGraph, Element};
 pub use buffer::DeviceBuffer;
 pub(crate) use buffer::{Access, Memory};
 
-use super::stream::{Capture, Order, Queue};
+use super::stream::{Capture, Order, Queue, Turn};
 use crate::error::{Error, Result};
 
 /// Device memory borrowed for reading.
@@ -61,7 +61,8 @@ pub(crate) struct Span<'a> {
 enum Guard<'a> {
     None,
     Buffer(Access<'a>),
-    Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>),
+    /// In this order: the event, what waits for it, the turn.
+    Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>, Turn<'a>),
 }
 
 /// Lets the stream of a cudarc slice wait for what was enqueued, where cudarc itself orders nothing.
@@ -101,11 +102,7 @@ fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'
         ));
     }
     match order.capture {
-        Capture::Ours if !queue.may_borrow() => Err(Error::unsupported(
-            "a cudarc slice in Handle::capture",
-            "the graph cannot keep it alive",
-            "hold what a graph uses in DeviceBuffer, or take Handle::capture_borrowing and its promise",
-        )),
+        Capture::Ours if !queue.may_borrow() => Err(not_owned("a cudarc slice")),
         Capture::Ours | Capture::Foreign => Ok(None),
         Capture::No => {
             let cudarc_orders =
@@ -118,6 +115,22 @@ fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'
             Ok(Some(Rejoin { home: home.clone(), queue }))
         }
     }
+}
+
+/// Lets a bare address in, or refuses it where a graph would outlive what its giver promised.
+fn lend<'a>(order: Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
+    match order.capture == Capture::Ours && !order.queue.may_borrow() {
+        true => Err(not_owned("a bare address")),
+        false => Ok(Span::unguarded(address, bytes)),
+    }
+}
+
+fn not_owned(what: &str) -> Error {
+    Error::unsupported(
+        format!("{what} in Handle::capture"),
+        "the graph cannot keep it alive",
+        "hold what a graph uses in DeviceBuffer, or take Handle::capture_borrowing and its promise",
+    )
 }
 
 impl<'a> DeviceBytes<'a> {
@@ -144,6 +157,7 @@ impl<'a> DeviceBytes<'a> {
     pub(crate) fn at<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
         match &self.source {
             Source::View(view) => {
+                let turn = order.queue.tracking.turn();
                 let rejoin = admit(order, view.stream())?;
                 let (address, guard) = view.device_ptr(order.events());
                 if let SyncOnDrop::Record(Some((earlier, stream))) = &guard
@@ -151,10 +165,10 @@ impl<'a> DeviceBytes<'a> {
                 {
                     stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
                 }
-                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin) })
+                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin, turn) })
             }
             Source::Buffer(buffer) => buffer.read(order),
-            Source::Raw(address, _) => Ok(Span::unguarded(*address, self.bytes)),
+            Source::Raw(address, _) => lend(order, *address, self.bytes),
         }
     }
 }
@@ -183,12 +197,13 @@ impl<'a> DeviceBytesMut<'a> {
     pub(crate) fn at<'s>(&'s mut self, order: Order<'s>) -> Result<Span<'s>> {
         match &mut self.source {
             SourceMut::View(view) => {
+                let turn = order.queue.tracking.turn();
                 let rejoin = admit(order, view.stream())?;
                 let (address, guard) = view.device_ptr_mut(order.events());
-                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin) })
+                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin, turn) })
             }
             SourceMut::Buffer(buffer) => buffer.write(order),
-            SourceMut::Raw(address, _) => Ok(Span::unguarded(*address, self.bytes)),
+            SourceMut::Raw(address, _) => lend(order, *address, self.bytes),
         }
     }
 }

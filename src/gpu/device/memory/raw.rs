@@ -88,9 +88,27 @@ pub(in crate::gpu) fn copy_from_host<T: Element>(stream: &CudaStream, from: &[T]
     }
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     // SAFETY: the span is long enough (checked above) and borrowed past this enqueue; the driver has staged or copied pageable
-    // host memory when the call returns (documented), and `from` is borrowed as long. Elements have no padding.
+    // host memory when the call returns (documented), page-locked memory is waited for below, and `from` is borrowed as long.
+    // Elements have no padding.
     let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address, from.as_ptr().cast(), bytes, stream.cu_stream()) };
-    copied.result().map_err(|e| driver("copying from the host", e))
+    copied.result().map_err(|e| driver("copying from the host", e))?;
+    match is_page_locked(from.as_ptr().cast()) {
+        true => stream.synchronize().map_err(|e| driver("waiting for a copy from page-locked memory", e)),
+        false => Ok(()),
+    }
+}
+
+/// Whether the driver knows host memory, and so copies from it at its leisure.
+fn is_page_locked(address: *const std::ffi::c_void) -> bool {
+    let mut kind: std::ffi::c_uint = 0;
+    let mut attributes = [sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE];
+    let mut places: [*mut std::ffi::c_void; 1] = [(&raw mut kind).cast()];
+    // SAFETY: one attribute, and one place of its size that outlives the call; any address may be asked about, and one that the
+    // driver does not know is no error (unlike with cuPointerGetAttribute) and leaves 0.
+    let asked = unsafe {
+        sys::cuPointerGetAttributes(1, attributes.as_mut_ptr(), places.as_mut_ptr(), address as sys::CUdeviceptr)
+    };
+    asked != sys::CUresult::CUDA_SUCCESS || kind != 0
 }
 
 /// Bytes as the numbers that they are; a rest too short for one is left out.
