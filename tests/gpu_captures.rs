@@ -7,6 +7,9 @@ mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
 
+use std::env;
+use std::panic;
+
 use common::gemm::*;
 use common::*;
 use hazards::*;
@@ -332,4 +335,18 @@ fn a_graph_outlives_larger_scratch() {
         }
         assert!(rest.iter().all(|b| handle.stream().clone_dtoh(b).unwrap().iter().all(|b| *b == 0xFF)), "written");
     });
+}
+
+/// Without its mark the process in which no such test is would have passed.
+#[test]
+fn alone_needs_a_test_that_runs() {
+    fn no_test_has_this_name() {
+        alone(|| panic!("it ran"));
+    }
+    if env::var_os("SCALED_GEMM_TEST_ALONE").is_some() {
+        return println!("skipped: every test runs in this process");
+    }
+    let words = panic::catch_unwind(no_test_has_this_name).expect_err("a process that ran nothing has passed");
+    let words = words.downcast_ref::<String>().unwrap();
+    assert!(words.contains("did not run it to its end"), "{words}");
 }

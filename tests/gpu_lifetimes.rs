@@ -7,15 +7,16 @@ mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use common::gemm::*;
 use common::*;
 use hazards::*;
-use scaled_gemm::cudarc::driver::{CudaContext, CudaSlice, sys};
+use scaled_gemm::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, sys};
 use scaled_gemm::{
-    Activation, Bf16Gemm, DType, Error, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, RescaleArgs,
-    Scheme, VecRef,
+    Activation, Bf16Gemm, DType, DeviceBuffer, Error, GemmArgs, Handle, HostQuantMatrix, MatMut, MatRef, QuantMatrix,
+    QuantizeTo, Recipe, RescaleArgs, Scheme, VecRef,
 };
 
 // One B, two streams.
@@ -70,6 +71,151 @@ fn a_matrix_written_after_a_late_and_an_early_product() {
             b
         });
     });
+}
+
+// Slices and addresses of others.
+
+/// How memory of another library comes into a buffer.
+#[derive(Clone, Copy, Debug)]
+enum Taken {
+    Slice,
+    Raw,
+}
+
+impl Taken {
+    fn over(self, slice: CudaSlice<u8>) -> DeviceBuffer {
+        let (home, bytes) = (slice.stream().clone(), slice.len());
+        match self {
+            Self::Slice => DeviceBuffer::from_slice(slice).unwrap(),
+            Self::Raw => {
+                let address = slice.device_ptr(&home).0;
+                // SAFETY: the slice owns these bytes, lives as long as the buffer, frees them in the order of its stream, and
+                // was used on that stream alone.
+                unsafe { DeviceBuffer::from_raw(&home, address, bytes, slice) }
+            }
+        }
+    }
+}
+
+const ROWS: usize = 512;
+const COLS: usize = 1024;
+
+/// A handle, and a stream of its context that is home to memory: of nobody that this crate knows, then of another handle.
+fn taken_over(test: impl Fn(&Handle, &Arc<CudaStream>, &str)) {
+    let Some(handle) = handle() else { return };
+    let home = handle.stream().context().new_stream().unwrap();
+    test(&handle, &home, "a stream without a handle");
+    let [handle, other] = two_handles(handle);
+    test(&handle, other.stream(), "another handle's stream");
+}
+
+/// The bytes of X, X quantized by rows, and a target for that on the device. All kernels that the tests use are loaded.
+fn cast(handle: &Handle, seed: u64) -> (Vec<u8>, HostQuantMatrix, QuantMatrix) {
+    let x = tiled(&mut Noise::new(seed), ROWS, COLS);
+    let bytes = bytes_of(DType::F32, x.iter());
+    let (scheme, _) = ROWS_BY_ROWS;
+    let buffer = handle.upload(&bytes).unwrap();
+    let x_on_device = MatRef::new(&buffer, DType::F32, ROWS, COLS).unwrap();
+    let q = handle.quantize(&x_on_device, Recipe::new(scheme)).unwrap();
+    let mut y = handle.alloc(bytes.len()).unwrap();
+    handle.dequantize_into(&q, &mut MatMut::new(&mut y, DType::F32, ROWS, COLS).unwrap()).unwrap();
+    handle.synchronize().unwrap();
+    (bytes, quantized(&x, scheme), QuantMatrix::zeros(handle, scheme, ROWS, COLS).unwrap())
+}
+
+fn cast_into(handle: &Handle, buffer: &DeviceBuffer, target: &mut QuantMatrix) {
+    let x = MatRef::new(buffer, DType::F32, ROWS, COLS).unwrap();
+    handle.quantize_into(&x, Recipe::new(target.scheme()), QuantizeTo::Plain(target)).unwrap();
+}
+
+/// What its stream still writes when the memory is taken over is waited for by the first reader, on another stream.
+fn late_producer(taken: Taken) {
+    taken_over(|handle, home, whose| {
+        let (bytes, want, mut target) = cast(handle, 87);
+        let source = home.clone_htod(&bytes).unwrap();
+        let mut slice = home.clone_htod(&vec![0xFFu8; bytes.len()]).unwrap();
+        home.synchronize().unwrap();
+        handle.synchronize().unwrap();
+        let stall = Stall::on_stream(home);
+        home.memcpy_dtod(&source, &mut slice).unwrap();
+        let buffer = taken.over(slice);
+        cast_into(handle, &buffer, &mut target);
+        let state = stall.state();
+        let words = format!("{taken:?} of {whose}, read before its late producer? ({state})");
+        assert_same_bits(&target.to_host(handle).unwrap(), &want, &words);
+        home.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_slice_taken_over_is_read_behind_its_late_producer() {
+    alone(|| late_producer(Taken::Slice));
+}
+
+#[test]
+fn an_address_taken_over_is_read_behind_its_late_producer() {
+    alone(|| late_producer(Taken::Raw));
+}
+
+/// What its stream still reads when the memory is taken over is waited for by the first writer, on another stream.
+fn late_consumer(taken: Taken) {
+    taken_over(|handle, home, whose| {
+        let (bytes, host, _) = cast(handle, 88);
+        let q = QuantMatrix::from_host(handle, &host).unwrap();
+        let slice = home.clone_htod(&bytes).unwrap();
+        let mut copy = home.alloc_zeros::<u8>(bytes.len()).unwrap();
+        home.synchronize().unwrap();
+        handle.synchronize().unwrap();
+        let stall = Stall::on_stream(home);
+        home.memcpy_dtod(&slice, &mut copy).unwrap();
+        let mut buffer = taken.over(slice);
+        handle.dequantize_into(&q, &mut MatMut::new(&mut buffer, DType::F32, ROWS, COLS).unwrap()).unwrap();
+        let state = stall.state();
+        let written = handle.read_bytes(&buffer.view()).unwrap();
+        let copied = home.clone_dtoh(&copy).unwrap();
+        home.synchronize().unwrap();
+        assert!(copied == bytes, "{taken:?} of {whose} was written before its late reader read it ({state})");
+        assert!(written != bytes, "{taken:?} of {whose} was not written");
+    });
+}
+
+#[test]
+fn a_slice_taken_over_is_written_behind_its_late_reader() {
+    alone(|| late_consumer(Taken::Slice));
+}
+
+#[test]
+fn an_address_taken_over_is_written_behind_its_late_reader() {
+    alone(|| late_consumer(Taken::Raw));
+}
+
+/// Memory that was taken over and dropped goes back to its stream behind a late reader on another one.
+fn dropped_under_a_late_reader(taken: Taken) {
+    taken_over(|handle, home, whose| {
+        let (bytes, want, mut target) = cast(handle, 89);
+        let buffer = taken.over(home.clone_htod(&bytes).unwrap());
+        home.synchronize().unwrap();
+        handle.synchronize().unwrap();
+        let stall = Stall::on(handle);
+        cast_into(handle, &buffer, &mut target);
+        drop(buffer);
+        // The allocator gives the same memory again; zeros, so that nothing here waits for a copy.
+        let rest = [(); 8].map(|()| home.alloc_zeros::<u8>(bytes.len()).unwrap());
+        let state = stall.state();
+        let words = format!("{taken:?} of {whose}, freed under its late reader? ({state})");
+        assert_same_bits(&target.to_host(handle).unwrap(), &want, &words);
+        drop(rest);
+    });
+}
+
+#[test]
+fn a_slice_taken_over_is_freed_behind_its_late_reader() {
+    alone(|| dropped_under_a_late_reader(Taken::Slice));
+}
+
+#[test]
+fn an_address_taken_over_is_freed_behind_its_late_reader() {
+    alone(|| dropped_under_a_late_reader(Taken::Raw));
 }
 
 // Handles and addresses that do not fit.

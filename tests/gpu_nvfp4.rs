@@ -482,6 +482,40 @@ fn the_basis_is_that_of_the_last_cast() {
     assert_eq!([plain.basis(), turned.basis()], [Basis::Hadamard16; 2]);
 }
 
+/// A cast that is refused, whatever of its operands is at fault, leaves the matrix as it was, and says nothing else of it.
+#[test]
+fn the_basis_stays_when_a_cast_is_refused() {
+    let Some(handle) = handle() else { return };
+    let (rows, cols) = (32, 64);
+    let bytes = bytes_of(DType::F32, spread(&mut Noise::new(75), rows, cols, DType::F32).iter());
+    let (owned, slice) = (handle.upload(&bytes).unwrap(), upload(&handle, &bytes));
+    let x = MatRef::new(&owned, DType::F32, rows, cols).unwrap();
+    let borrowed = MatRef::new(&slice, DType::F32, rows, cols).unwrap();
+    // A capture whose graph owns what it uses takes no slice of cudarc's.
+    let number = handle.stream().clone_htod(&[3f32]).unwrap();
+    let given = GivenScale::Encode(DeviceBytes::from(&number));
+    let hadamard = nvfp4(Scheme::Nvfp4, Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() });
+    let plain = Recipe::new(Scheme::Nvfp4);
+    // Every kernel is loaded before.
+    let [mut plain_matrix, mut hadamard_matrix] = [plain, hadamard].map(|recipe| {
+        let mut out = handle.quantize(&x, recipe).unwrap();
+        handle.quantize_nvfp4_into(&x, recipe, &given, QuantizeTo::Plain(&mut out)).unwrap();
+        out
+    });
+    for (out, other) in [(&mut plain_matrix, hadamard), (&mut hadamard_matrix, plain)] {
+        let want = out.to_host(&handle).unwrap();
+        assert_ne!(want.basis(), other.basis());
+        let slice_as_x = handle.capture(|| handle.quantize_into(&borrowed, other, QuantizeTo::Plain(out)));
+        gemm::refused(slice_as_x, &["capture_borrowing"]);
+        assert_same_bits(&out.to_host(&handle).unwrap(), &want, "a refused x");
+        let slice_as_level = handle.capture(|| handle.quantize_nvfp4_into(&x, other, &given, QuantizeTo::Plain(out)));
+        gemm::refused(slice_as_level, &["capture_borrowing"]);
+        assert_same_bits(&out.to_host(&handle).unwrap(), &want, "a refused second level");
+        handle.quantize_into(&x, other, QuantizeTo::Plain(out)).unwrap();
+        assert_eq!(out.basis(), other.basis(), "the cast that is taken says its basis");
+    }
+}
+
 #[test]
 fn captured_casts_follow_data_and_second_level() {
     let Some(handle) = handle() else { return };

@@ -10,8 +10,8 @@ use ndarray::Array2;
 use quantize::{INPUTS, Source, check_dequantize, check_shapes, check_strides, grid};
 use scaled_gemm::reference;
 use scaled_gemm::{
-    DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, MatRef,
-    QuantizeTo, Recipe, Scheme,
+    Basis, DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
+    MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 
 fn recipes() -> Vec<Recipe> {
@@ -179,6 +179,25 @@ fn amax_of_matrices_and_rows() {
             assert_eq!(handle.stream().clone_dtoh(&each).unwrap(), want);
         }
     }
+}
+
+/// FP8 casts transform nothing: whatever basis the matrix was said to be in before, it is that of the data afterwards.
+#[test]
+fn the_basis_of_a_cast_is_that_of_the_data() {
+    let Some(handle) = handle() else { return };
+    let (rows, cols) = (32, 64);
+    let x = Source::new(&handle, Noise::new(8).matrix(rows, cols, DType::Bf16), DType::Bf16);
+    let turned = |scheme| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap().assume_basis(Basis::Hadamard16);
+    for recipe in defaults() {
+        let mut out = turned(recipe.scheme());
+        handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Plain(&mut out)).unwrap();
+        assert_eq!(out.basis(), Basis::Plain, "{recipe}");
+    }
+    let factor = handle.stream().clone_htod(&[2f32]).unwrap();
+    let scale = GivenScale::Encode(DeviceBytes::from(&factor));
+    let mut out = turned(Scheme::Fp8Tensor(Fp8Format::E4M3));
+    handle.quantize_tensor_into(&x.matrix(), Fp8Format::E4M3, &scale, &mut out, None).unwrap();
+    assert_eq!(out.basis(), Basis::Plain, "a given scale");
 }
 
 #[test]

@@ -14,7 +14,8 @@ use common::*;
 use hazards::{BLOCKS, ROWS_BY_ROWS, alone};
 use scaled_gemm::cudarc::driver::CudaContext;
 use scaled_gemm::{
-    Activation, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, QuantizeTo, Recipe,
+    Activation, Basis, Bf16Gemm, DType, Error, Formulation, GemmPlan, Handle, MatMut, MatRef, Nvfp4Options,
+    Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme,
 };
 
 const SHAPE: [usize; 3] = [16, 1024, 1024];
@@ -106,6 +107,27 @@ fn quantizers_refuse_operands_of_another_gpu() {
             refused("quantize_into a target on GPU 1", h0.quantize_into(&x0, recipe, QuantizeTo::Plain(&mut w1.ops.b)));
             let mut amax = h1.stream().alloc_zeros::<f32>(1).unwrap();
             refused("amax_into GPU 1", h0.amax_into(&x0, &mut (&mut amax).into()));
+        });
+    });
+}
+
+/// A cast refused for one of its targets says nothing of the other either.
+#[test]
+fn the_basis_stays_when_a_target_is_on_another_gpu() {
+    alone(|| {
+        mixed(|[h0, h1], _| {
+            let (rows, cols) = (32, 64);
+            let x = h0.alloc(rows * cols * 4).unwrap();
+            let x = MatRef::new(&x, DType::F32, rows, cols).unwrap();
+            let mut near = QuantMatrix::zeros(h0, Scheme::Nvfp4, rows, cols).unwrap();
+            let mut far = QuantMatrix::zeros(h1, Scheme::Nvfp4, cols, rows).unwrap();
+            let options = Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() };
+            let recipe: Recipe = Nvfp4Recipe::tensor(options).unwrap().into();
+            let cast = h0.quantize_into(&x, recipe, QuantizeTo::Both(&mut near, &mut far));
+            refused("quantize_into a transposed target on GPU 1", cast);
+            assert_eq!([near.basis(), far.basis()], [Basis::Plain; 2]);
+            h0.quantize_into(&x, recipe, QuantizeTo::Plain(&mut near)).unwrap();
+            assert_eq!(near.basis(), Basis::Hadamard16);
         });
     });
 }

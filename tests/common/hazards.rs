@@ -4,13 +4,15 @@
 use std::any::type_name;
 use std::env;
 use std::ffi::c_void;
+use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ndarray::Array2;
-use scaled_gemm::cudarc::driver::{CudaSlice, sys};
+use scaled_gemm::cudarc::driver::{CudaSlice, CudaStream, sys};
 use scaled_gemm::{DType, Formulation, Fp8Format, GemmPlan, Handle, QuantMatrix, Scheme};
 
 use crate::common::gemm::*;
@@ -29,17 +31,25 @@ const LATE: Duration = Duration::from_millis(400);
 /// With `SCALED_GEMM_TEST_ALONE` set it runs here: for tools that follow one process.
 pub fn alone<F: FnOnce()>(body: F) {
     const VARIABLE: &str = "SCALED_GEMM_TEST_ALONE";
+    // A process in which no test has the name passes too: the file that this names says that the body came to its end.
+    const MARK: &str = "SCALED_GEMM_TEST_ALONE_MARK";
     if env::var_os(VARIABLE).is_some() {
-        return body();
+        body();
+        return env::var_os(MARK).map_or((), |mark| fs::write(mark, "ran").unwrap());
     }
-    // The closure's type is `crate::test::{{closure}}`.
-    let test = type_name::<F>().rsplit("::").nth(1).unwrap();
+    // The closure's type is `crate::test::{{closure}}`, with the test's modules between, and its name has no crate.
+    let (_, path) = type_name::<F>().split_once("::").unwrap();
+    let (test, _) = path.split_once("::{{closure}}").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("mark");
     let arguments = [test, "--exact", "--nocapture", "--test-threads", "1"];
-    let mut child = Command::new(env::current_exe().unwrap()).args(arguments).env(VARIABLE, "1").spawn().unwrap();
+    let mut child = Command::new(env::current_exe().unwrap());
+    let mut child = child.args(arguments).env(VARIABLE, "1").env(MARK, &mark).spawn().unwrap();
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
-            return assert!(status.success(), "{test}: {status}; its words are above");
+            assert!(status.success(), "{test}: {status}; its words are above");
+            return assert!(mark.exists(), "{test}: its process passed and did not run it to its end");
         }
         if start.elapsed() > LIMIT {
             child.kill().unwrap();
@@ -50,7 +60,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     }
 }
 
-/// Holds a handle's stream back: what is enqueued there afterwards comes late, and the GPU is free for other streams.
+/// Holds a stream back: what is enqueued there afterwards comes late, and the GPU is free for other streams.
 ///
 /// Warm up first: loading a kernel may wait for the whole context, and then nothing is late any more.
 pub struct Stall {
@@ -59,16 +69,20 @@ pub struct Stall {
 
 impl Stall {
     pub fn on(handle: &Handle) -> Self {
+        Self::on_stream(handle.stream())
+    }
+
+    pub fn on_stream(stream: &Arc<CudaStream>) -> Self {
         extern "C" fn wait(over: *mut c_void) {
             sleep(LATE);
             // SAFETY: `over` is the leaked flag below, and only ever shared.
             unsafe { &*over.cast_const().cast::<AtomicBool>() }.store(true, Ordering::Release);
         }
         let over: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
-        handle.stream().context().bind_to_thread().unwrap();
+        stream.context().bind_to_thread().unwrap();
         let argument = std::ptr::from_ref(over).cast_mut().cast();
         // SAFETY: the stream is alive and its context bound; the function calls nothing of CUDA, and the flag never dies.
-        unsafe { sys::cuLaunchHostFunc(handle.stream().cu_stream(), Some(wait), argument) }.result().unwrap();
+        unsafe { sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), argument) }.result().unwrap();
         Self { over }
     }
 
