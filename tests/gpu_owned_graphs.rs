@@ -492,7 +492,7 @@ fn a_graph_follows_kept_values_made_after_another_graph() {
     alone(|| derived_after_the_capture(Derived::Kept, true));
 }
 
-/// A graph writes parts of B that were lent by `parts_mut`, and a quantizer outside of graphs writes all of B between its capture
+/// A graph writes parts of B that were lent by `write_parts`, and a quantizer outside of graphs writes all of B between its capture
 /// and its launch: the product has the quantized rest and the graph's part.
 fn parts_written_behind_a_quantizer(derived: Derived) {
     let Some(handle) = handle() else { return };
@@ -508,12 +508,13 @@ fn parts_written_behind_a_quantizer(derived: Derived) {
     let x = MatRef::new(&rows, DType::F32, numbers, 16).unwrap();
     handle.row_amax_into(&x, &mut loaded.view_mut()).unwrap();
     let graph = handle.capture(|| {
-        let mut parts = weights.b.parts_mut();
-        let part = match derived {
-            Derived::Repeated => &mut parts.scales,
-            Derived::Kept => &mut parts.codes,
-        };
-        handle.row_amax_into(&x, part)
+        weights.b.write_parts(&handle, |mut parts| {
+            let part = match derived {
+                Derived::Repeated => &mut parts.scales,
+                Derived::Kept => &mut parts.codes,
+            };
+            handle.row_amax_into(&x, part)
+        })
     });
     let graph = graph.unwrap();
     let mut rng = Noise::new(103);
@@ -564,10 +565,12 @@ fn parts_written_between_launches(derived: Derived) {
         let want = weights.want(&handle, &fresh);
         assert!(before.replace(want.clone()).as_ref() != Some(&want), "other weights, same product");
         let host = fresh.to_host(&handle).unwrap();
-        let mut parts = weights.b.parts_mut();
-        handle.write(&mut parts.codes, host.codes()).unwrap();
-        handle.write(&mut parts.scales, host.scales()).unwrap();
-        handle.write(&mut parts.block_scales, host.block_scales()).unwrap();
+        let written = weights.b.write_parts(&handle, |mut parts| {
+            handle.write(&mut parts.codes, host.codes())?;
+            handle.write(&mut parts.scales, host.scales())?;
+            handle.write(&mut parts.block_scales, host.block_scales())
+        });
+        written.unwrap();
         let got = weights.product(&handle, |_| handle.launch(&graph));
         assert!(got == want, "{derived:?}, launch {launch}: the graph has old weights");
         let eager = weights.product(&handle, |weights| weights.multiply(&handle));
