@@ -78,8 +78,8 @@ impl Handle {
 
     /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to.
     fn check_basis(&self, recipe: Recipe, out: &QuantMatrix) -> Result<()> {
-        let by_graph = out.written_by_graphs() || self.queue().order().capture != Capture::No;
-        if out.basis() == recipe.basis() || !by_graph {
+        let same = out.basis() == recipe.basis();
+        if same || !(out.written_by_graphs() || self.queue().order().capture != Capture::No) {
             return Ok(());
         }
         Err(Error::unsupported(
