@@ -287,6 +287,10 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
+    /// Write values beyond FP32, which no element type holds, as infinities: what mxfp8 makes of an infinity. Values that
+    /// another type holds are refused all the same.
+    #[arg(long)]
+    pub allow_non_finite: bool,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
     #[arg(long, value_name = "ORDER")]
     pub nibble_order: Option<NibbleOrder>,
@@ -318,7 +322,7 @@ pub struct GemmArgs {
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, default_value = "none")]
     pub activation: Activation,
-    /// Element type of D: bf16, f16 or f32.
+    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are counted.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
     /// How precisely the GPU keeps sums of products without 128-blocks.
