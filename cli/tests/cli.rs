@@ -154,6 +154,13 @@ fn bench_prints_writes_and_draws() {
     // A shape that cannot run is said, and the others still run.
     let text = good(&["bench", "--shapes", "4x16x40,4x16x48", "--schemes", "fp8-row"]);
     assert_words(&text, &["not run: 4 x 16 x 40", "k = 40", "multiple of 16"]);
+    // Where none can, that is the answer, and no file is written.
+    let empty = Folder::new();
+    let (record, plot) = (empty.file("r.json"), empty.file("p.svg"));
+    let error =
+        bad(2, &["bench", "--shapes", "4x16x40", "--schemes", "fp8-row,mxfp8", "--json", &record, "--plot", &plot]);
+    assert_words(&error, &["nothing to measure: 4 x 16 x 40 fp8-row x fp8-row", "k = 40", "(and 1 more)"]);
+    assert_eq!(empty.names(), [""; 0]);
 }
 
 #[test]
