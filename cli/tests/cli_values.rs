@@ -86,7 +86,7 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
             }
         } else {
             let error = bad(2, &allowed);
-            assert_words(&error, &["tensor w: 1 non-finite", "row 2, column 6", "infinite or NaN", "--only"]);
+            assert_words(&error, &["tensor w: 1 infinity, the first at row 2, column 6", "infinite or NaN", "--only"]);
             assert!(!error.contains("--allow-non-finite"), "{error}");
             let other = match recipe {
                 "mxfp8" => "use --mx-rounding up",
@@ -98,6 +98,9 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
         }
         assert_eq!(folder.names(), ["in"]);
     }
+    write(&input, &[with(&[(70, f32::NEG_INFINITY)])]);
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4"]);
+    assert_words(&error, &["tensor w: 1 non-finite value, the first at row 2, column 6"]);
     // Without infinities the same recipes work.
     write(&input, &[with(&[])]);
     assert!(!good(&["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--allow-non-finite"]).contains("NaN"));
