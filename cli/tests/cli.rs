@@ -22,7 +22,10 @@ fn help_version_and_wrong_use() {
         good(&[command, "--help"]);
     }
     assert_words(&bad(2, &["frobnicate"]), &["frobnicate", "--help"]);
-    assert_words(&bad(2, &["quantize"]), &["--output", "--recipe"]);
+    assert_words(&bad(2, &["quantize"]), &["--output", "--recipe", "see scaled-gemm quantize --help"]);
+    assert_words(&error_of(&run_bare(&["--device", "cpu", "tune", "--m", "0"]), 2), &["see scaled-gemm tune --help"]);
+    let help = good(&["bench", "--help"]);
+    assert_words(&help, &["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "nvfp4 and nvfp4-row", "512"]);
     let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4, nvfp4-row";
     for later in ["mxfp4", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);

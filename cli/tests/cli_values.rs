@@ -150,21 +150,22 @@ fn values_beyond_the_type_are_refused_not_written_as_infinities() {
 fn a_product_beyond_the_output_type_is_counted() {
     let folder = Folder::new();
     let (a, b, d) = (folder.file("a"), folder.file("b"), folder.file("d"));
-    // 16 * 448 * 448 = 3211264 and 0, and the same a thousand times smaller.
-    let row = |name, code: [u8; 2], scale: f32| -> Vec<Tensor<'static>> {
-        let codes = code.iter().flat_map(|code| [*code; 16]).collect();
-        vec![(name, Dtype::F8_E4M3, vec![2, 16], codes), ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]
+    // One row of 16 * 448 * 448 = 3211264 and one of zeros; the same a thousand times smaller, and beyond FP32.
+    let rows = |codes: &[u8], scale: f32| -> Vec<Tensor<'static>> {
+        let bytes = codes.iter().flat_map(|code| [*code; 16]).collect();
+        let matrix = ("w", Dtype::F8_E4M3, vec![codes.len(), 16], bytes);
+        vec![matrix, ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]
     };
-    write(&a, &row("w", [0x7E, 0], 1.0));
-    for (scale, dtype, infinite) in [(1.0, "f16", 2), (1.0, "bf16", 0), (1e-3, "f16", 0), (3e38, "f32", 2)] {
-        write(&b, &row("w", [0x7E, 0x7E], scale));
+    write(&a, &rows(&[0x7E, 0], 1.0));
+    for (scale, dtype, infinite) in [(1.0, "f16", 8), (1.0, "bf16", 0), (1e-3, "f16", 0), (3e38, "f32", 8)] {
+        write(&b, &rows(&[0x7E; 8], scale));
         let args = ["gemm", "--a", &format!("{a}:w"), "--b", &format!("{b}:w"), "--out-dtype", dtype, "-o", &d];
         let args = args.map(str::to_string);
         let mut args: Vec<_> = args.iter().map(String::as_str).collect();
         let text = good(&args);
         assert_eq!(
-            text.contains(&format!("2 values are infinite: beyond the range of {dtype}")),
-            infinite == 2,
+            text.contains(&format!("8 values are infinite: beyond the range of {dtype}")),
+            infinite == 8,
             "{text}"
         );
         args.push("--json");
