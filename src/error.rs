@@ -78,20 +78,6 @@ pub enum Error {
     /// A word that names nothing.
     #[error(transparent)]
     Name(#[from] UnknownName),
-    /// NaN or infinity where only finite numbers are accepted.
-    #[error("{operand}: {count} non-finite values, the first at row {row}, column {column}; {remedy}")]
-    NonFinite {
-        /// Which operand.
-        operand: String,
-        /// How many.
-        count: usize,
-        /// Row of the first.
-        row: usize,
-        /// Column of the first.
-        column: usize,
-        /// What to do about it.
-        remedy: String,
-    },
     /// No usable GPU.
     #[error("no usable GPU: {reason}; {remedy}")]
     NoGpu {

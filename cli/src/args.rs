@@ -103,11 +103,12 @@ pub struct BenchArgs {
     /// Shapes: deepseek-v3, llama3-70b, qwen3, or MxNxK and NxK (all of --m); comma-separated.
     #[arg(long, value_parser = parse_shapes, default_value = "4096x7168")]
     pub shapes: ShapeList,
-    /// Rows of A for shapes that do not give them.
+    /// Rows of A for shapes that do not give them; if left out, 1 to 8192 on a GPU and 1, 16, 128 and 512 on the CPU.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
     /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
-    /// weights. nvfp4-row is that of activations, with nvfp4 weights.
+    /// weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8,
+    /// nvfp4 and nvfp4-row; all if left out.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
@@ -156,7 +157,7 @@ pub struct QuantizeArgs {
     /// nvfp4 with --four-over-six: how errors are computed: strict (default) or fast.
     #[arg(long, value_name = "MATH", requires = "four_over_six")]
     pub error_math: Option<ErrorMath>,
-    /// nvfp4: largest block scale aimed at: 448 (default), or 256 with --four-over-six.
+    /// nvfp4: largest block scale aimed at: 448 (default, with --four-over-six too) or 256, which needs --four-over-six.
     #[arg(long, value_name = "MAX")]
     pub e4m3_max: Option<E4m3Bound>,
     /// nvfp4: one block scale for each 16 x 16 tile.
@@ -287,6 +288,10 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
+    /// Write values beyond FP32, which no element type holds, as infinities: what mxfp8 makes of an infinity. Values that
+    /// another type holds are refused all the same.
+    #[arg(long)]
+    pub allow_non_finite: bool,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
     #[arg(long, value_name = "ORDER")]
     pub nibble_order: Option<NibbleOrder>,
@@ -318,7 +323,7 @@ pub struct GemmArgs {
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, default_value = "none")]
     pub activation: Activation,
-    /// Element type of D: bf16, f16 or f32.
+    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are counted.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
     /// How precisely the GPU keeps sums of products without 128-blocks.
@@ -340,10 +345,10 @@ pub struct TuneArgs {
     /// Shapes: deepseek-v3, llama3-70b, qwen3, or MxNxK and NxK (all of --m); comma-separated.
     #[arg(long, value_parser = parse_shapes)]
     pub shapes: ShapeList,
-    /// Rows of A for shapes that do not give them.
+    /// Rows of A for shapes that do not give them; if left out, the powers of two from 1 to 8192.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
-    /// Schemes of the weights; activations follow, as in bench.
+    /// Schemes of the weights, as in bench; activations follow.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.

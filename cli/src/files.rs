@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 
-use scaled_gemm::Result;
 use scaled_gemm::checkpoint::OutputFile;
+use scaled_gemm::{Error, Result};
 
 use crate::output::Failure;
 
@@ -14,6 +16,14 @@ static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Starts an output file; a signal removes it until it is finished.
 pub fn create(path: &Path) -> Result<OutputFile> {
+    if path.as_os_str() == "-" {
+        return Err(Error::File {
+            path: path.into(),
+            tensor: None,
+            reason: "standard output takes no files, which appear whole under their name".into(),
+            remedy: "give the name of a file, or ./- for one of that name".into(),
+        });
+    }
     // Held while the file is made, so that no signal comes between it and its entry.
     let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
     let file = OutputFile::create(path)?;
@@ -38,12 +48,14 @@ pub fn require_regular(path: &Path) -> std::result::Result<(), Failure> {
 }
 
 /// From here on, signals that end the program remove its temporary files first. Those that are ignored, as `nohup` and shells in
-/// the background have it, stay ignored.
+/// the background have it, stay ignored. A file beyond the limit of the shell (`ulimit -f`) is an error of the write and no signal.
 #[cfg(unix)]
 pub fn remove_on_signals() -> std::io::Result<()> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU, SIGXFSZ};
 
-    let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(*signal));
+    // Nobody asks for the flag: with a handler in place, the system refuses the write instead.
+    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+    let wanted = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU].into_iter().filter(|signal| !is_ignored(*signal));
     let mut signals = signal_hook::iterator::Signals::new(wanted)?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let Some(signal) = signals.forever().next() else { return };

@@ -17,7 +17,7 @@ mod shapes;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 use output::{Failure, Outcome, note, one_line, print};
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let result = match Cli::try_parse() {
         Ok(cli) => run(cli).and_then(show),
         Err(text) if !text.use_stderr() => print(&text.render().to_string()),
-        Err(error) => Err(Failure::Use(one_line(&error.render().to_string()))),
+        Err(error) => Err(Failure::Use(one_line(&error.render().to_string(), typed_command().as_deref()))),
     };
     let (code, message) = match result {
         Ok(()) => return ExitCode::SUCCESS,
@@ -35,6 +35,13 @@ fn main() -> ExitCode {
     };
     note(&message);
     ExitCode::from(code)
+}
+
+/// The command that was typed, where the rest of the line could not be read.
+fn typed_command() -> Option<String> {
+    let commands = Cli::command();
+    let typed = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+    typed.into_iter().find(|word| commands.find_subcommand(word).is_some())
 }
 
 /// The result on standard output, and on standard error what belongs beside it.

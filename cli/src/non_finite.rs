@@ -3,9 +3,9 @@
 use ndarray::Array2;
 use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
-use scaled_gemm::{DType, Error, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Recipe, Result, Scheme};
 
-use crate::output::count;
+use crate::output::{Failure, count};
 
 /// How many of each a matrix holds, and where the first ones are.
 #[derive(Debug, Default)]
@@ -34,31 +34,34 @@ impl NonFinite {
     /// Refuses what was not allowed, and infinities where the recipe has no scale for them.
     ///
     /// # Errors
-    /// [`Error::NonFinite`].
-    pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> Result<()> {
+    /// [`Failure::Use`] with what is refused, how many there are, where the first is, and a remedy.
+    pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> std::result::Result<(), Failure> {
         let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
             (Some(_), false) => Some(instead(recipe)),
             _ => None,
         };
-        let (count, first, remedy) = match (self.first, self.first_infinite, infinities) {
+        let all = || count(self.nan + self.infinite, "non-finite value", "non-finite values");
+        let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
             (None, ..) => return Ok(()),
             (Some(_), _, None) if allowed => return Ok(()),
             (_, Some(first), Some(instead)) if allowed => {
                 let why = format!(
                     "under this recipe infinities would make the scale of their whole group infinite or NaN: {instead}"
                 );
-                (self.infinite, first, why)
+                (count(self.infinite, "infinity", "infinities"), first, why)
             }
             (Some(first), _, None) => {
                 let remedy = "repair the data, leave the tensor out with --only, or say --allow-non-finite".to_string();
-                (self.nan + self.infinite, first, remedy)
+                (all(), first, remedy)
             }
-            (Some(first), _, Some(instead)) => {
-                (self.nan + self.infinite, first, format!("{instead} (with --allow-non-finite)"))
-            }
+            (Some(first), _, Some(instead)) => (all(), first, format!("{instead} (with --allow-non-finite)")),
         };
-        let operand = format!("tensor {}", printable(name));
-        Err(Error::NonFinite { operand, count, row: first.0, column: first.1, remedy })
+        Err(Failure::Use(format!(
+            "tensor {}: {found}, the first at row {}, column {}; {remedy}",
+            printable(name),
+            first.0,
+            first.1
+        )))
     }
 
     /// A line for the result, where there is something to say.

@@ -175,8 +175,8 @@ fn bar(device: &dyn Device, total: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// clap's message on one line: what is wrong, its tips, and where to read more; without the usage.
-pub fn one_line(message: &str) -> String {
+/// clap's message on one line: what is wrong, its tips, and whose help to read; without the usage.
+pub fn one_line(message: &str, command: Option<&str>) -> String {
     let kept: Vec<_> = message
         .lines()
         .map(str::trim)
@@ -184,7 +184,8 @@ pub fn one_line(message: &str) -> String {
         .filter(|line| !line.is_empty() && !line.starts_with("For more information"))
         .collect();
     let text = kept.join(" ");
-    format!("{}; see scaled-gemm --help", text.trim_start_matches("error: "))
+    let command = command.map(|name| format!("{name} ")).unwrap_or_default();
+    format!("{}; see scaled-gemm {command}--help", text.trim_start_matches("error: "))
 }
 
 /// Three significant digits, plain; whole numbers below a million whole.
@@ -239,6 +240,7 @@ mod tests {
     fn messages_of_clap_become_one_line() {
         let message =
             "error: invalid value\n  [possible values: a, b]\n\nUsage: x\n\nFor more information, try '--help'.\n";
-        assert_eq!(one_line(message), "invalid value [possible values: a, b]; see scaled-gemm --help");
+        assert_eq!(one_line(message, None), "invalid value [possible values: a, b]; see scaled-gemm --help");
+        assert!(one_line(message, Some("bench")).ends_with("; see scaled-gemm bench --help"));
     }
 }

@@ -22,7 +22,10 @@ fn help_version_and_wrong_use() {
         good(&[command, "--help"]);
     }
     assert_words(&bad(2, &["frobnicate"]), &["frobnicate", "--help"]);
-    assert_words(&bad(2, &["quantize"]), &["--output", "--recipe"]);
+    assert_words(&bad(2, &["quantize"]), &["--output", "--recipe", "see scaled-gemm quantize --help"]);
+    assert_words(&error_of(&run_bare(&["--device", "cpu", "tune", "--m", "0"]), 2), &["see scaled-gemm tune --help"]);
+    let help = good(&["bench", "--help"]);
+    assert_words(&help, &["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "nvfp4 and nvfp4-row", "512"]);
     let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4, nvfp4-row";
     for later in ["mxfp4", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
@@ -154,6 +157,13 @@ fn bench_prints_writes_and_draws() {
     // A shape that cannot run is said, and the others still run.
     let text = good(&["bench", "--shapes", "4x16x40,4x16x48", "--schemes", "fp8-row"]);
     assert_words(&text, &["not run: 4 x 16 x 40", "k = 40", "multiple of 16"]);
+    // Where none can, that is the answer, and no file is written.
+    let empty = Folder::new();
+    let (record, plot) = (empty.file("r.json"), empty.file("p.svg"));
+    let error =
+        bad(2, &["bench", "--shapes", "4x16x40", "--schemes", "fp8-row,mxfp8", "--json", &record, "--plot", &plot]);
+    assert_words(&error, &["nothing to measure: 4 x 16 x 40 fp8-row x fp8-row", "k = 40", "(and 1 more)"]);
+    assert_eq!(empty.names(), [""; 0]);
 }
 
 #[test]

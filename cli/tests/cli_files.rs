@@ -44,13 +44,22 @@ fn outputs_are_regular_files_and_links_stay() {
     symlink("real", &link).unwrap();
     good(&["quantize", &input, "-o", &link, "--recipe", "fp8-row"]);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    let (fifo, nowhere) = (folder.file("fifo"), folder.file("none/out"));
+    let (fifo, nowhere, circle) = (folder.file("fifo"), folder.file("none/out"), folder.file("circle"));
     pipe(&fifo);
+    symlink("circle", &circle).unwrap();
     let folder_path = folder.0.to_str().unwrap();
     let names = folder.names();
-    for (output, word) in
-        [("/dev/full", "a device"), (&fifo, "a pipe"), (folder_path, "a folder"), (&nowhere, "no folder")]
-    {
+    for (output, word) in [
+        ("/dev/full", "a device"),
+        (&fifo, "a pipe"),
+        (folder_path, "a folder"),
+        (&nowhere, "no folder"),
+        (&circle, "too many links: more than 40, or a circle; give"),
+        ("/dev/stdout", "leads into /proc, where no file can be made; give"),
+        ("/dev/fd/1", "leads into /proc"),
+        ("/proc/out", "leads into /proc"),
+        ("/sys/out", "no file can be made in the folder /sys: "),
+    ] {
         let product = format!("{real}:layer.weight");
         let runs: [&[&str]; 6] = [
             &["quantize", &input, "--recipe", "fp8-row", "-o", output],
@@ -62,9 +71,10 @@ fn outputs_are_regular_files_and_links_stay() {
             &["bench", "--shapes", "8192x8192", "--m", "4096", "--json", output],
         ];
         for args in runs {
-            assert_words(&bad(2, args), &[output, word]);
+            assert_words(&bad(2, args), &[output, word, "give "]);
         }
     }
+    assert_words(&bad(2, &["quantize", &input, "--recipe", "fp8-row", "-o", "-"]), &["standard output", "./-"]);
     assert_eq!(folder.names(), names);
     assert!(fs::metadata("/dev/full").unwrap().file_type().is_char_device());
     let error = bad(2, &["bench", "--shapes", "16x16x16", "--json", &real, "--plot", &real]);
@@ -78,7 +88,7 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     // Some seconds of work.
     write(&input, &[("w", Dtype::F32, vec![4096, 4096], vec![1; 4 << 24])]);
     let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--four-over-six", "mse"];
-    for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+    for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("QUIT", 3), ("XCPU", 24)] {
         fs::write(&output, "old").unwrap();
         let child = spawn(&args);
         wait_for("the temporary file", || folder.names().len() > 2);
@@ -110,12 +120,14 @@ fn a_full_disk_is_the_machines_failure() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("q"));
     write(&input, &[f32_tensor("w", [256, 256], 1)]);
-    let mut limited = Command::new("sh");
-    limited.args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh"]).arg(program());
-    let run =
-        limited.args(["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--device", "cpu"]).output().unwrap();
-    assert_words(&error_of(&run, 1), &[&output]);
-    assert_eq!(folder.names(), ["in"]);
+    // The limit's signal would end the program, if it were not caught.
+    for trap in ["trap '' XFSZ; ", ""] {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", &format!("{trap}ulimit -f 16; exec \"$@\""), "sh"]).arg(program());
+        limited.args(["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--device", "cpu"]);
+        assert_words(&error_of(&limited.output().unwrap(), 1), &[&output, "too large"]);
+        assert_eq!(folder.names(), ["in"]);
+    }
 }
 
 #[test]

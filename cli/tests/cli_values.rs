@@ -76,7 +76,7 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
         if takes {
             assert_words(&bare, &["or say --allow-non-finite"]);
             assert_words(&good(&allowed), &["w: 1 NaN and 1 infinity quantized"]);
-            let text = good(&["dequantize", &packed, "-o", &back, "--dtype", "f32"]);
+            let text = good(&["dequantize", &packed, "-o", &back, "--dtype", "f32", "--allow-non-finite"]);
             assert_eq!(text.contains("w: 1 value is beyond FP32 and written as infinite"), recipe == "mxfp8", "{text}");
             // The largest code: 448 with scale 1 or 2^127, which is beyond FP32.
             let want = if recipe == "mxfp8" { f32::NEG_INFINITY } else { -448.0 };
@@ -86,7 +86,7 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
             }
         } else {
             let error = bad(2, &allowed);
-            assert_words(&error, &["tensor w: 1 non-finite", "row 2, column 6", "infinite or NaN", "--only"]);
+            assert_words(&error, &["tensor w: 1 infinity, the first at row 2, column 6", "infinite or NaN", "--only"]);
             assert!(!error.contains("--allow-non-finite"), "{error}");
             let other = match recipe {
                 "mxfp8" => "use --mx-rounding up",
@@ -98,6 +98,9 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
         }
         assert_eq!(folder.names(), ["in"]);
     }
+    write(&input, &[with(&[(70, f32::NEG_INFINITY)])]);
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4"]);
+    assert_words(&error, &["tensor w: 1 non-finite value, the first at row 2, column 6"]);
     // Without infinities the same recipes work.
     write(&input, &[with(&[])]);
     assert!(!good(&["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--allow-non-finite"]).contains("NaN"));
@@ -126,14 +129,47 @@ fn values_beyond_the_type_are_refused_not_written_as_infinities() {
     let error = bad(2, &["dequantize", &input, "-o", &back]);
     assert_words(&error, &["16 values are beyond the range of bf16", "choose --dtype f32"]);
     good(&["dequantize", &input, "-o", &back, "--dtype", "f32"]);
-    // Beyond FP32 itself: no type holds them, and it is said.
+    fs::remove_file(&back).unwrap();
+    // Beyond FP32 itself: no type holds them. They are refused in every type, and written if that is asked for.
     write(&input, &one_scale(0xFE, Dtype::F8_E4M3, 3e38));
-    let text = good(&["dequantize", &input, "-o", &back]);
+    for dtype in ["bf16", "f16", "f32"] {
+        let error = bad(2, &["dequantize", &input, "-o", &back, "--dtype", dtype]);
+        assert_words(&error, &["tensor w: 16 values are beyond FP32", "row 0, column 0", "say --allow-non-finite"]);
+        assert_eq!(folder.names(), ["in"]);
+    }
+    let text = good(&["dequantize", &input, "-o", &back, "--allow-non-finite"]);
     assert_words(&text, &["w: 16 values are beyond FP32 and written as infinite"]);
     // An infinity that the codes hold is one, and NaN is NaN.
     for (code, dtype) in [(0x7C, Dtype::F8_E5M2), (0x7F, Dtype::F8_E4M3)] {
         write(&input, &one_scale(code, dtype, 1.0));
         good(&["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+    }
+}
+
+#[test]
+fn a_product_beyond_the_output_type_is_counted() {
+    let folder = Folder::new();
+    let (a, b, d) = (folder.file("a"), folder.file("b"), folder.file("d"));
+    // One row of 16 * 448 * 448 = 3211264 and one of zeros; the same a thousand times smaller, and beyond FP32.
+    let rows = |codes: &[u8], scale: f32| -> Vec<Tensor<'static>> {
+        let bytes = codes.iter().flat_map(|code| [*code; 16]).collect();
+        let matrix = ("w", Dtype::F8_E4M3, vec![codes.len(), 16], bytes);
+        vec![matrix, ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]
+    };
+    write(&a, &rows(&[0x7E, 0], 1.0));
+    for (scale, dtype, infinite) in [(1.0, "f16", 8), (1.0, "bf16", 0), (1e-3, "f16", 0), (3e38, "f32", 8)] {
+        write(&b, &rows(&[0x7E; 8], scale));
+        let args = ["gemm", "--a", &format!("{a}:w"), "--b", &format!("{b}:w"), "--out-dtype", dtype, "-o", &d];
+        let args = args.map(str::to_string);
+        let mut args: Vec<_> = args.iter().map(String::as_str).collect();
+        let text = good(&args);
+        assert_eq!(
+            text.contains(&format!("8 values are infinite: beyond the range of {dtype}")),
+            infinite == 8,
+            "{text}"
+        );
+        args.push("--json");
+        assert_eq!(json(&args)["infinite"], infinite);
     }
 }
 

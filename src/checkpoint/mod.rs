@@ -42,6 +42,8 @@ mod writer;
 pub use header::TensorInfo;
 pub use names::NibbleOrder;
 pub use output::OutputFile;
+#[cfg(feature = "cuda")]
+pub(crate) use reader::open_regular;
 pub use reader::{Checkpoint, printable};
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;

@@ -1,7 +1,7 @@
 //! [`OutputFile`]: a file that appears under its name whole or not at all.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
@@ -29,12 +29,13 @@ impl OutputFile {
     /// Starts a file that will be `path`. Whether it may be written is found out here, before the work for it is done.
     ///
     /// # Errors
-    /// [`Error::File`] for a folder, a device or a pipe of that name, and for a folder that does not exist; [`Error::Io`] if
-    /// the system refuses to write to the file that is there, or beside it.
+    /// [`Error::File`] for a folder, a device or a pipe of that name, for links that never end, for a place in `/proc`, and for
+    /// a folder that does not exist or may not be written to; [`Error::Io`] if the system refuses to write to the file that
+    /// is there, or fails to make one.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
         let io = |source| Error::Io { path: path.clone(), source };
-        let target = follow_links(&path).map_err(io)?;
+        let target = follow_links(&path)?;
         let old = match fs::metadata(&target) {
             Ok(old) if !old.is_file() => {
                 let reason = format!("is {}, not a regular file", file_kind(old.file_type()));
@@ -45,13 +46,10 @@ impl OutputFile {
                 OpenOptions::new().write(true).open(&target).map_err(io)?;
                 Some(old)
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => return Err(io(e)),
         };
-        let folder = match target.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
+        let folder = folder_of(&target);
         let Some(name) = target.file_name().filter(|_| folder.is_dir()) else {
             let reason = format!("there is no folder {}", folder.display());
             return Err(refuse_file(&path, reason, "make it first, or give another name"));
@@ -65,8 +63,15 @@ impl OutputFile {
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
-        // The system's word without the temporary name that tempfile adds to it.
-        let file = builder.tempfile_in(folder).map_err(|e| io(e.kind().into()))?;
+        let file = builder.tempfile_in(folder).map_err(|e| match e.kind() {
+            // The system's word without the temporary name that tempfile adds to it.
+            kind @ (ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound) => {
+                let reason =
+                    format!("no file can be made in the folder {}: {}", folder.display(), io::Error::from(kind));
+                refuse_file(&path, reason, "give a name in a folder that you may write to")
+            }
+            kind => io(kind.into()),
+        })?;
         if let Some(old) = old {
             fs::set_permissions(file.path(), old.permissions()).map_err(io)?;
         }
@@ -119,14 +124,28 @@ impl OutputFile {
 }
 
 /// Where a name leads: itself, if it is no link. Its last part need not exist.
-fn follow_links(path: &Path) -> io::Result<PathBuf> {
+fn follow_links(path: &Path) -> Result<PathBuf> {
     let mut target = path.to_path_buf();
     for _ in 0..MOST_LINKS {
+        // `/dev/stdout` and `/dev/fd/N` lead through it: what is open there has no name that a file could be given.
+        if folder_of(&target).canonicalize().is_ok_and(|folder| folder.starts_with("/proc")) {
+            let reason = "leads into /proc, where no file can be made";
+            return Err(refuse_file(path, reason, "give the name of a file on a disk"));
+        }
         match fs::read_link(&target) {
             // An absolute target takes the place of the folder.
             Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
             Err(_) => return Ok(target),
         }
     }
-    Err(io::Error::other("too many links"))
+    let reason = format!("too many links: more than {MOST_LINKS}, or a circle");
+    Err(refuse_file(path, reason, "give the name of the file itself"))
+}
+
+/// The folder that a name is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
 }

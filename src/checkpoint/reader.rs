@@ -43,7 +43,7 @@ impl Checkpoint {
             reason: printable(&fault.reason),
             remedy: "fetch or write the file again".into(),
         };
-        let mut file = open_regular(&path)?;
+        let mut file = open_regular(&path, "give a safetensors file on a disk")?;
         let file_len = file.metadata().map_err(io)?.len();
         let mut first = [0; 8];
         if file_len < 8 {
@@ -192,12 +192,12 @@ pub(super) fn refuse_file(path: &Path, reason: impl Into<String>, remedy: impl I
 }
 
 /// Opens a file for reading. Not a pipe, which would wait for its writer, and nothing else without a length and places.
-fn open_regular(path: &Path) -> Result<File> {
+pub(crate) fn open_regular(path: &Path, remedy: &str) -> Result<File> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
     let kind = fs::metadata(path).map_err(io)?.file_type();
     if !kind.is_file() {
         let reason = format!("is {}, not a regular file", file_kind(kind));
-        return Err(refuse_file(path, reason, "give a safetensors file on a disk"));
+        return Err(refuse_file(path, reason, remedy));
     }
     File::open(path).map_err(io)
 }

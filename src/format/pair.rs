@@ -59,7 +59,7 @@ pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> 
     let (reason, remedy) = match a {
         Operand::Plain(dtype) => match plain_refusal(dtype, reach(&b.spec())) {
             None => return Ok(()),
-            Some(words) => words,
+            Some(reason) => (reason, plain_remedy(reach(&b.spec()))),
         },
         Operand::Quantized(scheme) => match quantized_refusal(&scheme.spec(), &b.spec()) {
             None => return Ok(()),
@@ -69,25 +69,31 @@ pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> 
     Err(Error::Pair { a, b, device: device.into(), reason: reason.into(), remedy: remedy.into() })
 }
 
-/// Reason and remedy if a plain A cannot multiply weights of this kind.
-fn plain_refusal(a: DType, b: Reach) -> Option<(&'static str, &'static str)> {
+/// The reason if a plain A cannot multiply weights of this kind.
+fn plain_refusal(a: DType, b: Reach) -> Option<&'static str> {
     match (a, b) {
-        (DType::E4M3 | DType::E5M2, _) => {
-            Some(("FP8 numbers without scales are no operand", "pass A as bf16, or quantize it with a recipe"))
+        (DType::E4M3 | DType::E5M2, _) => Some("FP8 numbers without scales are no operand"),
+        (DType::F32, Reach::Mxfp8 | Reach::Nvfp4) => {
+            Some("an FP32 A would be rounded to the 8 or 11 bits of a tensor core's operand, and nobody asked for that")
         }
-        (DType::F32, _) => Some((
-            "an FP32 A would be rounded to the 8 or 11 bits of a tensor core's operand, and nobody asked for that",
-            "round A to bf16 first, or quantize it",
-        )),
         (DType::Bf16 | DType::F16, Reach::Nvfp4) | (DType::Bf16, Reach::Mxfp8) => None,
-        (DType::F16, Reach::Mxfp8) => Some((
+        (DType::F16, Reach::Mxfp8) => Some(
             "the E8M0 scales of MXFP8 reach from 2^-127 to 2^127 and leave the range of F16, in which B would be multiplied",
-            "pass A as bf16, or quantize it as mxfp8",
-        )),
-        (DType::Bf16 | DType::F16, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => Some((
+        ),
+        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => Some(
             "weight-only products exist for nvfp4, nvfp4-row and mxfp8 weights; FP8 weights multiply FP8 activations",
-            "quantize A with a recipe of the same family",
-        )),
+        ),
+    }
+}
+
+/// What multiplies weights of this kind in the place of a plain A that does not; as E4M3, which goes with both FP8 formats.
+fn plain_remedy(b: Reach) -> &'static str {
+    match b {
+        Reach::Tensor => "quantize A as fp8-tensor",
+        Reach::Row => "quantize A as fp8-row",
+        Reach::Vector | Reach::Tile => "quantize A as fp8-1x128",
+        Reach::Mxfp8 => "round A to bf16 first, or quantize it as mxfp8",
+        Reach::Nvfp4 => "round A to bf16 first, or quantize it as nvfp4",
     }
 }
 
@@ -231,6 +237,7 @@ pub fn check_quantize_cols(operand: &str, cols: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::scheme::CodeFormat;
 
     #[test]
     fn the_pairs_of_the_table_and_no_others() {
@@ -280,6 +287,23 @@ mod tests {
         }
         let want = ["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 nvfp4", "bf16 nvfp4-row", "f16 nvfp4", "f16 nvfp4-row"];
         assert_eq!(legal, want);
+    }
+
+    /// A remedy that is refused in its turn is none.
+    #[test]
+    fn what_is_recommended_in_place_of_a_plain_a_multiplies() {
+        for b in Scheme::ALL {
+            for dtype in [DType::Bf16, DType::F16, DType::F32, DType::E4M3, DType::E5M2] {
+                let Err(Error::Pair { remedy, .. }) = check_pair(Operand::Plain(dtype), b, "cpu") else { continue };
+                if remedy.contains("bf16") {
+                    assert!(check_pair(Operand::Plain(DType::Bf16), b, "cpu").is_ok(), "{dtype} x {b}: {remedy}");
+                }
+                let name = remedy.rsplit(' ').next().unwrap();
+                let a =
+                    Scheme::from_name(name, if b.is_nvfp4() { CodeFormat::E2M1 } else { CodeFormat::E4M3 }).unwrap();
+                assert!(check_pair(a, b, "cpu").is_ok(), "{dtype} x {b}: {remedy}");
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,16 @@ use crate::error::{Error, Result};
 
 /// How to quantize: one variant for each family of schemes, with the options of that family. There is no recipe whose options
 /// exclude each other.
+///
+/// The formulas of this crate use three words:
+/// * `fl(.)`: one FP32 operation, rounded to nearest even.
+/// * `encode`: the factor that data are multiplied by before they become codes. What is stored is its inverse, the decode
+///   factor `scale`, which codes are multiplied by.
+/// * `sat(.)`: the cast to the code format: round to nearest even, saturating at the format's largest value (448 for E4M3,
+///   57344 for E5M2, 6 for E2M1), the sign of zero kept; NaN becomes 0x7F in FP8, 7 in E2M1.
+///
+/// How `encode`, `scale` and block scales follow from the data is said by [`Fp8Rule`](crate::Fp8Rule), [`MxScaleRule`] and
+/// [`Nvfp4Rule`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Recipe {
     /// FP8 codes with FP32 scales.

@@ -126,6 +126,7 @@ impl Handle {
     /// [`Error::Library`], [`Error::Driver`].
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        libraries::driver_available(lt::keep_loaded)?;
         let context = stream.context().clone();
         let device = DeviceInfo::of(&context)?;
         let lt = LtHandle::new(&context)?;

@@ -17,8 +17,10 @@ use cudarc::driver::{CudaEvent, CudaSlice};
 
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::CapturedGraph;
+use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{BorrowsOutliveGraph, driver};
 use crate::gpu::handle::{Handle, Private};
+use crate::gpu::lt;
 
 /// How launches follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -266,6 +268,7 @@ impl Launch {
 
 /// An event recorded now.
 fn event(handle: &Handle) -> Result<CudaEvent> {
+    libraries::timing_available(lt::keep_loaded)?;
     let event = handle.stream().context().new_event(Some(CU_EVENT_DEFAULT));
     let event = event.map_err(|e| driver("creating an event", e))?;
     event.record(handle.stream()).map_err(|e| driver("recording an event", e))?;

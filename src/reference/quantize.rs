@@ -120,7 +120,8 @@ pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale)
 /// `fl(code * f)` with `f = fl(block_scale * scale)`, rounded to nearest even in `out`, as FP32 values; `rows x cols`.
 ///
 /// What a scheme lacks counts as 1: `f` is the scale of FP8 and the block scale of MXFP8. Rows in a Hadamard basis stay in
-/// it. Runs on all cores; allocates the result.
+/// it. A value beyond the range of `out` becomes infinite in F32, BF16 and F16 (from 65520 on), and the largest value in E4M3
+/// and E5M2, which saturate. Runs on all cores; allocates the result.
 pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
     let (rows, cols) = (q.rows(), q.cols());
     let spec = q.scheme().spec();

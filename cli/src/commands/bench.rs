@@ -41,6 +41,9 @@ struct Run<'a> {
     skipped: &'a [String],
 }
 
+/// m, n, k, and what is multiplied.
+type Problem = ([usize; 3], Pair);
+
 /// What to measure.
 struct Request<'a> {
     shapes: &'a ShapeList,
@@ -121,36 +124,60 @@ fn measure(device: &mut dyn Device, request: &Request<'_>) -> Result<(Vec<Line>,
     for mnk in &problems {
         device.check_memory(*mnk, request.out)?;
     }
-    let bar = step_bar(device, problems.len() * (1 + pairs.len()));
+    let (runs, skipped) = choose(device, request, &problems, &pairs)?;
+    if runs.is_empty() {
+        let others = match skipped.len() {
+            0 | 1 => String::new(),
+            many => format!(" (and {} more)", many - 1),
+        };
+        let first = skipped.first().map_or("no shape and no scheme was given", String::as_str);
+        return Err(Failure::Use(format!("bench: nothing to measure: {first}{others}")));
+    }
+    let bar = step_bar(device, 1 + runs.len());
     let copy = device.copy_rate()?;
-    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
-    for mnk in problems {
+    bar.inc(1);
+    let mut lines = Vec::new();
+    for (mnk, pair) in runs {
         let [m, n, k] = mnk;
         bar.set_message(format!("{m} x {n} x {k}"));
+        let times = device.time_pair(mnk, pair, request.out)?;
+        lines.extend(times.into_iter().map(|time| Line { mnk, pair, time }));
         bar.inc(1);
-        match device.check_baseline(mnk) {
-            Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
-                skipped.push(format!("{m} x {n} x {k}: no baseline: {error}"));
-                bar.inc(pairs.len() as u64);
-                continue;
-            }
-            result => result?,
-        }
-        for &pair in &pairs {
-            let support = device.support(mnk, pair.a.operand(), pair.b.scheme(), request.out);
-            if let (true, Some((_, why))) = (support.ways.is_empty(), support.refused.first()) {
-                skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
-            } else {
-                let times = device.time_pair(mnk, pair, request.out)?;
-                lines.extend(times.into_iter().map(|time| Line { mnk, pair, time }));
-            }
-            bar.inc(1);
-        }
     }
     bar.finish_and_clear();
     let run = Run { device, request, copy, lines: &lines, skipped: &skipped };
     let (text, value) = (run.describe(), run.record());
     Ok((lines, text, value))
+}
+
+/// What can be measured, and why the rest cannot; found out before the work.
+fn choose(
+    device: &mut dyn Device,
+    request: &Request<'_>,
+    problems: &[[usize; 3]],
+    pairs: &[Pair],
+) -> Result<(Vec<Problem>, Vec<String>), Failure> {
+    let (mut runs, mut skipped) = (Vec::new(), Vec::new());
+    for &mnk in problems {
+        let [m, n, k] = mnk;
+        match device.check_baseline(mnk) {
+            Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
+                skipped.push(format!("{m} x {n} x {k}: no baseline: {error}"));
+                continue;
+            }
+            result => result?,
+        }
+        for &pair in pairs {
+            let support = device.support(mnk, pair.a.operand(), pair.b.scheme(), request.out);
+            match support.refused.first() {
+                Some((_, why)) if support.ways.is_empty() => {
+                    skipped.push(format!("{m} x {n} x {k} {}: {why}", pair.name()));
+                }
+                _ => runs.push((mnk, pair)),
+            }
+        }
+    }
+    Ok((runs, skipped))
 }
 
 impl Run<'_> {

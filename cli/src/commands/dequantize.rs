@@ -1,6 +1,6 @@
 //! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
 //! basis are transformed back. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
-//! would turn into infinities.
+//! would turn into infinities; those beyond FP32 too, unless they are allowed.
 
 use std::collections::HashMap;
 
@@ -120,7 +120,17 @@ fn plain(
     let exact = exact(device, matrix)?;
     refuse_overflow(name, values.view(), exact.view(), args)?;
     let beyond = beyond_fp32(matrix, exact.view());
-    Ok((values, beyond))
+    let many = beyond.len();
+    match beyond.first() {
+        Some((row, column)) if !args.allow_non_finite => Err(Failure::Use(format!(
+            "{}: tensor {}: {} beyond FP32, which every type would make infinite, the first at row {row}, column {column}; \
+             quantize the matrix again from finite values, or say --allow-non-finite",
+            args.input.display(),
+            printable(name),
+            count(many, "value is", "values are"),
+        ))),
+        _ => Ok((values, many)),
+    }
 }
 
 /// The values in FP32, of the data where the rows are in a Hadamard basis.
@@ -152,13 +162,15 @@ fn refuse_overflow(
     )))
 }
 
-/// How many finite codes have a value beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
-fn beyond_fp32(matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> usize {
+/// Where finite codes have a value beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
+fn beyond_fp32(matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> Vec<(usize, usize)> {
     let mut codes = vec![0.0; matrix.cols()];
-    let mut beyond = 0;
+    let mut beyond = Vec::new();
     for (row, values) in exact.outer_iter().enumerate() {
         matrix.decode_row(row, &mut codes);
-        beyond += values.iter().zip(&codes).filter(|(value, code)| value.is_infinite() && code.is_finite()).count();
+        let pairs = values.iter().zip(&codes).enumerate();
+        let there = pairs.filter(|(_, (value, code))| value.is_infinite() && code.is_finite());
+        beyond.extend(there.map(|(column, _)| (row, column)));
     }
     beyond
 }

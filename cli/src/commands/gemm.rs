@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder};
+use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::GemmInputs;
 use scaled_gemm::{DType, HostQuantMatrix};
 use serde_json::json;
@@ -15,7 +16,7 @@ use crate::device::{self, HostA};
 use crate::file_tensor::FileTensor;
 use crate::files;
 use crate::memory;
-use crate::output::{Failure, Form, Outcome};
+use crate::output::{Failure, Form, Outcome, count};
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
@@ -52,7 +53,8 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     writer.finish()?;
 
     let (k, operand) = (b.cols(), a.operand().operand());
-    let text = format!(
+    let infinite = d.iter().filter(|v| round_to(args.out_dtype, **v).is_infinite()).count();
+    let mut text = format!(
         "{}: d = {m} x {n} {}, from {m} x {k} {} and {n} x {k} {} on {}\n",
         args.output.display(),
         args.out_dtype,
@@ -60,10 +62,15 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         b.scheme(),
         device.name()
     );
+    if infinite > 0 {
+        let many = count(infinite, "value is", "values are");
+        text += &format!("d: {many} infinite: beyond the range of {}, or from infinite operands\n", args.out_dtype);
+    }
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
+        "infinite": infinite,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
 }

@@ -25,7 +25,10 @@ pub enum QuantizeTo<'a> {
 }
 
 impl Handle {
-    /// Quantizes X: `code = sat(fl(x * encode))`, the factors as [`Recipe`] says. Allocates the result; waits for nothing.
+    /// Quantizes X: `code = sat(fl(x * encode))`, the words and factors as [`Recipe`] says. Allocates the result; waits for nothing.
+    ///
+    /// The first use of a recipe in a process loads its kernels: milliseconds, or up to a minute where NVRTC compiles them
+    /// (its result is kept on disk).
     ///
     /// X: BF16, F16 or F32, any number of rows, columns a positive multiple of 16, rows at any stride.
     ///
@@ -40,7 +43,7 @@ impl Handle {
         Ok(out)
     }
 
-    /// Quantizes X and `Xᵀ`. Allocates both results; waits for nothing.
+    /// Quantizes X and `Xᵀ`. Allocates both results; waits for nothing. A first use loads kernels, as in [`Handle::quantize`].
     ///
     /// # Errors
     /// As [`Handle::quantize`]; [`Error::Shape`] if X's rows are not a multiple of 16.
@@ -320,7 +323,10 @@ impl Handle {
         Ok(())
     }
 
-    /// `y = round(fl(code * scale))`, to BF16, F16 or F32. Allocates nothing and waits for nothing.
+    /// `y = round(fl(code * f))` with `f = fl(block_scale * scale)`, to BF16, F16 or F32. Allocates nothing and waits for nothing.
+    ///
+    /// What a scheme lacks counts as 1. Rows in a Hadamard basis stay in it: `y` holds the transformed values, as
+    /// [`reference::dequantize`](crate::reference::dequantize) gives them. A first use loads kernels, as in [`Handle::quantize`].
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] if `y` does not fit.

@@ -190,7 +190,8 @@ impl Handle {
     ///
     /// A first call plans (and makes B's repeated scales where the formulation needs them): slow, and it allocates. Later
     /// ones are [`GemmPlan::execute`] after one look-up, also inside graph capture. The cache holds 64 plans, and forgets the
-    /// longest unused. Waits for nothing.
+    /// longest unused. Waits for nothing. The first use in a process loads libraries and kernels besides: milliseconds, or up
+    /// to a minute where NVRTC compiles them.
     ///
     /// # Errors
     /// Those of [`GemmArgs::desc`], [`Handle::plan`] and [`GemmPlan::execute`]; [`Error::Unsupported`] inside graph capture

@@ -5,11 +5,12 @@
 //! needs a GPU.
 
 use std::fmt;
+use std::io::read_to_string;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::OutputFile;
+use crate::checkpoint::{OutputFile, open_regular};
 use crate::error::{Error, Result};
 
 use crate::gpu::gemm::desc::GemmDesc;
@@ -344,10 +345,12 @@ impl TuneTable {
     /// Reads a table from a file.
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Record`] with the file, place and reason.
+    /// [`Error::File`] for what is no regular file (a pipe would be waited for); [`Error::Io`]; [`Error::Record`] with the
+    /// file, place and reason.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let file = open_regular(path, "give a file that tune or TuneTable::save wrote")?;
+        let text = read_to_string(file).map_err(|source| Error::Io { path: path.into(), source })?;
         Self::from_json(&text).map_err(|e| match e {
             Error::Record { reason, remedy } => {
                 Error::Record { reason: format!("{}: {reason}", path.display()), remedy }
@@ -526,5 +529,19 @@ mod tests {
         assert!(TuneTable::load(&file).unwrap_err().to_string().contains("scaled-gemm-tune"));
         std::fs::remove_file(&file).unwrap();
         assert!(matches!(TuneTable::load(&file), Err(Error::Io { .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for (path, what) in [(pipe.as_path(), "a pipe"), (folder.path(), "a folder")] {
+            let error = TuneTable::load(path).unwrap_err();
+            assert!(matches!(error, Error::File { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(what) && text.contains("give a file that tune"), "{text}");
+        }
     }
 }

@@ -92,8 +92,12 @@ impl Library {
     }
 }
 
-/// Loads a library for the whole life of the process, so that a later load by its bare name finds it.
-pub(super) fn keep_loaded(candidate: &Candidate) -> std::result::Result<(), String> {
+/// Loads a library for the whole life of the process, so that a later load by its bare name finds it. Says which of these
+/// functions it lacks: the first of them.
+pub(super) fn keep_loaded(
+    candidate: &Candidate,
+    functions: &[&'static str],
+) -> std::result::Result<Option<&'static str>, String> {
     let opened = match candidate {
         Candidate::Resident(_) => return Err("not asked for".to_string()),
         // SAFETY: only NVIDIA's driver and NVRTC, under their own names or from a file the user named, come here; their
@@ -102,7 +106,12 @@ pub(super) fn keep_loaded(candidate: &Candidate) -> std::result::Result<(), Stri
         // SAFETY: as above.
         Candidate::File(path) => unsafe { libloading::Library::new(path) },
     };
-    opened.map(std::mem::forget).map_err(in_full)
+    let library = opened.map_err(in_full)?;
+    // SAFETY: only whether there is an address is asked; nothing is read or called there.
+    let is_there = |name: &str| unsafe { library.get::<*const ()>(name) }.is_ok();
+    let lacking = functions.iter().copied().find(|name| !is_there(name));
+    std::mem::forget(library);
+    Ok(lacking)
 }
 
 /// With the loader's own words, which libloading keeps as the source of its error.

@@ -279,7 +279,7 @@ fn an_algorithm_survives_as_words() {
 #[test]
 fn no_driver_is_no_gpu() {
     let Some(library) = found() else { return };
-    if keep_loaded(&Candidate::Name("libcuda.so.1".into())).is_ok() {
+    if keep_loaded(&Candidate::Name("libcuda.so.1".into()), &[]).is_ok() {
         eprintln!("skipped: this machine has a CUDA driver");
         return;
     }
