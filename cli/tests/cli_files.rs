@@ -17,9 +17,11 @@ fn pipe(path: &str) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// A run on the CPU that may not end by itself.
+/// A run on the CPU that may not end by itself. Signals mean what they mean by default, also where these tests run under nohup
+/// or in the background of a shell, which has them ignored.
 fn spawn(args: &[&str]) -> Child {
-    let mut command = Command::new(program());
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT,TERM,XCPU,XFSZ").arg(program());
     command.args(args).args(["--device", "cpu"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -122,7 +124,8 @@ fn a_full_disk_is_the_machines_failure() {
     write(&input, &[f32_tensor("w", [256, 256], 1)]);
     // The limit's signal would end the program, if it were not caught.
     for trap in ["trap '' XFSZ; ", ""] {
-        let mut limited = Command::new("sh");
+        let mut limited = Command::new("env");
+        limited.args(["--default-signal=XFSZ", "sh"]);
         limited.args(["-c", &format!("{trap}ulimit -f 16; exec \"$@\""), "sh"]).arg(program());
         limited.args(["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--device", "cpu"]);
         assert_words(&error_of(&limited.output().unwrap(), 1), &[&output, "too large"]);
