@@ -68,7 +68,7 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
     }
 }
 
-/// How precisely the GPU keeps sums of products without 128-blocks. The CPU always keeps FP32.
+/// How precisely the GPU keeps sums of products without groups of 128. The CPU always keeps FP32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum AccumulationChoice {
     /// Promoted to FP32 as the GPU offers it.
@@ -114,7 +114,7 @@ pub struct BenchArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without 128-blocks.
+    /// How precisely the GPU keeps sums of products without groups of 128.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -326,7 +326,7 @@ pub struct GemmArgs {
     /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are counted.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without 128-blocks.
+    /// How precisely the GPU keeps sums of products without groups of 128.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -354,7 +354,7 @@ pub struct TuneArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without 128-blocks.
+    /// How precisely the GPU keeps sums of products without groups of 128.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// JSON file of records to write.

@@ -26,7 +26,7 @@ pub enum Accumulation {
     #[default]
     Precise,
     /// The GPU may keep partial sums at tensor-core precision (errors near 1e-3 on sm_90, observed), which is faster.
-    /// It concerns tensor x tensor and row x row; pairs with 128-blocks are always precise.
+    /// It concerns tensor x tensor and row x row; pairs with groups of 128 are always precise.
     Fast,
 }
 

@@ -140,8 +140,8 @@ fn available_fp8(
     match (formulation, layouts) {
         (Formulation::Native, (Scalar, Scalar)) => Ok(()),
         (Formulation::Native, (Outer, Outer)) => hopper_only("row scales"),
-        (Formulation::Native, (Vec128, Vec128 | Blk128) | (Blk128, Vec128)) => hopper_only("128-block scales"),
-        (Formulation::RepeatedScales, (Vec128, Blk128)) => hopper_only("128-block scales"),
+        (Formulation::Native, (Vec128, Vec128 | Blk128) | (Blk128, Vec128)) => hopper_only("128-wide group scales"),
+        (Formulation::RepeatedScales, (Vec128, Blk128)) => hopper_only("128-wide group scales"),
         (Formulation::Rescaled, (Outer, Outer)) => Ok(()),
         (Formulation::RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
         (Formulation::Rescaled, _) => Err(RESCALED_SERVES.to_string()),

@@ -12,7 +12,7 @@ use crate::gpu::lt::quirks::Version;
 
 /// What was measured of one pair of schemes and one problem.
 pub(super) struct Measured {
-    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with 128-blocks are always precise.
+    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with groups of 128 are always precise.
     fast: bool,
     out: DType,
     activation: Activation,
