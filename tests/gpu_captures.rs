@@ -337,6 +337,45 @@ fn a_graph_outlives_larger_scratch() {
     });
 }
 
+/// What was written before an error counts: the product has it, outside of graphs and in one that was captured before.
+fn parts_written_before_an_error(derived: Derived) {
+    let Some(handle) = handle() else { return };
+    let Some(mut layer) = Layer::new(&handle, derived) else { return };
+    let (mut buffer, [weights, ..]) = layer.weights(&handle);
+    let (n, k) = (layer.ops.b.rows(), layer.ops.b.cols());
+    let mut output = Output::new(&handle, &layer.ops, &layer.extras, &layer.case);
+    let args = output.args(&layer.ops, &layer.extras, &layer.case);
+    let graph = capture(&handle, || layer.plan.execute(&handle, args)).unwrap();
+    handle.stream().memcpy_htod(&weights, &mut buffer).unwrap();
+    let x = MatRef::new(&buffer, DType::F32, n, k).unwrap();
+    let fresh = handle.quantize(&x, Recipe::new(layer.ops.b.scheme())).unwrap();
+    let (old, want) = (layer.eager(&handle), layer.with(&handle, &fresh));
+    assert!(old != want, "other weights, same product");
+    let host = fresh.to_host(&handle).unwrap();
+    let refused = layer.ops.b.write_parts(&handle, |mut parts| {
+        handle.write(&mut parts.codes, host.codes())?;
+        handle.write(&mut parts.scales, host.scales())?;
+        handle.write(&mut parts.block_scales, host.block_scales())?;
+        let bytes = parts.codes.len() + 1;
+        handle.write(&mut parts.codes, &vec![0u8; bytes])
+    });
+    common::gemm::refused(refused, &["target of a copy from the host"]);
+    assert!(layer.eager(&handle) == want, "{derived:?}: a product behind the error");
+    output.reset(&handle);
+    handle.launch(&graph).unwrap();
+    assert!(output.read(&handle, "graph") == want, "{derived:?}: a graph behind the error");
+}
+
+#[test]
+fn repeated_scales_follow_parts_written_before_an_error() {
+    alone(|| parts_written_before_an_error(Derived::Repeated));
+}
+
+#[test]
+fn kept_values_follow_parts_written_before_an_error() {
+    alone(|| parts_written_before_an_error(Derived::Kept));
+}
+
 /// Without its mark the process in which no such test is would have passed.
 #[test]
 fn alone_needs_a_test_that_runs() {

@@ -91,7 +91,7 @@ impl Taken {
                 let address = slice.device_ptr(&home).0;
                 // SAFETY: the slice owns these bytes, lives as long as the buffer, frees them in the order of its stream, and
                 // was used on that stream alone.
-                unsafe { DeviceBuffer::from_raw(&home, address, bytes, slice) }
+                unsafe { DeviceBuffer::from_raw(&home, address, bytes, slice) }.unwrap()
             }
         }
     }

@@ -11,8 +11,8 @@ use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
-    HostQuantMatrix, MatRef, Nvfp4Options, Nvfp4Rule, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
+    Basis, BlockScaleRule, BlockShape, DType, DeviceBytes, E4m3Bound, Error, ErrorMath, ErrorMetric, Fp8Format,
+    GivenScale, HostQuantMatrix, MatRef, Nvfp4Options, Nvfp4Rule, QuantMatrix, QuantizeTo, Recipe, Scheme, reference,
 };
 use serde_json::Value;
 
@@ -482,7 +482,7 @@ fn the_basis_is_that_of_the_last_cast() {
     assert_eq!([plain.basis(), turned.basis()], [Basis::Hadamard16; 2]);
 }
 
-/// A cast that is refused, whatever of its operands is at fault, leaves the matrix as it was, and says nothing else of it.
+/// A cast that is refused, whatever is at fault, leaves the matrix as it was, and says nothing else of it.
 #[test]
 fn the_basis_stays_when_a_cast_is_refused() {
     let Some(handle) = handle() else { return };
@@ -491,28 +491,34 @@ fn the_basis_stays_when_a_cast_is_refused() {
     let (owned, slice) = (handle.upload(&bytes).unwrap(), upload(&handle, &bytes));
     let x = MatRef::new(&owned, DType::F32, rows, cols).unwrap();
     let borrowed = MatRef::new(&slice, DType::F32, rows, cols).unwrap();
-    // A capture whose graph owns what it uses takes no slice of cudarc's.
     let number = handle.stream().clone_htod(&[3f32]).unwrap();
     let given = GivenScale::Encode(DeviceBytes::from(&number));
     let hadamard = nvfp4(Scheme::Nvfp4, Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() });
     let plain = Recipe::new(Scheme::Nvfp4);
-    // Every kernel is loaded before.
-    let [mut plain_matrix, mut hadamard_matrix] = [plain, hadamard].map(|recipe| {
-        let mut out = handle.quantize(&x, recipe).unwrap();
+    for (recipe, other) in [(plain, hadamard), (hadamard, plain)] {
+        // Every kernel is loaded before.
+        let mut out = handle.quantize(&x, other).unwrap();
         handle.quantize_nvfp4_into(&x, recipe, &given, QuantizeTo::Plain(&mut out)).unwrap();
-        out
-    });
-    for (out, other) in [(&mut plain_matrix, hadamard), (&mut hadamard_matrix, plain)] {
         let want = out.to_host(&handle).unwrap();
-        assert_ne!(want.basis(), other.basis());
-        let slice_as_x = handle.capture(|| handle.quantize_into(&borrowed, other, QuantizeTo::Plain(out)));
-        gemm::refused(slice_as_x, &["capture_borrowing"]);
-        assert_same_bits(&out.to_host(&handle).unwrap(), &want, "a refused x");
-        let slice_as_level = handle.capture(|| handle.quantize_nvfp4_into(&x, other, &given, QuantizeTo::Plain(out)));
-        gemm::refused(slice_as_level, &["capture_borrowing"]);
-        assert_same_bits(&out.to_host(&handle).unwrap(), &want, "a refused second level");
-        handle.quantize_into(&x, other, QuantizeTo::Plain(out)).unwrap();
-        assert_eq!(out.basis(), other.basis(), "the cast that is taken says its basis");
+        assert_eq!(want.basis(), recipe.basis(), "the cast that is taken says its basis");
+        let refuse = |out: &mut QuantMatrix, words: &[&str], cast: &dyn Fn(QuantizeTo<'_>) -> Result<(), Error>| {
+            gemm::refused(cast(QuantizeTo::Plain(out)), words);
+            assert_same_bits(&out.to_host(&handle).unwrap(), &want, words[0]);
+        };
+        // A capture whose graph owns what it uses takes no slice of cudarc's, and no graph changes a basis.
+        let slices = ["a cudarc slice", "capture_borrowing"];
+        let graphs = ["quantizing to the basis", "assume_basis"];
+        refuse(&mut out, &slices, &|to| handle.capture(|| handle.quantize_into(&borrowed, other, to)).map(drop));
+        refuse(&mut out, &graphs, &|to| handle.capture(|| handle.quantize_into(&x, other, to)).map(drop));
+        refuse(&mut out, &slices, &|to| {
+            handle.capture(|| handle.quantize_nvfp4_into(&x, recipe, &given, to)).map(drop)
+        });
+        // Nor does a call, of a matrix that a graph writes.
+        let graph = handle.capture(|| handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut out))).unwrap();
+        refuse(&mut out, &graphs, &|to| handle.quantize_into(&x, other, to));
+        handle.launch(&graph).unwrap();
+        let fresh = handle.quantize(&x, recipe).unwrap().to_host(&handle).unwrap();
+        assert_same_bits(&out.to_host(&handle).unwrap(), &fresh, "the graph");
     }
 }
 

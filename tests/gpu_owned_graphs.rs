@@ -13,8 +13,8 @@ use common::*;
 use hazards::*;
 use scaled_gemm::cudarc::driver::{CudaSlice, DevicePtr};
 use scaled_gemm::{
-    DType, DeviceBuffer, Error, Formulation, GemmArgs, GemmDesc, GemmPlan, Handle, MatMut, MatRef, QuantMatrix,
-    QuantizeTo, Recipe, Scheme, VecRef,
+    CapturedGraph, DType, DeviceBuffer, DeviceBytes, Epilogue, Error, Formulation, GemmArgs, GemmDesc, GemmPlan,
+    Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme, VecRef,
 };
 
 const SHAPE: [usize; 3] = [16, 1024, 1024];
@@ -57,12 +57,10 @@ impl Call {
         if kind == Kind::Kept {
             derive(handle, Derived::Kept, &b);
         }
-        let case = Case { bias: Some(DType::Bf16), ..Case::new(DType::Bf16) };
-        let desc = GemmDesc::new(m, n, k, a.scheme(), b.scheme(), case.out).with_kept(b.kept());
-        let desc = desc.with_epilogue(scaled_gemm::Epilogue { bias: case.bias, ..Default::default() });
+        let desc = GemmDesc::new(m, n, k, a.scheme(), b.scheme(), DType::Bf16).with_kept(b.kept());
+        let desc = desc.with_epilogue(Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() });
         let offered = offered(handle, &desc);
-        let formulation = wanted.or(offered.first().copied()).filter(|wanted| offered.contains(wanted));
-        let Some(formulation) = formulation else {
+        let Some(formulation) = wanted.or(offered.first().copied()).filter(|wanted| offered.contains(wanted)) else {
             println!("skipped: {} offers no {kind:?} product of {pair:?}", handle.device());
             return None;
         };
@@ -269,7 +267,7 @@ fn works(handle: &Handle, call: &mut Call, set: &[u8], want: &[u8], words: &str)
     launched(handle, &graph, call, want, words);
 }
 
-fn launched(handle: &Handle, graph: &scaled_gemm::CapturedGraph, call: &mut Call, want: &[u8], words: &str) {
+fn launched(handle: &Handle, graph: &CapturedGraph, call: &mut Call, want: &[u8], words: &str) {
     fill(handle, &mut call.d);
     handle.launch(graph).unwrap();
     assert!(handle.read_bytes(&call.d.view()).unwrap() == want, "{words}: a graph");
@@ -289,9 +287,10 @@ fn a_capture_that_owns_takes_no_slices() {
         let ([m, n, k], [set, _, _]) = (SHAPE, activations());
         let want = call.eager(&handle, &set);
         let (slice, bias) = (upload(&handle, &set), poisoned(&handle, n * 2));
+        let address = bias.device_ptr(handle.stream()).0;
         let mut target = poisoned(&handle, m * n * 2);
         let recipe = Recipe::new(call.a.scheme());
-        let words = ["a cudarc slice in Handle::capture", "capture_borrowing", "DeviceBuffer"];
+        let words = ["in Handle::capture", "cannot keep it alive", "capture_borrowing", "DeviceBuffer"];
 
         let x = MatRef::new(&slice, DType::F32, m, k).unwrap();
         let of_x = handle.capture(|| handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut call.a)));
@@ -313,6 +312,15 @@ fn a_capture_that_owns_takes_no_slices() {
         });
         unsupported(of_bias, &words);
         works(&handle, &mut call, &set, &want, "after a slice as bias");
+
+        let of_address = handle.capture(|| {
+            // SAFETY: the slice is as long, and alive to the end of the test.
+            let bytes = unsafe { DeviceBytes::from_raw(address, n * 2) };
+            let d = MatMut::new(&mut call.d, DType::Bf16, m, n)?;
+            call.plan.execute(&handle, GemmArgs::new(&call.a, &call.b, d).bias(VecRef::new(bytes, DType::Bf16, n)?))
+        });
+        unsupported(of_address, &words);
+        works(&handle, &mut call, &set, &want, "after a bare address as bias");
 
         // A closure that goes on captures the rest, and the same calls take slices outside of captures.
         let mut tried = None;
@@ -492,8 +500,8 @@ fn a_graph_follows_kept_values_made_after_another_graph() {
     alone(|| derived_after_the_capture(Derived::Kept, true));
 }
 
-/// A graph writes parts of B that were lent by `parts_mut`, and a quantizer outside of graphs writes all of B between its capture
-/// and its launch: the product has the quantized rest and the graph's part.
+/// A graph writes parts of B that were lent by `write_parts`, and a quantizer outside of graphs writes all of B between its
+/// capture and its launch: the product has the quantized rest and the graph's part.
 fn parts_written_behind_a_quantizer(derived: Derived) {
     let Some(handle) = handle() else { return };
     let Some(mut weights) = Weights::new(&handle, derived) else { return };
@@ -508,12 +516,13 @@ fn parts_written_behind_a_quantizer(derived: Derived) {
     let x = MatRef::new(&rows, DType::F32, numbers, 16).unwrap();
     handle.row_amax_into(&x, &mut loaded.view_mut()).unwrap();
     let graph = handle.capture(|| {
-        let mut parts = weights.b.parts_mut();
-        let part = match derived {
-            Derived::Repeated => &mut parts.scales,
-            Derived::Kept => &mut parts.codes,
-        };
-        handle.row_amax_into(&x, part)
+        weights.b.write_parts(&handle, |mut parts| {
+            let part = match derived {
+                Derived::Repeated => &mut parts.scales,
+                Derived::Kept => &mut parts.codes,
+            };
+            handle.row_amax_into(&x, part)
+        })
     });
     let graph = graph.unwrap();
     let mut rng = Noise::new(103);
@@ -564,10 +573,12 @@ fn parts_written_between_launches(derived: Derived) {
         let want = weights.want(&handle, &fresh);
         assert!(before.replace(want.clone()).as_ref() != Some(&want), "other weights, same product");
         let host = fresh.to_host(&handle).unwrap();
-        let mut parts = weights.b.parts_mut();
-        handle.write(&mut parts.codes, host.codes()).unwrap();
-        handle.write(&mut parts.scales, host.scales()).unwrap();
-        handle.write(&mut parts.block_scales, host.block_scales()).unwrap();
+        let written = weights.b.write_parts(&handle, |mut parts| {
+            handle.write(&mut parts.codes, host.codes())?;
+            handle.write(&mut parts.scales, host.scales())?;
+            handle.write(&mut parts.block_scales, host.block_scales())
+        });
+        written.unwrap();
         let got = weights.product(&handle, |_| handle.launch(&graph));
         assert!(got == want, "{derived:?}, launch {launch}: the graph has old weights");
         let eager = weights.product(&handle, |weights| weights.multiply(&handle));

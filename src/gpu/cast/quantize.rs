@@ -80,13 +80,13 @@ impl Handle {
     }
 
     /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to.
-    fn check_basis(&self, recipe: Recipe, out: &QuantMatrix) -> Result<()> {
-        let by_graph = out.written_by_graphs() || self.queue().order().capture != Capture::No;
-        if out.basis() == recipe.basis() || !by_graph {
+    fn check_basis(&self, basis: Basis, out: &QuantMatrix) -> Result<()> {
+        let same = out.basis() == basis;
+        if same || !(out.written_by_graphs() || self.queue().order().capture != Capture::No) {
             return Ok(());
         }
         Err(Error::unsupported(
-            format!("quantizing to the basis {:?} into a matrix in the basis {:?}", recipe.basis(), out.basis()),
+            format!("quantizing to the basis {basis:?} into a matrix in the basis {:?}", out.basis()),
             "a captured graph writes the matrix, and its launches change no basis",
             "capture into a matrix of its own, in that basis from the start (QuantMatrix::assume_basis)",
         ))
@@ -104,6 +104,9 @@ impl Handle {
         let source = x.data().at(order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
+        for out in [&*plain, &*transposed].into_iter().flatten() {
+            self.check_basis(Basis::Plain, out)?;
+        }
         let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
         let plain = plain_parts.as_ref().map(output);
         let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
@@ -200,7 +203,7 @@ impl Handle {
         let input = input(x, &source);
         let [plain, transposed] = targets;
         for out in [&*plain, &*transposed].into_iter().flatten() {
-            self.check_basis(recipe, out)?;
+            self.check_basis(recipe.basis(), out)?;
         }
         let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
         let plain = plain_parts.as_ref().map(output);
@@ -304,8 +307,9 @@ impl Handle {
         let order = stream.order();
         let source = x.data().at(order)?;
         let input = input(x, &source);
-        let target = out.write(order)?;
-        let target = output(&target);
+        self.check_basis(Basis::Plain, out)?;
+        let spans = out.write(order)?;
+        let target = output(&spans);
         let factor = scale.number().at(order)?;
         let factor = match scale {
             GivenScale::Encode(_) => Factor::Encode(&factor),
@@ -313,7 +317,10 @@ impl Handle {
             GivenScale::Amax(_) => return Err(scale.needs_recipe()),
         };
         let amax = amax.map(|bytes| bytes.at(order)).transpose()?;
-        self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())
+        self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())?;
+        drop(spans);
+        out.set_basis(Basis::Plain);
+        Ok(())
     }
 
     /// `y = round(fl(code * f))` with `f = fl(block_scale * scale)`, to BF16, F16 or F32. Allocates nothing and waits for nothing.

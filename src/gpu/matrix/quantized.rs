@@ -1,5 +1,7 @@
 //! [`QuantMatrix`]: codes, scales and scheme as one value.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use crate::error::{Error, Result};
 use crate::format::{Basis, CodeFormat, HostParts, HostQuantMatrix, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
@@ -176,10 +178,10 @@ impl QuantMatrix {
         handle: &Handle,
         write: impl FnOnce(Parts<DeviceBytesMut<'_>>) -> Result<R>,
     ) -> Result<R> {
-        let written = write(self.parts());
-        // Also after an error: it may have written some of them.
+        let written = catch_unwind(AssertUnwindSafe(|| write(self.parts())));
+        // Also after an error or a panic: it may have written some of them.
         self.derive_again(handle)?;
-        written
+        written.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// All buffers, for writing by this crate, which then brings what is derived up to date.
