@@ -86,6 +86,14 @@ impl Form {
     pub fn from_flag(json: bool) -> Self {
         if json { Self::Json } else { Self::Text }
     }
+
+    /// The value, where it is shown: one of a file with very many tensors takes twenty times their names.
+    pub fn value(self, make: impl FnOnce() -> Value) -> Value {
+        match self {
+            Self::Text => Value::Null,
+            Self::Json => make(),
+        }
+    }
 }
 
 impl Outcome {
@@ -218,6 +226,12 @@ mod tests {
         let text = table(["name", "n"], 1, &[["a\n\u{1b}[2Jb".into(), "1".into()]]);
         assert_eq!(text.lines().count(), 2, "{text:?}");
         assert!(text.contains(r"a\n\u{1b}[2Jb") && !text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn what_is_not_shown_is_not_made() {
+        assert_eq!(Form::Text.value(|| panic!("made for nobody")), Value::Null);
+        assert_eq!(Form::Json.value(|| 1.into()), 1);
     }
 
     #[test]

@@ -103,16 +103,19 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         args.output.display()
     );
     text += &copied_lines(&copied);
-    let copied: Vec<Value> = copied
-        .iter()
-        .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}))
-        .collect();
-    let value = json!({
-        "device": device.name(), "output": args.output.display().to_string(),
-        "scheme": first.scheme().spec().name, "format": first.format().name(), "preset": preset(first),
-        "power_of_two": args.power_of_two, "options": options(first), "quantized": done, "copied": copied,
+    let form = Form::from_flag(args.json);
+    let value = form.value(|| {
+        let copied = copied
+            .iter()
+            .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}));
+        json!({
+            "device": device.name(), "output": args.output.display().to_string(),
+            "scheme": first.scheme().spec().name, "format": first.format().name(), "preset": preset(first),
+            "power_of_two": args.power_of_two, "options": options(first), "quantized": done,
+            "copied": Value::from_iter(copied),
+        })
     });
-    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+    Ok(Outcome::new(device.as_ref(), form, text, value))
 }
 
 fn plan(args: &QuantizeArgs, input: &Checkpoint, codes: &HashSet<String>, tensor: &TensorInfo, recipe: Recipe) -> Plan {
