@@ -32,7 +32,16 @@ fn a_driver_library_that_lacks_functions_is_refused_and_auto_takes_the_cpu() {
         let built = Command::new("cc").args(["-shared", "-fPIC", &source, "-o", &library]).status().unwrap();
         assert!(built.success());
         fs::copy(&library, folder.file("libcuda.so")).unwrap();
-        refused(&folder, &["libcuda.so", folder.0.to_str().unwrap(), function, "use the cpu"]);
+        refused(
+            &folder,
+            &[
+                "libcuda.so",
+                folder.0.to_str().unwrap(),
+                function,
+                "install NVIDIA's driver of CUDA 12.4 or newer",
+                "use the cpu",
+            ],
+        );
     }
 }
 

@@ -89,7 +89,7 @@ pub(crate) type Load = fn(&Candidate, &[&'static str]) -> std::result::Result<Op
 pub(crate) fn driver_available(load: Load) -> Result<()> {
     static FOUND: OnceLock<()> = OnceLock::new();
     if FOUND.get().is_none() {
-        require_in_driver(&DRIVER_FUNCTIONS, "its driver of CUDA 12.4 or newer", load)?;
+        require_in_driver(&DRIVER_FUNCTIONS, "driver of CUDA 12.4 or newer", load)?;
         FOUND.get_or_init(|| ());
     }
     Ok(())
@@ -99,7 +99,7 @@ pub(crate) fn driver_available(load: Load) -> Result<()> {
 pub(crate) fn timing_available(load: Load) -> Result<()> {
     static FOUND: OnceLock<()> = OnceLock::new();
     if FOUND.get().is_none() {
-        require_in_driver(&TIMING_FUNCTIONS, "its driver of CUDA 12.8 or newer, which times are read with", load)?;
+        require_in_driver(&TIMING_FUNCTIONS, "driver of CUDA 12.8 or newer, which times are read with", load)?;
         FOUND.get_or_init(|| ());
     }
     Ok(())
