@@ -1,6 +1,6 @@
 //! Whether the CUDA driver and NVRTC are here, asked before cudarc is: it panics without them.
 //!
-//! Loading a library runs its code, which is unsafe, and unsafe lives elsewhere: callers bring [`Load`].
+//! Loading a library runs its code: callers bring the function that does it, a [`Load`], from where such calls are allowed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

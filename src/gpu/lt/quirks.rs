@@ -331,10 +331,9 @@ pub(crate) fn scalar_scale_alignment(version: Version) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PLAIN: Problem = Problem {
+impl Problem {
+    /// An FP8 product with one scale for each tensor and no epilogue, for tests to vary.
+    pub(crate) const PLAIN: Self = Self {
         compute_capability: (9, 0),
         m: 128,
         n: 4096,
@@ -346,6 +345,11 @@ mod tests {
         fp32_out: false,
         largest_bytes: 1 << 25,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn versions_read_and_order() {
@@ -382,7 +386,7 @@ mod tests {
 
     #[test]
     fn uneven_split_k_of_algorithm_66_is_dropped_until_mended() {
-        let at = |version, k, id, splits| drops(version, &Problem { k, ..PLAIN }, id, splits).map(|q| q.name);
+        let at = |version, k, id, splits| drops(version, &Problem { k, ..Problem::PLAIN }, id, splits).map(|q| q.name);
         let bad = Version::new(13, 1, 0);
         assert_eq!(at(bad, 7168, 66, 3), Some("algo-66-uneven-split-k"));
         assert_eq!(at(bad, 7168, 66, 7), None);
@@ -394,7 +398,7 @@ mod tests {
 
     #[test]
     fn patched_versions_are_trusted() {
-        let accumulating = Problem { has_c: true, ..PLAIN };
+        let accumulating = Problem { has_c: true, ..Problem::PLAIN };
         for (raw, is_bad) in [
             (120_804, true),
             (120_805, false),
@@ -408,14 +412,14 @@ mod tests {
         ] {
             assert_eq!(drops(Version::from_raw(raw), &accumulating, 66, 1).is_some(), is_bad, "{raw}");
         }
-        let large = Problem { largest_bytes: (1 << 31) + 1, ..PLAIN };
+        let large = Problem { largest_bytes: (1 << 31) + 1, ..Problem::PLAIN };
         assert!(drops(Version::new(13, 1, 0), &large, 66, 1).is_some());
-        assert!(drops(Version::new(13, 1, 0), &PLAIN, 66, 1).is_none());
+        assert!(drops(Version::new(13, 1, 0), &Problem::PLAIN, 66, 1).is_none());
     }
 
     #[test]
     fn old_versions_unfuse_a_bias() {
-        let bias = Problem { has_bias: true, ..PLAIN };
+        let bias = Problem { has_bias: true, ..Problem::PLAIN };
         let vector = Problem { m: 1, ..bias };
         assert_eq!(unfuse(Version::new(12, 6, 2), &bias).map(|q| q.name), Some("fp8-bias-type"));
         assert!(unfuse(Version::new(12, 6, 4), &bias).is_none());

@@ -207,22 +207,13 @@ fn a_recorded_algorithm_is_taken_only_if_it_is_offered_again() {
 /// One gate for every way to an algorithm, a record's too: what the ledger refuses or unfuses is not asked for.
 #[test]
 fn the_ledger_forbids_whole_problems_and_fused_epilogues() {
-    let plain = Problem {
-        compute_capability: (9, 0),
-        m: 128,
-        n: 4096,
-        k: 7168,
-        scaling: Scaling::Tensor,
-        has_bias: false,
-        has_activation: false,
-        has_c: false,
-        fp32_out: false,
-        largest_bytes: 1 << 25,
-    };
-    let unfused = Problem { has_bias: true, ..plain };
-    let refused = Problem { scaling: Scaling::Block32, ..plain };
+    let unfused = Problem { has_bias: true, ..Problem::PLAIN };
+    let refused = Problem { scaling: Scaling::Block32, ..Problem::PLAIN };
     let (old, between, new) = (Version::new(12, 6, 2), Version::new(12, 8, 3), Version::new(13, 1, 0));
     assert!(forbidden(old, &unfused).is_some_and(|reason| reason.contains("12.6.2: the type given for the bias")));
     assert!(forbidden(between, &refused).is_some_and(|reason| reason.contains("scale mode")));
-    assert_eq!([forbidden(old, &plain), forbidden(between, &plain), forbidden(new, &unfused)], [None, None, None]);
+    assert_eq!(
+        [forbidden(old, &Problem::PLAIN), forbidden(between, &Problem::PLAIN), forbidden(new, &unfused)],
+        [None, None, None]
+    );
 }
