@@ -1,4 +1,4 @@
-//! CPU side: reference quantizers, the reference product, and the look-up of plans. `cargo bench --bench cpu`
+//! CPU side: reference quantizers and the reference product. `cargo bench --bench cpu`
 
 use std::hint::black_box;
 
@@ -79,25 +79,5 @@ fn products(c: &mut Criterion) {
     group.finish();
 }
 
-/// What `Handle::scaled_gemm` adds to `GemmPlan::execute`: one look-up among 64 problems.
-#[cfg(feature = "cuda")]
-fn plan_cache(c: &mut Criterion) {
-    use scaled_gemm::{GemmDesc, PlanCache};
-    let (a, b) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-    let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::Bf16);
-    let mut cache = PlanCache::new(64);
-    for m in 1..=64 {
-        cache.insert(desc(m), m);
-    }
-    let mut group = c.benchmark_group("plan cache, 64 entries");
-    for (name, m) in [("hit", 32), ("miss", 65)] {
-        group.bench_function(name, |bench| bench.iter(|| cache.get_mut(black_box(&desc(m))).copied()));
-    }
-    group.finish();
-}
-
-#[cfg(not(feature = "cuda"))]
-fn plan_cache(_: &mut Criterion) {}
-
-criterion_group!(benches, quantizers, products, plan_cache);
+criterion_group!(benches, quantizers, products);
 criterion_main!(benches);

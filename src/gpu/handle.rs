@@ -328,7 +328,7 @@ impl Handle {
     /// [`Error::Shape`] if they are longer than the memory; [`Error::Unsupported`] inside graph capture; [`Error::Driver`].
     pub fn write<T: Element>(&self, to: &mut DeviceBytesMut<'_>, values: &[T]) -> Result<()> {
         self.refuse_capture("copying from the host")?;
-        raw::copy_from_host(&self.queue.stream, values, &to.at(self.queue.order())?)
+        raw::copy_from_host(&self.queue.stream, values, &to.at(&self.queue.order())?)
     }
 
     /// The numbers in device memory, on the host. Allocates and waits.
@@ -348,7 +348,8 @@ impl Handle {
         if bytes.is_empty() {
             return Ok(Vec::new());
         }
-        let span = bytes.at(self.queue.order())?;
+        let order = self.queue.order();
+        let span = bytes.at(&order)?;
         self.read_rows(&span, 1, span.bytes, span.bytes)
     }
 
@@ -357,8 +358,8 @@ impl Handle {
         let mut packed: CudaSlice<u8> =
             self.stream().alloc_zeros(rows * row_bytes).map_err(|e| driver("allocating a copy", e))?;
         {
-            let mut target = DeviceBytesMut::from(&mut packed);
-            let target = target.at(self.queue.order())?;
+            let (mut target, order) = (DeviceBytesMut::from(&mut packed), self.queue.order());
+            let target = target.at(&order)?;
             self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
         let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;

@@ -349,7 +349,7 @@ pub fn copy(handle: &Handle, from: &CudaSlice<u8>, to: &mut CudaSlice<u8>) -> Re
     let stream = handle.queue();
     let (source, mut target) = (super::DeviceBytes::from(from), super::DeviceBytesMut::from(to));
     let order = stream.order();
-    let (bytes, source, target) = (source.len(), source.at(order)?, target.at(order)?);
+    let (bytes, source, target) = (source.len(), source.at(&order)?, target.at(&order)?);
     handle.kernels().copy_2d(stream, &source, bytes, &target, bytes, 1, bytes)
 }
 

@@ -20,7 +20,6 @@ pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
 pub use gemm::args::GemmArgs;
 pub use gemm::baseline::Bf16Gemm;
-pub use gemm::cache::PlanCache;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 pub use gemm::formulation::{Finish, Formulation};
 pub use gemm::plan::{GemmPlan, Offer, PlanOptions};

@@ -101,15 +101,15 @@ impl Handle {
     ) -> Result<()> {
         let stream = self.queue();
         let order = stream.order();
-        let source = x.data().at(order)?;
+        let source = x.data().at(&order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
         for out in [&*plain, &*transposed].into_iter().flatten() {
             self.check_basis(Basis::Plain, out)?;
         }
-        let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
+        let plain_parts = plain.as_mut().map(|out| out.write(&order)).transpose()?;
         let plain = plain_parts.as_ref().map(output);
-        let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
+        let transposed_parts = transposed.as_mut().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed_parts.as_ref().map(output);
 
         let kernels = self.kernels();
@@ -199,15 +199,15 @@ impl Handle {
     ) -> Result<()> {
         let stream = self.queue();
         let order = stream.order();
-        let source = x.data().at(order)?;
+        let source = x.data().at(&order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
         for out in [&*plain, &*transposed].into_iter().flatten() {
             self.check_basis(recipe.basis(), out)?;
         }
-        let plain_parts = plain.as_mut().map(|out| out.write(order)).transpose()?;
+        let plain_parts = plain.as_mut().map(|out| out.write(&order)).transpose()?;
         let plain = plain_parts.as_ref().map(output);
-        let transposed_parts = transposed.as_mut().map(|out| out.write(order)).transpose()?;
+        let transposed_parts = transposed.as_mut().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed_parts.as_ref().map(output);
         let (out, out_t) = (plain.as_ref(), transposed.as_ref());
         let kernels = self.kernels();
@@ -226,7 +226,7 @@ impl Handle {
             }
         };
         if let Some(given) = given {
-            let span = given.number().at(order)?;
+            let span = given.number().at(&order)?;
             let given = match given {
                 GivenScale::Amax(_) => Factor::Amax(&span),
                 GivenScale::Encode(_) => Factor::Encode(&span),
@@ -305,20 +305,20 @@ impl Handle {
         check_target("target", out, Scheme::Fp8Tensor(format), x.rows(), x.cols())?;
         let stream = self.queue();
         let order = stream.order();
-        let source = x.data().at(order)?;
+        let source = x.data().at(&order)?;
         let input = input(x, &source);
         self.check_basis(Basis::Plain, out)?;
-        let spans = out.write(order)?;
+        let spans = out.write(&order)?;
         let target = output(&spans);
-        let factor = scale.number().at(order)?;
+        let factor = scale.number().at(&order)?;
         let factor = match scale {
             GivenScale::Encode(_) => Factor::Encode(&factor),
             GivenScale::Decode(_) => Factor::Decode(&factor),
             GivenScale::Amax(_) => return Err(scale.needs_recipe()),
         };
-        let amax = amax.map(|bytes| bytes.at(order)).transpose()?;
+        let amax = amax.map(|bytes| bytes.at(&order)).transpose()?;
         self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())?;
-        drop(spans);
+        drop(order);
         out.set_basis(Basis::Plain);
         Ok(())
     }
@@ -344,10 +344,10 @@ impl Handle {
         }
         let stream = self.queue();
         let order = stream.order();
-        let spans = q.read(order)?;
+        let spans = q.read(&order)?;
         let QuantSpans { codes, scales, block_scales } = &spans;
         let (dtype, stride) = (y.dtype(), y.row_stride());
-        let target = y.data_mut().at(order)?;
+        let target = y.data_mut().at(&order)?;
         if q.scheme().spec().block.is_some() {
             let (scheme, rows, cols, scales) = (q.scheme(), q.rows(), q.cols(), Some(scales));
             let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales };
@@ -365,10 +365,10 @@ impl Handle {
         check_input(x)?;
         let stream = self.queue();
         let order = stream.order();
-        let source = x.data().at(order)?;
+        let source = x.data().at(&order)?;
         let (state, _) = self.amax_state();
         let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
-        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.at(order)?))
+        self.kernels().amax_tensor(stream, &input(x, &source), recipe, &state, None, Some(&amax.at(&order)?))
     }
 
     /// `amax[i] = max over j of |x[i, j]|`, NaN ignored: one FP32 a row. Allocates nothing and waits for nothing.
@@ -382,8 +382,8 @@ impl Handle {
         }
         let stream = self.queue();
         let order = stream.order();
-        let source = x.data().at(order)?;
-        let amax = amax.at(order)?;
+        let source = x.data().at(&order)?;
+        let amax = amax.at(&order)?;
         self.kernels().zero(stream, &amax, x.rows() * 4)?;
         self.kernels().amax_row_column(stream, &input(x, &source), Some(&amax), None)
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL};
 
 use super::memory::raw::{Graph, is_capturing};
-use super::memory::{Access, Memory, driver};
-use super::stream::{Capture, Order, Queue};
+use super::memory::{Memory, driver};
+use super::stream::{Capture, Queue};
 use crate::error::{Error, Result};
 
 /// What a capture has used.
@@ -134,19 +134,9 @@ impl Queue {
                 "launch it after the capture has ended",
             ));
         }
-        let _turn = self.tracking.turn();
-        let accesses = graph.accesses(order)?;
+        // Waits, on the GPU, for other streams' uses of what the work uses.
+        graph.uses.iter().try_for_each(|(memory, writes)| memory.begin(&order, *writes))?;
         self.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        let launched = around(&|| graph.graph.launch());
-        drop(accesses);
-        launched
-    }
-}
-
-impl CapturedGraph {
-    /// Waits, on the GPU, for other streams' uses of what the work uses.
-    fn accesses<'a>(&'a self, order: Order<'a>) -> Result<Vec<Access<'a>>> {
-        let begun = self.uses.iter().map(|(memory, writes)| memory.begin(order, *writes));
-        begun.filter_map(Result::transpose).collect()
+        around(&|| graph.graph.launch())
     }
 }

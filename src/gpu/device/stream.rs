@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use smallvec::SmallVec;
 
 use super::graph::Log;
 use super::memory::raw::{UncountedStream, is_capturing};
-use super::memory::{Memory, driver};
+use super::memory::{Guard, Memory, driver};
 use crate::error::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD`.
@@ -49,10 +50,15 @@ pub(crate) enum Capture {
 
 /// What one call asks once: the queue, and whether it is captured. It holds until the call returns: a capture begins and ends
 /// by calls on the thread that enqueues.
-#[derive(Clone, Copy)]
+///
+/// It holds what the uses of memory that begin in it leave behind when their work is enqueued: every [`Span`](super::memory::Span)
+/// borrows it, so that it is dropped after the launches. It has the context's turn as long.
 pub(crate) struct Order<'q> {
     pub(crate) queue: &'q Queue,
     pub(crate) capture: Capture,
+    /// Before the turn: they leave events.
+    guards: RefCell<SmallVec<[Guard<'q>; 8]>>,
+    _turn: Turn<'q>,
 }
 
 impl Queue {
@@ -78,7 +84,10 @@ impl Queue {
     }
 
     /// Asks, once for each call, whether the stream is captured. Elsewhere it also frees what waited for a capture to end.
+    ///
+    /// The turn is the caller's as long as it holds this: take no lock meanwhile that others hold when they ask.
     pub(crate) fn order(&self) -> Order<'_> {
+        let turn = self.tracking.turn();
         let capture = match (is_capturing(&self.stream), self.log.borrow().is_some()) {
             (false, _) => Capture::No,
             (true, true) => Capture::Ours,
@@ -90,7 +99,7 @@ impl Queue {
             // Nobody tells when such a graph is gone.
             Capture::Foreign => self.private().iter().for_each(|memory| memory.pin()),
         }
-        Order { queue: self, capture }
+        Order { queue: self, capture, guards: RefCell::default(), _turn: turn }
     }
 
     /// Says that any work of this queue may use this memory as long as it lives: captured graphs keep it alive.
@@ -107,6 +116,16 @@ impl Queue {
 }
 
 impl<'q> Order<'q> {
+    /// Keeps a use until the work is enqueued.
+    pub(super) fn hold(&self, guard: Guard<'q>) {
+        self.guards.borrow_mut().push(guard);
+    }
+
+    /// True if some use that has begun satisfies this.
+    pub(super) fn holds(&self, is_it: impl Fn(&Guard<'q>) -> bool) -> bool {
+        self.guards.borrow().iter().any(is_it)
+    }
+
     /// The stream on which cudarc's events are waited for and recorded.
     pub(super) fn events(&self) -> &'q CudaStream {
         match self.capture {
@@ -119,9 +138,9 @@ impl<'q> Order<'q> {
 /// The streams of one context that queues were made for, and whose turn it is to enqueue.
 ///
 /// While there is one stream, its own order is all the order that this crate's memory needs, and no event is ever recorded. From
-/// the second on every use of memory leaves an event. A use holds its turn from the question what it must wait for until its
-/// event is recorded, so that uses by several threads are one after the other; captures begin, memory is freed and streams are
-/// added between turns.
+/// the second on every use of memory leaves an event. A call holds its turn ([`Order`]) from the question what its uses must wait
+/// for until their events are recorded, so that uses by several threads are one after the other; captures begin, memory is freed
+/// and streams are added between turns.
 pub(crate) struct Tracking {
     several: AtomicBool,
     turn: ReentrantMutex<()>,
@@ -129,7 +148,7 @@ pub(crate) struct Tracking {
     first: Mutex<Option<(Weak<CudaStream>, u64)>>,
 }
 
-/// Held by a use of memory while it is enqueued. The thread that has it may take it again.
+/// Held by a call while it enqueues. The thread that has it may take it again.
 pub(crate) type Turn<'a> = ReentrantMutexGuard<'a, ()>;
 
 impl Tracking {

@@ -81,7 +81,7 @@ impl Bf16Gemm {
         }
         let stream = handle.queue();
         let order = stream.order();
-        let (a, b, d) = (a.data().at(order)?, b.data().at(order)?, d.data_mut().at(order)?);
+        let (a, b, d) = (a.data().at(&order)?, b.data().at(&order)?, d.data_mut().at(&order)?);
         lt::matmul(MatmulCall {
             handle: handle.lt(),
             desc: &mut self.desc,

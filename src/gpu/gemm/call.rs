@@ -42,34 +42,37 @@ pub(crate) struct ScratchSpans<'s> {
 }
 
 /// The addresses of one operand.
+#[derive(Clone, Copy)]
 pub(crate) struct Spans<'s> {
     /// Codes, or plain numbers.
     pub(crate) numbers: Span<'s>,
     pub(crate) block_scales: Option<Span<'s>>,
     pub(crate) scales: Option<Span<'s>>,
-    /// Holds the guard of the addresses above that are the matrix's own.
-    _matrix: Option<QuantSpans<'s>>,
 }
 
 impl<'s> Spans<'s> {
-    fn of_plain(a: &'s MatRef<'_>, order: Order<'s>) -> Result<Self> {
-        Ok(Self { numbers: a.data().at(order)?, block_scales: None, scales: None, _matrix: None })
+    fn of_plain<'q: 's>(a: &'q MatRef<'_>, order: &'s Order<'q>) -> Result<Self> {
+        Ok(Self { numbers: a.data().at(order)?, block_scales: None, scales: None })
     }
 
     /// The values that the matrix keeps in type `kept`, or its codes where that is `None`; `repeated`: with repeated scales.
-    fn of_quantized(q: &'s QuantMatrix, kept: Option<DType>, repeated: bool, order: Order<'s>) -> Result<Self> {
-        let matrix = q.read(order)?;
-        let own = |span: &Span<'_>| Span::unguarded(span.address, span.bytes);
-        let present = |span: &Span<'_>| (span.bytes > 0).then(|| own(span));
+    fn of_quantized<'q: 's>(
+        q: &'q QuantMatrix,
+        kept: Option<DType>,
+        repeated: bool,
+        order: &'s Order<'q>,
+    ) -> Result<Self> {
+        let QuantSpans { codes, scales, block_scales } = q.read(order)?;
+        let present = |span: Span<'s>| (span.bytes > 0).then_some(span);
         let scales = match repeated {
             true => Some(q.repeated_scales().ok_or_else(not_prepared)?.read(order)?),
-            false => present(&matrix.scales),
+            false => present(scales),
         };
         let (numbers, block_scales) = match kept {
             Some(dtype) => (q.kept_values(dtype).ok_or_else(|| not_kept(dtype))?.read(order)?, None),
-            None => (own(&matrix.codes), present(&matrix.block_scales)),
+            None => (codes, present(block_scales)),
         };
-        Ok(Self { numbers, block_scales, scales, _matrix: Some(matrix) })
+        Ok(Self { numbers, block_scales, scales })
     }
 }
 
@@ -98,18 +101,18 @@ pub(crate) fn with_addresses(
         queue,
         desc,
         a: match a {
-            ArgA::Quantized(a) => Spans::of_quantized(a, kept(values.map(|v| v.a)), false, order)?,
-            ArgA::Plain(a) => Spans::of_plain(a, order)?,
+            ArgA::Quantized(a) => Spans::of_quantized(a, kept(values.map(|v| v.a)), false, &order)?,
+            ArgA::Plain(a) => Spans::of_plain(a, &order)?,
         },
-        b: Spans::of_quantized(b, kept(values.map(|v| v.b)), repeated, order)?,
-        d: d.data_mut().at(order)?,
-        bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?,
+        b: Spans::of_quantized(b, kept(values.map(|v| v.b)), repeated, &order)?,
+        d: d.data_mut().at(&order)?,
+        bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?,
         residual: residual
             .as_ref()
-            .map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype())))
+            .map(|r| Ok::<_, Error>((r.data().at(&order)?, r.row_stride(), r.dtype())))
             .transpose()?,
-        out_encode: out_encode.as_ref().map(|encode| encode.at(order)).transpose()?,
-        amax: amax.as_mut().map(|amax| amax.at(order)).transpose()?,
+        out_encode: out_encode.as_ref().map(|encode| encode.at(&order)).transpose()?,
+        amax: amax.as_mut().map(|amax| amax.at(&order)).transpose()?,
         alpha: *alpha,
         beta: beta.unwrap_or(0.0),
         scratch: ScratchSpans { sum, a: a_values, b: b_values, factors },

@@ -208,7 +208,7 @@ impl Handle {
         let mut plan = self.plan(&desc)?;
         plan.make_ready(self, args.b)?;
         plan.run(self, &mut args)?;
-        self.slot::<PlanState>().plans.insert(desc, plan);
+        self.slot::<PlanState>().plans.put(desc, plan);
         Ok(())
     }
 
@@ -429,7 +429,7 @@ impl GemmPlan {
             None => match &mut args.amax {
                 Some(amax) => {
                     let stream = handle.queue();
-                    handle.kernels().zero(stream, &amax.at(stream.order())?, 4)
+                    handle.kernels().zero(stream, &amax.at(&stream.order())?, 4)
                 }
                 None => Ok(()),
             },

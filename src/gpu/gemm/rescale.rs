@@ -103,18 +103,18 @@ impl Handle {
         }
         let stream = self.queue();
         let order = stream.order();
-        let row_scale = row_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
-        let col_scale = col_scale.as_ref().map(|v| v.data().at(order)).transpose()?;
-        let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(order)?, v.dtype()))).transpose()?;
+        let row_scale = row_scale.as_ref().map(|v| v.data().at(&order)).transpose()?;
+        let col_scale = col_scale.as_ref().map(|v| v.data().at(&order)).transpose()?;
+        let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
         let residual =
-            residual.as_ref().map(|r| Ok::<_, Error>((r.data().at(order)?, r.row_stride(), r.dtype()))).transpose()?;
+            residual.as_ref().map(|r| Ok::<_, Error>((r.data().at(&order)?, r.row_stride(), r.dtype()))).transpose()?;
         let (d_stride, d_type) = (d.row_stride(), d.dtype());
         self.kernels().epilogue(
             stream,
             &EpilogueCall {
                 m,
                 n,
-                acc: &acc.data().at(order)?,
+                acc: &acc.data().at(&order)?,
                 acc_stride: acc.row_stride(),
                 row_scale: row_scale.as_ref().map(ScaleVector::Each),
                 col_scale: col_scale.as_ref().map(ScaleVector::Each),
@@ -123,7 +123,7 @@ impl Handle {
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
                 activation,
                 residual: residual.as_ref().map(|(span, stride, dtype)| (span, *stride, *dtype)),
-                d: &d.data_mut().at(order)?,
+                d: &d.data_mut().at(&order)?,
                 d_stride,
                 d_type,
                 out_encode: None,

@@ -258,7 +258,8 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
     let stream = handle.queue();
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().at(stream.order())?;
+    let order = stream.order();
+    let d = args.d.data_mut().at(&order)?;
     handle.kernels().zero_2d(stream, &d, stride, rows, row_bytes)
 }
 
@@ -266,6 +267,7 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let d = args.d.data_mut().at(handle.queue().order())?;
+    let order = handle.queue().order();
+    let d = args.d.data_mut().at(&order)?;
     handle.read_rows(&d, rows, row_bytes, stride)
 }

@@ -177,8 +177,8 @@ pub(super) fn launch(stream: &Queue, kernel: Kernel, blocks: Blocks, parameters:
     };
     // SAFETY: `parameters` point to values that outlive this call, which copies them. The typed functions of this
     // module pass them in the order and of the size that each kernel declares, and have checked every span against
-    // what the kernel touches; the spans' owners are borrowed by the caller until after this enqueue, and cudarc's
-    // guards in them make later users on other streams wait.
+    // what the kernel touches; the spans' owners are borrowed by the caller until after this enqueue, and the
+    // guards of their order make later users on other streams wait.
     unsafe { sys::cuLaunchKernelEx(&config, kernel.function, parameters.as_mut_ptr(), std::ptr::null_mut()) }
         .result()
         .map_err(|e| driver("launching a kernel", e))

@@ -185,8 +185,8 @@ impl Kernels {
         };
         stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
         let raw = stream.stream.cu_stream();
-        // SAFETY: both spans are long enough (checked above), borrowed by the caller past this enqueue, and cudarc's
-        // guards in them order later users on other streams.
+        // SAFETY: both spans are long enough (checked above), borrowed by the caller past this enqueue, and the
+        // guards of their order make later users on other streams wait.
         let result = unsafe {
             if rows == 1 || (src_stride == row_bytes && dst_stride == row_bytes) {
                 sys::cuMemcpyDtoDAsync_v2(dst.address, src.address, rows * row_bytes, raw)
@@ -204,8 +204,8 @@ impl Kernels {
         }
         check_bytes("memory to clear", dst, bytes)?;
         stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        // SAFETY: the span is long enough (checked above) and borrowed by the caller past this enqueue; cudarc's guard
-        // in it orders later users on other streams.
+        // SAFETY: the span is long enough (checked above) and borrowed by the caller past this enqueue; the guard
+        // of its order makes later users on other streams wait.
         let result = unsafe { sys::cuMemsetD8Async(dst.address, 0, bytes, stream.stream.cu_stream()) };
         result.result().map_err(|e| driver("clearing device memory", e))
     }

@@ -124,11 +124,11 @@ impl MatmulCall<'_> {
         require("cuBLASLt's B", self.b, layouts.b.bytes, 16)?;
         require("cuBLASLt's D", self.d, layouts.d.bytes, 16)?;
         require("workspace", self.workspace, self.algo.workspace_bytes(), 256)?;
-        let (place, reads_c, beta) = match self.factors {
-            Factors::Host { beta, .. } => (PointerMode::Host, beta != 0.0, beta.to_string()),
+        let (place, reads_c) = match self.factors {
+            Factors::Host { beta, .. } => (PointerMode::Host, beta != 0.0),
             Factors::Device(factors) => {
                 require("alpha and beta", factors, 2 * size_of::<f32>(), 16)?;
-                (PointerMode::Device, true, "known to the device only".to_string())
+                (PointerMode::Device, true)
             }
         };
         if self.desc.facts.pointer_mode != place {
@@ -141,10 +141,14 @@ impl MatmulCall<'_> {
         }
         if reads_c {
             if layouts.c.data_type != layouts.d.data_type {
+                let beta = match self.factors {
+                    Factors::Host { beta, .. } => beta.to_string(),
+                    Factors::Device(_) => "known to the device only".to_string(),
+                };
                 return Err(Error::dtype(
                     "C",
                     format!("{:?}", layouts.c.data_type),
-                    format!("differs from D's {:?} while beta = {}", layouts.d.data_type, beta),
+                    format!("differs from D's {:?} while beta is {beta}", layouts.d.data_type),
                     "accumulate only into the output's own type",
                 ));
             }

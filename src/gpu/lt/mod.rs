@@ -491,9 +491,9 @@ pub(crate) fn matmul(mut call: MatmulCall<'_>) -> Result<()> {
     let Layouts { a: a_layout, b: b_layout, c: c_layout, d: d_layout } = layouts;
     // SAFETY: the memory is alive: each Span borrows it, and cudarc frees a slice only in stream order, after this work;
     // raw addresses are vouched for by whoever made them (DeviceBytes::from_raw). Lengths: `prepare` compared each span
-    // with what layout, scale mode and epilogue read or write. Order: the spans' guards made this stream wait for earlier
-    // writers and record this work when they drop, after this call. alpha and beta are
-    // host values read before it returns, or eight bytes of such memory, as `prepare` found the descriptor to say.
+    // with what layout, scale mode and epilogue read or write. Order: this stream was made to
+    // wait for earlier writers, and the guards that the spans' order holds record this work when they drop, after this call.
+    // alpha and beta are host values read before it returns, or eight bytes of such memory, as `prepare` found the descriptor to say.
     let answer = unsafe {
         lt.library.api.cublasLtMatmul(
             lt.raw,

@@ -143,14 +143,14 @@ impl QuantMatrix {
     fn write_repeated(&self, handle: &Handle, repeated: &DeviceBuffer) -> Result<()> {
         let queue = handle.queue();
         let order = queue.order();
-        let (source, target) = (self.read(order)?, repeated.write(order)?);
+        let (source, target) = (self.read(&order)?, repeated.write(&order)?);
         handle.kernels().repeat_scales(queue, &source.scales, self.rows(), self.cols(), &target)
     }
 
     fn write_kept(&self, handle: &Handle, kept: &Kept) -> Result<()> {
         let queue = handle.queue();
         let order = queue.order();
-        let (source, target) = (self.read(order)?, kept.values.write(order)?);
+        let (source, target) = (self.read(&order)?, kept.values.write(&order)?);
         self.dequantize_codes(handle, queue, &source.codes, &source.block_scales, &target, kept.dtype)
     }
 

@@ -39,16 +39,12 @@ pub struct Parts<T> {
     pub block_scales: T,
 }
 
-/// The addresses of a matrix for one piece of work. One of them may hold the guard of all.
+/// The addresses of a matrix for one piece of work.
+#[derive(Clone, Copy)]
 pub(crate) struct QuantSpans<'s> {
     pub(crate) codes: Span<'s>,
     pub(crate) scales: Span<'s>,
     pub(crate) block_scales: Span<'s>,
-}
-
-/// There is nothing to do: a type with `Drop` cannot be taken apart, and so no guard goes before the others.
-impl Drop for QuantSpans<'_> {
-    fn drop(&mut self) {}
 }
 
 /// Bytes of codes, scales and block scales in device order.
@@ -199,19 +195,23 @@ impl QuantMatrix {
     }
 
     /// The addresses of codes, scales and block scales for work that reads them.
-    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<QuantSpans<'s>> {
-        self.spans(order, false)
+    pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
+        let Self { codes, scales, block_scales, .. } = self;
+        Ok(QuantSpans {
+            codes: codes.read(order)?,
+            scales: scales.read(order)?,
+            block_scales: block_scales.read(order)?,
+        })
     }
 
     /// The addresses for work that writes them.
-    pub(crate) fn write<'s>(&'s mut self, order: Order<'s>) -> Result<QuantSpans<'s>> {
-        self.spans(order, true)
-    }
-
-    fn spans<'s>(&'s self, order: Order<'s>, writes: bool) -> Result<QuantSpans<'s>> {
-        let buffers = [&self.codes, &self.scales, &self.block_scales];
-        let [codes, scales, block_scales] = DeviceBuffer::together(buffers, order, writes)?;
-        Ok(QuantSpans { codes, scales, block_scales })
+    pub(crate) fn write<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<QuantSpans<'s>> {
+        let Self { codes, scales, block_scales, .. } = self;
+        Ok(QuantSpans {
+            codes: codes.write(order)?,
+            scales: scales.write(order)?,
+            block_scales: block_scales.write(order)?,
+        })
     }
 
     /// Device bytes of codes and scales, and where they were made, of repeated scales and values kept dequantized.

@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
 use super::raw::is_capturing;
 use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
-use crate::gpu::device::stream::{Capture, Order, Queue, Tracking, Turn};
+use crate::gpu::device::stream::{Capture, Order, Queue, Tracking};
 
 /// One allocation, or a part of one: bytes on the device that several handles and captured graphs may use.
 ///
@@ -64,8 +64,13 @@ pub(crate) struct Access<'a> {
     memory: &'a Memory,
     queue: &'a Queue,
     writes: bool,
-    /// Given on when the use has left its event.
-    _turn: Turn<'a>,
+}
+
+impl Access<'_> {
+    /// Whether the event of this use stands for such a one of the same call, too.
+    fn covers(&self, memory: &Memory, writes: bool) -> bool {
+        std::ptr::eq(self.memory, memory) && (self.writes || !writes)
+    }
 }
 
 impl Drop for Access<'_> {
@@ -112,43 +117,38 @@ impl Memory {
         queue.tracking.several() || self.home.cu_stream() != queue.stream.cu_stream()
     }
 
-    /// Waits, on the GPU, for what a use must come after. In a capture nothing is waited for: the launch does that.
-    pub(crate) fn begin<'a>(self: &'a Arc<Self>, order: Order<'a>, writes: bool) -> Result<Option<Access<'a>>> {
+    /// Waits, on the GPU, for what a use must come after; the order holds the use until its work is enqueued. In a capture nothing
+    /// is waited for: the launch does that.
+    pub(crate) fn begin<'q>(self: &'q Arc<Self>, order: &Order<'q>, writes: bool) -> Result<()> {
         let queue = order.queue;
         if self.home.context().cu_ctx() != queue.context().cu_ctx() {
-            return Err(Error::unsupported(
-                format!("a buffer in the memory of GPU {}", self.home.context().ordinal()),
-                format!("the handle is on GPU {}, and these are two contexts", queue.context().ordinal()),
-                "copy it to the handle's GPU, or use a handle of the buffer's",
-            ));
+            return Err(elsewhere(self.home.context(), queue.context()));
         }
         if writes && order.capture != Capture::No {
             self.written_by_graphs.store(true, Ordering::Release);
         }
         match order.capture {
-            Capture::No => {
-                let turn = queue.tracking.turn();
-                if self.tracked(queue) {
-                    let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-                    let reads = uses.reads.iter().filter(|_| writes);
-                    for earlier in uses.write.iter().chain(reads).filter(|u| u.queue != queue.id) {
-                        if earlier.queue == ELSEWHERE && self.home.cu_stream() == queue.stream.cu_stream() {
-                            continue;
-                        }
-                        queue.stream.wait(&earlier.event).map_err(|e| driver("waiting for another stream", e))?;
-                    }
+            // The order has the turn, so that this stays as it is until the work is enqueued.
+            Capture::No if self.tracked(queue) => {
+                let begun = |guard: &Guard<'_>| matches!(guard, Guard::Buffer(access) if access.covers(self, writes));
+                if order.holds(begun) {
+                    return Ok(());
                 }
-                Ok(Some(Access { memory: self, queue, writes, _turn: turn }))
+                let uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+                let reads = uses.reads.iter().filter(|_| writes);
+                for earlier in uses.write.iter().chain(reads).filter(|u| u.queue != queue.id) {
+                    if earlier.queue == ELSEWHERE && self.home.cu_stream() == queue.stream.cu_stream() {
+                        continue;
+                    }
+                    queue.stream.wait(&earlier.event).map_err(|e| driver("waiting for another stream", e))?;
+                }
+                order.hold(Guard::Buffer(Access { memory: self, queue, writes }));
             }
-            Capture::Ours => {
-                queue.note(self, writes);
-                Ok(None)
-            }
-            Capture::Foreign => {
-                self.pin();
-                Ok(None)
-            }
+            Capture::No => {}
+            Capture::Ours => queue.note(self, writes),
+            Capture::Foreign => self.pin(),
         }
+        Ok(())
     }
 
     /// Leaves the event of a use that is enqueued now.
@@ -362,33 +362,23 @@ impl DeviceBuffer {
         DeviceBytesMut { source: SourceMut::Buffer(self), bytes: self.bytes }
     }
 
-    pub(crate) fn read<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
-        Ok(self.span(self.memory.begin(order, false)?))
+    pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
+        self.memory.begin(order, false)?;
+        Ok(Span::unguarded(self.address(), self.bytes))
     }
 
-    pub(crate) fn write<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
-        Ok(self.span(self.memory.begin(order, true)?))
+    pub(crate) fn write<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
+        self.memory.begin(order, true)?;
+        Ok(Span::unguarded(self.address(), self.bytes))
     }
+}
 
-    fn span<'s>(&'s self, access: Option<Access<'s>>) -> Span<'s> {
-        let guard = access.map_or(Guard::None, Guard::Buffer);
-        Span { address: self.address(), bytes: self.bytes, _guard: guard }
-    }
-
-    /// The addresses of several buffers for one piece of work; those of one allocation share one guard.
-    pub(crate) fn together<'s, const N: usize>(
-        buffers: [&'s Self; N],
-        order: Order<'s>,
-        writes: bool,
-    ) -> Result<[Span<'s>; N]> {
-        let mut spans = [const { None }; N];
-        for (i, buffer) in buffers.into_iter().enumerate() {
-            let seen = buffers[..i].iter().any(|earlier| Arc::ptr_eq(&earlier.memory, &buffer.memory));
-            let access = if seen { None } else { buffer.memory.begin(order, writes)? };
-            spans[i] = Some(buffer.span(access));
-        }
-        Ok(spans.map(|span| span.unwrap_or_else(|| Span::unguarded(0, 0))))
-    }
+fn elsewhere(home: &CudaContext, here: &CudaContext) -> Error {
+    Error::unsupported(
+        format!("a buffer in the memory of GPU {}", home.ordinal()),
+        format!("the handle is on GPU {}, and these are two contexts", here.ordinal()),
+        "copy it to the handle's GPU, or use a handle of the buffer's",
+    )
 }
 
 fn captured_home() -> Error {

@@ -1,7 +1,8 @@
 //! Device memory: borrowed ([`DeviceBytes`]), owned ([`DeviceBuffer`]), and how both become an address on a stream.
 //!
 //! A borrow comes from a cudarc slice or view, from a [`DeviceBuffer`], or from a bare address (`unsafe`, for other runtimes).
-//! Launching code turns it into a [`Span`], whose guard is dropped when the work is enqueued. Three rules keep memory whole:
+//! Launching code turns it into a [`Span`] of an [`Order`], which holds a guard of each use until the work is enqueued. Three
+//! rules keep memory whole:
 //!
 //! - A [`DeviceBuffer`] orders its users by itself: a reader waits for the last writer, a writer and the free wait for all
 //!   readers, on whichever streams they are. A captured graph owns the buffers that it uses.
@@ -22,7 +23,7 @@ pub use self::cudarc::{BorrowsOutliveGraph, Element};
 pub use buffer::DeviceBuffer;
 pub(crate) use buffer::{Access, Memory};
 
-use super::stream::{Capture, Order, Queue, Turn};
+use super::stream::{Capture, Order, Queue};
 use crate::error::{Error, Result};
 
 /// Device memory borrowed for reading.
@@ -49,24 +50,24 @@ enum SourceMut<'a> {
     Raw(u64, PhantomData<&'a mut u8>),
 }
 
-/// An address on a stream, with its length; dropped once the work that uses it is enqueued.
+/// An address on a stream, with its length, for work that is enqueued before the [`Order`] of the call is dropped.
+#[derive(Clone, Copy)]
 pub(crate) struct Span<'a> {
     pub(crate) address: u64,
     pub(crate) bytes: usize,
-    _guard: Guard<'a>,
+    _order: PhantomData<&'a ()>,
 }
 
-/// What happens when the work is enqueued.
+/// What happens, when it is dropped, to memory whose work was enqueued.
 #[allow(dead_code, reason = "guards are held for their drop")]
-enum Guard<'a> {
-    None,
+pub(crate) enum Guard<'a> {
     Buffer(Access<'a>),
-    /// In this order: the event, what waits for it, the turn.
-    Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>, Turn<'a>),
+    /// In this order: the event, what waits for it.
+    Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>),
 }
 
 /// Lets the stream of a cudarc slice wait for what was enqueued, where cudarc itself orders nothing.
-struct Rejoin<'a> {
+pub(crate) struct Rejoin<'a> {
     home: Arc<CudaStream>,
     queue: &'a Queue,
 }
@@ -81,18 +82,18 @@ impl Drop for Rejoin<'_> {
 impl<'a> Span<'a> {
     /// Memory whose order and life are somebody else's care.
     pub(crate) fn unguarded(address: u64, bytes: usize) -> Self {
-        Self { address, bytes, _guard: Guard::None }
+        Self { address, bytes, _order: PhantomData }
     }
 
     /// `bytes` bytes from `offset`; what lies past the end is cut off, for the launch checks to find.
-    pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Span<'_> {
+    pub(crate) fn slice(self, offset: usize, bytes: usize) -> Self {
         let offset = offset.min(self.bytes);
-        Span::unguarded(self.address + offset as u64, bytes.min(self.bytes - offset))
+        Self::unguarded(self.address + offset as u64, bytes.min(self.bytes - offset))
     }
 }
 
 /// Lets a slice of cudarc's into work of this order, or refuses it: another GPU's, or where a graph would outlive it.
-fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'a>>> {
+fn admit<'a>(order: &Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'a>>> {
     let (queue, theirs, ours) = (order.queue, home.context(), order.queue.context());
     if theirs.cu_ctx() != ours.cu_ctx() {
         return Err(Error::unsupported(
@@ -118,7 +119,7 @@ fn admit<'a>(order: Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'
 }
 
 /// Lets a bare address in, or refuses it where a graph would outlive what its giver promised.
-fn lend<'a>(order: Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
+fn lend<'a>(order: &Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
     match order.capture == Capture::Ours && !order.queue.may_borrow() {
         true => Err(not_owned("a bare address")),
         false => Ok(Span::unguarded(address, bytes)),
@@ -154,10 +155,9 @@ impl<'a> DeviceBytes<'a> {
     }
 
     /// The address for work in this order: waits, on the GPU, for the last writer.
-    pub(crate) fn at<'s>(&'s self, order: Order<'s>) -> Result<Span<'s>> {
+    pub(crate) fn at<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
         match &self.source {
             Source::View(view) => {
-                let turn = order.queue.tracking.turn();
                 let rejoin = admit(order, view.stream())?;
                 let (address, guard) = view.device_ptr(order.events());
                 if let SyncOnDrop::Record(Some((earlier, stream))) = &guard
@@ -165,7 +165,8 @@ impl<'a> DeviceBytes<'a> {
                 {
                     stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
                 }
-                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin, turn) })
+                order.hold(Guard::Slice(guard, rejoin));
+                Ok(Span::unguarded(address, self.bytes))
             }
             Source::Buffer(buffer) => buffer.read(order),
             Source::Raw(address, _) => lend(order, *address, self.bytes),
@@ -194,13 +195,13 @@ impl<'a> DeviceBytesMut<'a> {
     }
 
     /// The address for work in this order: waits, on the GPU, for all readers and writers.
-    pub(crate) fn at<'s>(&'s mut self, order: Order<'s>) -> Result<Span<'s>> {
+    pub(crate) fn at<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<Span<'s>> {
         match &mut self.source {
             SourceMut::View(view) => {
-                let turn = order.queue.tracking.turn();
                 let rejoin = admit(order, view.stream())?;
                 let (address, guard) = view.device_ptr_mut(order.events());
-                Ok(Span { address, bytes: self.bytes, _guard: Guard::Slice(guard, rejoin, turn) })
+                order.hold(Guard::Slice(guard, rejoin));
+                Ok(Span::unguarded(address, self.bytes))
             }
             SourceMut::Buffer(buffer) => buffer.write(order),
             SourceMut::Raw(address, _) => lend(order, *address, self.bytes),
