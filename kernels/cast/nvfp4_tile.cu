@@ -35,12 +35,18 @@ __device__ __forceinline__ Candidates candidates(Block<T>& b, float amax, bool s
         return {slow.c4, slow.c6, slow.e4, slow.e6, slow.s4, slow.s6};
     }
     const float six_e_inverse = __frcp_rn(rule.six_e);
-    const Choice c = candidates_by(b, amax, second, [&](float q, float t, float x) {
-        float d;
-        // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
-        if (rule.strict) d = __fsub_rn(divide(__fmul_rn(__fmul_rn(q, t), second.amax), rule.six_e, six_e_inverse), x);
-        else d = fast_error(q, t, x, second);
-        return rule.mse ? __fmul_rn(d, d) : fabsf(d);
+    const Choice c = candidates_by(b, amax, second, [&](float q4, float q6, float t4, float t6, float x) {
+        float d4, d6;
+        if (rule.strict) {
+            // fl(q s) is exact; amax is such that the quotients are normal (`compares`), or zero.
+            d4 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q4, t4), second.amax), rule.six_e, six_e_inverse), x);
+            d6 = __fsub_rn(divide(__fmul_rn(__fmul_rn(q6, t6), second.amax), rule.six_e, six_e_inverse), x);
+        } else {
+            const float xs = __fmul_rn(x, second.encode);
+            d4 = __fmaf_rn(q4, t4, -xs);
+            d6 = __fmaf_rn(q6, t6, -xs);
+        }
+        return rule.mse ? Errors{error_of<true>(d4), error_of<true>(d6)} : Errors{error_of<false>(d4), error_of<false>(d6)};
     });
     return {pack(c.w4, b), pack(c.w6, b), c.e4, c.e6, c.s4, c.s6};
 }
