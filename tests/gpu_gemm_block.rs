@@ -416,7 +416,7 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
         let a = MatRef::new(&x, dtype, m, k)?.with_row_stride(stride)?;
         handle.scaled_gemm(GemmArgs::weight_only(a, &b, MatMut::new(&mut buffer, out, m, n)?))
     };
-    refused(plain(DType::F16, k, MX, DType::Bf16), &["f16 x mxfp8:e4m3", "E8M0", "pass A as bf16"]);
+    refused(plain(DType::F16, k, MX, DType::Bf16), &["f16 x mxfp8:e4m3", "E8M0", "round A to bf16"]);
     refused(plain(DType::F32, k, NV, DType::Bf16), &["f32 x nvfp4", "round A to bf16"]);
     refused(plain(DType::Bf16, k, fp8, DType::Bf16), &["bf16 x fp8-tensor:e4m3", "weight-only"]);
     refused(plain(DType::Bf16, k + 4, NV, DType::Bf16), &["A: row stride 36", "16 bytes", "multiple of 8"]);

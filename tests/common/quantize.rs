@@ -183,6 +183,8 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
             poisoned_matrix(handle, recipe.scheme(), rows, cols).assume_basis(recipe.basis()),
             poisoned_matrix(handle, recipe.scheme(), cols, rows).assume_basis(recipe.basis()),
         ];
+        // Memory that was given to a matrix loads no kernels; allocating one does.
+        drop(QuantMatrix::zeros(handle, recipe.scheme(), rows, cols).unwrap());
         let [plain, turned] = &mut out;
         let mut again = poisoned_matrix(handle, recipe.scheme(), rows, cols).assume_basis(recipe.basis());
         let graph = capture(handle, || {

@@ -17,8 +17,8 @@ impl GemmPlan {
     /// Allocates what it makes, and at the first call an A and a D that are freed in stream order; waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] on another handle, or inside graph capture if there is
-    /// work; [`Error::Driver`] if there is no memory.
+    /// [`Error::Shape`] if B is not as planned; [`Error::Unsupported`] on another handle, for a B on another GPU, or inside graph
+    /// capture if there is work; [`Error::Driver`] if there is no memory.
     pub fn prepare(&mut self, handle: &Handle, b: &QuantMatrix) -> Result<()> {
         self.make_ready(handle, b)?;
         if self.kernels_loaded {
@@ -41,6 +41,8 @@ impl GemmPlan {
                 "plan for this B",
             ));
         }
+        // Where nothing is left to be made, no use of B would say it.
+        b.check_context(handle)?;
         if b.kept() != self.desc.kept {
             return Err(Error::shape(
                 "B",

@@ -214,6 +214,12 @@ impl QuantMatrix {
         })
     }
 
+    /// Refuses a handle on another GPU, as each use does.
+    pub(crate) fn check_context(&self, handle: &Handle) -> Result<()> {
+        let mut buffers = [&self.codes, &self.scales, &self.block_scales].into_iter();
+        buffers.try_for_each(|buffer| buffer.check_context(handle.queue()))
+    }
+
     /// Device bytes of codes and scales, and where they were made, of repeated scales and values kept dequantized.
     pub fn device_bytes(&self) -> usize {
         self.codes.len() + self.scales.len() + self.block_scales.len() + self.derived.bytes()

@@ -117,13 +117,17 @@ impl Memory {
         queue.tracking.several() || self.home.cu_stream() != queue.stream.cu_stream()
     }
 
+    /// Refuses a queue on another GPU.
+    fn check_context(&self, queue: &Queue) -> Result<()> {
+        let (home, here) = (self.home.context(), queue.context());
+        if home.cu_ctx() == here.cu_ctx() { Ok(()) } else { Err(elsewhere(home, here)) }
+    }
+
     /// Waits, on the GPU, for what a use must come after; the order holds the use until its work is enqueued. In a capture nothing
     /// is waited for: the launch does that.
     pub(crate) fn begin<'q>(self: &'q Arc<Self>, order: &Order<'q>, writes: bool) -> Result<()> {
         let queue = order.queue;
-        if self.home.context().cu_ctx() != queue.context().cu_ctx() {
-            return Err(elsewhere(self.home.context(), queue.context()));
-        }
+        self.check_context(queue)?;
         if writes && order.capture != Capture::No {
             self.written_by_graphs.store(true, Ordering::Release);
         }
@@ -360,6 +364,11 @@ impl DeviceBuffer {
     /// Bytes for writing through a shared reference: whoever calls holds a lock, or is the only one to know the buffer.
     pub(crate) fn view_written(&self) -> DeviceBytesMut<'_> {
         DeviceBytesMut { source: SourceMut::Buffer(self), bytes: self.bytes }
+    }
+
+    /// Refuses a queue on another GPU, as each use does.
+    pub(crate) fn check_context(&self, queue: &Queue) -> Result<()> {
+        self.memory.check_context(queue)
     }
 
     pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
