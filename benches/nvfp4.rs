@@ -124,18 +124,22 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Both targets of a cast, as often as the rotation wants.
+/// Both targets of a cast, as often as the rotation wants. Captured casts change no basis, so that each basis has its own.
 struct Outputs {
     scheme: Scheme,
+    basis: Basis,
     plain: Vec<QuantMatrix>,
     turned: Vec<QuantMatrix>,
 }
 
 impl Outputs {
-    fn new(handle: &Handle, scheme: Scheme, rows: usize, cols: usize, sets: usize) -> Self {
-        let make = |rows, cols| (0..sets).map(|_| QuantMatrix::zeros(handle, scheme, rows, cols).unwrap()).collect();
+    fn new(handle: &Handle, (scheme, basis): (Scheme, Basis), rows: usize, cols: usize, sets: usize) -> Self {
+        let make = |rows, cols| {
+            let zeros = || QuantMatrix::zeros(handle, scheme, rows, cols).unwrap().assume_basis(basis);
+            (0..sets).map(|_| zeros()).collect()
+        };
         let turned = if rows.is_multiple_of(16) { make(cols, rows) } else { Vec::new() };
-        Self { scheme, plain: make(rows, cols), turned }
+        Self { scheme, basis, plain: make(rows, cols), turned }
     }
 }
 
@@ -145,13 +149,20 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
     let inputs: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * cols, DType::Bf16)).collect();
     let inputs: Vec<_> = inputs.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols).unwrap()).collect();
     let amax = handle.stream().clone_htod(&[5.5f32]).unwrap();
-    let mut outputs = [Scheme::Nvfp4, Scheme::Nvfp4Row, MX].map(|s| Outputs::new(handle, s, rows, cols, sets));
+    let kinds = [
+        (Scheme::Nvfp4, Basis::Plain),
+        (Scheme::Nvfp4, Basis::Hadamard16),
+        (Scheme::Nvfp4Row, Basis::Plain),
+        (MX, Basis::Plain),
+    ];
+    let mut outputs = kinds.map(|kind| Outputs::new(handle, kind, rows, cols, sets));
     for case in cases() {
         let multiple = if case.direction == Direction::Plain { case.recipe.row_multiple() } else { 16 };
         if !rows.is_multiple_of(multiple) {
             continue;
         }
-        let Some(out) = outputs.iter_mut().find(|o| o.scheme == case.recipe.scheme()) else { continue };
+        let kind = (case.recipe.scheme(), case.recipe.basis());
+        let out = outputs.iter_mut().find(|o| (o.scheme, o.basis) == kind).expect("outputs for every case");
         let time = time(handle, sets, |i| {
             let to = match case.direction {
                 Direction::Plain => QuantizeTo::Plain(&mut out.plain[i]),

@@ -19,7 +19,7 @@ use crate::gpu::device::libraries;
 use crate::gpu::device::memory::{
     BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Memory, Span, driver, raw,
 };
-use crate::gpu::device::stream::{Capture, Queue};
+use crate::gpu::device::stream::{Capture, Order, Queue};
 use crate::gpu::kernels::{KernelFamily, KernelSource, Kernels};
 use crate::gpu::lt::{self, LtHandle};
 
@@ -123,7 +123,8 @@ impl Handle {
     /// A handle on a stream that exists, as other libraries on cudarc have one. Loads and allocates as [`Handle::new`].
     ///
     /// # Errors
-    /// [`Error::Library`], [`Error::Driver`].
+    /// [`Error::Library`], [`Error::Driver`]; [`Error::Unsupported`] for `CU_STREAM_PER_THREAD`, and while the stream is captured
+    /// into a graph.
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         libraries::driver_available(lt::keep_loaded)?;
@@ -293,8 +294,14 @@ impl Handle {
 
     /// Refuses what allocates or waits while the stream is being captured into a graph.
     pub(crate) fn refuse_capture(&self, what: &str) -> Result<()> {
-        if self.queue.order().capture == Capture::No {
-            return Ok(());
+        self.order_outside_capture(what).map(drop)
+    }
+
+    /// The order of a call that does so. No capture of this crate begins before it is dropped.
+    pub(crate) fn order_outside_capture(&self, what: &str) -> Result<Order<'_>> {
+        let order = self.queue.order();
+        if order.capture == Capture::No {
+            return Ok(order);
         }
         Err(Error::unsupported(
             format!("{what} while the stream is captured into a graph"),
@@ -327,8 +334,8 @@ impl Handle {
     /// # Errors
     /// [`Error::Shape`] if they are longer than the memory; [`Error::Unsupported`] inside graph capture; [`Error::Driver`].
     pub fn write<T: Element>(&self, to: &mut DeviceBytesMut<'_>, values: &[T]) -> Result<()> {
-        self.refuse_capture("copying from the host")?;
-        raw::copy_from_host(&self.queue.stream, values, &to.at(&self.queue.order())?)
+        let order = self.order_outside_capture("copying from the host")?;
+        raw::copy_from_host(&self.queue.stream, values, &to.at(&order)?)
     }
 
     /// The numbers in device memory, on the host. Allocates and waits.
@@ -344,25 +351,41 @@ impl Handle {
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
     pub fn read_bytes(&self, bytes: &DeviceBytes<'_>) -> Result<Vec<u8>> {
-        self.refuse_capture("reading device memory")?;
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
-        let order = self.queue.order();
-        let span = bytes.at(&order)?;
-        self.read_rows(&span, 1, span.bytes, span.bytes)
+        let packed = {
+            let order = self.order_outside_capture("reading device memory")?;
+            if bytes.is_empty() {
+                return Ok(Vec::new());
+            }
+            let span = bytes.at(&order)?;
+            self.pack_rows(&span, 1, span.bytes, span.bytes)?
+        };
+        self.fetch(&packed)
     }
 
-    /// `rows` rows of `row_bytes` bytes, `stride` bytes apart, packed, on the host. Allocates and waits.
-    pub(crate) fn read_rows(&self, src: &Span<'_>, rows: usize, row_bytes: usize, stride: usize) -> Result<Vec<u8>> {
-        let mut packed: CudaSlice<u8> =
-            self.stream().alloc_zeros(rows * row_bytes).map_err(|e| driver("allocating a copy", e))?;
+    /// Enqueues a copy of `rows` rows of `row_bytes` bytes, `stride` bytes apart, for [`Handle::fetch`]. Allocates.
+    pub(crate) fn pack_rows(
+        &self,
+        src: &Span<'_>,
+        rows: usize,
+        row_bytes: usize,
+        stride: usize,
+    ) -> Result<CudaSlice<u8>> {
+        self.refuse_capture("reading device memory")?;
+        let packed = self.stream().alloc_zeros(rows * row_bytes);
+        let mut packed: CudaSlice<u8> = packed.map_err(|e| driver("allocating a copy", e))?;
         {
-            let (mut target, order) = (DeviceBytesMut::from(&mut packed), self.queue.order());
+            let mut target = DeviceBytesMut::from(&mut packed);
+            let order = self.queue.order();
             let target = target.at(&order)?;
             self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
-        let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;
+        Ok(packed)
+    }
+
+    /// Bytes of this stream, on the host. Waits, and so is not to be called while an order is held: that keeps the other handles of
+    /// the GPU from enqueuing.
+    pub(crate) fn fetch(&self, packed: &CudaSlice<u8>) -> Result<Vec<u8>> {
+        let host = self.stream().clone_dtoh(packed).map_err(|e| driver("copying to the host", e))?;
         self.synchronize()?;
         Ok(host)
     }

@@ -144,6 +144,7 @@ impl Timing {
         competitors: usize,
         mut enqueue: impl FnMut(usize, usize) -> Result<()>,
     ) -> Result<Vec<Times>> {
+        handle.refuse_capture("timing work")?;
         let times = self.take_turns(handle, competitors, &mut enqueue);
         handle.synchronize()?;
         times

@@ -64,6 +64,8 @@ impl Handle {
         let recipe = recipe.into();
         check_input(x)?;
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
+        // No launch of another thread comes between the codes and what is derived from them.
+        let _turn = self.queue().turn();
         match recipe {
             Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?,
             _ => self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?,
@@ -79,16 +81,17 @@ impl Handle {
         })
     }
 
-    /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to.
+    /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to. And of
+    /// one that a graph reads: its launches do not ask for the basis.
     fn check_basis(&self, basis: Basis, out: &QuantMatrix) -> Result<()> {
         let same = out.basis() == basis;
-        if same || !(out.written_by_graphs() || self.queue().order().capture != Capture::No) {
+        if same || !(out.used_by_graphs() || self.queue().order().capture != Capture::No) {
             return Ok(());
         }
         Err(Error::unsupported(
             format!("quantizing to the basis {basis:?} into a matrix in the basis {:?}", out.basis()),
-            "a captured graph writes the matrix, and its launches change no basis",
-            "capture into a matrix of its own, in that basis from the start (QuantMatrix::assume_basis)",
+            "a captured graph uses the matrix, and its launches neither change a basis nor ask for one",
+            "take a matrix of its own for each basis, in it from the start (QuantMatrix::assume_basis)",
         ))
     }
 
@@ -185,6 +188,7 @@ impl Handle {
             ));
         }
         let (mut plain, mut transposed) = check_targets(x, recipe, to)?;
+        let _turn = self.queue().turn();
         self.quantize_blocks(x, recipe, Some(scale), [&mut plain, &mut transposed])?;
         self.rewritten(recipe, [plain, transposed])
     }

@@ -3,9 +3,10 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL};
 
-use super::memory::raw::{Graph, is_capturing};
+use super::memory::raw::{CaptureState, Graph, capture_state, is_capturing};
 use super::memory::{Memory, driver};
 use super::stream::{Capture, Queue};
 use crate::error::{Error, Result};
@@ -15,6 +16,8 @@ pub(crate) struct Log {
     uses: Vec<(Arc<Memory>, bool)>,
     /// Borrowed memory is let in, by a caller who keeps it alive.
     borrows: bool,
+    /// Recorded where the capture began.
+    begin: Option<CudaEvent>,
 }
 
 /// Work captured by `Handle::capture`, to be launched again and again by `Handle::launch`.
@@ -46,9 +49,13 @@ struct Capturing<'q>(&'q Queue);
 impl Drop for Capturing<'_> {
     fn drop(&mut self) {
         CAPTURES.set(CAPTURES.get() - 1);
-        self.0.log.replace(None);
+        // What is left of an unwinding closure.
+        let Some(log) = self.0.log.replace(None) else { return };
+        let _turn = self.0.tracking.turn();
+        if !self.0.is_capture_of(&log) {
+            self.0.pin(&log);
+        }
         if is_capturing(&self.0.stream) {
-            // An unwinding closure left it open.
             self.0.context().record_err(self.0.stream.end_capture(CUgraphInstantiate_flags(0)).map(drop));
         }
     }
@@ -63,6 +70,22 @@ impl Queue {
             Some((_, written)) => *written |= writes,
             None => log.uses.push((memory.clone(), writes)),
         }
+    }
+
+    /// True unless somebody has ended the capture that this log was begun with, and has its graph.
+    fn is_capture_of(&self, log: &Log) -> bool {
+        match capture_state(&self.stream) {
+            CaptureState::None => false,
+            // Within its own capture a wait for an event changes nothing; the driver refuses that of another one.
+            CaptureState::Active => log.begin.as_ref().is_some_and(|begin| self.stream.wait(begin).is_ok()),
+            CaptureState::Broken => true,
+        }
+    }
+
+    /// Somebody holds a graph of this work, and does not own what it uses.
+    fn pin(&self, log: &Log) {
+        let used = log.uses.iter().map(|(memory, _)| memory);
+        used.chain(&self.private()).for_each(|memory| memory.pin());
     }
 
     /// True if the capture under way lets borrowed memory in.
@@ -88,21 +111,37 @@ impl Queue {
             begun.map_err(|e| driver("beginning a capture", e))?;
         }
         CAPTURES.set(CAPTURES.get() + 1);
-        self.log.replace(Some(Log { uses: Vec::new(), borrows }));
+        let begin = self.stream.record_event(None);
+        let failed = begin.as_ref().err().copied();
+        self.log.replace(Some(Log { uses: Vec::new(), borrows, begin: begin.ok() }));
         let capturing = Capturing(self);
-        let enqueued = enqueue();
-        let ended_by_another = !is_capturing(&self.stream);
-        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
-        let log = self.log.replace(None);
+        let enqueued = match failed {
+            None => enqueue(),
+            Some(error) => Err(driver("recording an event", error)),
+        };
+        let (graph, log) = {
+            // Not in the middle of a call of another handle on this stream.
+            let _turn = self.tracking.turn();
+            let log = self.log.replace(None).filter(|log| {
+                let ours = self.is_capture_of(log);
+                if !ours {
+                    self.pin(log);
+                }
+                ours
+            });
+            let open = is_capturing(&self.stream);
+            (open.then(|| self.stream.end_capture(CUgraphInstantiate_flags(0))), log)
+        };
         drop(capturing);
-        if ended_by_another {
-            // Somebody holds a graph of this work, and does not own what it uses.
-            let used = log.iter().flat_map(|log| &log.uses).map(|(memory, _)| memory);
-            used.chain(&self.private()).for_each(|memory| memory.pin());
-        }
         enqueued?;
-        let graph = graph.map_err(|e| driver("ending a capture", e))?;
         let (Some(graph), Some(log)) = (graph, log) else {
+            return Err(Error::unsupported(
+                "work that ends the capture it is in",
+                "whoever has its graph does not own what it uses, which is therefore never freed",
+                "leave the end to Handle::capture",
+            ));
+        };
+        let Some(graph) = graph.map_err(|e| driver("ending a capture", e))? else {
             return Err(Error::Driver { call: "ending a capture".into(), reason: "nothing was captured".into() });
         };
         Ok(CapturedGraph { graph: Graph::new(graph), queue: self.serial, uses: log.uses, _private: self.private() })

@@ -31,6 +31,8 @@ pub(crate) struct Queue {
     /// Takes cudarc's events while `stream` is captured: waiting there for events from outside would break the capture.
     idle: UncountedStream,
     pub(crate) tracking: Arc<Tracking>,
+    /// Of a queue on the first stream of its context.
+    pub(super) first: Option<Arc<First>>,
     /// What the capture under way has used so far; `None` outside the captures of this crate.
     pub(super) log: RefCell<Option<Log>>,
     /// Memory that only this queue uses, and that any captured work may use: workspace, scratch.
@@ -72,11 +74,11 @@ impl Queue {
             ));
         }
         let idle = UncountedStream::new(stream.context())?;
-        let (tracking, id) = Tracking::register(&stream)?;
+        let (tracking, id, first) = Tracking::register(&stream)?;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let (log, private) = (RefCell::new(None), RefCell::new(Vec::new()));
-        Ok(Self { stream, id, serial, idle, tracking, log, private })
+        Ok(Self { stream, id, serial, idle, tracking, first, log, private })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
@@ -94,12 +96,17 @@ impl Queue {
             (true, false) => Capture::Foreign,
         };
         match capture {
-            Capture::No => Memory::free_deferred(),
+            Capture::No => Memory::free_deferred(self.context()),
             Capture::Ours => {}
             // Nobody tells when such a graph is gone.
             Capture::Foreign => self.private().iter().for_each(|memory| memory.pin()),
         }
         Order { queue: self, capture, guards: RefCell::default(), _turn: turn }
+    }
+
+    /// Several calls in one turn: no work of other threads comes between them.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        self.tracking.turn()
     }
 
     /// Says that any work of this queue may use this memory as long as it lives: captured graphs keep it alive.
@@ -144,8 +151,15 @@ impl<'q> Order<'q> {
 pub(crate) struct Tracking {
     several: AtomicBool,
     turn: ReentrantMutex<()>,
-    /// The first stream that is alive, and its number.
-    first: Mutex<Option<(Weak<CudaStream>, u64)>>,
+    /// The first stream, as long as anybody may rely on its order.
+    first: Mutex<Weak<First>>,
+}
+
+/// The first stream of a context. Its queues hold it, and all memory that was used in its order without an event: a stream that
+/// comes later is a second one until nothing is left that it would have to wait for.
+pub(crate) struct First {
+    stream: Arc<CudaStream>,
+    id: u64,
 }
 
 /// Held by a call while it enqueues. The thread that has it may take it again.
@@ -168,14 +182,13 @@ impl Tracking {
         let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let (several, turn) = (AtomicBool::new(false), ReentrantMutex::new(()));
-            Arc::new(Tracking { several, turn, first: Mutex::new(None) })
+            Arc::new(Tracking { several, turn, first: Mutex::new(Weak::new()) })
         };
         contexts.get_or_insert_default().entry(context.cu_ctx() as usize).or_insert_with(new).clone()
     }
 
-    /// The tracking of this stream's context, and the stream's number. The stream is not kept alive: one that is gone has left no
-    /// memory behind that is freed in its order.
-    fn register(stream: &Arc<CudaStream>) -> Result<(Arc<Self>, u64)> {
+    /// The tracking of this stream's context, the stream's number, and the first stream if this is it.
+    fn register(stream: &Arc<CudaStream>) -> Result<(Arc<Self>, u64, Option<Arc<First>>)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let tracking = Self::of(stream.context());
         let start = Instant::now();
@@ -183,29 +196,28 @@ impl Tracking {
             {
                 let _turn = tracking.turn();
                 let mut first = tracking.first.lock().unwrap_or_else(PoisonError::into_inner);
-                let known = first.as_ref().and_then(|(known, id)| Some((known.upgrade()?, *id)));
-                let ready = match known {
+                let ready = match first.upgrade() {
                     None => {
                         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-                        *first = Some((Arc::downgrade(stream), id));
-                        Some(id)
+                        let new = Arc::new(First { stream: stream.clone(), id });
+                        *first = Arc::downgrade(&new);
+                        Some((id, Some(new)))
                     }
-                    // The first stream is alive, so an equal address is the same stream.
-                    Some((known, id)) if known.cu_stream() == stream.cu_stream() => Some(id),
-                    Some((known, _)) if tracking.several() || !is_capturing(&known) => {
+                    // The first stream is alive, so an equal address is the same stream, if not the same `Arc`.
+                    Some(known) if known.stream.cu_stream() == stream.cu_stream() => Some((known.id, Some(known))),
+                    Some(known) if tracking.several() || !is_capturing(&known.stream) => {
                         if !tracking.several() {
-                            known
-                                .synchronize()
-                                .map_err(|e| driver("waiting for the first stream of the context", e))?;
+                            let waited = known.stream.synchronize();
+                            waited.map_err(|e| driver("waiting for the first stream of the context", e))?;
                             tracking.several.store(true, Ordering::Release);
                         }
-                        Some(NEXT.fetch_add(1, Ordering::Relaxed))
+                        Some((NEXT.fetch_add(1, Ordering::Relaxed), None))
                     }
                     Some(_) => None,
                 };
-                if let Some(id) = ready {
+                if let Some((id, known)) = ready {
                     drop(first);
-                    return Ok((tracking.clone(), id));
+                    return Ok((tracking.clone(), id, known));
                 }
             }
             if start.elapsed() > PATIENCE {

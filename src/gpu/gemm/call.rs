@@ -85,14 +85,15 @@ pub(crate) fn with_addresses(
     steps: impl FnOnce(&Call<'_>) -> Result<()>,
 ) -> Result<()> {
     let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
+    let queue = handle.queue();
+    let order = queue.order();
+    // Within the order: no launch that writes them comes before their use.
     b.freshen(handle)?;
     if let ArgA::Quantized(a) = a {
         a.freshen(handle)?;
     }
-    let queue = handle.queue();
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
-    let order = queue.order();
     let values = outline.sum.values;
     let kept = |source| values.filter(|_| source == Some(ValueSource::Given)).map(|v| v.dtype);
     let repeated = outline.formulation == Formulation::RepeatedScales;

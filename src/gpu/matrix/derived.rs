@@ -4,7 +4,7 @@
 //! Whoever writes the matrix brings both up to date, in place and in stream order, so that a captured graph does so at each
 //! launch. A graph captured before they were made does not: from a capture on that writes the matrix, each use makes them again.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
@@ -31,8 +31,6 @@ pub(crate) struct Derived {
     /// The 128x128 scales repeated for every row, in 1x128 order.
     repeated: OnceLock<DeviceBuffer>,
     kept: OnceLock<Kept>,
-    /// Held while one of them is written: two handles may come to it at once.
-    writing: Mutex<()>,
 }
 
 /// The values of a [`QuantMatrix`] without its FP32 scales, row-major and packed.
@@ -60,16 +58,15 @@ impl QuantMatrix {
     /// already, or inside graph capture; [`Error::Driver`] if there is not enough memory.
     pub fn keep_dequantized(&self, handle: &Handle, dtype: DType) -> Result<()> {
         check_kept(self.scheme(), dtype)?;
+        // Two handles may come to it at once.
+        let _turn = handle.queue().turn();
         if self.derived.kept.get().is_none() {
             handle.refuse_capture("keeping a matrix dequantized")?;
             let bytes = self.rows() * self.cols() * dtype.bytes();
-            let _writing = self.derived.lock();
-            if self.derived.kept.get().is_none() {
-                let kept = Kept { dtype, values: DeviceBuffer::zeros(handle.queue(), bytes)? };
-                self.write_kept(handle, &kept)?;
-                // Nobody else sets it while the lock is held.
-                let _ = self.derived.kept.set(kept);
-            }
+            let kept = Kept { dtype, values: DeviceBuffer::zeros(handle.queue(), bytes)? };
+            self.write_kept(handle, &kept)?;
+            // Nobody else sets it: whoever is on this GPU needs the turn, and others cannot read the codes.
+            let _ = self.derived.kept.set(kept);
         }
         match self.kept() {
             KeptWeights::Dequantized(found) if found != dtype => Err(Error::unsupported(
@@ -82,7 +79,7 @@ impl QuantMatrix {
     }
 
     /// Drops what [`QuantMatrix::keep_dequantized`] made; the memory is freed in stream order, after every use of it. Plans for a B
-    /// that keeps values no longer take it; captured graphs go on with what they had.
+    /// that keeps values no longer take it; captured graphs go on with the values that they had, whatever is written to the matrix.
     pub fn forget_dequantized(&mut self) {
         self.derived.kept.take();
     }
@@ -112,13 +109,13 @@ impl QuantMatrix {
         if self.derived.repeated.get().is_some() {
             return Ok(());
         }
+        let _turn = handle.queue().turn();
         handle.refuse_capture("making repeated scales")?;
-        let _writing = self.derived.lock();
         if self.derived.repeated.get().is_none() {
             let bytes = Self::repeated_len(self.rows(), self.cols()) * size_of::<f32>();
             let repeated = DeviceBuffer::zeros(handle.queue(), bytes)?;
             self.write_repeated(handle, &repeated)?;
-            // Nobody else sets it while the lock is held.
+            // As for kept values.
             let _ = self.derived.repeated.set(repeated);
         }
         Ok(())
@@ -135,7 +132,7 @@ impl QuantMatrix {
         if self.derived.repeated.get().is_none() && self.derived.kept.get().is_none() {
             return Ok(());
         }
-        let _writing = self.derived.lock();
+        let _turn = handle.queue().turn();
         self.derived.repeated.get().map_or(Ok(()), |repeated| self.write_repeated(handle, repeated))?;
         self.derived.kept.get().map_or(Ok(()), |kept| self.write_kept(handle, kept))
     }
@@ -170,12 +167,6 @@ impl QuantMatrix {
         }
         let q = BlockCodes { scheme, rows, cols, codes, block_scales, scales: None };
         handle.kernels().dequantize_blocks(queue, &q, values, cols, dtype)
-    }
-}
-
-impl Derived {
-    fn lock(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

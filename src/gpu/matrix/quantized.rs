@@ -165,7 +165,8 @@ impl QuantMatrix {
     /// Lets `write` write the buffers in device order; it keeps padding zero. What is derived from the matrix (repeated scales,
     /// values kept dequantized) is then made again in place, in the order of the handle, so that captured products find it too.
     ///
-    /// Allocates nothing and waits for nothing of its own: safe inside graph capture, where each launch writes and derives.
+    /// Allocates nothing and waits for nothing of its own: safe inside graph capture, where each launch writes and derives. What
+    /// other threads launch meanwhile may find some buffers written and others not.
     ///
     /// # Errors
     /// What `write` returns; [`Error::Driver`] if a launch fails.
@@ -187,6 +188,11 @@ impl QuantMatrix {
             scales: self.scales.view_mut(),
             block_scales: self.block_scales.view_mut(),
         }
+    }
+
+    /// Whether a captured graph uses the matrix.
+    pub(crate) fn used_by_graphs(&self) -> bool {
+        [&self.codes, &self.scales, &self.block_scales].into_iter().any(DeviceBuffer::used_by_graphs)
     }
 
     /// Whether a captured graph writes the matrix: then what it holds may change at any launch.

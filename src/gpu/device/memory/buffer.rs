@@ -4,7 +4,7 @@ use std::any::Any;
 use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
@@ -12,7 +12,7 @@ use super::raw::is_capturing;
 use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
-use crate::gpu::device::stream::{Capture, Order, Queue, Tracking};
+use crate::gpu::device::stream::{Capture, First, Order, Queue, Tracking};
 
 /// One allocation, or a part of one: bytes on the device that several handles and captured graphs may use.
 ///
@@ -34,9 +34,14 @@ pub(crate) struct Memory {
     /// Frees the memory when it is dropped.
     owner: Option<Box<dyn Any + Send + Sync>>,
     uses: Mutex<Uses>,
+    /// Held from the first use that left no event.
+    in_order_of: OnceLock<Arc<First>>,
+    /// Work of another stream than its home has used it, and left its event.
+    used_elsewhere: AtomicBool,
     /// Used by a captured graph of which nobody tells when it is gone: never freed.
     pinned: AtomicBool,
-    /// Some captured graph writes it: what it holds may change at any launch.
+    /// Some captured graph uses it, or even writes it: then what it holds may change at any launch.
+    used_by_graphs: AtomicBool,
     written_by_graphs: AtomicBool,
     tracking: Arc<Tracking>,
 }
@@ -83,6 +88,13 @@ impl Memory {
     /// `bytes` zero bytes, at least one, allocated in the order of the queue.
     pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Arc<Self>> {
         let _turn = queue.tracking.turn();
+        if is_capturing(&queue.stream) {
+            return Err(Error::unsupported(
+                format!("allocating {bytes} bytes while the stream is captured into a graph"),
+                "the memory would be the graph's, and exist while it runs",
+                "allocate, and make handles, before the capture begins",
+            ));
+        }
         // The driver has no allocation of zero bytes.
         let slice = queue.stream.alloc_zeros::<u8>(bytes.max(1));
         let mut slice = slice.map_err(|e| driver(&format!("allocating {bytes} bytes"), e))?;
@@ -93,9 +105,20 @@ impl Memory {
     }
 
     fn new(address: u64, bytes: usize, home: Arc<CudaStream>, owner: Option<Box<dyn Any + Send + Sync>>) -> Self {
-        let (uses, tracking) = (Mutex::new(Uses::default()), Tracking::of(home.context()));
-        let (pinned, written_by_graphs) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { address, bytes, home, owner, uses, pinned, written_by_graphs, tracking }
+        let tracking = Tracking::of(home.context());
+        Self {
+            address,
+            bytes,
+            home,
+            owner,
+            uses: Mutex::default(),
+            in_order_of: OnceLock::new(),
+            used_elsewhere: AtomicBool::new(false),
+            pinned: AtomicBool::new(false),
+            used_by_graphs: AtomicBool::new(false),
+            written_by_graphs: AtomicBool::new(false),
+            tracking,
+        }
     }
 
     /// The whole of it for work of the one queue that ever uses it.
@@ -112,9 +135,19 @@ impl Memory {
         self.pinned.store(true, Ordering::Relaxed);
     }
 
-    /// Whether uses of this queue leave events: another stream may use the memory, or its free is in another stream's order.
+    /// Whether uses of this queue wait for events and leave some: another stream may use the memory, or has, or its free is in
+    /// another stream's order.
     fn tracked(&self, queue: &Queue) -> bool {
-        queue.tracking.several() || self.home.cu_stream() != queue.stream.cu_stream()
+        queue.tracking.several()
+            || self.home.cu_stream() != queue.stream.cu_stream()
+            || self.used_elsewhere.load(Ordering::Acquire)
+    }
+
+    /// Notes a use that leaves no event: the order of its stream is all that a later one can rely on.
+    fn rely_on_order(&self, queue: &Queue) {
+        if let Some(first) = &queue.first {
+            self.in_order_of.get_or_init(|| first.clone());
+        }
     }
 
     /// Refuses a queue on another GPU.
@@ -128,8 +161,9 @@ impl Memory {
     pub(crate) fn begin<'q>(self: &'q Arc<Self>, order: &Order<'q>, writes: bool) -> Result<()> {
         let queue = order.queue;
         self.check_context(queue)?;
-        if writes && order.capture != Capture::No {
-            self.written_by_graphs.store(true, Ordering::Release);
+        if order.capture != Capture::No {
+            self.used_by_graphs.store(true, Ordering::Release);
+            self.written_by_graphs.fetch_or(writes, Ordering::AcqRel);
         }
         match order.capture {
             // The order has the turn, so that this stays as it is until the work is enqueued.
@@ -148,7 +182,7 @@ impl Memory {
                 }
                 order.hold(Guard::Buffer(Access { memory: self, queue, writes }));
             }
-            Capture::No => {}
+            Capture::No => self.rely_on_order(queue),
             Capture::Ours => queue.note(self, writes),
             Capture::Foreign => self.pin(),
         }
@@ -158,7 +192,10 @@ impl Memory {
     /// Leaves the event of a use that is enqueued now.
     fn finish(&self, queue: &Queue, writes: bool) {
         if !self.tracked(queue) {
-            return;
+            return self.rely_on_order(queue);
+        }
+        if self.home.cu_stream() != queue.stream.cu_stream() {
+            self.used_elsewhere.store(true, Ordering::Release);
         }
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = uses.leave(queue, writes) {
@@ -168,15 +205,18 @@ impl Memory {
         }
     }
 
-    /// Frees what was dropped while its stream was captured, where that capture has ended.
-    pub(crate) fn free_deferred() {
+    /// Frees memory of this context that was dropped while its stream was captured, where that capture has ended. That of other
+    /// contexts is left to their queues, whose turn it takes.
+    pub(crate) fn free_deferred(context: &CudaContext) {
         if WAITING.load(Ordering::Acquire) == 0 || capturing_here() {
             return;
         }
-        let graves = {
+        let graves: Vec<_> = {
             let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
-            WAITING.store(0, Ordering::Release);
-            mem::take(&mut *graves)
+            let here = |grave: &mut Grave| grave.home.context().cu_ctx() == context.cu_ctx();
+            let graves_here = graves.extract_if(.., here).collect();
+            WAITING.store(graves.len(), Ordering::Release);
+            graves_here
         };
         // Those whose stream is still captured wait again.
         graves.into_iter().for_each(Grave::bury);
@@ -313,6 +353,11 @@ impl DeviceBuffer {
         };
         *memory.uses.lock().unwrap_or_else(PoisonError::into_inner) = Uses { write, ..Uses::default() };
         Ok(Self { memory: Arc::new(memory), offset: 0, bytes })
+    }
+
+    /// Whether a captured graph uses it.
+    pub(crate) fn used_by_graphs(&self) -> bool {
+        self.memory.used_by_graphs.load(Ordering::Acquire)
     }
 
     /// Whether a captured graph writes it: then what it holds may change at any launch.

@@ -85,7 +85,8 @@ impl DeviceBuffer {
     /// Device memory of another runtime, by address, as a buffer of this crate: its uses are ordered, captured graphs share it.
     ///
     /// `owner` is what keeps the memory alive; it is dropped in place of a free, once no work enqueued through this crate on
-    /// `stream` can reach the memory in the order of `stream`. `()` where the memory outlives the program's work.
+    /// `stream` can reach the memory in the order of `stream`; other threads' calls on the GPU wait for the drop, which must not wait
+    /// for them. `()` where the memory outlives the program's work.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) while the stream is captured into a graph (`owner` is then never

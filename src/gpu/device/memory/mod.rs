@@ -106,6 +106,9 @@ fn admit<'a>(order: &Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<
         Capture::Ours if !queue.may_borrow() => Err(not_owned("a cudarc slice")),
         Capture::Ours | Capture::Foreign => Ok(None),
         Capture::No => {
+            if home.cu_stream() != queue.stream.cu_stream() && raw::is_capturing(home) {
+                return Err(captured_operand());
+            }
             let cudarc_orders =
                 theirs.is_managing_stream_synchronization() && ours.is_managing_stream_synchronization();
             // With tracking switched off, which is unsafe to do, order is the caller's business.
@@ -124,6 +127,22 @@ fn lend<'a>(order: &Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
         true => Err(not_owned("a bare address")),
         false => Ok(Span::unguarded(address, bytes)),
     }
+}
+
+/// Refuses an operand whose event belongs to a capture: waiting for it has drawn the stream of this order into that.
+fn check_not_drawn_in(order: &Order<'_>, elsewhere: bool) -> Result<()> {
+    match elsewhere && order.capture == Capture::No && raw::is_capturing(&order.queue.stream) {
+        true => Err(captured_operand()),
+        false => Ok(()),
+    }
+}
+
+fn captured_operand() -> Error {
+    Error::unsupported(
+        "an operand of a stream that is captured into a graph",
+        "the work would become a part of that graph, which does not own what else it uses",
+        "capture on the handle's stream, or call again when the capture has ended",
+    )
 }
 
 fn not_owned(what: &str) -> Error {
@@ -165,6 +184,7 @@ impl<'a> DeviceBytes<'a> {
                 {
                     stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
                 }
+                check_not_drawn_in(order, view.stream().cu_stream() != order.queue.stream.cu_stream())?;
                 order.hold(Guard::Slice(guard, rejoin));
                 Ok(Span::unguarded(address, self.bytes))
             }
@@ -199,7 +219,9 @@ impl<'a> DeviceBytesMut<'a> {
         match &mut self.source {
             SourceMut::View(view) => {
                 let rejoin = admit(order, view.stream())?;
+                let elsewhere = view.stream().cu_stream() != order.queue.stream.cu_stream();
                 let (address, guard) = view.device_ptr_mut(order.events());
+                check_not_drawn_in(order, elsewhere)?;
                 order.hold(Guard::Slice(guard, rejoin));
                 Ok(Span::unguarded(address, self.bytes))
             }

@@ -8,20 +8,32 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use super::{Element, Span, driver};
 use crate::error::{Error, Result};
 
-/// Whether a stream is being captured into a graph. A stream whose capture is broken, and not ended yet, counts as captured.
-///
+/// Whether a stream is being captured into a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) enum CaptureState {
+    None,
+    Active,
+    /// Broken, and not ended yet: no graph comes of it.
+    Broken,
+}
+
 /// `cuStreamIsCapturing` and nothing else: it is asked at every call.
-pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
+pub(in crate::gpu) fn capture_state(stream: &CudaStream) -> CaptureState {
     let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is alive (borrowed), and the driver writes one value to `status`, which outlives the call.
     let answer = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
-    match answer {
-        sys::CUresult::CUDA_SUCCESS => status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        // The legacy default stream, asked while a blocking stream of the context is captured: it cannot be captured itself.
-        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => false,
-        // A sticky error of earlier work: the next call that can return an error will say it.
-        _ => false,
+    match (answer, status) {
+        (sys::CUresult::CUDA_SUCCESS, CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE) => CaptureState::Active,
+        (sys::CUresult::CUDA_SUCCESS, CaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED) => CaptureState::Broken,
+        // Also where there is an error: the legacy default stream, asked while a blocking stream of the context is captured, cannot
+        // be captured itself; a sticky error of earlier work will be said by the next call that can return one.
+        _ => CaptureState::None,
     }
+}
+
+/// True for a stream whose capture is broken, too.
+pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
+    capture_state(stream) != CaptureState::None
 }
 
 /// A stream that cudarc does not count, so that a context with one stream of its caller's stays in cudarc's single-stream mode.
