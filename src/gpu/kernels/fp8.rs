@@ -140,8 +140,8 @@ impl Kernels {
     ) -> Result<()> {
         x.check()?;
         check_floats("amax state", state, 2)?;
-        factor.map_or(Ok(()), |s| check_floats("factor", s, 2))?;
-        amax.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
+        check_floats("factor", factor, 2)?;
+        check_floats("amax", amax, 1)?;
         let (rows, cols) = x.flattened();
         let y = rows.clamp(1, GRID_Y);
         let blocks = (cols / 8).div_ceil(THREADS as usize * 4).clamp(1, (self.sm_count * 8).div_ceil(y));
@@ -173,7 +173,7 @@ impl Kernels {
         x.check()?;
         check_output(out, Scheme::Fp8Tensor(format), x.rows, x.cols)?;
         let (factor, kind) = factor.of_fp8()?;
-        amax.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
+        check_floats("amax", amax, 1)?;
         let (rows, cols) = x.flattened();
         // Two vectors a thread once that still leaves every multiprocessor several blocks.
         let unroll = if rows * cols >= self.sm_count << 15 { 2 } else { 1 };
@@ -359,8 +359,8 @@ impl Kernels {
         cols: Option<&Span<'_>>,
     ) -> Result<()> {
         x.check()?;
-        rows.map_or(Ok(()), |s| check_floats("row amax", s, x.rows))?;
-        cols.map_or(Ok(()), |s| check_floats("column amax", s, x.cols))?;
+        check_floats("row amax", rows, x.rows)?;
+        check_floats("column amax", cols, x.cols)?;
         enqueue_cast!(
             stream,
             self.fp8(stream)?.amax_row_column,

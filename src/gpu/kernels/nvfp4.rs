@@ -271,8 +271,8 @@ impl Kernels {
         col: Option<&Span<'_>>,
     ) -> Result<()> {
         x.check()?;
-        row.map_or(Ok(()), |s| check_floats("amax", s, 1))?;
-        col.map_or(Ok(()), |s| check_floats("amax of the transpose", s, 1))?;
+        check_floats("amax", row, 1)?;
+        check_floats("amax of the transpose", col, 1)?;
         if col.is_some() {
             check_transposable(x)?;
         }

@@ -123,7 +123,7 @@ impl BlockCodes<'_> {
         check_aligned("codes", codes, 8)?;
         check_bytes("block scales", block_scales, scheme.block_scale_len(rows, cols))?;
         check_aligned("block scales", block_scales, 16)?;
-        scales.map_or(Ok(()), |s| check_floats("scales", s, scheme.scale_len(rows, cols)))?;
+        check_floats("scales", scales, scheme.scale_len(rows, cols))?;
         check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
         check_aligned("output", y, dtype.bytes() as u64)?;
         if !cols.is_multiple_of(16) || rows > u32::MAX as usize || cols > i32::MAX as usize {
@@ -201,8 +201,9 @@ pub(super) fn check_aligned(operand: &str, span: &Span<'_>, required: u64) -> Re
     Ok(())
 }
 
-/// Checks a buffer of FP32 values.
-pub(super) fn check_floats(name: &str, span: &Span<'_>, count: usize) -> Result<()> {
+/// Checks a buffer of FP32 values, if there is one.
+pub(super) fn check_floats<'s>(name: &str, span: impl Into<Option<&'s Span<'s>>>, count: usize) -> Result<()> {
+    let Some(span) = span.into() else { return Ok(()) };
     check_bytes(name, span, count * 4)?;
     check_aligned(name, span, 4)
 }

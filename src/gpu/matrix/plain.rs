@@ -75,6 +75,34 @@ fn check_matrix(bytes: usize, dtype: DType, rows: usize, cols: usize, row_stride
     }
 }
 
+/// What is said of a matrix, whether it is for reading or for writing.
+macro_rules! extent_of {
+    ($($matrix:ident),+) => {$(
+        impl $matrix<'_> {
+            /// Number of rows.
+            pub fn rows(&self) -> usize {
+                self.rows
+            }
+
+            /// Number of columns.
+            pub fn cols(&self) -> usize {
+                self.cols
+            }
+
+            /// Elements from one row to the next.
+            pub fn row_stride(&self) -> usize {
+                self.row_stride
+            }
+
+            /// Element type.
+            pub fn dtype(&self) -> DType {
+                self.dtype
+            }
+        }
+    )+};
+}
+extent_of!(MatRef, MatMut);
+
 impl<'a> MatRef<'a> {
     /// `rows x cols` elements of type `dtype`, rows contiguous and packed.
     ///
@@ -94,26 +122,6 @@ impl<'a> MatRef<'a> {
     pub fn with_row_stride(self, row_stride: usize) -> Result<Self> {
         check_matrix(self.data.len(), self.dtype, self.rows, self.cols, row_stride)?;
         Ok(Self { row_stride, ..self })
-    }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Number of columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Elements from one row to the next.
-    pub fn row_stride(&self) -> usize {
-        self.row_stride
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
 
     pub(crate) fn data(&self) -> &DeviceBytes<'a> {
@@ -140,26 +148,6 @@ impl<'a> MatMut<'a> {
     pub fn with_row_stride(self, row_stride: usize) -> Result<Self> {
         check_matrix(self.data.len(), self.dtype, self.rows, self.cols, row_stride)?;
         Ok(Self { row_stride, ..self })
-    }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Number of columns.
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// Elements from one row to the next.
-    pub fn row_stride(&self) -> usize {
-        self.row_stride
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
 
     pub(crate) fn data_mut(&mut self) -> &mut DeviceBytesMut<'a> {
