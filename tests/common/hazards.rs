@@ -24,8 +24,11 @@ pub const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Sc
 /// How long a test may take in its own process: compiling the kernels at run time is the longest part of it.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// How long a stalled stream stays behind: a thousand times longer than what is enqueued meanwhile.
+/// How long a stalled stream stays behind what was enqueued meanwhile: a thousand times longer than the GPU takes for that.
 const LATE: Duration = Duration::from_millis(400);
+
+/// How long it stays behind where nobody says that all is enqueued: then some call waits for it.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// Runs `body`, a closure written in a test, in a process of its own, where a broken context or a hang harms no other test.
 /// With `SCALED_GEMM_TEST_ALONE` set it runs here: for tools that follow one process.
@@ -60,11 +63,18 @@ pub fn alone<F: FnOnce()>(body: F) {
     }
 }
 
-/// Holds a stream back: what is enqueued there afterwards comes late, and the GPU is free for other streams.
+/// Holds a stream back until [`Stall::release`], and a while longer: what is enqueued there comes late, and the GPU is free for
+/// other streams.
 ///
-/// Warm up first: loading a kernel may wait for the whole context, and then nothing is late any more.
+/// Warm up first: loading a kernel may wait for the whole context.
 pub struct Stall {
-    over: &'static AtomicBool,
+    gate: &'static Gate,
+}
+
+#[derive(Default)]
+struct Gate {
+    enqueued: AtomicBool,
+    over: AtomicBool,
 }
 
 impl Stall {
@@ -73,26 +83,38 @@ impl Stall {
     }
 
     pub fn on_stream(stream: &Arc<CudaStream>) -> Self {
-        extern "C" fn wait(over: *mut c_void) {
-            sleep(LATE);
-            // SAFETY: `over` is the leaked flag below, and only ever shared.
-            unsafe { &*over.cast_const().cast::<AtomicBool>() }.store(true, Ordering::Release);
+        extern "C" fn wait(gate: *mut c_void) {
+            // SAFETY: `gate` is the leaked one below, and only ever shared.
+            let gate = unsafe { &*gate.cast_const().cast::<Gate>() };
+            let start = Instant::now();
+            while !gate.enqueued.load(Ordering::Acquire) && start.elapsed() < STUCK {
+                sleep(Duration::from_millis(1));
+            }
+            if gate.enqueued.load(Ordering::Acquire) {
+                sleep(LATE);
+            }
+            gate.over.store(true, Ordering::Release);
         }
-        let over: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let gate: &'static Gate = Box::leak(Box::default());
         stream.context().bind_to_thread().unwrap();
-        let argument = std::ptr::from_ref(over).cast_mut().cast();
-        // SAFETY: the stream is alive and its context bound; the function calls nothing of CUDA, and the flag never dies.
+        let argument = std::ptr::from_ref(gate).cast_mut().cast();
+        // SAFETY: the stream is alive and its context bound; the function calls nothing of CUDA, and the gate never dies.
         unsafe { sys::cuLaunchHostFunc(stream.cu_stream(), Some(wait), argument) }.result().unwrap();
-        Self { over }
+        Self { gate }
     }
 
-    /// For messages: after a stall that was over too early a right result proves nothing.
-    pub fn state(&self) -> &'static str {
-        if self.over.load(Ordering::Acquire) {
-            "the stream was no longer held back"
-        } else {
-            "the stream was held back"
-        }
+    /// All that races with the late work is enqueued. Panics if the stream was no longer held back: then nothing raced, and a
+    /// right result would prove nothing.
+    #[track_caller]
+    pub fn release(self) {
+        assert!(!self.gate.over.load(Ordering::Acquire), "no race: a call before this waited for the late stream");
+    }
+}
+
+/// Also where a test panics before it.
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.gate.enqueued.store(true, Ordering::Release);
     }
 }
 
