@@ -14,8 +14,8 @@ use common::gemm::*;
 use common::*;
 use hazards::*;
 use scaled_gemm::{
-    CapturedGraph, DType, Error, Formulation, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe,
-    Scheme, TuneTable,
+    Basis, CapturedGraph, DType, Error, Formulation, GemmArgs, Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe,
+    QuantMatrix, QuantizeTo, Recipe, Scheme, TuneTable,
 };
 
 fn whole<T>(what: &str, graph: Result<T, Error>) -> T {
@@ -167,6 +167,47 @@ fn repeated_scales_follow_scales_written_in_a_graph() {
 #[test]
 fn repeated_scales_follow_a_graph_that_only_writes_scales() {
     alone(|| scales_written_in_a_graph(false));
+}
+
+/// A matrix that a graph reads stays in its basis: the graph's product would be of operands in two. (It was taken, since only
+/// graphs that write were asked.)
+#[test]
+fn the_basis_of_what_a_graph_reads_stays() {
+    alone(|| {
+        let Some(handle) = handle() else { return };
+        let Some(mut layer) = Layer::new(&handle, Derived::Kept) else { return };
+        let (mut buffer, [weights, ..]) = layer.weights(&handle);
+        let (m, n, k) = (layer.ops.a.rows(), layer.ops.b.rows(), layer.ops.b.cols());
+        handle.stream().memcpy_htod(&weights, &mut buffer).unwrap();
+        let x = |rows| MatRef::new(&buffer, DType::F32, rows, k).unwrap();
+        let options = Nvfp4Options { basis: Basis::Hadamard16, ..Nvfp4Options::default() };
+        let hadamard: Recipe = Nvfp4Recipe::tensor(options).unwrap().into();
+        let plain = Recipe::new(layer.ops.b.scheme());
+        let want = layer.eager(&handle);
+        let mut output = Output::new(&handle, &layer.ops, &layer.extras, &layer.case);
+        // Before a graph reads them, A and B are taken in the other basis, and back.
+        let host = [&layer.ops.host_a, &layer.ops.host_b].map(|host| QuantMatrix::from_host(&handle, host).unwrap());
+        for (mut matrix, rows) in host.into_iter().zip([m, n]) {
+            handle.quantize_into(&x(rows), hadamard, QuantizeTo::Plain(&mut matrix)).unwrap();
+            handle.quantize_into(&x(rows), plain, QuantizeTo::Plain(&mut matrix)).unwrap();
+        }
+        let args = output.args(&layer.ops, &layer.extras, &layer.case);
+        let graph = capture(&handle, || layer.plan.execute(&handle, args)).unwrap();
+        for (matrix, rows) in [(&mut layer.ops.a, m), (&mut layer.ops.b, n)] {
+            let cast = handle.quantize_into(&x(rows), hadamard, QuantizeTo::Plain(matrix));
+            common::gemm::refused(cast, &["basis", "graph"]);
+            assert_eq!(matrix.basis(), Basis::Plain, "a cast that was refused");
+        }
+        assert!(layer.eager(&handle) == want, "a cast that was refused has written");
+        handle.launch(&graph).unwrap();
+        assert!(output.read(&handle, "graph") == want, "a graph behind refused casts");
+        // In its own basis it may be written.
+        handle.quantize_into(&x(n), plain, QuantizeTo::Plain(&mut layer.ops.b)).unwrap();
+        let want = layer.eager(&handle);
+        output.reset(&handle);
+        handle.launch(&graph).unwrap();
+        assert!(output.read(&handle, "graph") == want, "a graph behind a cast that was taken");
+    });
 }
 
 /// Does something that frees memory inside a capture: the graph holds the product beside it, and computes it.

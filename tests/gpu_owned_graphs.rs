@@ -4,129 +4,21 @@
 //! Tests that could break their context run in a process of their own (`hazards::alone`).
 #![cfg(feature = "cuda")]
 
+#[path = "common/calls.rs"]
+mod calls;
 mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
 
+use calls::*;
 use common::gemm::*;
 use common::*;
 use hazards::*;
-use scaled_gemm::cudarc::driver::{CudaSlice, DevicePtr};
+use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::{
-    CapturedGraph, DType, DeviceBuffer, DeviceBytes, Epilogue, Error, Formulation, GemmArgs, GemmDesc, GemmPlan,
-    Handle, MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Scheme, VecRef,
+    DType, DeviceBuffer, DeviceBytes, Error, Formulation, GemmArgs, GemmDesc, Handle, HostQuantMatrix, MatMut, MatRef,
+    QuantMatrix, QuantizeTo, Recipe, Scheme, VecRef,
 };
-
-const SHAPE: [usize; 3] = [16, 1024, 1024];
-
-/// What a product reads beside codes and scales.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    /// Nothing: rows by rows.
-    Rows,
-    /// The repeated scales of B.
-    Repeated,
-    /// The values that B keeps.
-    Kept,
-    /// Both operands dequantized into the handle's scratch memory.
-    Scratch,
-}
-
-/// X quantized into A, and A times B plus a bias into D: all in memory of this crate.
-struct Call {
-    x: DeviceBuffer,
-    bias: DeviceBuffer,
-    d: DeviceBuffer,
-    a: QuantMatrix,
-    b: QuantMatrix,
-    plan: GemmPlan,
-}
-
-impl Call {
-    /// `None`, with the reason, where the GPU has no such product.
-    fn new(handle: &Handle, kind: Kind) -> Option<Self> {
-        let [m, n, k] = SHAPE;
-        let nvfp4 = (Scheme::Nvfp4, Scheme::Nvfp4);
-        let (pair, wanted) = match kind {
-            Kind::Rows => (ROWS_BY_ROWS, None),
-            Kind::Repeated => (BLOCKS, Some(Formulation::RepeatedScales)),
-            Kind::Kept | Kind::Scratch => (nvfp4, Some(Formulation::DequantizedBf16)),
-        };
-        let mut rng = Noise::new(101);
-        let Operands { a, b, .. } = Operands::new(handle, &mut rng, SHAPE, pair);
-        if kind == Kind::Kept {
-            derive(handle, Derived::Kept, &b);
-        }
-        let desc = GemmDesc::new(m, n, k, a.scheme(), b.scheme(), DType::Bf16).with_kept(b.kept());
-        let desc = desc.with_epilogue(Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() });
-        let offered = offered(handle, &desc);
-        let Some(formulation) = wanted.or(offered.first().copied()).filter(|wanted| offered.contains(wanted)) else {
-            println!("skipped: {} offers no {kind:?} product of {pair:?}", handle.device());
-            return None;
-        };
-        let mut plan = plan(handle, &desc, formulation);
-        plan.prepare(handle, &b).unwrap();
-        let bias: Vec<f32> = (0..n).map(|_| round_to(DType::Bf16, rng.normal())).collect();
-        let bias = handle.upload(&bytes_of(DType::Bf16, &bias)).unwrap();
-        let (x, d) = (handle.alloc(m * k * 4).unwrap(), handle.alloc(m * n * 2).unwrap());
-        Some(Self { x, bias, d, a, b, plan })
-    }
-
-    fn enqueue(&mut self, handle: &Handle) -> Result<(), Error> {
-        let [m, n, k] = SHAPE;
-        let x = MatRef::new(&self.x, DType::F32, m, k)?;
-        handle.quantize_into(&x, Recipe::new(self.a.scheme()), QuantizeTo::Plain(&mut self.a))?;
-        let d = MatMut::new(&mut self.d, DType::Bf16, m, n)?;
-        let bias = VecRef::new(&self.bias, DType::Bf16, n)?;
-        self.plan.execute(handle, GemmArgs::new(&self.a, &self.b, d).bias(bias))
-    }
-
-    /// D of a call outside of graphs with these activations. They stay in X, and D is poisoned again.
-    fn eager(&mut self, handle: &Handle, x: &[u8]) -> Vec<u8> {
-        handle.write(&mut self.x.view_mut(), x).unwrap();
-        fill(handle, &mut self.d);
-        self.enqueue(handle).unwrap();
-        let d = handle.read_bytes(&self.d.view()).unwrap();
-        fill(handle, &mut self.d);
-        d
-    }
-
-    /// Bytes of every allocation that is given back when all but D is dropped.
-    fn allocations(&self, handle: &Handle) -> Vec<usize> {
-        let parts = |q: &QuantMatrix| q.codes().len() + q.scales().len() + q.block_scales().len();
-        let derived = self.b.device_bytes() - parts(&self.b);
-        let all = [parts(&self.a), parts(&self.b), derived, self.x.len(), self.bias.len(), handle.scratch_bytes()];
-        all.into_iter().filter(|bytes| *bytes > 0).collect()
-    }
-}
-
-/// Three sets of activations.
-fn activations() -> [Vec<u8>; 3] {
-    let [m, _, k] = SHAPE;
-    let mut rng = Noise::new(102);
-    [(); 3].map(|()| bytes_of(DType::F32, tiled(&mut rng, m, k).iter()))
-}
-
-fn fill(handle: &Handle, buffer: &mut DeviceBuffer) {
-    let poison = vec![0xFFu8; buffer.len()];
-    handle.write(&mut buffer.view_mut(), &poison).unwrap();
-}
-
-/// Buffers of 0xFF bytes where memory of these sizes was given back, several of each.
-struct Poison(Vec<CudaSlice<u8>>);
-
-impl Poison {
-    fn new(handle: &Handle, sizes: &[usize]) -> Self {
-        let each = |size: &usize| [(); 8].map(|()| poisoned(handle, *size));
-        Self(sizes.iter().flat_map(each).collect())
-    }
-
-    /// Panics if somebody wrote into one.
-    fn check(&self, handle: &Handle, words: &str) {
-        let whole = |buffer| handle.stream().clone_dtoh(buffer).unwrap().iter().all(|byte| *byte == 0xFF);
-        assert!(self.0.iter().all(whole), "{words}: the graph writes to memory that was given back");
-    }
-}
 
 /// The tests below prove nothing if what is given back is not what the poison gets.
 #[test]
@@ -151,56 +43,9 @@ fn poison_comes_where_memory_was_given_back() {
 
 // What a graph was captured from is gone.
 
-/// What is left of a call after its capture.
-struct Left {
-    /// `None`: dropped too.
-    x: Option<DeviceBuffer>,
-    d: DeviceBuffer,
-    /// B without what was derived from it.
-    b: Option<QuantMatrix>,
-    rest: Vec<Poison>,
-}
-
-/// Captures a call, lets `lose` drop what it was captured from, and launches the graph three times.
 fn outlives(kind: Kind, lose: impl FnOnce(&Handle, Call) -> Left) {
-    let Some(handle) = handle() else { return };
-    let Some(mut call) = Call::new(&handle, kind) else { return };
-    let sets = activations();
-    let want = sets.each_ref().map(|x| call.eager(&handle, x));
-    assert!(want[0] != want[1] && want[1] != want[2], "other activations, same product");
-    handle.write(&mut call.x.view_mut(), &sets[0]).unwrap();
-    let graph = handle.capture(|| call.enqueue(&handle)).unwrap();
-    let untouched = handle.read_bytes(&call.d.view()).unwrap();
-    assert!(untouched.iter().all(|byte| *byte == 0xFF), "{kind:?}: written during capture");
-    let allocations = call.allocations(&handle);
-    let Left { mut x, mut d, b, mut rest } = lose(&handle, call);
-    rest.push(Poison::new(&handle, &allocations));
-    for (launch, set) in sets.iter().enumerate() {
-        // Without X the graph goes on with what lay there.
-        let want = match &mut x {
-            Some(x) => {
-                handle.write(&mut x.view_mut(), set).unwrap();
-                &want[launch]
-            }
-            None => &want[0],
-        };
-        fill(&handle, &mut d);
-        handle.launch(&graph).unwrap();
-        assert!(handle.read_bytes(&d.view()).unwrap() == *want, "{kind:?}: launch {launch}");
-    }
-    rest.iter().for_each(|poison| poison.check(&handle, &format!("{kind:?}")));
-    // A graph gives back what it owns, and the handle goes on.
-    drop((graph, b));
-    let mut again = Call::new(&handle, kind).unwrap();
-    assert!(again.eager(&handle, &sets[1]) == want[1], "{kind:?}: a call after the graph is gone");
-}
-
-fn all_but_x_and_d(_: &Handle, Call { x, d, .. }: Call) -> Left {
-    Left { x: Some(x), d, b: None, rest: Vec::new() }
-}
-
-fn all_but_d(_: &Handle, Call { d, .. }: Call) -> Left {
-    Left { x: None, d, b: None, rest: Vec::new() }
+    let capture = |handle: &Handle, call: &mut Call| handle.capture(|| call.enqueue(handle)).unwrap();
+    graph_outlives(kind, capture, |handle, graph| handle.launch(graph).unwrap(), lose);
 }
 
 #[test]
@@ -259,25 +104,6 @@ fn a_graph_outlives_the_scratch_memory_of_its_handle() {
 }
 
 // Refusals, after which the handle works on.
-
-/// A call, a graph of it, and what both give.
-fn works(handle: &Handle, call: &mut Call, set: &[u8], want: &[u8], words: &str) {
-    assert!(call.eager(handle, set) == want, "{words}: an eager call");
-    let graph = handle.capture(|| call.enqueue(handle)).unwrap_or_else(|e| panic!("{words}: a capture: {e}"));
-    launched(handle, &graph, call, want, words);
-}
-
-fn launched(handle: &Handle, graph: &CapturedGraph, call: &mut Call, want: &[u8], words: &str) {
-    fill(handle, &mut call.d);
-    handle.launch(graph).unwrap();
-    assert!(handle.read_bytes(&call.d.view()).unwrap() == want, "{words}: a graph");
-    fill(handle, &mut call.d);
-}
-
-fn unsupported<T>(result: Result<T, Error>, words: &[&str]) {
-    let error = refused(result, words);
-    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-}
 
 #[test]
 fn a_capture_that_owns_takes_no_slices() {
@@ -398,64 +224,6 @@ fn no_launch_and_no_capture_inside_a_capture() {
 
 // Derived buffers.
 
-/// A layer, a B of its own without anything derived from it, X for new weights, and D.
-struct Weights {
-    layer: Layer,
-    b: QuantMatrix,
-    x: DeviceBuffer,
-    sets: [Vec<u8>; 3],
-    d: DeviceBuffer,
-}
-
-impl Weights {
-    fn new(handle: &Handle, derived: Derived) -> Option<Self> {
-        let layer = Layer::new(handle, derived)?;
-        let (_, sets) = layer.weights(handle);
-        let b = QuantMatrix::from_host(handle, &layer.ops.host_b).unwrap();
-        let (x, d) = (handle.alloc(sets[0].len()).unwrap(), handle.alloc(layer.ops.a.rows() * b.rows() * 2).unwrap());
-        Some(Self { layer, b, x, sets, d })
-    }
-
-    /// Makes what the product reads beside B.
-    fn derive(&mut self, handle: &Handle) {
-        derive(handle, self.layer.derived, &self.b);
-        self.layer.plan.prepare(handle, &self.b).unwrap();
-    }
-
-    fn set(&mut self, handle: &Handle, launch: usize) {
-        handle.write(&mut self.x.view_mut(), &self.sets[launch]).unwrap();
-    }
-
-    /// The weights in X as a matrix that no graph knows.
-    fn fresh(&self, handle: &Handle) -> QuantMatrix {
-        let x = MatRef::new(&self.x, DType::F32, self.b.rows(), self.b.cols()).unwrap();
-        handle.quantize(&x, Recipe::new(self.b.scheme())).unwrap()
-    }
-
-    /// What the product gives with that matrix, from which everything is derived now.
-    fn want(&mut self, handle: &Handle, fresh: &QuantMatrix) -> Vec<u8> {
-        self.layer.with(handle, fresh).bytes
-    }
-
-    fn quantize(&mut self, handle: &Handle) -> Result<(), Error> {
-        let x = MatRef::new(&self.x, DType::F32, self.b.rows(), self.b.cols())?;
-        handle.quantize_into(&x, Recipe::new(self.b.scheme()), QuantizeTo::Plain(&mut self.b))
-    }
-
-    /// The product, and nothing before it.
-    fn multiply(&mut self, handle: &Handle) -> Result<(), Error> {
-        let d = MatMut::new(&mut self.d, DType::Bf16, self.layer.ops.a.rows(), self.b.rows())?;
-        self.layer.plan.execute(handle, GemmArgs::new(&self.layer.ops.a, &self.b, d))
-    }
-
-    /// D of work that is enqueued by this.
-    fn product(&mut self, handle: &Handle, enqueue: impl FnOnce(&mut Self) -> Result<(), Error>) -> Vec<u8> {
-        fill(handle, &mut self.d);
-        enqueue(self).unwrap();
-        handle.read_bytes(&self.d.view()).unwrap()
-    }
-}
-
 /// A graph that quantizes into B was captured before anything was derived from it: products, in a graph or not, that come behind
 /// its launches have the new weights.
 fn derived_after_the_capture(derived: Derived, product_in_graph: bool) {
@@ -500,36 +268,69 @@ fn a_graph_follows_kept_values_made_after_another_graph() {
     alone(|| derived_after_the_capture(Derived::Kept, true));
 }
 
+/// Numbers that a caller writes into a part of B, one FP32 for each row of another matrix: scales, or eight codes each.
+struct Part {
+    derived: Derived,
+    numbers: usize,
+    rows: DeviceBuffer,
+    rng: Noise,
+}
+
+impl Part {
+    /// What writes it is loaded.
+    fn new(handle: &Handle, weights: &Weights) -> Self {
+        let derived = weights.layer.derived;
+        let numbers = match derived {
+            Derived::Repeated => weights.b.scheme().scale_len(weights.b.rows(), weights.b.cols()),
+            Derived::Kept => 4096,
+        };
+        let part = Self { derived, numbers, rows: handle.alloc(numbers * 16 * 4).unwrap(), rng: Noise::new(103) };
+        let mut loaded = handle.alloc(numbers * 4).unwrap();
+        handle.row_amax_into(&part.x().unwrap(), &mut loaded.view_mut()).unwrap();
+        part
+    }
+
+    fn x(&self) -> Result<MatRef<'_>, Error> {
+        MatRef::new(&self.rows, DType::F32, self.numbers, 16)
+    }
+
+    /// Other numbers, which the next [`Part::write`] writes.
+    fn set(&mut self, handle: &Handle) -> Vec<u8> {
+        let values: Vec<f32> = (0..self.numbers).map(|_| 2f32.powf(self.rng.uniform() * 8.0 - 4.0)).collect();
+        let repeated: Vec<f32> = values.iter().flat_map(|value| [*value; 16]).collect();
+        handle.write(&mut self.rows.view_mut(), &repeated).unwrap();
+        bytes_of(DType::F32, &values)
+    }
+
+    fn write(&self, handle: &Handle, b: &mut QuantMatrix) -> Result<(), Error> {
+        b.write_parts(handle, |mut parts| {
+            let part = match self.derived {
+                Derived::Repeated => &mut parts.scales,
+                Derived::Kept => &mut parts.codes,
+            };
+            handle.row_amax_into(&self.x()?, part)
+        })
+    }
+
+    /// What of it is in this matrix.
+    fn of(&self, host: &HostQuantMatrix) -> Vec<u8> {
+        match self.derived {
+            Derived::Repeated => bytes_of(DType::F32, host.scales()),
+            Derived::Kept => host.codes()[..self.numbers * 4].to_vec(),
+        }
+    }
+}
+
 /// A graph writes parts of B that were lent by `write_parts`, and a quantizer outside of graphs writes all of B between its
 /// capture and its launch: the product has the quantized rest and the graph's part.
 fn parts_written_behind_a_quantizer(derived: Derived) {
     let Some(handle) = handle() else { return };
     let Some(mut weights) = Weights::new(&handle, derived) else { return };
     weights.derive(&handle);
-    // One FP32 number a row: scales, or the bit patterns of eight codes.
-    let numbers = match derived {
-        Derived::Repeated => weights.b.scheme().scale_len(weights.b.rows(), weights.b.cols()),
-        Derived::Kept => 4096,
-    };
-    let mut rows = handle.alloc(numbers * 16 * 4).unwrap();
-    let mut loaded = handle.alloc(numbers * 4).unwrap();
-    let x = MatRef::new(&rows, DType::F32, numbers, 16).unwrap();
-    handle.row_amax_into(&x, &mut loaded.view_mut()).unwrap();
-    let graph = handle.capture(|| {
-        weights.b.write_parts(&handle, |mut parts| {
-            let part = match derived {
-                Derived::Repeated => &mut parts.scales,
-                Derived::Kept => &mut parts.codes,
-            };
-            handle.row_amax_into(&x, part)
-        })
-    });
-    let graph = graph.unwrap();
-    let mut rng = Noise::new(103);
+    let mut part = Part::new(&handle, &weights);
+    let graph = handle.capture(|| part.write(&handle, &mut weights.b)).unwrap();
     for launch in 0..3 {
-        let values: Vec<f32> = (0..numbers).map(|_| 2f32.powf(rng.uniform() * 8.0 - 4.0)).collect();
-        let repeated: Vec<f32> = values.iter().flat_map(|value| [*value; 16]).collect();
-        handle.write(&mut rows.view_mut(), &repeated).unwrap();
+        let values = part.set(&handle);
         weights.set(&handle, launch);
         weights.quantize(&handle).unwrap();
         let between = weights.product(&handle, |weights| weights.multiply(&handle));
@@ -538,11 +339,7 @@ fn parts_written_behind_a_quantizer(derived: Derived) {
         handle.launch(&graph).unwrap();
         let got = weights.product(&handle, |weights| weights.multiply(&handle));
         let host = weights.b.to_host(&handle).unwrap();
-        let part = match derived {
-            Derived::Repeated => bytes_of(DType::F32, host.scales()),
-            Derived::Kept => host.codes()[..numbers * 4].to_vec(),
-        };
-        assert!(part == bytes_of(DType::F32, &values), "{derived:?}, launch {launch}: the graph wrote its part");
+        assert!(part.of(&host) == values, "{derived:?}, launch {launch}: the graph wrote its part");
         let fresh = QuantMatrix::from_host(&handle, &host).unwrap();
         let want = weights.want(&handle, &fresh);
         assert!(want != between, "another part, same product");
@@ -558,6 +355,61 @@ fn repeated_scales_follow_a_graph_launched_behind_a_quantizer() {
 #[test]
 fn kept_values_follow_a_graph_launched_behind_a_quantizer() {
     alone(|| parts_written_behind_a_quantizer(Derived::Kept));
+}
+
+/// Who writes B in a graph.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Writer {
+    Quantizer,
+    Caller,
+}
+
+/// The product is captured first, what writes B second, and they are launched the other way round: the product has the new
+/// weights, since the graph that writes them derives too. (Where it did not, the product had new codes with old scales, or a new
+/// tensor scale with old values. No product here makes again what is derived, as those do that come after such a graph.)
+fn derived_in_a_capture(derived: Derived, writer: Writer) {
+    let Some(handle) = handle() else { return };
+    let Some(mut weights) = Weights::new(&handle, derived) else { return };
+    weights.derive(&handle);
+    drop(weights.fresh(&handle));
+    let mut part = Part::new(&handle, &weights);
+    let multiplies = handle.capture(|| weights.multiply(&handle)).unwrap();
+    let writes = handle.capture(|| match writer {
+        Writer::Quantizer => weights.quantize(&handle),
+        Writer::Caller => part.write(&handle, &mut weights.b),
+    });
+    let writes = writes.unwrap();
+    let mut before = weights.product(&handle, |_| handle.launch(&multiplies));
+    for launch in 0..3 {
+        part.set(&handle);
+        weights.set(&handle, launch);
+        handle.launch(&writes).unwrap();
+        let got = weights.product(&handle, |_| handle.launch(&multiplies));
+        let fresh = QuantMatrix::from_host(&handle, &weights.b.to_host(&handle).unwrap()).unwrap();
+        let want = weights.want(&handle, &fresh);
+        assert!(std::mem::replace(&mut before, want.clone()) != want, "other weights, same product");
+        assert!(got == want, "{derived:?}, {writer:?}, launch {launch}: the graph that writes B derives nothing");
+    }
+}
+
+#[test]
+fn a_graph_that_quantizes_repeats_the_scales() {
+    alone(|| derived_in_a_capture(Derived::Repeated, Writer::Quantizer));
+}
+
+#[test]
+fn a_graph_that_quantizes_writes_kept_values() {
+    alone(|| derived_in_a_capture(Derived::Kept, Writer::Quantizer));
+}
+
+#[test]
+fn a_graph_that_writes_parts_repeats_the_scales() {
+    alone(|| derived_in_a_capture(Derived::Repeated, Writer::Caller));
+}
+
+#[test]
+fn a_graph_that_writes_parts_writes_kept_values() {
+    alone(|| derived_in_a_capture(Derived::Kept, Writer::Caller));
 }
 
 /// A graph of a product alone, and codes and scales copied into B by the caller between its launches.
