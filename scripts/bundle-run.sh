@@ -81,7 +81,7 @@ case $what in
             echo "## compute-sanitizer --tool $tool"
             ran=()
             for name in gpu_epilogue gpu_quantize gpu_nvfp4 gpu_mxfp8 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
-                gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs; do
+                gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # Their small tests reach each kernel for block scales, aligned and not.
                 case $name in

@@ -1,0 +1,389 @@
+//! Captures by others, through cudarc: their graphs find their memory whole, whatever was dropped since, and what would break
+//! a capture, or become a part of its graph, is refused.
+//!
+//! Each test runs in a process of its own (`hazards::alone`): a broken capture leaves errors behind.
+#![cfg(feature = "cuda")]
+
+#[path = "common/calls.rs"]
+mod calls;
+mod common;
+#[path = "common/hazards.rs"]
+mod hazards;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use calls::*;
+use common::gemm::*;
+use common::*;
+use hazards::*;
+use scaled_gemm::cudarc::driver::sys::CUstreamCaptureMode::{
+    self, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
+};
+use scaled_gemm::cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+use scaled_gemm::cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
+use scaled_gemm::{DType, DeviceBuffer, Error, Handle, MatMut, MatRef, QuantizeTo, Recipe, Timing};
+
+const MODES: [CUstreamCaptureMode; 2] = [THREAD_LOCAL, RELAXED];
+
+fn end(stream: &Arc<CudaStream>) -> CudaGraph {
+    let ended = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    ended.unwrap_or_else(|e| panic!("the capture is broken: {e}")).expect("a graph")
+}
+
+/// Captures as a program does that knows cudarc alone.
+fn foreign(handle: &Handle, mode: CUstreamCaptureMode, enqueue: impl FnOnce() -> Result<(), Error>) -> CudaGraph {
+    handle.stream().begin_capture(mode).unwrap();
+    let enqueued = enqueue();
+    let graph = end(handle.stream());
+    enqueued.unwrap();
+    graph
+}
+
+/// How much was captured. What was allocated, copied or freed inside is a node, too.
+fn nodes(graph: &CudaGraph) -> usize {
+    let mut count = 0;
+    // SAFETY: the graph is alive; without a list to write to, the driver writes their number alone.
+    unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut count) }.result().unwrap();
+    count
+}
+
+fn is_captured(stream: &CudaStream) -> bool {
+    stream.capture_status().unwrap() != CU_STREAM_CAPTURE_STATUS_NONE
+}
+
+/// D of a launch.
+fn launched_by_cudarc(handle: &Handle, graph: &CudaGraph, call: &mut Call) -> Vec<u8> {
+    fill(handle, &mut call.d);
+    graph.launch().unwrap();
+    handle.read_bytes(&call.d.view()).unwrap()
+}
+
+// What a graph was captured from is gone.
+
+/// Nobody tells when a graph of others is gone, so that all it uses stays. (What was freed was given to the next who asked,
+/// and the graph read and wrote there.)
+fn outlives(kind: Kind, lose: impl Fn(&Handle, Call) -> Left) {
+    for mode in MODES {
+        let capture = |handle: &Handle, call: &mut Call| foreign(handle, mode, || call.enqueue(handle));
+        graph_outlives(kind, capture, |_, graph| graph.launch().unwrap(), &lose);
+    }
+}
+
+#[test]
+fn a_foreign_graph_outlives_all_but_d() {
+    alone(|| outlives(Kind::Rows, all_but_d));
+}
+
+#[test]
+fn a_foreign_graph_follows_its_input() {
+    alone(|| outlives(Kind::Rows, all_but_x_and_d));
+}
+
+#[test]
+fn a_foreign_graph_outlives_repeated_scales() {
+    alone(|| outlives(Kind::Repeated, all_but_d));
+}
+
+#[test]
+fn a_foreign_graph_outlives_kept_values() {
+    alone(|| outlives(Kind::Kept, all_but_d));
+}
+
+#[test]
+fn a_foreign_graph_outlives_scratch_memory() {
+    alone(|| {
+        outlives(Kind::Scratch, |handle, Call { d, plan, .. }| {
+            assert!(plan.scratch_bytes() > 0, "{}", plan.explain());
+            drop(plan);
+            handle.trim_scratch().unwrap();
+            Left { x: None, d, b: None, rest: Vec::new() }
+        });
+    });
+}
+
+/// The handle's own memory too: its workspace, and what the tensor quantizer counts in.
+#[test]
+fn a_foreign_graph_outlives_its_handle() {
+    alone(|| {
+        for mode in MODES {
+            let Some(handle) = handle() else { return };
+            let Some(mut call) = Call::new(&handle, Kind::Scratch) else { return };
+            let [set, ..] = activations();
+            let want = call.eager(&handle, &set);
+            let graph = foreign(&handle, mode, || call.enqueue(&handle));
+            let mut sizes = call.allocations(&handle);
+            // The workspace, and the small ones.
+            sizes.extend([32 << 20, 64, 16]);
+            // Made before, so that its own memory is not what was given back.
+            let next = Handle::from_stream(handle.stream().clone()).unwrap();
+            let Left { mut d, .. } = all_but_d(&handle, call);
+            drop(handle);
+            let poison = Poison::new(&next, &sizes);
+            for launch in 0..3 {
+                fill(&next, &mut d);
+                graph.launch().unwrap();
+                assert!(next.read_bytes(&d.view()).unwrap() == want, "{mode:?}, launch {launch}");
+            }
+            poison.check(&next, "a handle that is gone");
+        }
+    });
+}
+
+/// How a closure of `Handle::capture` returns that has ended the capture itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Returns {
+    Ok,
+    Error,
+    Panic,
+}
+
+/// Then the graph is somebody else's, and what it uses stays. (After a panic nothing was kept: the log was gone with it.)
+fn ended_inside(returns: Returns) {
+    let capture = |handle: &Handle, call: &mut Call| {
+        let mut graph = None;
+        let captured = catch_unwind(AssertUnwindSafe(|| {
+            handle.capture(|| {
+                call.enqueue(handle)?;
+                graph = Some(end(handle.stream()));
+                match returns {
+                    Returns::Ok => Ok(()),
+                    Returns::Error => Err(Error::Driver { call: "the closure's own".into(), reason: "error".into() }),
+                    Returns::Panic => panic!("the closure's own panic"),
+                }
+            })
+        }));
+        match captured {
+            Ok(captured) => {
+                assert_ne!(returns, Returns::Panic, "the panic was lost");
+                let words =
+                    captured.err().unwrap_or_else(|| panic!("{returns:?}: a graph that others have")).to_string();
+                assert!(returns != Returns::Error || words.contains("the closure's own"), "{words}");
+            }
+            Err(panic) => {
+                let words = panic.downcast_ref::<&str>().copied();
+                assert_eq!(words, Some("the closure's own panic"), "{returns:?}");
+            }
+        }
+        assert!(!is_captured(handle.stream()), "{returns:?}: still captured");
+        graph.unwrap()
+    };
+    graph_outlives(
+        Kind::Scratch,
+        capture,
+        |_, graph| graph.launch().unwrap(),
+        |handle, Call { d, plan, .. }| {
+            drop(plan);
+            handle.trim_scratch().unwrap();
+            Left { x: None, d, b: None, rest: Vec::new() }
+        },
+    );
+}
+
+#[test]
+fn a_capture_that_its_closure_ends_keeps_memory() {
+    alone(|| ended_inside(Returns::Ok));
+}
+
+#[test]
+fn a_capture_that_its_closure_ends_with_an_error_keeps_memory() {
+    alone(|| ended_inside(Returns::Error));
+}
+
+#[test]
+fn a_capture_that_its_closure_ends_with_a_panic_keeps_memory() {
+    alone(|| ended_inside(Returns::Panic));
+}
+
+// Refusals, after which the handle works on.
+
+/// Calls that are refused in the captures of others and leave nothing there: the graph is that of the call behind them.
+fn refused_inside(tries: impl Fn(&Handle, &mut Call)) {
+    for mode in MODES {
+        let Some(handle) = handle() else { return };
+        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
+        let [set, ..] = activations();
+        let want = call.eager(&handle, &set);
+        let without = foreign(&handle, mode, || call.enqueue(&handle));
+        let graph = foreign(&handle, mode, || {
+            tries(&handle, &mut call);
+            call.enqueue(&handle)
+        });
+        assert_eq!(nodes(&graph), nodes(&without), "{mode:?}: nodes of the graph with the refusals, and without");
+        for launch in 0..2 {
+            let got = launched_by_cudarc(&handle, &graph, &mut call);
+            assert!(got == want, "{mode:?}, launch {launch}: a graph with refusals in its capture");
+        }
+        works(&handle, &mut call, &set, &want, "after the refusals");
+    }
+}
+
+const WORDS: [&str; 1] = ["captur"];
+
+/// A second handle of the stream. (Its workspace became memory of the graph, which had it back with the first launch.)
+#[test]
+fn a_handle_of_a_captured_stream_is_refused() {
+    alone(|| {
+        refused_inside(|handle, _| {
+            refused(Handle::from_stream(handle.stream().clone()), &["captured"]);
+        });
+        let Some(handle) = handle() else { return };
+        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
+        let [set, second, _] = activations();
+        let want = call.eager(&handle, &set);
+        let twin = || Handle::from_stream(handle.stream().clone());
+        refused(handle.capture(|| twin().map(drop)), &["captured"]);
+        works(&handle, &mut call, &set, &want, "after a handle in a capture");
+        let mut tried = None;
+        let graph = handle.capture(|| {
+            tried = Some(twin());
+            call.enqueue(&handle)
+        });
+        refused(tried.unwrap(), &["captured"]);
+        let graph = graph.unwrap_or_else(|e| panic!("a handle that was refused broke the capture: {e}"));
+        launched(&handle, &graph, &mut call, &want, "with a refused handle in its capture");
+        // After the captures it is made, and computes.
+        let twin = twin().unwrap();
+        let mut theirs = Call::new(&twin, Kind::Rows).unwrap();
+        let want_of_theirs = theirs.eager(&twin, &second);
+        works(&twin, &mut theirs, &second, &want_of_theirs, "the second handle");
+        works(&handle, &mut call, &set, &want, "beside a second handle");
+    });
+}
+
+/// (The memory was the graph's: alive between its launches only.)
+#[test]
+fn allocations_in_a_foreign_capture_are_refused() {
+    alone(|| {
+        refused_inside(|handle, _| {
+            refused(handle.alloc(1 << 16), &WORDS);
+            refused(handle.upload(&[1f32; 64]), &WORDS);
+            refused(handle.upload::<f32>(&[]), &WORDS);
+        });
+    });
+}
+
+/// What happened to a slice before cannot be told inside.
+#[test]
+fn taking_over_a_slice_in_a_foreign_capture_is_refused() {
+    alone(|| {
+        for mode in MODES {
+            let Some(handle) = handle() else { return };
+            let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
+            let [set, ..] = activations();
+            let want = call.eager(&handle, &set);
+            let slice = poisoned(&handle, 1 << 16);
+            let without = foreign(&handle, mode, || call.enqueue(&handle));
+            let graph = foreign(&handle, mode, || {
+                refused(DeviceBuffer::from_slice(slice), &WORDS);
+                call.enqueue(&handle)
+            });
+            assert_eq!(nodes(&graph), nodes(&without), "{mode:?}: nodes of the graph with the refusal, and without");
+            assert!(launched_by_cudarc(&handle, &graph, &mut call) == want, "{mode:?}: with a refusal in its capture");
+            let slice = poisoned(&handle, 1 << 16);
+            let taken = DeviceBuffer::from_slice(slice).unwrap();
+            let bytes = handle.read_bytes(&taken.view()).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0xFF), "{mode:?}: taken over afterwards");
+            works(&handle, &mut call, &set, &want, "after the refusal");
+        }
+    });
+}
+
+/// (It allocated and cleared its own memory inside, and was refused only where it waited.)
+#[test]
+fn timing_in_a_foreign_capture_is_refused() {
+    alone(|| {
+        for timing in [Timing::PAUSES, Timing::SUSTAINED, Timing::PAUSES.flushed()] {
+            refused_inside(|handle, call| {
+                refused(timing.time(handle, |_| call.enqueue(handle)), &WORDS);
+                refused(timing.in_turns(handle, 2, |_, _| call.enqueue(handle)), &WORDS);
+            });
+        }
+    });
+}
+
+// Operands of others.
+
+/// A slice whose own stream is captured.
+#[derive(Clone, Copy, Debug)]
+enum Captured {
+    /// Nobody touches it inside.
+    Untouched,
+    /// Its event is then one of the capture.
+    Written,
+    /// cudarc orders nothing, so that the handle's stream would join the slice's.
+    SingleStream,
+}
+
+/// It is no operand for another stream: work there would wait for the capture. (It did, and so became a part of it: the handle's
+/// stream was captured without a word, and the capture could not be ended.)
+fn slice_of_a_captured_stream(captured: Captured) {
+    for mode in MODES {
+        let Some(handle) = handle() else { return };
+        let what = format!("{mode:?}, {captured:?}");
+        let stream = handle.stream().context().new_stream().unwrap();
+        let home = match captured {
+            Captured::SingleStream => {
+                let context = CudaContext::new(0).unwrap();
+                // SAFETY: the stream is of the same context, and lives to the end of this round, as the slices do.
+                let home = unsafe { context.wrap_borrowed_stream(stream.cu_stream()) };
+                assert!(!home.context().is_in_multi_stream_mode(), "{what}: this is the other mode");
+                home
+            }
+            Captured::Untouched | Captured::Written => stream.clone(),
+        };
+        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
+        let ([m, _, k], [set, ..]) = (SHAPE, activations());
+        let want = call.eager(&handle, &set);
+        let [mut x, mut y] = [(); 2].map(|()| match captured {
+            // SAFETY: nobody reads them. No event of theirs is recorded yet: a capture bears to wait for none from before it.
+            Captured::Written => unsafe { home.alloc::<u8>(m * k * 4) }.unwrap(),
+            Captured::Untouched | Captured::SingleStream => home.alloc_zeros(m * k * 4).unwrap(),
+        });
+        home.synchronize().unwrap();
+        let recipe = Recipe::new(call.a.scheme());
+        home.begin_capture(mode).unwrap();
+        if let Captured::Written = captured {
+            home.memset_zeros(&mut x).unwrap();
+            home.memset_zeros(&mut y).unwrap();
+        }
+        let read = {
+            let x = MatRef::new(&x, DType::F32, m, k).unwrap();
+            handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut call.a))
+        };
+        assert!(!is_captured(handle.stream()), "{what}: a read, and the handle's stream is captured");
+        let written = handle.dequantize_into(&call.a, &mut MatMut::new(&mut y, DType::F32, m, k).unwrap());
+        assert!(!is_captured(handle.stream()), "{what}: a write, and the handle's stream is captured");
+        refused(read, &WORDS);
+        refused(written, &WORDS);
+        let ended = home.end_capture(sys::CUgraphInstantiate_flags(0));
+        assert!(ended.is_ok(), "{what}: the capture is broken: {ended:?}", ended = ended.err());
+        works(&handle, &mut call, &set, &want, &what);
+        match captured {
+            // Its events cannot be waited for any more, not even by what frees it.
+            Captured::Written => std::mem::forget((x, y)),
+            // Taken when the capture has ended.
+            Captured::Untouched | Captured::SingleStream => {
+                let x = MatRef::new(&x, DType::F32, m, k).unwrap();
+                handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut call.a)).unwrap();
+                handle.dequantize_into(&call.a, &mut MatMut::new(&mut y, DType::F32, m, k).unwrap()).unwrap();
+                handle.synchronize().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slice_of_a_captured_stream_is_refused() {
+    alone(|| slice_of_a_captured_stream(Captured::Untouched));
+}
+
+#[test]
+fn a_slice_written_in_a_capture_is_refused() {
+    alone(|| slice_of_a_captured_stream(Captured::Written));
+}
+
+#[test]
+fn a_slice_of_a_captured_stream_is_refused_in_single_stream_mode() {
+    alone(|| slice_of_a_captured_stream(Captured::SingleStream));
+}
