@@ -218,6 +218,157 @@ fn an_address_taken_over_is_freed_behind_its_late_reader() {
     alone(|| dropped_under_a_late_reader(Taken::Raw));
 }
 
+// Streams whose first `Arc` is gone.
+
+/// A cast by one handle of what another writes.
+struct Race {
+    buffer: DeviceBuffer,
+    /// What is written: its values in plain numbers.
+    source: QuantMatrix,
+    target: QuantMatrix,
+}
+
+impl Race {
+    /// All that both launch is loaded.
+    fn new(writer: &Handle, reader: &Handle) -> Self {
+        let buffer = writer.alloc(ROWS * COLS * 4).unwrap();
+        let (_, host, _) = cast(writer, 91);
+        let source = QuantMatrix::from_host(writer, &host).unwrap();
+        let (_, _, target) = cast(reader, 92);
+        writer.synchronize().unwrap();
+        reader.synchronize().unwrap();
+        Self { buffer, source, target }
+    }
+
+    fn write(&mut self, writer: &Handle) {
+        let mut y = MatMut::new(&mut self.buffer, DType::F32, ROWS, COLS).unwrap();
+        writer.dequantize_into(&self.source, &mut y).unwrap();
+    }
+
+    fn read(&mut self, reader: &Handle) {
+        cast_into(reader, &self.buffer, &mut self.target);
+    }
+
+    /// What the cast gives when nothing races.
+    fn settled(&mut self, reader: &Handle) -> HostQuantMatrix {
+        self.read(reader);
+        self.target.to_host(reader).unwrap()
+    }
+}
+
+/// Two handles: on the legacy stream, whose first `Arc` went with a handle that is gone, and on a stream made after that.
+///
+/// (With its first `Arc` the stream was taken for gone, the next one for the context's only one, and no use left an event.)
+fn after_the_first_arc(test: impl FnOnce([&Handle; 2])) {
+    if handle().is_none() {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    let [first, old] = [(); 2].map(|()| Handle::from_stream(context.default_stream()).unwrap());
+    drop(first);
+    let new = Handle::from_stream(context.new_stream().unwrap()).unwrap();
+    test([&old, &new]);
+}
+
+#[test]
+fn a_late_write_on_a_stream_whose_first_arc_is_gone() {
+    alone(|| {
+        after_the_first_arc(|[old, new]| {
+            let mut race = Race::new(old, new);
+            let before = race.settled(new);
+            old.synchronize().unwrap();
+            let stall = Stall::on(old);
+            race.write(old);
+            race.read(new);
+            stall.release();
+            let got = race.target.to_host(new).unwrap();
+            old.synchronize().unwrap();
+            let want = race.settled(new);
+            assert!(want.codes() != before.codes(), "nothing was written");
+            assert_same_bits(&got, &want, "the new stream's handle read before the old one's had written");
+        });
+    });
+}
+
+#[test]
+fn a_late_read_before_a_stream_whose_first_arc_is_gone_writes() {
+    alone(|| {
+        after_the_first_arc(|[old, new]| {
+            let mut race = Race::new(old, new);
+            let want = race.settled(new);
+            old.synchronize().unwrap();
+            let stall = Stall::on(new);
+            race.read(new);
+            race.write(old);
+            stall.release();
+            let got = race.target.to_host(new).unwrap();
+            old.synchronize().unwrap();
+            assert!(race.settled(new).codes() != want.codes(), "nothing was written");
+            assert_same_bits(&got, &want, "the old stream's handle wrote before the new one's had read");
+        });
+    });
+}
+
+/// The same for the free: memory of the old stream is dropped while the new one still reads it.
+#[test]
+fn memory_of_a_stream_whose_first_arc_is_gone_is_freed_behind_a_late_read() {
+    alone(|| {
+        after_the_first_arc(|[old, new]| {
+            let mut race = Race::new(old, new);
+            race.write(old);
+            let want = race.settled(new);
+            old.synchronize().unwrap();
+            let Race { buffer, mut target, .. } = race;
+            let stall = Stall::on(new);
+            cast_into(new, &buffer, &mut target);
+            drop(buffer);
+            // The allocator gives the same memory again; zeros, so that nothing here waits for a copy.
+            let rest = [(); 8].map(|()| old.stream().alloc_zeros::<u8>(ROWS * COLS * 4).unwrap());
+            stall.release();
+            assert_same_bits(&target.to_host(new).unwrap(), &want, "freed under its late reader");
+            drop(rest);
+        });
+    });
+}
+
+/// The only handle, on a stream of its own, is late to write memory of another stream, and is gone with its stream. The next
+/// handle, on the memory's stream, reads what it wrote. (It was the context's only one, and waited for nobody.)
+#[test]
+fn what_a_stream_that_is_gone_still_writes_is_waited_for() {
+    alone(|| {
+        let Some(handle) = handle() else { return };
+        let context = handle.stream().context().clone();
+        let home = context.new_stream().unwrap();
+        let mut buffer = DeviceBuffer::from_slice(home.alloc_zeros::<u8>(ROWS * COLS * 4).unwrap()).unwrap();
+        // What the next handle launches is loaded by this one.
+        let (_, host, target) = cast(&handle, 93);
+        let source = QuantMatrix::from_host(&handle, &host).unwrap();
+        if let Some(pool) = default_pool(&context) {
+            let mut no = 0i32;
+            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+            // Else the next handle's allocations might wait, on the GPU, for what this one gives back.
+            // SAFETY: the default pool lives as long as the device; the driver reads one int.
+            unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut no).cast()) }.result().unwrap();
+        }
+        context.synchronize().unwrap();
+        let stall = Stall::on(&handle);
+        handle.dequantize_into(&source, &mut MatMut::new(&mut buffer, DType::F32, ROWS, COLS).unwrap()).unwrap();
+        let stream = Arc::downgrade(handle.stream());
+        drop((handle, source, target));
+        assert!(stream.upgrade().is_none(), "something keeps the stream");
+        let next = Handle::from_stream(home).unwrap();
+        let mut target = QuantMatrix::zeros(&next, ROWS_BY_ROWS.0, ROWS, COLS).unwrap();
+        cast_into(&next, &buffer, &mut target);
+        stall.release();
+        let got = target.to_host(&next).unwrap();
+        context.synchronize().unwrap();
+        cast_into(&next, &buffer, &mut target);
+        let want = target.to_host(&next).unwrap();
+        assert!(want.codes().iter().any(|code| *code != 0), "nothing was written");
+        assert_same_bits(&got, &want, "read before a stream that is gone had written");
+    });
+}
+
 // Handles and addresses that do not fit.
 
 /// Refused when the matrix is made or when a call uses it; a call that takes it would break the context.
@@ -351,16 +502,19 @@ fn a_handle_on_the_per_thread_stream_is_refused() {
 
 // Scratch memory.
 
+/// The driver's pool of a context's GPU, where it has one.
+fn default_pool(context: &CudaContext) -> Option<sys::CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    let device = context.has_async_alloc().then(|| context.cu_device())?;
+    // SAFETY: the device exists (a context is on it) and the driver writes one pointer.
+    unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, device) }.result().unwrap();
+    Some(pool)
+}
+
 /// Bytes of the driver's pool in use, and the most of them since the call before.
 fn pool_used(handle: &Handle) -> Option<[u64; 2]> {
     use sys::CUmemPool_attribute::{CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH};
-    let context = handle.stream().context();
-    if !context.has_async_alloc() {
-        return None;
-    }
-    let mut pool = std::ptr::null_mut();
-    // SAFETY: the device exists (a handle is on it) and the driver writes one pointer.
-    unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device()) }.result().unwrap();
+    let pool = default_pool(handle.stream().context())?;
     let read = |attribute| {
         let mut bytes = 0u64;
         // SAFETY: the default pool lives as long as the device, and these attributes are one u64, which the driver writes.
