@@ -1,13 +1,20 @@
 //! Many handles, streams and threads at once give the bits that each gives alone, without a wait that the caller writes.
 #![cfg(feature = "cuda")]
 
+#[path = "common/calls.rs"]
+mod calls;
 mod common;
+#[path = "common/hazards.rs"]
+mod hazards;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
+use calls::{Weights, fill};
 use common::gemm::*;
 use common::*;
+use hazards::{Derived, alone, two_handles};
 use ndarray::Array2;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
@@ -289,4 +296,82 @@ fn streams_wait_for_each_other_without_being_told() {
             drop(reused);
         }
     }
+}
+
+/// Set when it is dropped, also by a panic: another thread goes on until then.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// One thread writes weights in turns while another launches a graph that multiplies by them, on another stream: each D is that of
+/// one set of weights. (A launch came between the new codes and what is derived from them, and its product was of both sets.)
+fn weights_written_while_a_graph_serves(derived: Derived) {
+    const LAUNCHES: usize = 400;
+    let Some(handle) = handle() else { return };
+    let [serves, writes] = two_handles(handle);
+    let Some(mut weights) = Weights::new(&serves, derived) else { return };
+    weights.derive(&serves);
+    let sets = [0, 1].map(|set| writes.upload(&weights.sets[set]).unwrap());
+    let wants = [0, 1].map(|set| {
+        weights.set(&serves, set);
+        let fresh = weights.fresh(&serves);
+        weights.want(&serves, &fresh)
+    });
+    assert!(wants[0] != wants[1], "other weights, same product");
+    let graph = serves.capture(|| weights.multiply(&serves)).unwrap();
+    let Weights { mut b, mut d, .. } = weights;
+    let (n, k, recipe) = (b.rows(), b.cols(), Recipe::new(b.scheme()));
+    // From here on B is that of the sets.
+    let write = |writes: &Handle, b: &mut QuantMatrix, set: usize| {
+        let x = MatRef::new(&sets[set], DType::F32, n, k).unwrap();
+        writes.quantize_into(&x, recipe, QuantizeTo::Plain(b)).unwrap();
+    };
+    write(&writes, &mut b, 0);
+    writes.synchronize().unwrap();
+    let over = AtomicBool::new(false);
+    let (mut served, mut mixed) = ([0; 2], 0);
+    let written = thread::scope(|scope| {
+        let until = Until(&over);
+        let (over, b) = (&over, &mut b);
+        let writer = scope.spawn(move || {
+            let mut written = 0;
+            while !over.load(Ordering::Acquire) {
+                written += 1;
+                write(&writes, b, written % 2);
+                // It catches up behind each set in turns.
+                if written % 3 == 0 {
+                    writes.synchronize().unwrap();
+                }
+            }
+            written
+        });
+        for _ in 0..LAUNCHES {
+            fill(&serves, &mut d);
+            serves.launch(&graph).unwrap();
+            let got = serves.read_bytes(&d.view()).unwrap();
+            match wants.iter().position(|want| *want == got) {
+                Some(set) => served[set] += 1,
+                None => mixed += 1,
+            }
+        }
+        drop(until);
+        writer.join().unwrap()
+    });
+    println!("{derived:?}: weights written {written} times; products of either set {served:?}, of neither {mixed}");
+    assert_eq!(mixed, 0, "{derived:?}: of {LAUNCHES} products, those of weights that were being written");
+    assert!(served.iter().all(|served| *served > 0), "{derived:?}: {served:?} products of either set prove nothing");
+}
+
+#[test]
+fn a_graph_serves_with_repeated_scales_while_weights_are_written() {
+    alone(|| weights_written_while_a_graph_serves(Derived::Repeated));
+}
+
+#[test]
+fn a_graph_serves_with_kept_values_while_weights_are_written() {
+    alone(|| weights_written_while_a_graph_serves(Derived::Kept));
 }

@@ -3,12 +3,17 @@
 //! Each test runs in a process of its own (`hazards::alone`), and skips with a word where the driver shows one GPU.
 #![cfg(feature = "cuda")]
 
+#[path = "common/calls.rs"]
+mod calls;
 mod common;
 #[path = "common/hazards.rs"]
 mod hazards;
 
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
+use calls::{Call, Kind, activations, launched};
 use common::gemm::*;
 use common::*;
 use hazards::{BLOCKS, ROWS_BY_ROWS, alone};
@@ -279,6 +284,50 @@ fn graphs_of_two_gpus() {
             for (handle, work) in handles.iter().zip(&works) {
                 work.check(handle, "a graph");
             }
+        }
+    });
+}
+
+/// Each of two threads drops memory of the other's GPU inside its captures; its next call frees it. (That call held its own GPU's
+/// turn and waited for the other's, and so did the other thread's: neither ever went on.)
+#[test]
+fn memory_of_the_other_gpu_dropped_in_captures() {
+    const ROUNDS: usize = 300;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    alone(|| {
+        if !two_gpus() {
+            return;
+        }
+        let [set, ..] = activations();
+        let threads = [0, 1].map(|gpu| {
+            let (own, other) = (Handle::new(gpu).unwrap(), Handle::new(1 - gpu).unwrap());
+            let mut call = Call::new(&own, Kind::Rows).unwrap();
+            let want = call.eager(&own, &set);
+            (own, other, call, want)
+        });
+        let start = Arc::new(Barrier::new(2));
+        let (end, ends) = mpsc::channel();
+        // Not scoped: what hangs is left behind, and ends with the process.
+        for (own, other, mut call, want) in threads {
+            let (start, end) = (start.clone(), end.clone());
+            thread::spawn(move || {
+                start.wait();
+                for round in 0..ROUNDS {
+                    let buffer = other.alloc(1 << 16).unwrap();
+                    let graph = own.capture(|| {
+                        drop(buffer);
+                        call.enqueue(&own)
+                    });
+                    let words = format!("GPU {}, round {round}", own.device().ordinal);
+                    launched(&own, &graph.unwrap_or_else(|e| panic!("{words}: {e}")), &mut call, &want, &words);
+                }
+                end.send(()).unwrap();
+            });
+        }
+        drop(end);
+        for _ in 0..2 {
+            ends.recv_timeout(PATIENCE)
+                .unwrap_or_else(|e| panic!("{e}: each thread waits for the other, or has failed"));
         }
     });
 }
