@@ -136,6 +136,8 @@ enum Returns {
     Ok,
     Error,
     Panic,
+    /// In a capture, which is not the one it was called in.
+    InAnother,
 }
 
 /// Then the graph is somebody else's, and what it uses stays. (After a panic nothing was kept: the log was gone with it.)
@@ -150,6 +152,10 @@ fn ended_inside(returns: Returns) {
                     Returns::Ok => Ok(()),
                     Returns::Error => Err(Error::Driver { call: "the closure's own".into(), reason: "error".into() }),
                     Returns::Panic => panic!("the closure's own panic"),
+                    Returns::InAnother => {
+                        handle.stream().begin_capture(THREAD_LOCAL).unwrap();
+                        call.enqueue(handle)
+                    }
                 }
             })
         }));
@@ -193,6 +199,11 @@ fn a_capture_that_its_closure_ends_with_an_error_keeps_memory() {
 #[test]
 fn a_capture_that_its_closure_ends_with_a_panic_keeps_memory() {
     alone(|| ended_inside(Returns::Panic));
+}
+
+#[test]
+fn a_capture_that_its_closure_replaces_keeps_memory() {
+    alone(|| ended_inside(Returns::InAnother));
 }
 
 // Refusals, after which the handle works on.

@@ -128,6 +128,13 @@ impl Handle {
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         libraries::driver_available(lt::keep_loaded)?;
+        if raw::is_capturing(&stream) {
+            return Err(Error::unsupported(
+                "a handle on a stream that is captured into a graph",
+                "its memory would be the graph's, and exist while that runs",
+                "make handles before captures begin",
+            ));
+        }
         let context = stream.context().clone();
         let device = DeviceInfo::of(&context)?;
         let lt = LtHandle::new(&context)?;
