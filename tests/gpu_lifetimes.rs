@@ -331,44 +331,6 @@ fn memory_of_a_stream_whose_first_arc_is_gone_is_freed_behind_a_late_read() {
     });
 }
 
-/// The only handle, on a stream of its own, is late to write memory of another stream, and is gone with its stream. The next
-/// handle, on the memory's stream, reads what it wrote. (It was the context's only one, and waited for nobody.)
-#[test]
-fn what_a_stream_that_is_gone_still_writes_is_waited_for() {
-    alone(|| {
-        let Some(handle) = handle() else { return };
-        let context = handle.stream().context().clone();
-        let home = context.new_stream().unwrap();
-        let mut buffer = DeviceBuffer::from_slice(home.alloc_zeros::<u8>(ROWS * COLS * 4).unwrap()).unwrap();
-        // What the next handle launches is loaded by this one.
-        let (_, host, target) = cast(&handle, 93);
-        let source = QuantMatrix::from_host(&handle, &host).unwrap();
-        if let Some(pool) = default_pool(&context) {
-            let mut no = 0i32;
-            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-            // Else the next handle's allocations might wait, on the GPU, for what this one gives back.
-            // SAFETY: the default pool lives as long as the device; the driver reads one int.
-            unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut no).cast()) }.result().unwrap();
-        }
-        context.synchronize().unwrap();
-        let stall = Stall::on(&handle);
-        handle.dequantize_into(&source, &mut MatMut::new(&mut buffer, DType::F32, ROWS, COLS).unwrap()).unwrap();
-        let stream = Arc::downgrade(handle.stream());
-        drop((handle, source, target));
-        assert!(stream.upgrade().is_none(), "something keeps the stream");
-        let next = Handle::from_stream(home).unwrap();
-        let mut target = QuantMatrix::zeros(&next, ROWS_BY_ROWS.0, ROWS, COLS).unwrap();
-        cast_into(&next, &buffer, &mut target);
-        stall.release();
-        let got = target.to_host(&next).unwrap();
-        context.synchronize().unwrap();
-        cast_into(&next, &buffer, &mut target);
-        let want = target.to_host(&next).unwrap();
-        assert!(want.codes().iter().any(|code| *code != 0), "nothing was written");
-        assert_same_bits(&got, &want, "read before a stream that is gone had written");
-    });
-}
-
 // Handles and addresses that do not fit.
 
 /// Refused when the matrix is made or when a call uses it; a call that takes it would break the context.
