@@ -32,6 +32,7 @@
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
 mod header;
+mod listing;
 mod names;
 mod output;
 mod quantized;

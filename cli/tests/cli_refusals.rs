@@ -1,0 +1,49 @@
+//! What the program must not take without a word: files that nobody reads again, files of other kinds, options that do nothing.
+
+mod common;
+
+use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, write};
+use safetensors::tensor::Dtype;
+
+#[test]
+fn quantize_writes_nothing_that_its_reader_refuses() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let one = |name| (name, Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let bytes = ("w_packed", Dtype::U8, vec![16, 16], vec![1; 256]);
+    let matrix = |name| f32_tensor(name, [16, 32], 1);
+    let old = vec![
+        ("m_scale_scale", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]),
+        ("m_scale_scale_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    let cases: [(&str, Vec<Tensor>, &[&str]); 10] = [
+        ("fp8-row", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
+        ("mxfp8", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
+        ("fp8-128x128", vec![one("w_scale")], &["w_scale and w_scale_inv"]),
+        ("fp8-row", vec![one("w_scale_2")], &["a second scale w_scale_2"]),
+        ("nvfp4", vec![bytes, one("w_global_scale")], &["as w and as w_packed"]),
+        // Both would be quantized.
+        ("nvfp4", vec![matrix("w_packed")], &["as w and as w_packed"]),
+        // The codes of `v_packed` would be those of `v`.
+        ("nvfp4", vec![matrix("v_packed"), one("v_global_scale")], &["tensor v_packed: would", "matrix v"]),
+        // Its own block scales would make it one of those too.
+        ("nvfp4", vec![matrix("w_packed"), one("w_packed_global_scale")], &["as w and as w_packed"]),
+        // The scale of `m` would make `m_scale_scale`, a matrix of its own, the scale of a scale.
+        ("fp8-row", vec![matrix("m"), matrix("m_scale_scale")], &["tensor m_scale_scale: would", "another tensor"]),
+        // A matrix that is there already and stays.
+        ("fp8-row", [vec![matrix("m")], old.clone()].concat(), &["tensor m_scale_scale: would", "another tensor"]),
+    ];
+    for (recipe, others, words) in cases {
+        write(&input, &[&[matrix("w")], &others[..]].concat());
+        let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
+        assert_words(&error, &["tensor ", "would not be read again", "; rename or leave out the one there"]);
+        assert_words(&error, words);
+        assert_eq!(folder.names(), ["in"]);
+    }
+    // Names that only look alike disturb nobody, nor does what was not read before.
+    let alone = ("f8", Dtype::F8_E4M3, vec![4, 4], vec![1; 16]);
+    write(&input, &[matrix("w"), one("w_global_scale"), one("w_scales"), one("w_packed"), alone]);
+    for recipe in ["fp8-row", "fp8-1x128", "mxfp8", "nvfp4"] {
+        good(&["quantize", &input, "-o", &packed, "--recipe", recipe]);
+    }
+}
