@@ -233,7 +233,7 @@ fn broken_input_is_refused_and_leaves_nothing_behind() {
     let quantize = |more: &[&'static str]| [&base[..], more].concat();
     assert_words(&bad(2, &quantize(&[])), &["in", "No such file"]);
     fs::write(&input, "not a safetensors file").unwrap();
-    assert_words(&bad(2, &quantize(&[])), &["in: ", "header"]);
+    assert_words(&bad(2, &quantize(&[])), &["in: ", "not a safetensors file"]);
 
     write(&input, &[f32_tensor("w", [4, 16], 1)]);
     let error = bad(2, &["quantize", &input, "-o", &input, "--recipe", "fp8-row"]);

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, write};
+use std::fs;
+
+use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, model, write};
 use safetensors::tensor::Dtype;
 
 #[test]
@@ -45,5 +47,49 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
     write(&input, &[matrix("w"), one("w_global_scale"), one("w_scales"), one("w_packed"), alone]);
     for recipe in ["fp8-row", "fp8-1x128", "mxfp8", "nvfp4"] {
         good(&["quantize", &input, "-o", &packed, "--recipe", recipe]);
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_called_what_it_is() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let index = br#"{"metadata": {"total_size": 1}, "weight_map": {"w": "model-00001-of-00002.safetensors"}}"#;
+    let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    let cases: [(&[u8], &[&str]); 9] = [
+        (b"PK\x03\x04\x00\x00\x08\x08\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
+        // A length of 67 MB, were it one.
+        (b"PK\x03\x04\x00\x00\x00\x00\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 and so on", &["pickle", "PyTorch", "; convert it"]),
+        (b"GGUF\x03\x00\x00\x00 and so on", &["GGUF", "; "]),
+        (index, &["JSON", "; give the shards", "one by one"]),
+        (b"\n  {\n  \"weight_map\": {}}", &["JSON", "one by one"]),
+        (lfs, &["Git LFS", "git lfs pull"]),
+        (b"plain text, some of it\x1b[2J", &["begins with \"plain text, some"]),
+        (b"\xff\xfe\x00\x01\x02\x03\x04\x05\x06\x07", &["begins with", r"\xff\xfe"]),
+    ];
+    for (bytes, words) in cases {
+        fs::write(&input, bytes).unwrap();
+        let place = format!("{input}:w");
+        let runs: [&[&str]; 3] = [
+            &["quantize", &input, "-o", &output, "--recipe", "fp8-row"],
+            &["dequantize", &input, "-o", &output],
+            &["gemm", "--a", &place, "--b", &place, "-o", &output],
+        ];
+        for args in runs {
+            let error = bad(2, args);
+            assert_words(&error, &[&input, "not a safetensors file"]);
+            assert_words(&error, words);
+            assert!(!error.contains("would be"), "{error}");
+        }
+    }
+    // A safetensors file that ends early is one.
+    model(&input);
+    let whole = fs::read(&input).unwrap();
+    for end in [100, whole.len() - 1] {
+        fs::write(&input, &whole[..end]).unwrap();
+        let error = bad(2, &["dequantize", &input, "-o", &output]);
+        assert_words(&error, &["fetch or write the file again"]);
+        assert!(!error.contains("not a safetensors file"), "{error}");
     }
 }

@@ -11,6 +11,7 @@ use ndarray::Array2;
 use safetensors::Dtype;
 
 use super::NibbleOrder;
+use super::foreign::{BEGINNING, kind};
 use super::header::{Fault, Header, TensorInfo, header_len};
 use super::listing::Listing;
 use super::names::wide_dtype;
@@ -43,13 +44,17 @@ impl Checkpoint {
         };
         let mut file = open_regular(&path, "give a safetensors file on a disk")?;
         let file_len = file.metadata().map_err(io)?.len();
-        let mut first = [0; 8];
-        if file_len < 8 {
+        let mut beginning = Vec::new();
+        (&mut file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
+        let Some(first) = beginning.first_chunk::<8>() else {
             let reason = format!("it is not a safetensors file: it has {file_len} bytes, fewer than 8");
             return Err(broken(Fault { tensor: None, reason }));
+        };
+        if let Some((reason, remedy)) = kind(&beginning) {
+            return Err(refuse_file(&path, reason, remedy));
         }
-        file.read_exact(&mut first).map_err(io)?;
-        let header_len = header_len(first, file_len).map_err(broken)?;
+        let header_len = header_len(*first, file_len).map_err(broken)?;
+        file.seek(SeekFrom::Start(8)).map_err(io)?;
         let mut json = vec![0; header_len];
         file.read_exact(&mut json).map_err(io)?;
         let data_start = 8 + header_len as u64;
