@@ -288,8 +288,9 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
-    /// Write values beyond FP32, which no element type holds, as infinities: what mxfp8 makes of an infinity. Values that
-    /// another type holds are refused all the same.
+    /// Write the NaN and infinities that the codes hold as they are, and values beyond FP32, which no element type holds, as
+    /// infinities: what mxfp8 makes of an infinity. Without it they are refused, as quantize does. Values that another type
+    /// holds are refused all the same.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
@@ -317,13 +318,14 @@ pub struct GemmArgs {
     /// The same for B's file alone.
     #[arg(long, value_name = "ORDER")]
     pub b_nibble_order: Option<NibbleOrder>,
-    /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
+    /// Bias of n values, [n] or [1, n], BF16, F16 or F32: FILE:TENSOR.
     #[arg(long, value_parser = file_tensor::parse)]
     pub bias: Option<FileTensor>,
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, default_value = "none")]
     pub activation: Activation,
-    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are counted.
+    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are
+    /// counted, as NaN are.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
     /// How precisely the GPU keeps sums of products without groups of 128.

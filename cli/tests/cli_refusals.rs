@@ -51,6 +51,29 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
 }
 
 #[test]
+fn a_bias_has_one_value_for_each_column() {
+    let folder = Folder::new();
+    let (input, packed, d) = (folder.file("in"), folder.file("q"), folder.file("d"));
+    let bias = |name, shape: &[usize]| (name, Dtype::F32, shape.to_vec(), f32_bytes(&[1.0; 24]));
+    let flat = [bias("n", &[24]), bias("1n", &[1, 24]), bias("b2", &[2, 12]), bias("n1", &[24, 1])];
+    write(&input, &[&[f32_tensor("w", [24, 32], 1)], &flat[..]].concat());
+    good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-row", "--only", "^w$"]);
+    let w = format!("{packed}:w");
+    for (name, taken) in [("n", true), ("1n", true), ("b2", false), ("n1", false)] {
+        let bias = format!("{packed}:{name}");
+        let args = ["gemm", "--a", &w, "--b", &w, "--bias", &bias, "-o", &d];
+        if taken {
+            good(&args);
+            fs::remove_file(&d).unwrap();
+        } else {
+            let error = bad(2, &args);
+            assert_words(&error, &["tensor", name, "bias", "[24] or [1, 24]"]);
+            assert_eq!(folder.names(), ["in", "q"]);
+        }
+    }
+}
+
+#[test]
 fn a_file_of_another_kind_is_called_what_it_is() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("out"));
