@@ -148,7 +148,7 @@ impl Device for Cpu {
             Activations::Plain(_) => (0.0, gemm_us),
         };
         let (formulation, clock) = ("reference".into(), String::new());
-        let cadence = "back to back";
+        let cadence = "sustained";
         Ok(vec![PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }])
     }
 

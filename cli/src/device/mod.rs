@@ -89,7 +89,7 @@ impl HostA {
 /// What was measured for one pair and shape in one cadence.
 #[derive(Debug, Clone)]
 pub struct PairTime {
-    /// How runs followed one another: `pauses`, `sustained`; the CPU has one way.
+    /// How runs followed one another: `pauses`, `sustained`, which is the one way of the CPU.
     pub cadence: &'static str,
     /// Microseconds of the unquantized product, in turns with the others.
     pub baseline_us: f64,
