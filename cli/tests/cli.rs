@@ -179,8 +179,8 @@ fn quantize_and_dequantize_round_trip() {
             assert_eq!(value["quantized"].as_array().unwrap().len(), 2);
             let copied: Vec<_> =
                 value["copied"].as_array().unwrap().iter().map(|c| c["tensor"].as_str().unwrap()).collect();
-            assert_eq!(copied.len(), 2);
-            assert!(copied.contains(&"odd.weight") && copied.contains(&"layer.bias"));
+            assert_eq!(copied.len(), 3);
+            assert!(["odd.weight", "layer.bias", "ids"].iter().all(|name| copied.contains(name)));
             let bytes = fs::read(&packed).unwrap();
             let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
             let metadata = header.metadata().as_ref().unwrap();

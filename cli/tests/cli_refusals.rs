@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, model, write};
+use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, model, write};
 use safetensors::tensor::Dtype;
 
 #[test]
@@ -115,4 +115,36 @@ fn a_file_of_another_kind_is_called_what_it_is() {
         assert_words(&error, &["fetch or write the file again"]);
         assert!(!error.contains("not a safetensors file"), "{error}");
     }
+}
+
+#[test]
+fn everything_that_is_copied_is_listed_with_its_reason() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let quantized = [
+        ("old", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]),
+        ("old_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ("empty", Dtype::F32, vec![0, 16], vec![]),
+        ("ids", Dtype::I64, vec![2], vec![9; 16]),
+    ];
+    write(&input, &[&[f32_tensor("w", [16, 32], 1), f32_tensor("v", [16, 32], 1)], &quantized[..]].concat());
+    let args = ["quantize", &input, "-o", &packed, "--recipe", "fp8-row", "--only", "^(w|old|ids|empty)"];
+    let text = good(&args);
+    let reasons = [
+        ("old", "FP8 already"),
+        ("old_scale", "scales of another tensor"),
+        ("empty", "without an element"),
+        ("ids", "neither BF16 nor F16 nor F32"),
+        ("v", "not matched by --only"),
+    ];
+    let copied = json(&[&args[..], &["--json"]].concat())["copied"].as_array().unwrap().clone();
+    assert_eq!(copied.len(), reasons.len());
+    for (name, reason) in reasons {
+        assert_words(&text, &[&format!("copied as they are, {reason}: 1 ({name} [")]);
+        assert!(copied.iter().any(|c| c["tensor"] == name && c["reason"] == reason), "{name}: {copied:?}");
+    }
+    // Where nothing is left to do, that is why.
+    write(&input, &[("ids", Dtype::I64, vec![4, 16], vec![9; 512])]);
+    let error = bad(2, &args);
+    assert_words(&error, &["among its 1 tensor; neither BF16 nor F16 nor F32: 1 (ids [4, 16])"]);
 }
