@@ -178,6 +178,24 @@ fn nan_in_a_product_is_counted() {
 }
 
 #[test]
+fn finite_values_too_near_the_largest_number_are_not_called_infinite() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    let large = half::bf16::from_f32(3.38e38).to_le_bytes().repeat(16 * 32);
+    write(&input, &[("w", Dtype::BF16, vec![16, 32], large)]);
+    good(&["quantize", &input, "-o", &packed, "--recipe", "mxfp8"]);
+    let error = bad(2, &["dequantize", &packed, "-o", &back]);
+    assert_words(&error, &["512 values are beyond FP32", "rounded up", "smaller values", "say --allow-non-finite"]);
+    assert!(!error.contains("from finite values"), "{error}");
+    fs::remove_file(&packed).unwrap();
+    let signs: Vec<f32> = (0..512).map(|i| if i % 2 == 0 { 3.4e38 } else { -3.4e38 }).collect();
+    write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&signs))]);
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--hadamard"]);
+    assert_words(&error, &["tensor w: scale 0 is inf", "so large", "quantize smaller values"]);
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
 fn a_product_beyond_the_output_type_is_counted() {
     let folder = Folder::new();
     let (a, b, d) = (folder.file("a"), folder.file("b"), folder.file("d"));

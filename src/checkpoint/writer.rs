@@ -219,13 +219,17 @@ impl CheckpointWriter {
 
     fn not_finite(&self, tensor: &str, scheme: Scheme, found: String) -> Error {
         let remedy = match scheme.spec().block {
-            None => "quantize finite values, or with the preset transformer-engine, which gives such groups scale 1",
-            Some(_) => "quantize finite values",
+            None => {
+                "quantize smaller values, all finite, or with the preset transformer-engine, which gives such groups scale 1"
+            }
+            Some(_) => "quantize smaller values, all finite",
         };
         Error::File {
             path: self.output.path().to_path_buf(),
             tensor: Some(printable(tensor)),
-            reason: format!("{found}, because its group holds an infinity or NaN"),
+            reason: format!(
+                "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
+            ),
             remedy: remedy.into(),
         }
     }
