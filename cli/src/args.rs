@@ -114,7 +114,7 @@ pub struct BenchArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -328,7 +328,7 @@ pub struct GemmArgs {
     /// counted, as NaN are.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -356,7 +356,7 @@ pub struct TuneArgs {
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// JSON file of records to write.

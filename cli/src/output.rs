@@ -20,6 +20,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The same without these words, where they are no remedy.
+    pub fn without(self, words: &str) -> Self {
+        match self {
+            Self::Check(message) => Self::Check(message.replace(words, "")),
+            Self::Use(message) => Self::Use(message.replace(words, "")),
+        }
+    }
+
     /// Without its kind.
     pub fn into_message(self) -> String {
         match self {

@@ -4,7 +4,9 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, model, write};
+use common::{
+    Folder, Tensor, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, write,
+};
 use safetensors::tensor::Dtype;
 
 #[test]
@@ -147,4 +149,49 @@ fn everything_that_is_copied_is_listed_with_its_reason() {
     write(&input, &[("ids", Dtype::I64, vec![4, 16], vec![9; 512])]);
     let error = bad(2, &args);
     assert_words(&error, &["among its 1 tensor; neither BF16 nor F16 nor F32: 1 (ids [4, 16])"]);
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let folder = Folder::new();
+    let (input, fp8, fp4, out) = (folder.file("in"), folder.file("fp8"), folder.file("fp4"), folder.file("out"));
+    write(&input, &[f32_tensor("w", [16, 32], 1)]);
+    good(&["quantize", &input, "-o", &fp8, "--recipe", "fp8-row"]);
+    good(&["quantize", &input, "-o", &fp4, "--recipe", "nvfp4"]);
+    let (w8, w4) = (format!("{fp8}:w"), format!("{fp4}:w"));
+    let order = |option: &'static str| [option, "low-first"];
+    for (args, option, word) in [
+        (["dequantize", &fp8, "-o", &out].to_vec(), order("--nibble-order"), "no nvfp4 matrix"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--nibble-order"), "neither A nor B is nvfp4"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--a-nibble-order"), "A is fp8-row"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--b-nibble-order"), "B is fp8-row"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), ["--accumulation", "fast"], "CPU"),
+        (["bench", "--shapes", "16x16x16"].to_vec(), ["--accumulation", "fast"], "CPU"),
+        (["bench", "--shapes", "16x16x16"].to_vec(), ["--m", "3"], "every shape"),
+        (["tune", "--shapes", "16x16x16", "-o", &out].to_vec(), ["--m", "3"], "every shape"),
+    ] {
+        let error = bad(2, &[&args[..], &option].concat());
+        assert_words(&error, &[option[0], word, "leave it out"]);
+        assert_eq!(folder.names(), ["fp4", "fp8", "in"]);
+    }
+    // One of two that it applies to is enough.
+    good(&["gemm", "--a", &w4, "--b", &w4, "--nibble-order", "low-first", "-o", &out]);
+    good(&["gemm", "--a", &w4, "--b", &w4, "--b-nibble-order", "low-first", "-o", &out]);
+    good(&["dequantize", &fp4, "--nibble-order", "low-first", "-o", &out]);
+    good(&["gemm", "--a", &w8, "--b", &w8, "--accumulation", "precise", "--out-dtype", "f32", "-o", &out]);
+    assert_eq!(read_f32(&out, "d").0, [16, 16]);
+}
+
+#[test]
+fn tune_without_a_gpu_does_not_send_to_the_cpu() {
+    let folder = Folder::new();
+    let records = folder.file("t.json");
+    for device in [&["--device", "cuda"][..], &[]] {
+        let mut hidden = std::process::Command::new(program());
+        hidden.args(["tune", "--shapes", "16x16x16", "-o", &records]).args(device).env("CUDA_VISIBLE_DEVICES", "");
+        let error = error_of(&hidden.output().unwrap(), 2);
+        assert!(!error.contains("use the cpu"), "{error}");
+        assert_words(&error, &["GPU"]);
+        assert_eq!(folder.names(), [""; 0]);
+    }
 }

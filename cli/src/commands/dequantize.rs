@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
 use scaled_gemm::codec::round_to;
-use scaled_gemm::{Basis, DType, HostQuantMatrix};
+use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
@@ -26,6 +26,14 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     if names.is_empty() {
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
+            args.input.display()
+        )));
+    }
+    if args.nibble_order.is_some() && !names.iter().any(|name| input.scheme(name).is_ok_and(Scheme::is_nvfp4)) {
+        // What is wrong with a matrix is worth more than the option.
+        names.iter().try_for_each(|name| input.scheme(name).map(drop))?;
+        return Err(Failure::Use(format!(
+            "--nibble-order: {} holds no nvfp4 matrix, and a byte of the others is one code; leave it out",
             args.input.display()
         )));
     }

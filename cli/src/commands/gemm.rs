@@ -6,7 +6,7 @@ use std::path::Path;
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder, printable};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::GemmInputs;
-use scaled_gemm::{DType, HostQuantMatrix};
+use scaled_gemm::{DType, HostQuantMatrix, Operand, Scheme};
 use serde_json::json;
 
 use super::dequantize::file_dtype;
@@ -25,6 +25,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let output = files::create(&args.output)?;
     let (file_a, a) = activations(&args.a, args.a_nibble_order.or(args.nibble_order))?;
     let (file_b, b) = quantized(&args.b, args.b_nibble_order.or(args.nibble_order))?;
+    check_nibble_orders(args, a.operand().operand(), b.scheme())?;
     let bias = match &args.bias {
         Some(place) => Some(vector(place, b.rows())?),
         None => None,
@@ -43,7 +44,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut writer = layout.create_in(output, &sources)?;
 
     let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
+    device.set_accumulation(args.accumulation)?;
     if let Some(path) = &args.tuning {
         files::require_regular(path)?;
         device.use_tuning(path)?;
@@ -77,6 +78,27 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         "nan": nan, "infinite": infinite,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+}
+
+/// Refuses an order for bytes that hold one code.
+fn check_nibble_orders(args: &GemmArgs, a: Operand, b: Scheme) -> Result<(), Failure> {
+    let packed_a = matches!(a, Operand::Quantized(scheme) if scheme.is_nvfp4());
+    let packed_b = b.is_nvfp4();
+    for (given, applies, option, found) in [
+        (
+            args.nibble_order,
+            packed_a || packed_b,
+            "--nibble-order",
+            format!("neither A nor B is nvfp4, but {a} and {b}"),
+        ),
+        (args.a_nibble_order, packed_a, "--a-nibble-order", format!("A is {a}, not nvfp4")),
+        (args.b_nibble_order, packed_b, "--b-nibble-order", format!("B is {b}, not nvfp4")),
+    ] {
+        if given.is_some() && !applies {
+            return Err(Failure::Use(format!("{option}: {found}; leave it out")));
+        }
+    }
+    Ok(())
 }
 
 fn open(path: &Path, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> {

@@ -11,9 +11,11 @@ use crate::output::{Failure, Form, Outcome, count, step_bar};
 const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
 pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    args.shapes.check_ms(&args.m)?;
     let output = files::create(&args.output)?;
-    let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
+    // Elsewhere the CPU is a way out.
+    let mut device = device::open(choice).map_err(|failure| failure.without(", or use the cpu"))?;
+    device.set_accumulation(args.accumulation)?;
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let problems: Vec<_> = args
