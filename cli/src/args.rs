@@ -109,7 +109,7 @@ pub struct BenchArgs {
     /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
     /// weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8,
     /// nvfp4 and nvfp4-row; all if left out.
-    #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
+    #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
@@ -136,7 +136,7 @@ pub struct QuantizeArgs {
     #[arg(short, long)]
     pub output: PathBuf,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4 or nvfp4-row.
-    #[arg(long, value_parser = parse_scheme_name)]
+    #[arg(long, value_parser = parse_recipe)]
     pub recipe: &'static str,
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
     #[arg(long)]
@@ -231,7 +231,8 @@ impl QuantizeArgs {
             Recipe::Nvfp4(recipe) => {
                 let Ok(rule) = self.preset.as_deref().map_or(Ok(Nvfp4Rule::default()), str::parse) else {
                     let reason = "that project has no NVFP4 rule with two levels of scales";
-                    return refuse("this preset", reason, "use the preset transformer-engine or torchao");
+                    let preset = format!("the preset {}", self.preset.as_deref().unwrap_or_default());
+                    return refuse(&preset, reason, "use the preset transformer-engine or torchao");
                 };
                 let options = Nvfp4Options { rule, ..options };
                 let rows = recipe.scheme() == Scheme::Nvfp4Row;
@@ -351,7 +352,7 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
     /// Schemes of the weights, as in bench; activations follow.
-    #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
+    #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
@@ -375,7 +376,7 @@ pub fn scheme_names() -> Vec<&'static str> {
     names
 }
 
-/// The scheme of a name that [`parse_scheme_name`] let through, in this format if it has a choice.
+/// The scheme of a name that [`parse_recipe`] let through, in this format if it has a choice.
 pub fn scheme(name: &str, format: Fp8Format) -> Scheme {
     let named = || Scheme::ALL.into_iter().filter(|s| s.spec().name == name);
     let chosen = named().find(|s| s.spec().format == format).or_else(|| named().next());
@@ -391,7 +392,11 @@ fn parse_preset(text: &str) -> Result<String, String> {
     known("preset", text, names, |name| name).map(str::to_string)
 }
 
-fn parse_scheme_name(text: &str) -> Result<&'static str, String> {
+fn parse_scheme(text: &str) -> Result<&'static str, String> {
+    known("scheme", text, scheme_names(), |name| name)
+}
+
+fn parse_recipe(text: &str) -> Result<&'static str, String> {
     known("recipe", text, scheme_names(), |name| name)
 }
 

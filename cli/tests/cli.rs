@@ -29,7 +29,7 @@ fn help_version_and_wrong_use() {
     let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4, nvfp4-row";
     for later in ["mxfp4", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
-        assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown recipe", known]);
+        assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown scheme", known]);
     }
     let preset = bad(2, &["quantize", "a", "-o", "b", "--recipe", "fp8-row", "--preset", "x"]);
     assert_words(&preset, &["unknown preset", "torchao, transformer-engine, deepseek, deepgemm"]);
@@ -231,7 +231,7 @@ fn broken_input_is_refused_and_leaves_nothing_behind() {
     let (input, packed) = (folder.file("in"), folder.file("q"));
     let base = ["quantize", &input, "-o", &packed, "--recipe", "fp8-row"];
     let quantize = |more: &[&'static str]| [&base[..], more].concat();
-    assert_words(&bad(2, &quantize(&[])), &["in", "No such file"]);
+    assert_words(&bad(2, &quantize(&[])), &["in", "No such file", "; give a file that is there"]);
     fs::write(&input, "not a safetensors file").unwrap();
     assert_words(&bad(2, &quantize(&[])), &["in: ", "not a safetensors file"]);
 

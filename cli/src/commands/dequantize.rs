@@ -15,7 +15,7 @@ use crate::data::{to_bytes, undo_hadamard};
 use crate::device::{self, Device};
 use crate::files;
 use crate::non_finite::NonFinite;
-use crate::output::{Failure, Form, Outcome, byte_bar, count, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, shown, table};
 
 pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut input = Checkpoint::open(&args.input)?;
@@ -99,7 +99,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         table(["tensor", "scheme", "transform", "shape"], 3, &table_rows),
         count(table_rows.len(), "matrix", "matrices"),
         args.dtype,
-        args.output.display()
+        shown(&args.output)
     );
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),

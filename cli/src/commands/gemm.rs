@@ -16,7 +16,7 @@ use crate::device::{self, HostA};
 use crate::file_tensor::FileTensor;
 use crate::files;
 use crate::memory;
-use crate::output::{Failure, Form, Outcome, count};
+use crate::output::{Failure, Form, Outcome, count, shown};
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
@@ -58,7 +58,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let nan = d.iter().filter(|v| v.is_nan()).count();
     let mut text = format!(
         "{}: d = {m} x {n} {}, from {m} x {k} {} and {n} x {k} {} on {}\n",
-        args.output.display(),
+        shown(&args.output),
         args.out_dtype,
         operand,
         b.scheme(),

@@ -11,7 +11,7 @@ use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::files;
 use crate::non_finite::NonFinite;
-use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, shown, table};
 use crate::recipes::{options, preset};
 
 /// What happens to a tensor.
@@ -103,7 +103,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         first,
         bytes(before),
         bytes(after),
-        args.output.display()
+        shown(&args.output)
     );
     text += &copied_lines(&copied);
     let form = Form::from_flag(args.json);
