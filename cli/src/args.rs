@@ -109,12 +109,12 @@ pub struct BenchArgs {
     /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
     /// weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8,
     /// nvfp4 and nvfp4-row; all if left out.
-    #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
+    #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -136,7 +136,7 @@ pub struct QuantizeArgs {
     #[arg(short, long)]
     pub output: PathBuf,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4 or nvfp4-row.
-    #[arg(long, value_parser = parse_scheme_name)]
+    #[arg(long, value_parser = parse_recipe)]
     pub recipe: &'static str,
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
     #[arg(long)]
@@ -231,7 +231,8 @@ impl QuantizeArgs {
             Recipe::Nvfp4(recipe) => {
                 let Ok(rule) = self.preset.as_deref().map_or(Ok(Nvfp4Rule::default()), str::parse) else {
                     let reason = "that project has no NVFP4 rule with two levels of scales";
-                    return refuse("this preset", reason, "use the preset transformer-engine or torchao");
+                    let preset = format!("the preset {}", self.preset.as_deref().unwrap_or_default());
+                    return refuse(&preset, reason, "use the preset transformer-engine or torchao");
                 };
                 let options = Nvfp4Options { rule, ..options };
                 let rows = recipe.scheme() == Scheme::Nvfp4Row;
@@ -288,8 +289,9 @@ pub struct DequantizeArgs {
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,
-    /// Write values beyond FP32, which no element type holds, as infinities: what mxfp8 makes of an infinity. Values that
-    /// another type holds are refused all the same.
+    /// Write the NaN and infinities that the codes hold as they are, and values beyond FP32, which no element type holds, as
+    /// infinities: what mxfp8 makes of an infinity. Without it they are refused, as quantize does. Values that another type
+    /// holds are refused all the same.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Where nvfp4 bytes hold the even column: low-first (in the low half, default) or high-first.
@@ -317,16 +319,17 @@ pub struct GemmArgs {
     /// The same for B's file alone.
     #[arg(long, value_name = "ORDER")]
     pub b_nibble_order: Option<NibbleOrder>,
-    /// Bias of n values, BF16, F16 or F32: FILE:TENSOR.
+    /// Bias of n values, [n] or [1, n], BF16, F16 or F32: FILE:TENSOR.
     #[arg(long, value_parser = file_tensor::parse)]
     pub bias: Option<FileTensor>,
     /// Function applied after the bias: none, relu, gelu or silu.
     #[arg(long, default_value = "none")]
     pub activation: Activation,
-    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are counted.
+    /// Element type of D: bf16, f16 or f32. Values beyond its range become infinities, which are
+    /// counted, as NaN are.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Measured choices to use: a file that `tune` wrote.
@@ -349,12 +352,12 @@ pub struct TuneArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
     /// Schemes of the weights, as in bench; activations follow.
-    #[arg(long, value_delimiter = ',', value_parser = parse_scheme_name)]
+    #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub out_dtype: DType,
-    /// How precisely the GPU keeps sums of products without groups of 128.
+    /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// JSON file of records to write.
@@ -373,7 +376,7 @@ pub fn scheme_names() -> Vec<&'static str> {
     names
 }
 
-/// The scheme of a name that [`parse_scheme_name`] let through, in this format if it has a choice.
+/// The scheme of a name that [`parse_recipe`] let through, in this format if it has a choice.
 pub fn scheme(name: &str, format: Fp8Format) -> Scheme {
     let named = || Scheme::ALL.into_iter().filter(|s| s.spec().name == name);
     let chosen = named().find(|s| s.spec().format == format).or_else(|| named().next());
@@ -389,7 +392,11 @@ fn parse_preset(text: &str) -> Result<String, String> {
     known("preset", text, names, |name| name).map(str::to_string)
 }
 
-fn parse_scheme_name(text: &str) -> Result<&'static str, String> {
+fn parse_scheme(text: &str) -> Result<&'static str, String> {
+    known("scheme", text, scheme_names(), |name| name)
+}
+
+fn parse_recipe(text: &str) -> Result<&'static str, String> {
     known("recipe", text, scheme_names(), |name| name)
 }
 

@@ -1,4 +1,4 @@
-//! NaN and infinities in data to be quantized: what a recipe can do with them, and what it refuses.
+//! NaN and infinities: how many and where; in data to be quantized, what a recipe can do with them, and what it refuses.
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::printable;
@@ -20,15 +20,35 @@ impl NonFinite {
     pub fn of(x: &Array2<f32>) -> Self {
         let mut found = Self::default();
         for (at, value) in x.indexed_iter().filter(|(_, value)| !value.is_finite()) {
-            found.first.get_or_insert(at);
-            if value.is_nan() {
-                found.nan += 1;
-            } else {
-                found.infinite += 1;
-                found.first_infinite.get_or_insert(at);
-            }
+            found.add(at, *value);
         }
         found
+    }
+
+    /// One that is not finite.
+    pub fn add(&mut self, at: (usize, usize), value: f32) {
+        self.first.get_or_insert(at);
+        if value.is_nan() {
+            self.nan += 1;
+        } else {
+            self.infinite += 1;
+            self.first_infinite.get_or_insert(at);
+        }
+    }
+
+    /// Row and column of the first.
+    pub fn first(&self) -> Option<(usize, usize)> {
+        self.first
+    }
+
+    /// `2 non-finite values`.
+    pub fn total(&self) -> String {
+        count(self.nan + self.infinite, "non-finite value", "non-finite values")
+    }
+
+    /// `1 NaN and 2 infinities`.
+    pub fn both(&self) -> String {
+        format!("{} and {}", count(self.nan, "NaN", "NaN"), count(self.infinite, "infinity", "infinities"))
     }
 
     /// Refuses what was not allowed, and infinities where the recipe has no scale for them.
@@ -40,7 +60,6 @@ impl NonFinite {
             (Some(_), false) => Some(instead(recipe)),
             _ => None,
         };
-        let all = || count(self.nan + self.infinite, "non-finite value", "non-finite values");
         let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
             (None, ..) => return Ok(()),
             (Some(_), _, None) if allowed => return Ok(()),
@@ -52,9 +71,9 @@ impl NonFinite {
             }
             (Some(first), _, None) => {
                 let remedy = "repair the data, leave the tensor out with --only, or say --allow-non-finite".to_string();
-                (all(), first, remedy)
+                (self.total(), first, remedy)
             }
-            (Some(first), _, Some(instead)) => (all(), first, format!("{instead} (with --allow-non-finite)")),
+            (Some(first), _, Some(instead)) => (self.total(), first, format!("{instead} (with --allow-non-finite)")),
         };
         Err(Failure::Use(format!(
             "tensor {}: {found}, the first at row {}, column {}; {remedy}",
@@ -67,12 +86,7 @@ impl NonFinite {
     /// A line for the result, where there is something to say.
     pub fn describe(&self, name: &str) -> Option<String> {
         self.first?;
-        Some(format!(
-            "{}: {} and {} quantized as the recipe has it\n",
-            printable(name),
-            count(self.nan, "NaN", "NaN"),
-            count(self.infinite, "infinity", "infinities")
-        ))
+        Some(format!("{}: {} quantized as the recipe has it\n", printable(name), self.both()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the user sees: tables or JSON on standard output, progress and errors on standard error.
 
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
@@ -20,6 +21,14 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The same without these words, where they are no remedy.
+    pub fn without(self, words: &str) -> Self {
+        match self {
+            Self::Check(message) => Self::Check(message.replace(words, "")),
+            Self::Use(message) => Self::Use(message.replace(words, "")),
+        }
+    }
+
     /// Without its kind.
     pub fn into_message(self) -> String {
         match self {
@@ -30,7 +39,17 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        // The system's own words have no remedy.
+        match &error {
+            Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
+                message += "; give a file that is there"
+            }
+            Error::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+                message += "; give a file that you may use";
+            }
+            _ => {}
+        }
         match error {
             Error::Cublas { .. } | Error::Driver { .. } | Error::Kernel { .. } => Self::Check(message),
             Error::Io { source, .. } if !is_wrong_name(source.kind()) => Self::Check(message),
@@ -157,6 +176,11 @@ pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
+}
+
+/// The name of a file as it may stand in a line.
+pub fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
 }
 
 /// `1 matrix`, `2 matrices`.

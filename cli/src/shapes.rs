@@ -2,6 +2,8 @@
 
 use scaled_gemm::models::MODELS;
 
+use crate::output::Failure;
+
 /// One weight shape, with the rows of A where they are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -47,6 +49,17 @@ fn parse_shape(item: &str) -> Result<Shape, String> {
 }
 
 impl ShapeList {
+    /// Refuses rows of A that no shape would take.
+    ///
+    /// # Errors
+    /// [`Failure::Use`] if some were given, and every shape has its own.
+    pub fn check_ms(&self, ms: &[u32]) -> Result<(), Failure> {
+        if ms.is_empty() || self.0.iter().any(|shape| shape.m.is_none()) {
+            return Ok(());
+        }
+        Err(Failure::Use("--m: every shape of --shapes gives its own m (MxNxK); leave it out, or give NxK".into()))
+    }
+
     /// Every (m, n, k): shapes without m with each of `ms`, kept together by (n, k).
     pub fn problems(&self, ms: &[usize]) -> Vec<[usize; 3]> {
         let expand = |s: &Shape| match s.m {

@@ -146,7 +146,7 @@ fn options_that_exclude_each_other_are_refused_with_the_reason() {
         ("nvfp4", &["--e4m3-max", "256"], &["256 without 4over6"]),
         ("nvfp4", &["--error-math", "fast"], &["--four-over-six"]),
         ("nvfp4", &["--preset", "torchao", "--four-over-six", "mae"], &["torchao"]),
-        ("nvfp4", &["--preset", "deepseek"], &["two levels"]),
+        ("nvfp4", &["--preset", "deepseek"], &["the preset deepseek with nvfp4", "two levels"]),
         ("nvfp4", &["--power-of-two"], &["powers of two with nvfp4"]),
         ("nvfp4", &["--format", "e4m3"], &["nvfp4 with the code format e4m3", "e2m1"]),
         ("nvfp4-row", &["--tile-16x16"], &["nvfp4-row", "second-level"]),

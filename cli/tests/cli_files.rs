@@ -200,6 +200,17 @@ fn names_from_files_cannot_speak_to_the_terminal() {
         let list = if args[0] == "quantize" { &value["quantized"] } else { &value["dequantized"] };
         assert_eq!(list[0]["tensor"], evil);
     }
+    // Nor can names of files, on the one line that they are written in.
+    let (odd, d) = (folder.file("o\u{1b}[1m\nx"), folder.file("d\nx"));
+    let place = format!("{packed}:{evil}");
+    for args in [
+        &["quantize", &input, "-o", &odd, "--recipe", "fp8-row"][..],
+        &["dequantize", &packed, "-o", &odd],
+        &["gemm", "--a", &place, "--b", &place, "-o", &d],
+    ] {
+        let text = good(args);
+        assert!(text.contains(r"o\u{1b}[1m\nx") || text.contains(r"d\nx"), "{text}");
+    }
     write(&input, &[(evil, Dtype::F32, vec![1, 16], f32_bytes(&[f32::NAN; 16]))]);
     for error in [bad(2, &quantize), bad(2, &["dequantize", &input, "-o", "/dev/full\u{1b}[2J"])] {
         assert!(!hidden(&error), "{error:?}");

@@ -40,7 +40,7 @@ fn nan_is_refused_unless_allowed_and_then_every_recipe_takes_it() {
         assert_words(&good(&allowed), &["w: 2 NaN and 0 infinities quantized"]);
         let value = json(&[&allowed[..], &["--json"]].concat());
         assert_eq!((&value["quantized"][0]["nan"], &value["quantized"][0]["infinite"]), (&2.into(), &0.into()));
-        good(&["dequantize", &packed, "-o", &back, "--dtype", "f32"]);
+        good(&["dequantize", &packed, "-o", &back, "--dtype", "f32", "--allow-non-finite"]);
         let got = read_f32(&back, "w").1;
         let x = values(16 * 32, 1);
         for at in [33, 40] {
@@ -139,11 +139,60 @@ fn values_beyond_the_type_are_refused_not_written_as_infinities() {
     }
     let text = good(&["dequantize", &input, "-o", &back, "--allow-non-finite"]);
     assert_words(&text, &["w: 16 values are beyond FP32 and written as infinite"]);
-    // An infinity that the codes hold is one, and NaN is NaN.
-    for (code, dtype) in [(0x7C, Dtype::F8_E5M2), (0x7F, Dtype::F8_E4M3)] {
+}
+
+#[test]
+fn nan_and_infinities_of_codes_are_written_only_if_allowed_and_counted() {
+    let folder = Folder::new();
+    let (input, back) = (folder.file("in"), folder.file("back"));
+    for (code, dtype, nan, infinite) in
+        [(0x7C, Dtype::F8_E5M2, 0, 16), (0x7E, Dtype::F8_E5M2, 16, 0), (0x7F, Dtype::F8_E4M3, 16, 0)]
+    {
         write(&input, &one_scale(code, dtype, 1.0));
-        good(&["dequantize", &input, "-o", &back, "--dtype", "f16"]);
+        let base = ["dequantize", &input, "-o", &back, "--dtype", "f16"];
+        let error = bad(2, &base);
+        assert_words(&error, &["tensor w: 16 non-finite values", "row 0, column 0", "or say --allow-non-finite"]);
+        assert_eq!(folder.names(), ["in"]);
+        let allowed = [&base[..], &["--allow-non-finite"]].concat();
+        let infinities = if infinite == 0 { "0 infinities" } else { "16 infinities" };
+        assert_words(&good(&allowed), &[&format!("w: {nan} NaN and {infinities} of its codes written as they are")]);
+        let value = json(&[&allowed[..], &["--json"]].concat())["dequantized"][0].clone();
+        assert_eq!((&value["nan"], &value["infinite"]), (&nan.into(), &infinite.into()));
+        assert_eq!(value["beyond_fp32"], 0);
+        fs::remove_file(&back).unwrap();
     }
+}
+
+#[test]
+fn nan_in_a_product_is_counted() {
+    let folder = Folder::new();
+    let (a, b, d) = (folder.file("a"), folder.file("b"), folder.file("d"));
+    write(&a, &one_scale(0x7F, Dtype::F8_E4M3, 1.0));
+    let codes = ("w", Dtype::F8_E4M3, vec![8, 16], vec![0x38; 128]);
+    write(&b, &[codes, ("w_scale", Dtype::F32, vec![1], f32_bytes(&[1.0]))]);
+    let args = ["gemm", "--a", &format!("{a}:w"), "--b", &format!("{b}:w"), "-o", &d].map(str::to_string);
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    assert_words(&good(&args), &["d: 8 values are NaN: from NaN or infinite operands"]);
+    let value = json(&[&args[..], &["--json"]].concat());
+    assert_eq!((&value["nan"], &value["infinite"]), (&8.into(), &0.into()));
+}
+
+#[test]
+fn finite_values_too_near_the_largest_number_are_not_called_infinite() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    let large = half::bf16::from_f32(3.38e38).to_le_bytes().repeat(16 * 32);
+    write(&input, &[("w", Dtype::BF16, vec![16, 32], large)]);
+    good(&["quantize", &input, "-o", &packed, "--recipe", "mxfp8"]);
+    let error = bad(2, &["dequantize", &packed, "-o", &back]);
+    assert_words(&error, &["512 values are beyond FP32", "rounded up", "smaller values", "say --allow-non-finite"]);
+    assert!(!error.contains("from finite values"), "{error}");
+    fs::remove_file(&packed).unwrap();
+    let signs: Vec<f32> = (0..512).map(|i| if i % 2 == 0 { 3.4e38 } else { -3.4e38 }).collect();
+    write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&signs))]);
+    let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--hadamard"]);
+    assert_words(&error, &["tensor w: scale 0 is inf", "so large", "quantize smaller values"]);
+    assert_eq!(folder.names(), ["in"]);
 }
 
 #[test]

@@ -11,8 +11,6 @@ use serde::de::value::BorrowedStrDeserializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-/// Longest header accepted, as in the safetensors crate.
-const MAX_HEADER: u64 = 100_000_000;
 /// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
 const MAX_DIMENSIONS: usize = 64;
 
@@ -59,12 +57,9 @@ fn file_fault(reason: impl Into<String>) -> Fault {
     Fault { tensor: None, reason: reason.into() }
 }
 
-/// The length of the header from the first 8 bytes of a file of `file_len` bytes.
+/// The length of the header from the first 8 bytes of a file of `file_len` bytes that is of no other kind.
 pub(super) fn header_len(first: [u8; 8], file_len: u64) -> Result<usize, Fault> {
     let len = u64::from_le_bytes(first);
-    if len > MAX_HEADER {
-        return Err(file_fault(format!("its header would be {len} bytes long, more than {MAX_HEADER}")));
-    }
     if len > file_len.saturating_sub(8) {
         return Err(file_fault(format!("its header would be {len} bytes long, but the file has {file_len} bytes")));
     }

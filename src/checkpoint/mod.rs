@@ -31,7 +31,9 @@
 //! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
+mod foreign;
 mod header;
+mod listing;
 mod names;
 mod output;
 mod quantized;

@@ -3,6 +3,7 @@
 use safetensors::Dtype;
 
 use super::header::TensorInfo;
+use super::listing::Listing;
 use super::names::{
     DIVISOR_SUFFIX, NibbleOrder, PACKED_SUFFIX, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise,
     recognise_mx, wide_dtype,
@@ -54,23 +55,12 @@ impl Checkpoint {
     ///
     /// Tensors with a missing scale are among them, and those that are not 2-D; reading one is then refused.
     pub fn quantized(&self) -> Vec<&str> {
-        let tensors = self.tensors().iter().filter(|t| !self.is_scale(&t.name));
-        tensors
-            .filter_map(|t| match t.name.strip_suffix(PACKED_SUFFIX) {
-                Some(name) if self.is_compressed(name) => Some(name),
-                _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
-                _ => None,
-            })
-            .collect()
+        self.listing.quantized()
     }
 
     /// True for the scale of another tensor of the file.
     pub fn is_scale(&self, name: &str) -> bool {
-        let base_is_there = |suffix: &str, packed: &str| {
-            name.strip_suffix(suffix).is_some_and(|base| self.get(&format!("{base}{packed}")).is_some())
-        };
-        [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
-            || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
+        self.listing.is_scale(name)
     }
 
     /// The names of the tensors that a quantized matrix is made of: codes, scales, second-level scale if there is one.
@@ -78,7 +68,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`](crate::Error::File) if one is missing, or there are too many.
     pub fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
-        Ok(self.parts(name)?.tensors().iter().map(|t| t.name.clone()).collect())
+        self.listing.tensors_of(name)
     }
 
     /// The name of the scales of a quantized matrix; of its block scales if it has two levels.
@@ -86,7 +76,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::tensors_of`].
     pub fn scale_name(&self, name: &str) -> Result<String> {
-        Ok(match self.parts(name)? {
+        Ok(match self.listing.parts(name)? {
             Parts::Bytes { scale, .. } | Parts::Packed { scale, .. } => scale.name.clone(),
         })
     }
@@ -97,7 +87,7 @@ impl Checkpoint {
     /// [`Error::File`](crate::Error::File) if it is not a quantized 2-D matrix, a scale is missing or fits no scheme, or the nibble order asked
     /// for is not that of the metadata.
     pub fn scheme(&self, name: &str) -> Result<Scheme> {
-        Ok(self.reading(name, &self.parts(name)?)?.scheme)
+        self.listing.scheme(name)
     }
 
     /// The recipe a matrix was written with; `None` where the file does not say.
@@ -105,13 +95,13 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`](crate::Error::File) if the metadata entry is broken or names an unknown rule.
     pub fn recipe(&self, name: &str) -> Result<Option<WrittenRecipe>> {
-        if !self.is_compressed(name) {
+        if !self.listing.is_compressed(name) {
             self.info(name)?;
         }
-        match self.written(name) {
+        match self.listing.written(name) {
             Some(text) => WrittenRecipe::from_json(text)
                 .map(Some)
-                .map_err(|e| self.refuse(name, e, "read it with the version that wrote it")),
+                .map_err(|e| self.listing.refuse(name, e, "read it with the version that wrote it")),
             None => Ok(None),
         }
     }
@@ -122,9 +112,9 @@ impl Checkpoint {
     /// As [`Checkpoint::scheme`], and [`Error::File`](crate::Error::File) for FP32 scales that are not F32, BF16 or F16, or not finite, and for
     /// block scales that are NaN or have a sign.
     pub fn quant_matrix(&self, name: &str) -> Result<HostQuantMatrix> {
-        let parts = self.parts(name)?;
-        let reading = self.reading(name, &parts)?;
-        let (rows, cols) = self.logical_shape(name, &parts)?;
+        let parts = self.listing.parts(name)?;
+        let reading = self.listing.reading(name, &parts)?;
+        let (rows, cols) = self.listing.logical_shape(name, &parts)?;
         let mut codes = self.bytes(&parts.codes().name)?;
         let (scales, block_scales) = match parts {
             Parts::Bytes { scale, .. } if is_e8m0(scale.dtype) => {
@@ -140,11 +130,73 @@ impl Checkpoint {
         }
         HostQuantMatrix::from_block_logical(reading.scheme, rows, cols, codes, &scales, &block_scales)
             .map(|matrix| matrix.assume_basis(reading.basis))
-            .map_err(|e| self.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
+            .map_err(|e| self.listing.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
+    }
+
+    /// FP32 scales, every one finite.
+    fn float_scales(&self, scale: &TensorInfo, meaning: Second) -> Result<Vec<f32>> {
+        if wide_dtype(scale.dtype).is_none() {
+            let remedy = "such scales are F32 (BF16 and F16 are widened)";
+            return Err(self.listing.refuse(&scale.name, format!("has dtype {}", scale.dtype), remedy));
+        }
+        let stored = widen(scale.dtype, &self.bytes(&scale.name)?);
+        let factor = |s: &f32| if meaning == Second::Divisor { 1.0 / s } else { *s };
+        let scales: Vec<f32> = stored.iter().map(factor).collect();
+        // A divisor must be finite as well: its inverse would be a zero that nobody wrote.
+        match stored.iter().zip(&scales).position(|(s, f)| !s.is_finite() || !f.is_finite()) {
+            None => Ok(scales),
+            Some(at) => {
+                let inverse = if meaning == Second::Divisor { " and its inverse" } else { "" };
+                let found = format!("holds {} at element {at}: every scale{inverse} must be finite", stored[at]);
+                Err(self.listing.refuse(&scale.name, found, "quantize the matrix again from finite values"))
+            }
+        }
+    }
+
+    /// Scale bytes of blocks, refusing those that are `bad`: NaN, or negative.
+    fn block_scales(&self, scale: &TensorInfo, bad: impl Fn(u8) -> bool) -> Result<Vec<u8>> {
+        let bytes = self.bytes(&scale.name)?;
+        match bytes.iter().position(|b| bad(*b)) {
+            None => Ok(bytes),
+            Some(at) => {
+                let what = if is_e8m0(scale.dtype) { "NaN" } else { "NaN or negative" };
+                let found = format!("holds byte {:#04x} at element {at}, which is {what}", bytes[at]);
+                Err(self.listing.refuse(&scale.name, found, "quantize the matrix again from finite values"))
+            }
+        }
+    }
+}
+
+impl Listing {
+    pub(super) fn quantized(&self) -> Vec<&str> {
+        let tensors = self.header.tensors.iter().filter(|t| !self.is_scale(&t.name));
+        tensors
+            .filter_map(|t| match t.name.strip_suffix(PACKED_SUFFIX) {
+                Some(name) if self.is_compressed(name) => Some(name),
+                _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    pub(super) fn is_scale(&self, name: &str) -> bool {
+        let base_is_there = |suffix: &str, packed: &str| {
+            name.strip_suffix(suffix).is_some_and(|base| self.get(&format!("{base}{packed}")).is_some())
+        };
+        [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
+            || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
+    }
+
+    pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
+        Ok(self.parts(name)?.tensors().iter().map(|t| t.name.clone()).collect())
+    }
+
+    pub(super) fn scheme(&self, name: &str) -> Result<Scheme> {
+        Ok(self.reading(name, &self.parts(name)?)?.scheme)
     }
 
     fn written(&self, name: &str) -> Option<&String> {
-        self.metadata().get(&format!("scaled_gemm.{name}"))
+        self.header.metadata.get(&format!("scaled_gemm.{name}"))
     }
 
     /// True if `NAME_packed` is NVFP4 of compressed-tensors. (Its other packed formats have other types or no global scale.)
@@ -152,6 +204,18 @@ impl Checkpoint {
         let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
         let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
         has(PACKED_SUFFIX, Dtype::U8) && (has(SCALE_SUFFIXES[0], Dtype::F8_E4M3) || divisor)
+    }
+
+    /// What a tensor is that [`Listing::quantized`] leaves out though it holds codes.
+    pub(super) fn taken_as(&self, name: &str) -> String {
+        match name.strip_suffix(PACKED_SUFFIX).filter(|base| self.is_compressed(base)) {
+            Some(base) => {
+                let of = [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].map(|s| format!("{base}{s}"));
+                let there: Vec<_> = of.into_iter().filter(|scale| self.get(scale).is_some()).collect();
+                format!("would be the codes of a matrix {base}, as {} is there", there.join(" and "))
+            }
+            None => "would be the scale of another tensor".into(),
+        }
     }
 
     /// True if a U8 tensor is NVFP4 as ModelOpt and this crate write it, complete or not.
@@ -298,38 +362,5 @@ impl Checkpoint {
             Parts::Packed { .. } => Some(said.or(self.nibble_order).unwrap_or_default()),
         };
         Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order })
-    }
-
-    /// FP32 scales, every one finite.
-    fn float_scales(&self, scale: &TensorInfo, meaning: Second) -> Result<Vec<f32>> {
-        if wide_dtype(scale.dtype).is_none() {
-            let remedy = "such scales are F32 (BF16 and F16 are widened)";
-            return Err(self.refuse(&scale.name, format!("has dtype {}", scale.dtype), remedy));
-        }
-        let stored = widen(scale.dtype, &self.bytes(&scale.name)?);
-        let factor = |s: &f32| if meaning == Second::Divisor { 1.0 / s } else { *s };
-        let scales: Vec<f32> = stored.iter().map(factor).collect();
-        // A divisor must be finite as well: its inverse would be a zero that nobody wrote.
-        match stored.iter().zip(&scales).position(|(s, f)| !s.is_finite() || !f.is_finite()) {
-            None => Ok(scales),
-            Some(at) => {
-                let inverse = if meaning == Second::Divisor { " and its inverse" } else { "" };
-                let found = format!("holds {} at element {at}: every scale{inverse} must be finite", stored[at]);
-                Err(self.refuse(&scale.name, found, "quantize the matrix again from finite values"))
-            }
-        }
-    }
-
-    /// Scale bytes of blocks, refusing those that are `bad`: NaN, or negative.
-    fn block_scales(&self, scale: &TensorInfo, bad: impl Fn(u8) -> bool) -> Result<Vec<u8>> {
-        let bytes = self.bytes(&scale.name)?;
-        match bytes.iter().position(|b| bad(*b)) {
-            None => Ok(bytes),
-            Some(at) => {
-                let what = if is_e8m0(scale.dtype) { "NaN" } else { "NaN or negative" };
-                let found = format!("holds byte {:#04x} at element {at}, which is {what}", bytes[at]);
-                Err(self.refuse(&scale.name, found, "quantize the matrix again from finite values"))
-            }
-        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileType};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
@@ -11,7 +11,9 @@ use ndarray::Array2;
 use safetensors::Dtype;
 
 use super::NibbleOrder;
+use super::foreign::{BEGINNING, kind};
 use super::header::{Fault, Header, TensorInfo, header_len};
+use super::listing::Listing;
 use super::names::wide_dtype;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -21,12 +23,9 @@ use crate::format::DType;
 /// Tensors are read when asked for. Any bytes are safe to open: what is wrong is said with the tensor's name.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
+    pub(super) listing: Listing,
     file: Mutex<File>,
     data_start: u64,
-    header: Header,
-    /// What the caller said; `None`: what the metadata say, else low first.
-    pub(super) nibble_order: Option<NibbleOrder>,
 }
 
 impl Checkpoint {
@@ -45,45 +44,51 @@ impl Checkpoint {
         };
         let mut file = open_regular(&path, "give a safetensors file on a disk")?;
         let file_len = file.metadata().map_err(io)?.len();
-        let mut first = [0; 8];
-        if file_len < 8 {
+        let mut beginning = Vec::new();
+        (&mut file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
+        let Some(first) = beginning.first_chunk::<8>() else {
             let reason = format!("it is not a safetensors file: it has {file_len} bytes, fewer than 8");
             return Err(broken(Fault { tensor: None, reason }));
+        };
+        if let Some((reason, remedy)) = kind(&beginning) {
+            return Err(refuse_file(&path, reason, remedy));
         }
-        file.read_exact(&mut first).map_err(io)?;
-        let header_len = header_len(first, file_len).map_err(broken)?;
+        let header_len = header_len(*first, file_len).map_err(broken)?;
+        file.seek(SeekFrom::Start(8)).map_err(io)?;
         let mut json = vec![0; header_len];
         file.read_exact(&mut json).map_err(io)?;
         let data_start = 8 + header_len as u64;
         let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
-        Ok(Self { path, file: Mutex::new(file), data_start, header, nibble_order: None })
+        let listing = Listing { path, header, nibble_order: None };
+        Ok(Self { listing, file: Mutex::new(file), data_start })
     }
 
     /// The same file, its NVFP4 codes read in this order; without it as the metadata say, else low first.
     ///
     /// Reading a matrix whose metadata say another order is then an error.
-    pub fn with_nibble_order(self, order: NibbleOrder) -> Self {
-        Self { nibble_order: Some(order), ..self }
+    pub fn with_nibble_order(mut self, order: NibbleOrder) -> Self {
+        self.listing.nibble_order = Some(order);
+        self
     }
 
     /// Where the file is.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.listing.path
     }
 
     /// Every tensor, in the order of the data.
     pub fn tensors(&self) -> &[TensorInfo] {
-        &self.header.tensors
+        &self.listing.header.tensors
     }
 
     /// The file's metadata.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.header.metadata
+        &self.listing.header.metadata
     }
 
     /// The tensor of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        self.header.get(name)
+        self.listing.get(name)
     }
 
     /// The tensor of this name.
@@ -91,15 +96,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`] naming a few tensors that are there.
     pub fn info(&self, name: &str) -> Result<&TensorInfo> {
-        self.get(name).ok_or_else(|| {
-            let tensors = self.tensors();
-            let mut some: Vec<_> = tensors.iter().take(5).map(|t| t.name.as_str()).collect();
-            if tensors.len() > some.len() {
-                some.push("...");
-            }
-            let are = if tensors.len() == 1 { "tensor is" } else { "tensors are" };
-            self.refuse(name, "is not in the file", format!("its {} {are} {}", tensors.len(), some.join(", ")))
-        })
+        self.listing.info(name)
     }
 
     /// The bytes of a tensor, as they lie in the file. Allocates.
@@ -109,7 +106,7 @@ impl Checkpoint {
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let info = self.info(name)?;
         let len = usize::try_from(info.bytes()).map_err(|_| {
-            self.refuse(
+            self.listing.refuse(
                 name,
                 format!("takes {} bytes", info.bytes()),
                 "read it on a machine with a larger address space",
@@ -118,7 +115,7 @@ impl Checkpoint {
         let mut bytes = Vec::new();
         // A header may promise more than any machine has.
         bytes.try_reserve_exact(len).map_err(|_| Error::Io {
-            path: self.path.clone(),
+            path: self.listing.path.clone(),
             source: io::Error::new(
                 io::ErrorKind::OutOfMemory,
                 format!("no memory for the {len} bytes of {}", printable(name)),
@@ -128,7 +125,7 @@ impl Checkpoint {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(self.data_start + info.start))
             .and_then(|_| file.read_exact(&mut bytes))
-            .map_err(|source| Error::Io { path: self.path.clone(), source })?;
+            .map_err(|source| Error::Io { path: self.listing.path.clone(), source })?;
         Ok(bytes)
     }
 
@@ -140,7 +137,7 @@ impl Checkpoint {
         let info = self.info(name)?;
         let Some(dtype) = wide_dtype(info.dtype) else {
             let remedy = "BF16, F16 and F32 are read as plain values; quantized matrices with their scales";
-            return Err(self.refuse(name, format!("has dtype {}", info.dtype), remedy));
+            return Err(self.listing.refuse(name, format!("has dtype {}", info.dtype), remedy));
         };
         Ok((widen(info.dtype, &self.bytes(name)?), dtype))
     }
@@ -150,26 +147,11 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::values`], and [`Error::File`] for a tensor that is not 2-D.
     pub fn matrix(&self, name: &str) -> Result<(Array2<f32>, DType)> {
-        let [rows, cols] = self.two_dimensions(name)?;
+        let [rows, cols] = self.listing.two_dimensions(name)?;
         let (values, dtype) = self.values(name)?;
         let matrix = Array2::from_shape_vec((rows, cols), values)
-            .map_err(|e| self.refuse(name, format!("has shape [{rows}, {cols}]: {e}"), "write it again"))?;
+            .map_err(|e| self.listing.refuse(name, format!("has shape [{rows}, {cols}]: {e}"), "write it again"))?;
         Ok((matrix, dtype))
-    }
-
-    pub(super) fn two_dimensions(&self, name: &str) -> Result<[usize; 2]> {
-        let info = self.info(name)?;
-        <[usize; 2]>::try_from(info.shape.as_slice())
-            .map_err(|_| self.refuse(name, format!("has shape {:?}", info.shape), "a matrix has two dimensions"))
-    }
-
-    pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
-        Error::File {
-            path: self.path.clone(),
-            tensor: Some(printable(tensor)),
-            reason: printable(&reason.into()),
-            remedy: printable(&remedy.into()),
-        }
     }
 }
 

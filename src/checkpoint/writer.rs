@@ -1,11 +1,12 @@
 //! [`FileLayout`] says what a file will hold; [`CheckpointWriter`] fills it, one tensor at a time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use safetensors::Dtype;
 
 use super::header::{Header, TensorInfo, data_bytes};
+use super::listing::Listing;
 use super::names::{block_scale_tensor, code_tensor, scale_tensor};
 use super::reader::{printable, refuse_file};
 use super::recipe::WrittenRecipe;
@@ -62,7 +63,9 @@ impl FileLayout {
     /// Starts the file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
     ///
     /// # Errors
-    /// [`Error::File`] for a name given twice, a size that overflows, or an output that is one of `sources`; [`Error::Io`].
+    /// [`Error::File`] for a name given twice, a size that overflows, an output that is one of `sources`, or a quantized matrix
+    /// (of the layout, or one that is read in `sources`) that would be another one, or none, beside the tensors there;
+    /// [`Error::Io`].
     pub fn create_in(mut self, mut output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
         let path = output.path().to_path_buf();
         let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
@@ -87,6 +90,10 @@ impl FileLayout {
         }
         let header = Header::new(self.tensors, self.metadata)
             .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
+        let planned = Listing { path: path.clone(), header, nibble_order: None };
+        unreadable(&planned, &self.matrices, sources)
+            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
+        let header = planned.header;
         let bytes = header.to_bytes();
         output.clear()?;
         output.write(&bytes)?;
@@ -98,6 +105,37 @@ impl FileLayout {
             output,
         })
     }
+}
+
+/// The first quantized matrix that the reader would not find again in the planned file, and why: a name may belong to a matrix
+/// that is not its own.
+fn unreadable<'a>(
+    planned: &'a Listing,
+    matrices: &'a HashMap<String, (Scheme, Basis)>,
+    sources: &[&'a Checkpoint],
+) -> Option<(&'a str, String)> {
+    let found: HashSet<&str> = planned.quantized().into_iter().collect();
+    let why = |reason: String| format!("would not be read again beside the tensors there: it {}", printable(&reason));
+    let reason = |error: Error| match error {
+        Error::File { reason, .. } => why(reason),
+        other => why(other.to_string()),
+    };
+    let stays = |source: &Checkpoint, tensor: &String| {
+        let same = |a: &TensorInfo, b: &TensorInfo| (a.dtype, &a.shape) == (b.dtype, &b.shape);
+        planned.get(tensor).zip(source.get(tensor)).is_some_and(|(a, b)| same(a, b))
+    };
+    // What a source can read and the layout takes over.
+    let copied = sources.iter().flat_map(|source| {
+        let whole = |name: &&str| source.tensors_of(name).is_ok_and(|all| all.iter().all(|t| stays(source, t)));
+        source.quantized().into_iter().filter(whole).filter(|name| source.scheme(name).is_ok())
+    });
+    let mut promised: Vec<&str> = matrices.keys().map(String::as_str).chain(copied).collect();
+    promised.sort_unstable();
+    promised.into_iter().find_map(|name| match planned.scheme(name) {
+        Err(error) => Some((name, reason(error))),
+        Ok(_) if !found.contains(name) => Some((name, why(planned.taken_as(name)))),
+        Ok(_) => None,
+    })
 }
 
 /// A safetensors file being written; nothing is seen under its name until [`CheckpointWriter::finish`].
@@ -181,13 +219,17 @@ impl CheckpointWriter {
 
     fn not_finite(&self, tensor: &str, scheme: Scheme, found: String) -> Error {
         let remedy = match scheme.spec().block {
-            None => "quantize finite values, or with the preset transformer-engine, which gives such groups scale 1",
-            Some(_) => "quantize finite values",
+            None => {
+                "quantize smaller values, all finite, or with the preset transformer-engine, which gives such groups scale 1"
+            }
+            Some(_) => "quantize smaller values, all finite",
         };
         Error::File {
             path: self.output.path().to_path_buf(),
             tensor: Some(printable(tensor)),
-            reason: format!("{found}, because its group holds an infinity or NaN"),
+            reason: format!(
+                "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
+            ),
             remedy: remedy.into(),
         }
     }

@@ -228,7 +228,7 @@ pub fn check_quantize_cols(operand: &str, cols: usize) -> Result<()> {
     }
     Err(Error::shape(
         operand,
-        format!("{cols} columns along the quantized axis"),
+        format!("{cols} {} along the quantized axis", if cols == 1 { "element" } else { "elements" }),
         format!("must be a multiple of {K_MULTIPLE} (quantized operands, cuBLASLt)"),
         "pad them with zeros",
     ))
@@ -360,6 +360,10 @@ mod tests {
                 assert!(check_output(Operand::Plain(DType::Bf16), scheme, out).is_ok(), "{scheme}");
             }
         }
+        // The quantized axis of a transpose is that of the rows.
+        let refused = |len| check_quantize_cols("x", len).unwrap_err().to_string();
+        assert!(refused(3).starts_with("x: 3 elements along the quantized axis must"), "{}", refused(3));
+        assert!(refused(1).starts_with("x: 1 element along"), "{}", refused(1));
         assert!(check_quantize_cols("x", 0).is_ok() && check_quantize_cols("x", 24).is_err());
     }
 }

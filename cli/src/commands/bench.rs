@@ -53,6 +53,7 @@ struct Request<'a> {
 }
 
 pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    args.shapes.check_ms(&args.m)?;
     let record = args.json.as_ref().filter(|path| path.as_os_str() != "-");
     if let (Some(record), Some(plot)) = (record, &args.plot)
         && record == plot
@@ -62,7 +63,7 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let record = record.map(|path| open(path)).transpose()?;
     let plot = args.plot.as_ref().map(|path| open(path)).transpose()?;
     let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
+    device.set_accumulation(args.accumulation)?;
     if let Some(path) = &args.tuning {
         files::require_regular(path)?;
         device.use_tuning(path)?;

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder, printable};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::GemmInputs;
-use scaled_gemm::{DType, HostQuantMatrix};
+use scaled_gemm::{DType, HostQuantMatrix, Operand, Scheme};
 use serde_json::json;
 
 use super::dequantize::file_dtype;
@@ -16,7 +16,7 @@ use crate::device::{self, HostA};
 use crate::file_tensor::FileTensor;
 use crate::files;
 use crate::memory;
-use crate::output::{Failure, Form, Outcome, count};
+use crate::output::{Failure, Form, Outcome, count, shown};
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
@@ -25,8 +25,9 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let output = files::create(&args.output)?;
     let (file_a, a) = activations(&args.a, args.a_nibble_order.or(args.nibble_order))?;
     let (file_b, b) = quantized(&args.b, args.b_nibble_order.or(args.nibble_order))?;
+    check_nibble_orders(args, a.operand().operand(), b.scheme())?;
     let bias = match &args.bias {
-        Some(place) => Some(vector(place)?),
+        Some(place) => Some(vector(place, b.rows())?),
         None => None,
     };
     let mut inputs = GemmInputs::new(a.operand(), &b, args.out_dtype);
@@ -43,7 +44,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut writer = layout.create_in(output, &sources)?;
 
     let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
+    device.set_accumulation(args.accumulation)?;
     if let Some(path) = &args.tuning {
         files::require_regular(path)?;
         device.use_tuning(path)?;
@@ -54,9 +55,10 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
 
     let (k, operand) = (b.cols(), a.operand().operand());
     let infinite = d.iter().filter(|v| round_to(args.out_dtype, **v).is_infinite()).count();
+    let nan = d.iter().filter(|v| v.is_nan()).count();
     let mut text = format!(
         "{}: d = {m} x {n} {}, from {m} x {k} {} and {n} x {k} {} on {}\n",
-        args.output.display(),
+        shown(&args.output),
         args.out_dtype,
         operand,
         b.scheme(),
@@ -66,13 +68,37 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         let many = count(infinite, "value is", "values are");
         text += &format!("d: {many} infinite: beyond the range of {}, or from infinite operands\n", args.out_dtype);
     }
+    if nan > 0 {
+        text += &format!("d: {} NaN: from NaN or infinite operands\n", count(nan, "value is", "values are"));
+    }
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
-        "infinite": infinite,
+        "nan": nan, "infinite": infinite,
     });
     Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+}
+
+/// Refuses an order for bytes that hold one code.
+fn check_nibble_orders(args: &GemmArgs, a: Operand, b: Scheme) -> Result<(), Failure> {
+    let packed_a = matches!(a, Operand::Quantized(scheme) if scheme.is_nvfp4());
+    let packed_b = b.is_nvfp4();
+    for (given, applies, option, found) in [
+        (
+            args.nibble_order,
+            packed_a || packed_b,
+            "--nibble-order",
+            format!("neither A nor B is nvfp4, but {a} and {b}"),
+        ),
+        (args.a_nibble_order, packed_a, "--a-nibble-order", format!("A is {a}, not nvfp4")),
+        (args.b_nibble_order, packed_b, "--b-nibble-order", format!("B is {b}, not nvfp4")),
+    ] {
+        if given.is_some() && !applies {
+            return Err(Failure::Use(format!("{option}: {found}; leave it out")));
+        }
+    }
+    Ok(())
 }
 
 fn open(path: &Path, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> {
@@ -102,9 +128,19 @@ fn activations(place: &FileTensor, order: Option<NibbleOrder>) -> Result<(Checkp
     Ok((file, HostA::Quantized(matrix)))
 }
 
-fn vector(place: &FileTensor) -> Result<(Checkpoint, Vec<f32>, DType), Failure> {
+/// A bias of n values: of the shape [n], or of the one row [1, n], and not n values of another shape, which are another thing.
+fn vector(place: &FileTensor, n: usize) -> Result<(Checkpoint, Vec<f32>, DType), Failure> {
     let (path, tensor) = place.find()?;
-    let file = Checkpoint::open(path)?;
+    let file = Checkpoint::open(&path)?;
     let (values, dtype) = file.values(&tensor)?;
+    let shape = &file.info(&tensor)?.shape;
+    if !matches!(shape[..], [len] | [1, len] if len == n) {
+        return Err(Failure::Use(format!(
+            "{}: tensor {}: has shape {shape:?}, but a bias has one value for each of the n = {n} columns of D; give one of \
+             shape [{n}] or [1, {n}]",
+            path.display(),
+            printable(&tensor)
+        )));
+    }
     Ok((file, values, dtype))
 }

@@ -11,17 +11,18 @@ use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::files;
 use crate::non_finite::NonFinite;
-use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, bytes, count, shown, table};
 use crate::recipes::{options, preset};
 
 /// What happens to a tensor.
 enum Plan {
     Quantize(DType, Recipe),
-    /// Copied; the reason is worth saying.
-    CopyBecause(&'static str),
-    /// Copied, as nobody would expect otherwise.
-    Copy,
+    /// Copied, and why.
+    Copy(&'static str),
 }
+
+/// Why a tensor is copied that was not asked for.
+const NOT_ASKED_FOR: &str = "not matched by --only";
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.recipe(0)?;
@@ -58,32 +59,34 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (mut before, mut after, mut text) = (0, 0, String::new());
     for (tensor, plan) in input.tensors().iter().zip(&plans) {
         bar.set_message(printable(&tensor.name));
-        if let Plan::Quantize(source, recipe) = plan {
-            let (x, _) = input.matrix(&tensor.name)?;
-            let found = NonFinite::of(&x);
-            found.check(&tensor.name, args.allow_non_finite, *recipe, *source)?;
-            if let Some(line) = found.describe(&tensor.name) {
-                text += &line;
+        match plan {
+            Plan::Quantize(source, recipe) => {
+                let (x, _) = input.matrix(&tensor.name)?;
+                let found = NonFinite::of(&x);
+                found.check(&tensor.name, args.allow_non_finite, *recipe, *source)?;
+                if let Some(line) = found.describe(&tensor.name) {
+                    text += &line;
+                }
+                let q = device.quantize(x.view(), *source, *recipe)?;
+                writer.write_quantized(&tensor.name, &q)?;
+                let size =
+                    (q.logical_codes().len() + q.logical_block_scales().len() + 4 * q.logical_scales().len()) as u64;
+                before += tensor.bytes();
+                after += size;
+                rows.push([
+                    tensor.name.clone(),
+                    format!("{} x {}", q.rows(), q.cols()),
+                    source.to_string(),
+                    bytes(tensor.bytes()),
+                    bytes(size),
+                ]);
+                done.push(json!({
+                    "tensor": tensor.name, "shape": tensor.shape, "source": source.name(),
+                    "bytes_before": tensor.bytes(), "bytes_after": size, "nan": found.nan, "infinite": found.infinite,
+                }));
             }
-            let q = device.quantize(x.view(), *source, *recipe)?;
-            writer.write_quantized(&tensor.name, &q)?;
-            let size = (q.logical_codes().len() + q.logical_block_scales().len() + 4 * q.logical_scales().len()) as u64;
-            before += tensor.bytes();
-            after += size;
-            rows.push([
-                tensor.name.clone(),
-                format!("{} x {}", q.rows(), q.cols()),
-                source.to_string(),
-                bytes(tensor.bytes()),
-                bytes(size),
-            ]);
-            done.push(json!({
-                "tensor": tensor.name, "shape": tensor.shape, "source": source.name(),
-                "bytes_before": tensor.bytes(), "bytes_after": size, "nan": found.nan, "infinite": found.infinite,
-            }));
-        } else {
-            writer.write(&tensor.name, &input.bytes(&tensor.name)?)?;
-            if let Plan::CopyBecause(reason) = plan {
+            Plan::Copy(reason) => {
+                writer.write(&tensor.name, &input.bytes(&tensor.name)?)?;
                 copied.push((tensor, *reason));
             }
         }
@@ -100,7 +103,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         first,
         bytes(before),
         bytes(after),
-        args.output.display()
+        shown(&args.output)
     );
     text += &copied_lines(&copied);
     let form = Form::from_flag(args.json);
@@ -119,28 +122,32 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
 }
 
 fn plan(args: &QuantizeArgs, input: &Checkpoint, codes: &HashSet<String>, tensor: &TensorInfo, recipe: Recipe) -> Plan {
-    if input.is_scale(&tensor.name) || args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
-        return Plan::Copy;
+    if input.is_scale(&tensor.name) {
+        return Plan::Copy("scales of another tensor");
+    }
+    if args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
+        return Plan::Copy(NOT_ASKED_FOR);
     }
     let source = match tensor.dtype {
         Dtype::BF16 => DType::Bf16,
         Dtype::F16 => DType::F16,
         Dtype::F32 => DType::F32,
-        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::CopyBecause("FP8 already"),
-        Dtype::U8 if codes.contains(&tensor.name) => return Plan::CopyBecause("NVFP4 already"),
-        Dtype::F64 => return Plan::CopyBecause("F64, which is not quantized: convert it to F32 first"),
-        _ => return Plan::Copy,
+        Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy("FP8 already"),
+        Dtype::U8 if codes.contains(&tensor.name) => return Plan::Copy("NVFP4 already"),
+        Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
+        _ => return Plan::Copy("neither BF16 nor F16 nor F32"),
     };
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
     match *tensor.shape.as_slice() {
         [n, k] if n > 0 && k > 0 => match check_quantize_cols(&tensor.name, k) {
             Ok(()) if !n.is_multiple_of(recipe.row_multiple()) => {
-                Plan::CopyBecause("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
+                Plan::Copy("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
             }
             Ok(()) => Plan::Quantize(source, recipe),
-            Err(_) => Plan::CopyBecause("columns not a multiple of 16"),
+            Err(_) => Plan::Copy("columns not a multiple of 16"),
         },
-        _ => Plan::CopyBecause("not a matrix"),
+        [_, _] => Plan::Copy("without an element"),
+        _ => Plan::Copy("not a matrix"),
     }
 }
 
@@ -155,7 +162,8 @@ fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) ->
         .iter()
         .zip(plans)
         .filter_map(|(tensor, plan)| match plan {
-            Plan::CopyBecause(reason) => Some((tensor, *reason)),
+            // The filter is named already.
+            Plan::Copy(reason) if *reason != NOT_ASKED_FOR => Some((tensor, *reason)),
             _ => None,
         })
         .collect();

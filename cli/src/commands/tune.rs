@@ -5,15 +5,17 @@ use serde_json::json;
 use crate::args::{DeviceChoice, TuneArgs, scheme_names};
 use crate::device::{self, Pair};
 use crate::files;
-use crate::output::{Failure, Form, Outcome, count, step_bar};
+use crate::output::{Failure, Form, Outcome, count, shown, step_bar};
 
 /// Rows of A where none are given: decode to prefill.
 const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
 pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    args.shapes.check_ms(&args.m)?;
     let output = files::create(&args.output)?;
-    let mut device = device::open(choice)?;
-    device.set_accumulation(args.accumulation);
+    // Elsewhere the CPU is a way out.
+    let mut device = device::open(choice).map_err(|failure| failure.without(", or use the cpu"))?;
+    device.set_accumulation(args.accumulation)?;
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let problems: Vec<_> = args
@@ -33,7 +35,7 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     bar.finish_and_clear();
     files::finish(output, &records)?;
     let tuned = count(problems.len(), "problem", "problems");
-    let text = format!("{tuned} tuned; records in {}\n", args.output.display());
+    let text = format!("{tuned} tuned; records in {}\n", shown(&args.output));
     let value = json!({
         "device": device.title(), "output": args.output.display().to_string(), "problems": problems.len(),
     });

@@ -72,8 +72,15 @@ impl Device for Cpu {
         ]
     }
 
-    fn set_accumulation(&mut self, _accumulation: AccumulationChoice) {
-        // Sums are FP32 here, whatever is allowed.
+    fn set_accumulation(&mut self, accumulation: AccumulationChoice) -> Result<()> {
+        match accumulation {
+            AccumulationChoice::Precise => Ok(()),
+            AccumulationChoice::Fast => Err(Error::unsupported(
+                "--accumulation fast on the CPU",
+                "its sums are FP32",
+                "leave it out, or use --device cuda",
+            )),
+        }
     }
 
     fn use_tuning(&mut self, _path: &Path) -> Result<()> {
@@ -148,7 +155,7 @@ impl Device for Cpu {
             Activations::Plain(_) => (0.0, gemm_us),
         };
         let (formulation, clock) = ("reference".into(), String::new());
-        let cadence = "back to back";
+        let cadence = "sustained";
         Ok(vec![PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }])
     }
 
@@ -173,6 +180,7 @@ impl Device for Cpu {
         _step: &mut dyn FnMut(String),
     ) -> std::result::Result<String, Failure> {
         let because = self.because.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        let because = because.replace(", or use the cpu", "");
         Err(Failure::Use(format!(
             "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU{because}"
         )))

@@ -260,11 +260,12 @@ impl Device for Cuda {
         facts
     }
 
-    fn set_accumulation(&mut self, accumulation: AccumulationChoice) {
+    fn set_accumulation(&mut self, accumulation: AccumulationChoice) -> Result<()> {
         self.accumulation = match accumulation {
             AccumulationChoice::Precise => Accumulation::Precise,
             AccumulationChoice::Fast => Accumulation::Fast,
         };
+        Ok(())
     }
 
     fn use_tuning(&mut self, path: &Path) -> Result<()> {

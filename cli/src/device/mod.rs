@@ -89,7 +89,7 @@ impl HostA {
 /// What was measured for one pair and shape in one cadence.
 #[derive(Debug, Clone)]
 pub struct PairTime {
-    /// How runs followed one another: `pauses`, `sustained`; the CPU has one way.
+    /// How runs followed one another: `pauses`, `sustained`, which is the one way of the CPU.
     pub cadence: &'static str,
     /// Microseconds of the unquantized product, in turns with the others.
     pub baseline_us: f64,
@@ -135,8 +135,8 @@ pub trait Device {
     /// Names and values for `info` and records: GPU, driver, libraries.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
-    /// How precisely sums are kept where the device has a choice. Precise until this is called.
-    fn set_accumulation(&mut self, accumulation: AccumulationChoice);
+    /// How precisely sums are kept. Precise until this is called; refused where the device has no choice.
+    fn set_accumulation(&mut self, accumulation: AccumulationChoice) -> Result<()>;
 
     /// Takes measured choices from a file that `tune` wrote.
     fn use_tuning(&mut self, path: &Path) -> Result<()>;

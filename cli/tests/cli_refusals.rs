@@ -1,0 +1,197 @@
+//! What the program must not take without a word: files that nobody reads again, files of other kinds, options that do nothing.
+
+mod common;
+
+use std::fs;
+
+use common::{
+    Folder, Tensor, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, write,
+};
+use safetensors::tensor::Dtype;
+
+#[test]
+fn quantize_writes_nothing_that_its_reader_refuses() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let one = |name| (name, Dtype::F32, vec![1], f32_bytes(&[1.0]));
+    let bytes = ("w_packed", Dtype::U8, vec![16, 16], vec![1; 256]);
+    let matrix = |name| f32_tensor(name, [16, 32], 1);
+    let old = vec![
+        ("m_scale_scale", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]),
+        ("m_scale_scale_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+    ];
+    let cases: [(&str, Vec<Tensor>, &[&str]); 10] = [
+        ("fp8-row", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
+        ("mxfp8", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
+        ("fp8-128x128", vec![one("w_scale")], &["w_scale and w_scale_inv"]),
+        ("fp8-row", vec![one("w_scale_2")], &["a second scale w_scale_2"]),
+        ("nvfp4", vec![bytes, one("w_global_scale")], &["as w and as w_packed"]),
+        // Both would be quantized.
+        ("nvfp4", vec![matrix("w_packed")], &["as w and as w_packed"]),
+        // The codes of `v_packed` would be those of `v`.
+        ("nvfp4", vec![matrix("v_packed"), one("v_global_scale")], &["tensor v_packed: would", "matrix v"]),
+        // Its own block scales would make it one of those too.
+        ("nvfp4", vec![matrix("w_packed"), one("w_packed_global_scale")], &["as w and as w_packed"]),
+        // The scale of `m` would make `m_scale_scale`, a matrix of its own, the scale of a scale.
+        ("fp8-row", vec![matrix("m"), matrix("m_scale_scale")], &["tensor m_scale_scale: would", "another tensor"]),
+        // A matrix that is there already and stays.
+        ("fp8-row", [vec![matrix("m")], old.clone()].concat(), &["tensor m_scale_scale: would", "another tensor"]),
+    ];
+    for (recipe, others, words) in cases {
+        write(&input, &[&[matrix("w")], &others[..]].concat());
+        let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
+        assert_words(&error, &["tensor ", "would not be read again", "; rename or leave out the one there"]);
+        assert_words(&error, words);
+        assert_eq!(folder.names(), ["in"]);
+    }
+    // Names that only look alike disturb nobody, nor does what was not read before.
+    let alone = ("f8", Dtype::F8_E4M3, vec![4, 4], vec![1; 16]);
+    write(&input, &[matrix("w"), one("w_global_scale"), one("w_scales"), one("w_packed"), alone]);
+    for recipe in ["fp8-row", "fp8-1x128", "mxfp8", "nvfp4"] {
+        good(&["quantize", &input, "-o", &packed, "--recipe", recipe]);
+    }
+}
+
+#[test]
+fn a_bias_has_one_value_for_each_column() {
+    let folder = Folder::new();
+    let (input, packed, d) = (folder.file("in"), folder.file("q"), folder.file("d"));
+    let bias = |name, shape: &[usize]| (name, Dtype::F32, shape.to_vec(), f32_bytes(&[1.0; 24]));
+    let flat = [bias("n", &[24]), bias("1n", &[1, 24]), bias("b2", &[2, 12]), bias("n1", &[24, 1])];
+    write(&input, &[&[f32_tensor("w", [24, 32], 1)], &flat[..]].concat());
+    good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-row", "--only", "^w$"]);
+    let w = format!("{packed}:w");
+    for (name, taken) in [("n", true), ("1n", true), ("b2", false), ("n1", false)] {
+        let bias = format!("{packed}:{name}");
+        let args = ["gemm", "--a", &w, "--b", &w, "--bias", &bias, "-o", &d];
+        if taken {
+            good(&args);
+            fs::remove_file(&d).unwrap();
+        } else {
+            let error = bad(2, &args);
+            assert_words(&error, &["tensor", name, "bias", "[24] or [1, 24]"]);
+            assert_eq!(folder.names(), ["in", "q"]);
+        }
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_called_what_it_is() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let index = br#"{"metadata": {"total_size": 1}, "weight_map": {"w": "model-00001-of-00002.safetensors"}}"#;
+    let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+    let cases: [(&[u8], &[&str]); 9] = [
+        (b"PK\x03\x04\x00\x00\x08\x08\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
+        // A length of 67 MB, were it one.
+        (b"PK\x03\x04\x00\x00\x00\x00\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 and so on", &["pickle", "PyTorch", "; convert it"]),
+        (b"GGUF\x03\x00\x00\x00 and so on", &["GGUF", "; "]),
+        (index, &["JSON", "; give the shards", "one by one"]),
+        (b"\n  {\n  \"weight_map\": {}}", &["JSON", "one by one"]),
+        (lfs, &["Git LFS", "git lfs pull"]),
+        (b"plain text, some of it\x1b[2J", &["begins with \"plain text, some"]),
+        (b"\xff\xfe\x00\x01\x02\x03\x04\x05\x06\x07", &["begins with", r"\xff\xfe"]),
+    ];
+    for (bytes, words) in cases {
+        fs::write(&input, bytes).unwrap();
+        let place = format!("{input}:w");
+        let runs: [&[&str]; 3] = [
+            &["quantize", &input, "-o", &output, "--recipe", "fp8-row"],
+            &["dequantize", &input, "-o", &output],
+            &["gemm", "--a", &place, "--b", &place, "-o", &output],
+        ];
+        for args in runs {
+            let error = bad(2, args);
+            assert_words(&error, &[&input, "not a safetensors file"]);
+            assert_words(&error, words);
+            assert!(!error.contains("would be"), "{error}");
+        }
+    }
+    // A safetensors file that ends early is one.
+    model(&input);
+    let whole = fs::read(&input).unwrap();
+    for end in [100, whole.len() - 1] {
+        fs::write(&input, &whole[..end]).unwrap();
+        let error = bad(2, &["dequantize", &input, "-o", &output]);
+        assert_words(&error, &["fetch or write the file again"]);
+        assert!(!error.contains("not a safetensors file"), "{error}");
+    }
+}
+
+#[test]
+fn everything_that_is_copied_is_listed_with_its_reason() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let quantized = [
+        ("old", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]),
+        ("old_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ("empty", Dtype::F32, vec![0, 16], vec![]),
+        ("ids", Dtype::I64, vec![2], vec![9; 16]),
+    ];
+    write(&input, &[&[f32_tensor("w", [16, 32], 1), f32_tensor("v", [16, 32], 1)], &quantized[..]].concat());
+    let args = ["quantize", &input, "-o", &packed, "--recipe", "fp8-row", "--only", "^(w|old|ids|empty)"];
+    let text = good(&args);
+    let reasons = [
+        ("old", "FP8 already"),
+        ("old_scale", "scales of another tensor"),
+        ("empty", "without an element"),
+        ("ids", "neither BF16 nor F16 nor F32"),
+        ("v", "not matched by --only"),
+    ];
+    let copied = json(&[&args[..], &["--json"]].concat())["copied"].as_array().unwrap().clone();
+    assert_eq!(copied.len(), reasons.len());
+    for (name, reason) in reasons {
+        assert_words(&text, &[&format!("copied as they are, {reason}: 1 ({name} [")]);
+        assert!(copied.iter().any(|c| c["tensor"] == name && c["reason"] == reason), "{name}: {copied:?}");
+    }
+    // Where nothing is left to do, that is why.
+    write(&input, &[("ids", Dtype::I64, vec![4, 16], vec![9; 512])]);
+    let error = bad(2, &args);
+    assert_words(&error, &["among its 1 tensor; neither BF16 nor F16 nor F32: 1 (ids [4, 16])"]);
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let folder = Folder::new();
+    let (input, fp8, fp4, out) = (folder.file("in"), folder.file("fp8"), folder.file("fp4"), folder.file("out"));
+    write(&input, &[f32_tensor("w", [16, 32], 1)]);
+    good(&["quantize", &input, "-o", &fp8, "--recipe", "fp8-row"]);
+    good(&["quantize", &input, "-o", &fp4, "--recipe", "nvfp4"]);
+    let (w8, w4) = (format!("{fp8}:w"), format!("{fp4}:w"));
+    let order = |option: &'static str| [option, "low-first"];
+    for (args, option, word) in [
+        (["dequantize", &fp8, "-o", &out].to_vec(), order("--nibble-order"), "no nvfp4 matrix"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--nibble-order"), "neither A nor B is nvfp4"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--a-nibble-order"), "A is fp8-row"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), order("--b-nibble-order"), "B is fp8-row"),
+        (["gemm", "--a", &w8, "--b", &w8, "-o", &out].to_vec(), ["--accumulation", "fast"], "CPU"),
+        (["bench", "--shapes", "16x16x16"].to_vec(), ["--accumulation", "fast"], "CPU"),
+        (["bench", "--shapes", "16x16x16"].to_vec(), ["--m", "3"], "every shape"),
+        (["tune", "--shapes", "16x16x16", "-o", &out].to_vec(), ["--m", "3"], "every shape"),
+    ] {
+        let error = bad(2, &[&args[..], &option].concat());
+        assert_words(&error, &[option[0], word, "leave it out"]);
+        assert_eq!(folder.names(), ["fp4", "fp8", "in"]);
+    }
+    // One of two that it applies to is enough.
+    good(&["gemm", "--a", &w4, "--b", &w4, "--nibble-order", "low-first", "-o", &out]);
+    good(&["gemm", "--a", &w4, "--b", &w4, "--b-nibble-order", "low-first", "-o", &out]);
+    good(&["dequantize", &fp4, "--nibble-order", "low-first", "-o", &out]);
+    good(&["gemm", "--a", &w8, "--b", &w8, "--accumulation", "precise", "--out-dtype", "f32", "-o", &out]);
+    assert_eq!(read_f32(&out, "d").0, [16, 16]);
+}
+
+#[test]
+fn tune_without_a_gpu_does_not_send_to_the_cpu() {
+    let folder = Folder::new();
+    let records = folder.file("t.json");
+    for device in [&["--device", "cuda"][..], &[]] {
+        let mut hidden = std::process::Command::new(program());
+        hidden.args(["tune", "--shapes", "16x16x16", "-o", &records]).args(device).env("CUDA_VISIBLE_DEVICES", "");
+        let error = error_of(&hidden.output().unwrap(), 2);
+        assert!(!error.contains("use the cpu"), "{error}");
+        assert_words(&error, &["GPU"]);
+        assert_eq!(folder.names(), [""; 0]);
+    }
+}

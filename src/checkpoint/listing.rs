@@ -1,0 +1,52 @@
+//! What a file holds, by its header alone: that of a file that is there, or of one that is to be written.
+
+use std::path::PathBuf;
+
+use super::NibbleOrder;
+use super::header::{Header, TensorInfo};
+use super::reader::printable;
+use crate::error::{Error, Result};
+
+/// The tensors and metadata of a file, without their data. The rules by which matrices are found are in `quantized`; a writer
+/// asks them before it writes.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) path: PathBuf,
+    pub(super) header: Header,
+    /// What the caller said; `None`: what the metadata say, else low first.
+    pub(super) nibble_order: Option<NibbleOrder>,
+}
+
+impl Listing {
+    pub(super) fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.get(name)
+    }
+
+    /// The tensor of this name, or a refusal naming a few that are there.
+    pub(super) fn info(&self, name: &str) -> Result<&TensorInfo> {
+        self.get(name).ok_or_else(|| {
+            let tensors = &self.header.tensors;
+            let mut some: Vec<_> = tensors.iter().take(5).map(|t| t.name.as_str()).collect();
+            if tensors.len() > some.len() {
+                some.push("...");
+            }
+            let are = if tensors.len() == 1 { "tensor is" } else { "tensors are" };
+            self.refuse(name, "is not in the file", format!("its {} {are} {}", tensors.len(), some.join(", ")))
+        })
+    }
+
+    pub(super) fn two_dimensions(&self, name: &str) -> Result<[usize; 2]> {
+        let info = self.info(name)?;
+        <[usize; 2]>::try_from(info.shape.as_slice())
+            .map_err(|_| self.refuse(name, format!("has shape {:?}", info.shape), "a matrix has two dimensions"))
+    }
+
+    pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+        Error::File {
+            path: self.path.clone(),
+            tensor: Some(printable(tensor)),
+            reason: printable(&reason.into()),
+            remedy: printable(&remedy.into()),
+        }
+    }
+}
