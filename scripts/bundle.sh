@@ -33,6 +33,9 @@ import sys
 for line in open(sys.argv[1]):
     m = json.loads(line)
     if m["reason"] == "compiler-artifact" and m.get("executable"):
+        # The program's own tests have its name and kind.
+        if m["target"]["kind"] == ["bin"] and m["profile"]["test"]:
+            continue
         print(m["executable"], m["target"]["kind"][0], m["target"]["name"])
 PY
 while read -r file kind name; do
