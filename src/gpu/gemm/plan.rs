@@ -1,7 +1,7 @@
 //! [`GemmPlan`]: a [`GemmDesc`] made ready once, and executed many times.
 //!
-//! Host time (observed, one H200 machine, cuBLASLt 13.1.0, 2026-11-22, `benches/raw.rs`): a bare `cublasLtMatmul` takes 6.2 to
-//! 10.1 us there, `execute` 0.6 to 1.7 us more, and 0.8 to 1.8 us more where cudarc tracks events.
+//! Host time (observed, one H200 machine, cuBLASLt 13.1.0, 2026-11-22, `benches/raw.rs`): a bare `cublasLtMatmul` takes 5.5 to
+//! 8.9 us there, `execute` 0.5 to 0.9 us more, and 0.9 to 1.2 us more where cudarc tracks events.
 
 use std::fmt::Write as _;
 
