@@ -31,24 +31,7 @@ pub enum Cadence {
     Sustained,
 }
 
-impl Cadence {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Pauses, Self::Sustained];
-
-    /// `pauses`, `sustained`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pauses => "pauses",
-            Self::Sustained => "sustained",
-        }
-    }
-}
-
-impl fmt::Display for Cadence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+named!(Cadence, "cadence", Pauses => "pauses", Sustained => "sustained");
 
 /// How to time. Start from [`Timing::PAUSES`] or [`Timing::SUSTAINED`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The kernel images: fatbins made by `build.rs` where it found nvcc, otherwise NVRTC at run time with an on-disk cache.
 
 use std::borrow::Cow;
+use std::env;
 use std::ops::RangeInclusive;
-use std::{env, fmt};
 
 use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
@@ -35,16 +35,7 @@ pub enum KernelFamily {
     Epilogue,
 }
 
-impl fmt::Display for KernelFamily {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fp8 => "fp8",
-            Self::Mxfp8 => "mxfp8",
-            Self::Nvfp4 => "nvfp4",
-            Self::Epilogue => "epilogue",
-        })
-    }
-}
+named!(KernelFamily, "kernel family", Fp8 => "fp8", Mxfp8 => "mxfp8", Nvfp4 => "nvfp4", Epilogue => "epilogue");
 
 macro_rules! kernel_files {
     ($($family:ident, $file:literal, $gpus:expr;)+) => {
