@@ -206,6 +206,30 @@ fn a_capture_that_its_closure_replaces_keeps_memory() {
     alone(|| ended_inside(Returns::InAnother));
 }
 
+/// A call of cudarc's waits for an event from before the capture, which breaks it: that is an error, and the next capture is
+/// whole. (cudarc returned the error in the place of ending the capture, and the stream stayed captured.)
+#[test]
+fn a_capture_that_cudarc_breaks_is_ended() {
+    alone(|| {
+        let Some(handle) = handle() else { return };
+        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
+        let [set, ..] = activations();
+        let want = call.eager(&handle, &set);
+        let mut slice = handle.stream().alloc_zeros::<u8>(64).unwrap();
+        let broken = handle.capture(|| {
+            call.enqueue(&handle)?;
+            // Its error, if it says any, is lost.
+            let _ = handle.stream().memset_zeros(&mut slice);
+            Ok(())
+        });
+        // Its events may be of the broken capture.
+        std::mem::forget(slice);
+        assert!(matches!(broken.err(), Some(Error::Driver { .. })), "a broken capture gave a graph");
+        assert!(!is_captured(handle.stream()), "still captured");
+        works(&handle, &mut call, &set, &want, "after a capture that cudarc broke");
+    });
+}
+
 // Refusals, after which the handle works on.
 
 /// Calls that are refused in the captures of others and leave nothing there: the graph is that of the call behind them.

@@ -140,11 +140,14 @@ impl Handle {
         let lt = LtHandle::new(&context)?;
         let kernels = Kernels::get(&context)?;
         let queue = Queue::new(stream)?;
+        // No capture of this crate begins on the stream before the memory is there and written.
+        let turn = queue.turn();
         let workspace = Private::zeros(&queue, WORKSPACE_BYTES)?;
         // Sixteen ones: unit scales at the front, and a place 16 bytes further that is aligned to exactly 16.
         let ones = Private::zeros(&queue, 16 * size_of::<f32>())?;
         raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
         let amax = Private::zeros(&queue, 4 * size_of::<f32>())?;
+        drop(turn);
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -358,41 +361,28 @@ impl Handle {
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
     pub fn read_bytes(&self, bytes: &DeviceBytes<'_>) -> Result<Vec<u8>> {
-        let packed = {
-            let order = self.order_outside_capture("reading device memory")?;
-            if bytes.is_empty() {
-                return Ok(Vec::new());
-            }
-            let span = bytes.at(&order)?;
-            self.pack_rows(&span, 1, span.bytes, span.bytes)?
-        };
-        self.fetch(&packed)
+        let order = self.order_outside_capture("reading device memory")?;
+        if bytes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let span = bytes.at(&order)?;
+        self.read_rows(&span, 1, span.bytes, span.bytes)
     }
 
-    /// Enqueues a copy of `rows` rows of `row_bytes` bytes, `stride` bytes apart, for [`Handle::fetch`]. Allocates.
-    pub(crate) fn pack_rows(
-        &self,
-        src: &Span<'_>,
-        rows: usize,
-        row_bytes: usize,
-        stride: usize,
-    ) -> Result<CudaSlice<u8>> {
+    /// `rows` rows of `row_bytes` bytes, `stride` bytes apart, packed, on the host. Allocates and waits.
+    ///
+    /// The caller holds the span's order, and with it the turn, until the bytes are there: no capture begins on the stream between
+    /// the copy, its way to the host and the free.
+    pub(crate) fn read_rows(&self, src: &Span<'_>, rows: usize, row_bytes: usize, stride: usize) -> Result<Vec<u8>> {
         self.refuse_capture("reading device memory")?;
         let packed = self.stream().alloc_zeros(rows * row_bytes);
         let mut packed: CudaSlice<u8> = packed.map_err(|e| driver("allocating a copy", e))?;
         {
-            let mut target = DeviceBytesMut::from(&mut packed);
-            let order = self.queue.order();
+            let (mut target, order) = (DeviceBytesMut::from(&mut packed), self.queue.order());
             let target = target.at(&order)?;
             self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
-        Ok(packed)
-    }
-
-    /// Bytes of this stream, on the host. Waits, and so is not to be called while an order is held: that keeps the other handles of
-    /// the GPU from enqueuing.
-    pub(crate) fn fetch(&self, packed: &CudaSlice<u8>) -> Result<Vec<u8>> {
-        let host = self.stream().clone_dtoh(packed).map_err(|e| driver("copying to the host", e))?;
+        let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;
         self.synchronize()?;
         Ok(host)
     }

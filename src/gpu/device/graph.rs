@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use cudarc::driver::CudaEvent;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL};
+use cudarc::driver::{CudaEvent, CudaGraph, DriverError};
 
 use super::memory::raw::{CaptureState, Graph, capture_state, is_capturing};
 use super::memory::{Memory, driver};
@@ -52,12 +52,12 @@ impl Drop for Capturing<'_> {
         // What is left of an unwinding closure.
         let Some(log) = self.0.log.replace(None) else { return };
         let _turn = self.0.tracking.turn();
+        let kept = self.0.context().check_err();
         if !self.0.is_capture_of(&log) {
             self.0.pin(&log);
         }
-        if is_capturing(&self.0.stream) {
-            self.0.context().record_err(self.0.stream.end_capture(CUgraphInstantiate_flags(0)).map(drop));
-        }
+        self.0.context().record_err(self.0.end().map_or(Ok(()), |ended| ended.map(drop)));
+        self.0.context().record_err(kept);
     }
 }
 
@@ -76,10 +76,23 @@ impl Queue {
     fn is_capture_of(&self, log: &Log) -> bool {
         match capture_state(&self.stream) {
             CaptureState::None => false,
-            // Within its own capture a wait for an event changes nothing; the driver refuses that of another one.
-            CaptureState::Active => log.begin.as_ref().is_some_and(|begin| self.stream.wait(begin).is_ok()),
+            // Within its own capture a wait for an event changes nothing; the driver refuses that of another one. Without the
+            // event nothing was enqueued.
+            CaptureState::Active => log.begin.as_ref().is_none_or(|begin| self.stream.wait(begin).is_ok()),
             CaptureState::Broken => true,
         }
+    }
+
+    /// Ends what is captured on the stream; `None` where nothing is. An error that cudarc has kept may take the place of the first
+    /// attempts.
+    fn end(&self) -> Option<std::result::Result<Option<CudaGraph>, DriverError>> {
+        let mut ended = None;
+        for _ in 0..3 {
+            if is_capturing(&self.stream) {
+                ended = Some(self.stream.end_capture(CUgraphInstantiate_flags(0)));
+            }
+        }
+        ended
     }
 
     /// Somebody holds a graph of this work, and does not own what it uses.
@@ -119,9 +132,11 @@ impl Queue {
             None => enqueue(),
             Some(error) => Err(driver("recording an event", error)),
         };
-        let (graph, log) = {
+        let (kept, graph, log) = {
             // Not in the middle of a call of another handle on this stream.
             let _turn = self.tracking.turn();
+            // What cudarc could tell nobody yet, its next call would return in the place of its work.
+            let kept = self.context().check_err();
             let log = self.log.replace(None).filter(|log| {
                 let ours = self.is_capture_of(log);
                 if !ours {
@@ -129,11 +144,12 @@ impl Queue {
                 }
                 ours
             });
-            let open = is_capturing(&self.stream);
-            (open.then(|| self.stream.end_capture(CUgraphInstantiate_flags(0))), log)
+            (kept, self.end(), log)
         };
         drop(capturing);
+        Memory::free_deferred(self.context());
         enqueued?;
+        kept.map_err(|e| driver("capturing", e))?;
         let (Some(graph), Some(log)) = (graph, log) else {
             return Err(Error::unsupported(
                 "work that ends the capture it is in",

@@ -1,6 +1,6 @@
 //! [`Queue`]: the stream that a handle's work goes to, and the order between it and other streams.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -60,7 +60,17 @@ pub(crate) struct Order<'q> {
     pub(crate) capture: Capture,
     /// Before the turn: they leave events.
     guards: RefCell<SmallVec<[Guard<'q>; 8]>>,
+    /// An operand has drawn the stream into a capture of others: nothing may be recorded on it.
+    drawn_in: Cell<bool>,
     _turn: Turn<'q>,
+}
+
+impl Drop for Order<'_> {
+    fn drop(&mut self) {
+        if self.drawn_in.get() {
+            self.guards.take().into_iter().for_each(Guard::abandon);
+        }
+    }
 }
 
 impl Queue {
@@ -101,7 +111,7 @@ impl Queue {
             // Nobody tells when such a graph is gone.
             Capture::Foreign => self.private().iter().for_each(|memory| memory.pin()),
         }
-        Order { queue: self, capture, guards: RefCell::default(), _turn: turn }
+        Order { queue: self, capture, guards: RefCell::default(), drawn_in: Cell::new(false), _turn: turn }
     }
 
     /// Several calls in one turn: no work of other threads comes between them.
@@ -126,6 +136,11 @@ impl<'q> Order<'q> {
     /// Keeps a use until the work is enqueued.
     pub(super) fn hold(&self, guard: Guard<'q>) {
         self.guards.borrow_mut().push(guard);
+    }
+
+    /// Says that an operand has drawn the stream into a capture.
+    pub(super) fn note_drawn_in(&self) {
+        self.drawn_in.set(true);
     }
 
     /// True if some use that has begun satisfies this.

@@ -153,12 +153,9 @@ impl HostA {
 fn read_rows(handle: &Handle, x: &MatRef<'_>, start: usize, rows: usize) -> Result<Array2<f32>> {
     let size = x.dtype().bytes();
     let (row_bytes, stride) = (x.cols() * size, x.row_stride() * size);
-    let packed = {
-        let order = handle.queue().order();
-        let span = x.data().at(&order)?;
-        handle.pack_rows(&span.slice(start * stride, span.bytes), rows, row_bytes, stride)?
-    };
-    let bytes = handle.fetch(&packed)?;
+    let order = handle.queue().order();
+    let span = x.data().at(&order)?;
+    let bytes = handle.read_rows(&span.slice(start * stride, span.bytes), rows, row_bytes, stride)?;
     let values = values(x.dtype(), &bytes);
     Ok(Array2::from_shape_fn((rows, x.cols()), |(i, j)| values[i * x.cols() + j]))
 }

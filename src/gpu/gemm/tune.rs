@@ -267,10 +267,7 @@ fn clear_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<()> {
 fn read_output(handle: &Handle, args: &mut GemmArgs<'_>) -> Result<Vec<u8>> {
     let size = args.d.dtype().bytes();
     let (rows, row_bytes, stride) = (args.d.rows(), args.d.cols() * size, args.d.row_stride() * size);
-    let packed = {
-        let order = handle.queue().order();
-        let d = args.d.data_mut().at(&order)?;
-        handle.pack_rows(&d, rows, row_bytes, stride)?
-    };
-    handle.fetch(&packed)
+    let order = handle.queue().order();
+    let d = args.d.data_mut().at(&order)?;
+    handle.read_rows(&d, rows, row_bytes, stride)
 }

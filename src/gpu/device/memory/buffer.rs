@@ -72,6 +72,11 @@ pub(crate) struct Access<'a> {
 }
 
 impl Access<'_> {
+    /// Nobody will be able to wait for this use: the memory stays.
+    pub(super) fn pin(&self) {
+        self.memory.pin();
+    }
+
     /// Whether the event of this use stands for such a one of the same call, too.
     fn covers(&self, memory: &Memory, writes: bool) -> bool {
         std::ptr::eq(self.memory, memory) && (self.writes || !writes)

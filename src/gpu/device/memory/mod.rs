@@ -66,6 +66,16 @@ pub(crate) enum Guard<'a> {
     Slice(SyncOnDrop<'a>, Option<Rejoin<'a>>),
 }
 
+impl Guard<'_> {
+    /// Leaves no event: the stream is captured by others, and an event of theirs is no good afterwards.
+    pub(crate) fn abandon(self) {
+        if let Self::Buffer(access) = &self {
+            access.pin();
+        }
+        std::mem::forget(self);
+    }
+}
+
 /// Lets the stream of a cudarc slice wait for what was enqueued, where cudarc itself orders nothing.
 pub(crate) struct Rejoin<'a> {
     home: Arc<CudaStream>,
@@ -131,10 +141,11 @@ fn lend<'a>(order: &Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
 
 /// Refuses an operand whose event belongs to a capture: waiting for it has drawn the stream of this order into that.
 fn check_not_drawn_in(order: &Order<'_>, elsewhere: bool) -> Result<()> {
-    match elsewhere && order.capture == Capture::No && raw::is_capturing(&order.queue.stream) {
-        true => Err(captured_operand()),
-        false => Ok(()),
+    if elsewhere && order.capture == Capture::No && raw::is_capturing(&order.queue.stream) {
+        order.note_drawn_in();
+        return Err(captured_operand());
     }
+    Ok(())
 }
 
 fn captured_operand() -> Error {
@@ -184,8 +195,8 @@ impl<'a> DeviceBytes<'a> {
                 {
                     stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
                 }
-                check_not_drawn_in(order, view.stream().cu_stream() != order.queue.stream.cu_stream())?;
                 order.hold(Guard::Slice(guard, rejoin));
+                check_not_drawn_in(order, view.stream().cu_stream() != order.queue.stream.cu_stream())?;
                 Ok(Span::unguarded(address, self.bytes))
             }
             Source::Buffer(buffer) => buffer.read(order),
@@ -221,8 +232,8 @@ impl<'a> DeviceBytesMut<'a> {
                 let rejoin = admit(order, view.stream())?;
                 let elsewhere = view.stream().cu_stream() != order.queue.stream.cu_stream();
                 let (address, guard) = view.device_ptr_mut(order.events());
-                check_not_drawn_in(order, elsewhere)?;
                 order.hold(Guard::Slice(guard, rejoin));
+                check_not_drawn_in(order, elsewhere)?;
                 Ok(Span::unguarded(address, self.bytes))
             }
             SourceMut::Buffer(buffer) => buffer.write(order),
