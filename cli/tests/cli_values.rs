@@ -145,10 +145,14 @@ fn values_beyond_the_type_are_refused_not_written_as_infinities() {
 fn nan_and_infinities_of_codes_are_written_only_if_allowed_and_counted() {
     let folder = Folder::new();
     let (input, back) = (folder.file("in"), folder.file("back"));
-    for (code, dtype, nan, infinite) in
-        [(0x7C, Dtype::F8_E5M2, 0, 16), (0x7E, Dtype::F8_E5M2, 16, 0), (0x7F, Dtype::F8_E4M3, 16, 0)]
-    {
-        write(&input, &one_scale(code, dtype, 1.0));
+    for (code, dtype, scale, nan, infinite) in [
+        (0x7C, Dtype::F8_E5M2, 1.0, 0, 16),
+        // What is written counts: infinity times zero.
+        (0x7C, Dtype::F8_E5M2, 0.0, 16, 0),
+        (0x7E, Dtype::F8_E5M2, 1.0, 16, 0),
+        (0x7F, Dtype::F8_E4M3, 1.0, 16, 0),
+    ] {
+        write(&input, &one_scale(code, dtype, scale));
         let base = ["dequantize", &input, "-o", &back, "--dtype", "f16"];
         let error = bad(2, &base);
         assert_words(&error, &["tensor w: 16 non-finite values", "row 0, column 0", "or say --allow-non-finite"]);

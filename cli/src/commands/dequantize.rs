@@ -135,7 +135,7 @@ fn plain(
 /// The values of a matrix that are not finite in FP32.
 #[derive(Default)]
 struct Found {
-    /// Those whose codes are not: NaN and infinities of FP8.
+    /// NaN, and the infinities of FP8 codes.
     codes: NonFinite,
     /// Where finite codes have values beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
     beyond: Vec<(usize, usize)>,
@@ -148,11 +148,12 @@ impl Found {
         for (row, values) in exact.outer_iter().enumerate() {
             matrix.decode_row(row, &mut codes);
             let pairs = values.iter().zip(&codes).enumerate();
-            for (column, (_, code)) in pairs.filter(|(_, (value, _))| !value.is_finite()) {
-                if code.is_finite() {
+            for (column, (value, code)) in pairs.filter(|(_, (value, _))| !value.is_finite()) {
+                // What is written counts: an infinity times a scale of 0 is NaN, and so are two that an inverse transform adds.
+                if code.is_finite() && !value.is_nan() {
                     found.beyond.push((row, column));
                 } else {
-                    found.codes.add((row, column), *code);
+                    found.codes.add((row, column), *value);
                 }
             }
         }
