@@ -107,10 +107,7 @@ fn a_foreign_graph_outlives_scratch_memory() {
 fn a_foreign_graph_outlives_its_handle() {
     alone(|| {
         for mode in MODES {
-            let Some(handle) = handle() else { return };
-            let Some(mut call) = Call::new(&handle, Kind::Scratch) else { return };
-            let [set, ..] = activations();
-            let want = call.eager(&handle, &set);
+            let Some((handle, mut call, _, want)) = ready(Kind::Scratch) else { return };
             let graph = foreign(&handle, mode, || call.enqueue(&handle));
             let mut sizes = call.allocations(&handle);
             // The workspace, and the small ones.
@@ -211,10 +208,7 @@ fn a_capture_that_its_closure_replaces_keeps_memory() {
 #[test]
 fn a_capture_that_cudarc_breaks_is_ended() {
     alone(|| {
-        let Some(handle) = handle() else { return };
-        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
-        let [set, ..] = activations();
-        let want = call.eager(&handle, &set);
+        let Some((handle, mut call, set, want)) = ready(Kind::Rows) else { return };
         let mut slice = handle.stream().alloc_zeros::<u8>(64).unwrap();
         let broken = handle.capture(|| {
             call.enqueue(&handle)?;
@@ -235,10 +229,7 @@ fn a_capture_that_cudarc_breaks_is_ended() {
 /// Calls that are refused in the captures of others and leave nothing there: the graph is that of the call behind them.
 fn refused_inside(tries: impl Fn(&Handle, &mut Call)) {
     for mode in MODES {
-        let Some(handle) = handle() else { return };
-        let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
-        let [set, ..] = activations();
-        let want = call.eager(&handle, &set);
+        let Some((handle, mut call, set, want)) = ready(Kind::Rows) else { return };
         let without = foreign(&handle, mode, || call.enqueue(&handle));
         let graph = foreign(&handle, mode, || {
             tries(&handle, &mut call);
@@ -303,10 +294,7 @@ fn allocations_in_a_foreign_capture_are_refused() {
 fn taking_over_a_slice_in_a_foreign_capture_is_refused() {
     alone(|| {
         for mode in MODES {
-            let Some(handle) = handle() else { return };
-            let Some(mut call) = Call::new(&handle, Kind::Rows) else { return };
-            let [set, ..] = activations();
-            let want = call.eager(&handle, &set);
+            let Some((handle, mut call, set, want)) = ready(Kind::Rows) else { return };
             let slice = poisoned(&handle, 1 << 16);
             let without = foreign(&handle, mode, || call.enqueue(&handle));
             let graph = foreign(&handle, mode, || {

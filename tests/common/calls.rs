@@ -180,6 +180,15 @@ pub fn all_but_d(_: &Handle, Call { d, .. }: Call) -> Left {
     Left { x: None, d, b: None, rest: Vec::new() }
 }
 
+/// A handle, a call on it that has run once, its activations, and the D that they give.
+pub fn ready(kind: Kind) -> Option<(Handle, Call, Vec<u8>, Vec<u8>)> {
+    let handle = handle()?;
+    let mut call = Call::new(&handle, kind)?;
+    let [set, ..] = activations();
+    let want = call.eager(&handle, &set);
+    Some((handle, call, set, want))
+}
+
 /// A call, a graph of it, and what both give.
 pub fn works(handle: &Handle, call: &mut Call, set: &[u8], want: &[u8], words: &str) {
     assert!(call.eager(handle, set) == want, "{words}: an eager call");

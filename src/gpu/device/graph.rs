@@ -51,7 +51,7 @@ impl Drop for Capturing<'_> {
         CAPTURES.set(CAPTURES.get() - 1);
         // What is left of an unwinding closure.
         let Some(log) = self.0.log.replace(None) else { return };
-        let _turn = self.0.tracking.turn();
+        let _turn = self.0.turn();
         let kept = self.0.context().check_err();
         if !self.0.is_capture_of(&log) {
             self.0.pin(&log);
@@ -119,7 +119,7 @@ impl Queue {
         self.stream.synchronize().map_err(|e| driver("waiting for the stream", e))?;
         {
             // Not while another thread enqueues, frees or adds a stream.
-            let _turn = self.tracking.turn();
+            let _turn = self.turn();
             let begun = self.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
             begun.map_err(|e| driver("beginning a capture", e))?;
         }
@@ -134,7 +134,7 @@ impl Queue {
         };
         let (kept, graph, log) = {
             // Not in the middle of a call of another handle on this stream.
-            let _turn = self.tracking.turn();
+            let _turn = self.turn();
             // What cudarc could tell nobody yet, its next call would return in the place of its work.
             let kept = self.context().check_err();
             let log = self.log.replace(None).filter(|log| {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtrMut};
 
 use super::raw::is_capturing;
-use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, driver};
+use super::{DeviceBytes, DeviceBytesMut, Guard, Source, SourceMut, Span, check_context, driver};
 use crate::error::{Error, Result};
 use crate::gpu::device::graph::capturing_here;
 use crate::gpu::device::stream::{Capture, First, Order, Queue, Tracking};
@@ -92,7 +92,7 @@ impl Drop for Access<'_> {
 impl Memory {
     /// `bytes` zero bytes, at least one, allocated in the order of the queue.
     pub(crate) fn zeros(queue: &Queue, bytes: usize) -> Result<Arc<Self>> {
-        let _turn = queue.tracking.turn();
+        let _turn = queue.turn();
         if is_capturing(&queue.stream) {
             return Err(Error::unsupported(
                 format!("allocating {bytes} bytes while the stream is captured into a graph"),
@@ -157,8 +157,7 @@ impl Memory {
 
     /// Refuses a queue on another GPU.
     fn check_context(&self, queue: &Queue) -> Result<()> {
-        let (home, here) = (self.home.context(), queue.context());
-        if home.cu_ctx() == here.cu_ctx() { Ok(()) } else { Err(elsewhere(home, here)) }
+        check_context(("a", "buffer"), self.home.context(), queue.context())
     }
 
     /// Waits, on the GPU, for what a use must come after; the order holds the use until its work is enqueued. In a capture nothing
@@ -430,14 +429,6 @@ impl DeviceBuffer {
         self.memory.begin(order, true)?;
         Ok(Span::unguarded(self.address(), self.bytes))
     }
-}
-
-fn elsewhere(home: &CudaContext, here: &CudaContext) -> Error {
-    Error::unsupported(
-        format!("a buffer in the memory of GPU {}", home.ordinal()),
-        format!("the handle is on GPU {}, and these are two contexts", here.ordinal()),
-        "copy it to the handle's GPU, or use a handle of the buffer's",
-    )
 }
 
 fn captured_home() -> Error {

@@ -17,7 +17,9 @@ pub(in crate::gpu) mod raw;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ::cudarc::driver::{CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use ::cudarc::driver::{
+    CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
 
 pub use self::cudarc::{BorrowsOutliveGraph, Element};
 pub use buffer::DeviceBuffer;
@@ -102,16 +104,22 @@ impl<'a> Span<'a> {
     }
 }
 
+/// Refuses memory of another GPU. `noun`: `operand`, with its article.
+fn check_context((article, noun): (&str, &str), home: &CudaContext, here: &CudaContext) -> Result<()> {
+    if home.cu_ctx() == here.cu_ctx() {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("{article} {noun} in the memory of GPU {}", home.ordinal()),
+        format!("the handle is on GPU {}, and these are two contexts", here.ordinal()),
+        format!("copy the {noun} to the handle's GPU, or use a handle of the {noun}'s"),
+    ))
+}
+
 /// Lets a slice of cudarc's into work of this order, or refuses it: another GPU's, or where a graph would outlive it.
 fn admit<'a>(order: &Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'a>>> {
     let (queue, theirs, ours) = (order.queue, home.context(), order.queue.context());
-    if theirs.cu_ctx() != ours.cu_ctx() {
-        return Err(Error::unsupported(
-            format!("an operand in the memory of GPU {}", theirs.ordinal()),
-            format!("the handle is on GPU {}, and these are two contexts", ours.ordinal()),
-            "copy the operand to the handle's GPU, or use a handle of the operand's",
-        ));
-    }
+    check_context(("an", "operand"), theirs, ours)?;
     match order.capture {
         Capture::Ours if !queue.may_borrow() => Err(not_owned("a cudarc slice")),
         Capture::Ours | Capture::Foreign => Ok(None),
