@@ -135,6 +135,8 @@ enum Returns {
     Panic,
     /// In a capture, which is not the one it was called in.
     InAnother,
+    /// The same, and that one is broken: no graph will come of it.
+    InABrokenOne,
 }
 
 /// Then the graph is somebody else's, and what it uses stays. (After a panic nothing was kept: the log was gone with it.)
@@ -152,6 +154,13 @@ fn ended_inside(returns: Returns) {
                     Returns::InAnother => {
                         handle.stream().begin_capture(THREAD_LOCAL).unwrap();
                         call.enqueue(handle)
+                    }
+                    Returns::InABrokenOne => {
+                        handle.stream().begin_capture(THREAD_LOCAL).unwrap();
+                        // SAFETY: the stream is alive; the driver refuses to wait for what a capture has, and breaks the capture.
+                        let refused = unsafe { sys::cuStreamSynchronize(handle.stream().cu_stream()) };
+                        assert!(refused.result().is_err(), "a stream that is captured was waited for");
+                        Ok(())
                     }
                 }
             })
@@ -201,6 +210,12 @@ fn a_capture_that_its_closure_ends_with_a_panic_keeps_memory() {
 #[test]
 fn a_capture_that_its_closure_replaces_keeps_memory() {
     alone(|| ended_inside(Returns::InAnother));
+}
+
+/// (What broke was taken for the capture whose graph somebody has.)
+#[test]
+fn a_capture_that_its_closure_replaces_and_breaks_keeps_memory() {
+    alone(|| ended_inside(Returns::InABrokenOne));
 }
 
 /// A call of cudarc's waits for an event from before the capture, which breaks it: that is an error, and the next capture is
@@ -409,4 +424,50 @@ fn a_slice_written_in_a_capture_is_refused() {
 #[test]
 fn a_slice_of_a_captured_stream_is_refused_in_single_stream_mode() {
     alone(|| slice_of_a_captured_stream(Captured::SingleStream));
+}
+
+/// A slice that was written in the capture of a third stream, while its own is not captured. Its event draws in whoever waits for
+/// it: that is seen only afterwards, and the capture cannot be ended whole. (A slice of the handle's own stream was not asked, so
+/// that the work became a part of the capture without a word.)
+fn slice_written_in_anothers_capture(own: bool) {
+    for (mode, reads) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let Some((handle, mut call, set, want)) = ready(Kind::Rows) else { return };
+        let what = format!("{mode:?}, reads: {reads}");
+        let context = handle.stream().context();
+        let (home, third) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let home = if own { handle.stream().clone() } else { home };
+        let [m, _, k] = SHAPE;
+        // SAFETY: nobody reads it. No event of it is recorded yet: a capture bears to wait for none from before it.
+        let mut y = unsafe { home.alloc::<u8>(m * k * 4) }.unwrap();
+        home.synchronize().unwrap();
+        third.begin_capture(mode).unwrap();
+        third.memset_zeros(&mut y).unwrap();
+        let tried = match reads {
+            false => handle.dequantize_into(&call.a, &mut MatMut::new(&mut y, DType::F32, m, k).unwrap()),
+            true => {
+                let recipe = Recipe::new(call.a.scheme());
+                let y = MatRef::new(&y, DType::F32, m, k).unwrap();
+                handle.quantize_into(&y, recipe, QuantizeTo::Plain(&mut call.a))
+            }
+        };
+        refused(tried, &WORDS);
+        assert!(
+            third.end_capture(sys::CUgraphInstantiate_flags(0)).is_err(),
+            "{what}: a graph with half of a call in it"
+        );
+        assert!(!is_captured(handle.stream()), "{what}: still captured");
+        // Its events cannot be waited for any more, not even by what frees it.
+        std::mem::forget(y);
+        works(&handle, &mut call, &set, &want, &what);
+    }
+}
+
+#[test]
+fn a_slice_written_in_anothers_capture_is_refused() {
+    alone(|| slice_written_in_anothers_capture(false));
+}
+
+#[test]
+fn a_slice_of_the_handles_stream_written_in_anothers_capture_is_refused() {
+    alone(|| slice_written_in_anothers_capture(true));
 }

@@ -72,14 +72,14 @@ impl Queue {
         }
     }
 
-    /// True unless somebody has ended the capture that this log was begun with, and has its graph.
+    /// True if nobody can have ended the capture that this log was begun with, and have its graph.
     fn is_capture_of(&self, log: &Log) -> bool {
         match capture_state(&self.stream) {
-            CaptureState::None => false,
+            // Which capture is broken the driver does not say: it may be one that followed ours.
+            CaptureState::None | CaptureState::Broken => false,
             // Within its own capture a wait for an event changes nothing; the driver refuses that of another one. Without the
             // event nothing was enqueued.
             CaptureState::Active => log.begin.as_ref().is_none_or(|begin| self.stream.wait(begin).is_ok()),
-            CaptureState::Broken => true,
         }
     }
 

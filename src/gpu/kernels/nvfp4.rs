@@ -57,7 +57,7 @@ impl Nvfp4Kernels {
 /// Mirror of `Nvfp4Rule` in `kernels/cast/nvfp4.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Nvfp4Rule {
+struct KernelRule {
     six_e: f32,
     given: u32,
     rule: u32,
@@ -70,7 +70,7 @@ struct Nvfp4Rule {
     offset: u64,
 }
 
-impl Nvfp4Rule {
+impl KernelRule {
     fn new(recipe: Nvfp4Recipe, given: u32) -> Self {
         let options = recipe.options();
         let (rule, mse, strict) = match (recipe.torchao(), options.block_scale) {
@@ -148,12 +148,12 @@ fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
 impl Kernels {
     /// NVFP4 along rows with one second level, or with one of each row computed in the same pass (`given` is `None`).
     ///
-    /// `backwards`: the end of the matrix is what L2 holds. Only recipes that [`Nvfp4Rule::along_rows`] knows come here.
+    /// `backwards`: the end of the matrix is what L2 holds. Only recipes that [`KernelRule::along_rows`] knows come here.
     fn quantize_nvfp4_rows(
         &self,
         stream: &Queue,
         x: &Input<'_>,
-        rule: Nvfp4Rule,
+        rule: KernelRule,
         given: Option<(u64, bool)>,
         out: &Output<'_>,
         place: usize,
@@ -221,7 +221,7 @@ impl Kernels {
         let [level, level_t] = levels.map(|(given, rows)| given.map(|given| given.of_nvfp4(rows)).transpose());
         let (level, level_t) = (level?, level_t?);
         let kind = level.or(level_t).map_or(0, |(_, kind)| kind);
-        let rule = Nvfp4Rule::new(recipe, kind);
+        let rule = KernelRule::new(recipe, kind);
         let each = recipe.scheme() == Scheme::Nvfp4Row;
         if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
             let one = level.filter(|_| !each).map(|(address, _)| (address, backwards));
@@ -259,7 +259,7 @@ impl Kernels {
 
     /// True if the quantizer finds the row maxima of this recipe itself.
     pub(crate) fn row_amax_in_pass(recipe: Nvfp4Recipe) -> bool {
-        Nvfp4Rule::new(recipe, 0).along_rows().is_some()
+        KernelRule::new(recipe, 0).along_rows().is_some()
     }
 
     /// Raises `row` to max |y| of the Hadamard transforms of the rows, `col` to that of the columns.

@@ -116,27 +116,40 @@ fn check_context((article, noun): (&str, &str), home: &CudaContext, here: &CudaC
     ))
 }
 
-/// Lets a slice of cudarc's into work of this order, or refuses it: another GPU's, or where a graph would outlive it.
-fn admit<'a>(order: &Order<'a>, home: &Arc<CudaStream>) -> Result<Option<Rejoin<'a>>> {
+/// A slice of cudarc's for work in this order, or why not: it is another GPU's, a graph would outlive it, or a capture of others
+/// has it. `take` lets cudarc wait for the slice's events.
+fn admit<'s, 'q: 's>(
+    order: &'s Order<'q>,
+    home: &Arc<CudaStream>,
+    bytes: usize,
+    take: impl FnOnce(&'q CudaStream) -> Result<(u64, SyncOnDrop<'q>)>,
+) -> Result<Span<'s>> {
     let (queue, theirs, ours) = (order.queue, home.context(), order.queue.context());
     check_context(("an", "operand"), theirs, ours)?;
-    match order.capture {
-        Capture::Ours if !queue.may_borrow() => Err(not_owned("a cudarc slice")),
-        Capture::Ours | Capture::Foreign => Ok(None),
-        Capture::No => {
-            if home.cu_stream() != queue.stream.cu_stream() && raw::is_capturing(home) {
-                return Err(captured_operand());
-            }
-            let cudarc_orders =
-                theirs.is_managing_stream_synchronization() && ours.is_managing_stream_synchronization();
-            // With tracking switched off, which is unsafe to do, order is the caller's business.
-            if cudarc_orders || !theirs.is_event_tracking() || home.cu_stream() == queue.stream.cu_stream() {
-                return Ok(None);
-            }
+    if order.capture == Capture::Ours && !queue.may_borrow() {
+        return Err(not_owned("a cudarc slice"));
+    }
+    let runs = order.capture == Capture::No;
+    let cudarc_waits = theirs.is_managing_stream_synchronization();
+    let mut rejoin = None;
+    if runs && home.cu_stream() != queue.stream.cu_stream() {
+        if raw::is_capturing(home) {
+            return Err(captured_operand());
+        }
+        // With tracking switched off, which is unsafe to do, order is the caller's business.
+        if theirs.is_event_tracking() && !(cudarc_waits && ours.is_managing_stream_synchronization()) {
             queue.stream.join(home).map_err(|e| driver("waiting for an operand's stream", e))?;
-            Ok(Some(Rejoin { home: home.clone(), queue }))
+            rejoin = Some(Rejoin { home: home.clone(), queue });
         }
     }
+    let (address, guard) = take(order.events())?;
+    order.hold(Guard::Slice(guard, rejoin));
+    // To wait for an event of a capture is to be drawn into it.
+    if runs && cudarc_waits && raw::is_capturing(&queue.stream) {
+        order.note_drawn_in();
+        return Err(captured_operand());
+    }
+    Ok(Span::unguarded(address, bytes))
 }
 
 /// Lets a bare address in, or refuses it where a graph would outlive what its giver promised.
@@ -145,15 +158,6 @@ fn lend<'a>(order: &Order<'_>, address: u64, bytes: usize) -> Result<Span<'a>> {
         true => Err(not_owned("a bare address")),
         false => Ok(Span::unguarded(address, bytes)),
     }
-}
-
-/// Refuses an operand whose event belongs to a capture: waiting for it has drawn the stream of this order into that.
-fn check_not_drawn_in(order: &Order<'_>, elsewhere: bool) -> Result<()> {
-    if elsewhere && order.capture == Capture::No && raw::is_capturing(&order.queue.stream) {
-        order.note_drawn_in();
-        return Err(captured_operand());
-    }
-    Ok(())
 }
 
 fn captured_operand() -> Error {
@@ -195,18 +199,15 @@ impl<'a> DeviceBytes<'a> {
     /// The address for work in this order: waits, on the GPU, for the last writer.
     pub(crate) fn at<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
         match &self.source {
-            Source::View(view) => {
-                let rejoin = admit(order, view.stream())?;
-                let (address, guard) = view.device_ptr(order.events());
+            Source::View(view) => admit(order, view.stream(), self.bytes, |events| {
+                let (address, guard) = view.device_ptr(events);
                 if let SyncOnDrop::Record(Some((earlier, stream))) = &guard
                     && stream.context().is_managing_stream_synchronization()
                 {
                     stream.wait(earlier).map_err(|e| driver("waiting for an earlier reader", e))?;
                 }
-                order.hold(Guard::Slice(guard, rejoin));
-                check_not_drawn_in(order, view.stream().cu_stream() != order.queue.stream.cu_stream())?;
-                Ok(Span::unguarded(address, self.bytes))
-            }
+                Ok((address, guard))
+            }),
             Source::Buffer(buffer) => buffer.read(order),
             Source::Raw(address, _) => lend(order, *address, self.bytes),
         }
@@ -237,12 +238,8 @@ impl<'a> DeviceBytesMut<'a> {
     pub(crate) fn at<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<Span<'s>> {
         match &mut self.source {
             SourceMut::View(view) => {
-                let rejoin = admit(order, view.stream())?;
-                let elsewhere = view.stream().cu_stream() != order.queue.stream.cu_stream();
-                let (address, guard) = view.device_ptr_mut(order.events());
-                order.hold(Guard::Slice(guard, rejoin));
-                check_not_drawn_in(order, elsewhere)?;
-                Ok(Span::unguarded(address, self.bytes))
+                let home = view.stream().clone();
+                admit(order, &home, self.bytes, |events| Ok(view.device_ptr_mut(events)))
             }
             SourceMut::Buffer(buffer) => buffer.write(order),
             SourceMut::Raw(address, _) => lend(order, *address, self.bytes),
