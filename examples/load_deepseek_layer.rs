@@ -11,7 +11,7 @@ use std::path::Path;
 
 use half::bf16;
 use ndarray::Array2;
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype};
 use scaled_gemm::reference::{self, GemmInputs};
 use scaled_gemm::{
     DType, Error, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GemmArgs, Handle, HostQuantMatrix, MatMut, QuantMatrix,
@@ -29,10 +29,10 @@ fn write_layer(path: &Path) -> Outcome<()> {
     let [row_tiles, col_tiles] = weight.scheme().scale_grid(n, k);
     let scales: Vec<u8> = weight.logical_scales().iter().flat_map(|s| s.to_le_bytes()).collect();
 
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.tensor(NAME, Dtype::F8_E4M3, &[n, k]);
     layout.tensor(format!("{NAME}_scale_inv"), Dtype::F32, &[row_tiles, col_tiles]);
-    let mut file = layout.create(path, &[])?;
+    let file = layout.create(path, &[])?;
     file.write(NAME, weight.logical_codes())?;
     file.write(&format!("{NAME}_scale_inv"), &scales)?;
     Ok(file.finish()?)

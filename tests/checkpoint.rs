@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, WrittenRecipe};
 use scaled_gemm::reference::Noise;
 use scaled_gemm::{BlockScaleFormat, DType, Fp8Rule, HostQuantMatrix, Recipe, Scheme};
 
@@ -100,12 +100,12 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
             if let Recipe::Fp8(fp8) = &mut recipe.recipe {
                 *fp8 = fp8.with_rule(Fp8Rule::DeepSeek).power_of_two();
             }
-            let mut layout = FileLayout::new();
+            let mut layout = CheckpointLayout::new();
             layout.metadata("format", "pt");
             layout.tensor("ids", Dtype::I64, &[2]);
             layout.quantized("w", rows, cols, recipe);
             layout.tensor("empty", Dtype::F32, &[0, 7]);
-            let mut writer = layout.create(&path, &[]).unwrap();
+            let writer = layout.create(&path, &[]).unwrap();
             writer.write_quantized("w", &matrix).unwrap();
             writer.write("empty", &[]).unwrap();
             writer.write("ids", &[7; 16]).unwrap();
@@ -157,9 +157,9 @@ fn scales_are_written_under_the_published_names_and_shapes() {
     ];
     for (name, dtype, width, scales) in expected {
         let scheme = Scheme::ALL.into_iter().find(|s| s.spec().name == name).unwrap();
-        let mut layout = FileLayout::new();
+        let mut layout = CheckpointLayout::new();
         layout.quantized("w", 130, 272, written(scheme));
-        let mut writer = layout.create(folder.file("q"), &[]).unwrap();
+        let writer = layout.create(folder.file("q"), &[]).unwrap();
         writer.write_quantized("w", &random_matrix(scheme, 130, 272, 1)).unwrap();
         writer.finish().unwrap();
         let file = Checkpoint::open(folder.file("q")).unwrap();
@@ -357,7 +357,7 @@ fn read_everything(file: &Checkpoint) -> usize {
 fn mutated_files_never_panic() {
     let folder = Folder::new();
     let path = folder.file("seed.safetensors");
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.metadata("format", "pt");
     let mut matrices = Vec::new();
     for (i, scheme) in Scheme::ALL.into_iter().enumerate() {
@@ -369,7 +369,7 @@ fn mutated_files_never_panic() {
     for (suffix, dtype, shape) in blocks::COMPRESSED {
         layout.tensor(format!("packed{suffix}"), dtype, shape);
     }
-    let mut writer = layout.create(&path, &[]).unwrap();
+    let writer = layout.create(&path, &[]).unwrap();
     for (suffix, _, shape) in blocks::COMPRESSED {
         let bytes = if shape.len() == 1 { f32_bytes(&[8.0]) } else { vec![0x38; shape[0] * shape[1]] };
         writer.write(&format!("packed{suffix}"), &bytes).unwrap();
@@ -483,12 +483,12 @@ fn nothing_appears_until_the_file_is_whole() {
     let path = folder.file("out.safetensors");
     fs::write(&path, "old").unwrap();
     let layout = || {
-        let mut layout = FileLayout::new();
+        let mut layout = CheckpointLayout::new();
         layout.tensor("a", Dtype::U8, &[2]);
         layout.tensor("b", Dtype::U8, &[2]);
         layout
     };
-    let mut writer = layout().create(&path, &[]).unwrap();
+    let writer = layout().create(&path, &[]).unwrap();
     writer.write("b", &[3, 4]).unwrap();
     assert!(writer.write("b", &[3, 4]).unwrap_err().to_string().contains("written before"));
     assert!(writer.write("c", &[1]).unwrap_err().to_string().contains("not in the layout"));
@@ -498,7 +498,7 @@ fn nothing_appears_until_the_file_is_whole() {
     assert!(writer.finish().unwrap_err().to_string().contains("tensor a: was not written"));
     assert_eq!(folder.names(), ["out.safetensors"]);
     assert_eq!(fs::read(&path).unwrap(), b"old");
-    let mut writer = layout().create(&path, &[]).unwrap();
+    let writer = layout().create(&path, &[]).unwrap();
     writer.write("b", &[3, 4]).unwrap();
     writer.write("a", &[1, 2]).unwrap();
     writer.finish().unwrap();
@@ -512,7 +512,7 @@ fn the_input_repeated_names_and_infinite_scales_are_not_written() {
     let path = folder.file("in.safetensors");
     foreign(&path, &[("a", Dtype::U8, vec![1], vec![9])], None);
     let input = Checkpoint::open(&path).unwrap();
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.tensor("a", Dtype::U8, &[1]);
     let other_spelling = folder.0.join(".").join("in.safetensors");
     let error = layout.clone().create(&other_spelling, &[&input]).unwrap_err().to_string();
@@ -524,9 +524,9 @@ fn the_input_repeated_names_and_infinite_scales_are_not_written() {
 
     let scheme = Scheme::ALL[1];
     let matrix = HostQuantMatrix::from_logical(scheme, 2, 16, vec![0; 32], &[1.0, f32::INFINITY]).unwrap();
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.quantized("w", 2, 16, written(scheme));
-    let mut writer = layout.create(folder.file("out"), &[]).unwrap();
+    let writer = layout.create(folder.file("out"), &[]).unwrap();
     let error = writer.write_quantized("w", &matrix).unwrap_err().to_string();
     assert!(error.contains("tensor w: scale 1 is inf") && error.contains("transformer-engine"), "{error}");
     drop(writer);

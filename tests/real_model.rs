@@ -24,7 +24,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
-use scaled_gemm::checkpoint::{Checkpoint, FileLayout, WrittenRecipe};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, WrittenRecipe};
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{
     Accumulator, Gelu, GemmInputs, HostOperand, Noise, dequantize, gemm_bound, hadamard16_inverse, quantize,
@@ -167,12 +167,12 @@ fn takes(recipe: Recipe, w: &Weight) -> bool {
 
 /// Writes these matrices of the model with the recipe.
 fn write(path: &Path, model: &Checkpoint, weights: &[&Weight], recipe: Recipe) {
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     for w in weights {
         let (rows, cols) = w.values.dim();
         layout.quantized(&w.name, rows, cols, WrittenRecipe { recipe, source: w.dtype });
     }
-    let mut writer = layout.create(path, &[model]).unwrap();
+    let writer = layout.create(path, &[model]).unwrap();
     for w in weights {
         writer.write_quantized(&w.name, &quantize(w.values.view(), w.dtype, recipe).unwrap()).unwrap();
     }

@@ -76,19 +76,40 @@ fn a_bias_has_one_value_for_each_column() {
 }
 
 #[test]
+fn an_index_says_what_is_wrong_with_it() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let cases: [(&str, &[&str]); 7] = [
+        ("\n  {\n  \"weight_map\": {}}", &["names no shard"]),
+        (r#"{"model_type": "llama"}"#, &["no index of shards", "weight_map"]),
+        (r#"{"weight_map": {"w": 7}}"#, &["no index of shards", "tensor \"w\""]),
+        (r#"{"weight_map": {"w": "../a.safetensors"}}"#, &["../a.safetensors", "no name"]),
+        (r#"{"weight_map": {"w": "/etc/a.safetensors"}}"#, &["/etc/a.safetensors", "no name"]),
+        (r#"{"weight_map": {"w": "a\\u0000.safetensors"}}"#, &["no name"]),
+        (
+            r#"{"weight_map": {"w": "model-00001-of-00002.safetensors"}}"#,
+            &["model-00001-of-00002.safetensors", "No such"],
+        ),
+    ];
+    for (text, words) in cases {
+        fs::write(&input, text.replace("\\\\", "\\")).unwrap();
+        assert_words(&bad(2, &["quantize", &input, "-o", &output, "--recipe", "nvfp4"]), words);
+        assert_eq!(folder.names(), ["in"]);
+    }
+}
+
+#[test]
 fn a_file_of_another_kind_is_called_what_it_is() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("out"));
-    let index = br#"{"metadata": {"total_size": 1}, "weight_map": {"w": "model-00001-of-00002.safetensors"}}"#;
     let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
-    let cases: [(&[u8], &[&str]); 9] = [
+    let cases: [(&[u8], &[&str]); 8] = [
         (b"PK\x03\x04\x00\x00\x08\x08\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
         // A length of 67 MB, were it one.
         (b"PK\x03\x04\x00\x00\x00\x00\x00\x00 archive/data.pkl", &["zip", "PyTorch", "; convert it"]),
         (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 and so on", &["pickle", "PyTorch", "; convert it"]),
         (b"GGUF\x03\x00\x00\x00 and so on", &["GGUF", "; "]),
-        (index, &["JSON", "; give the shards", "one by one"]),
-        (b"\n  {\n  \"weight_map\": {}}", &["JSON", "one by one"]),
+        (b"[1, 2, 3, 4, 5]", &["JSON", "the index of a model's shards"]),
         (lfs, &["Git LFS", "git lfs pull"]),
         (b"plain text, some of it\x1b[2J", &["begins with \"plain text, some"]),
         (b"\xff\xfe\x00\x01\x02\x03\x04\x05\x06\x07", &["begins with", r"\xff\xfe"]),

@@ -8,6 +8,12 @@ const MAX_HEADER: u64 = 100_000_000;
 const ZIP: &[u8] = b"PK\x03\x04";
 const CONVERT: &str = "convert it: in Python, safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)";
 
+/// True for the beginning of a JSON object, as an index of shards is one.
+pub(super) fn is_object(beginning: &[u8]) -> bool {
+    let is_length = beginning.first_chunk::<8>().is_some_and(|first| u64::from_le_bytes(*first) <= MAX_HEADER);
+    !is_length && beginning.trim_ascii_start().first() == Some(&b'{')
+}
+
 /// What the file is, and what to do; `None` for one that begins as safetensors do, with the length of a header in 8 bytes.
 pub(super) fn kind(beginning: &[u8]) -> Option<(String, &'static str)> {
     let (first, rest) = beginning.split_first_chunk::<8>()?;
@@ -26,9 +32,8 @@ pub(super) fn kind(beginning: &[u8]) -> Option<(String, &'static str)> {
     if let Some((_, what, remedy)) = known.into_iter().find(|(magic, ..)| beginning.starts_with(magic)) {
         return Some((but(what), remedy));
     }
-    if matches!(beginning.trim_ascii_start().first(), Some(b'{' | b'[')) {
-        let what = "JSON, as an index of shards is (model.safetensors.index.json)";
-        return Some((but(what), "give the shards that it names, one by one"));
+    if beginning.trim_ascii_start().starts_with(b"[") {
+        return Some((but("JSON"), "give a safetensors file, or the index of a model's shards"));
     }
     let shown = beginning[..beginning.len().min(16)].escape_ascii();
     Some((format!("it is not a safetensors file: it begins with \"{shown}\""), "give a safetensors file"))

@@ -4,6 +4,7 @@
 //! the order and lets a repeated name pass.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use safetensors::Dtype;
@@ -25,6 +26,8 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     pub(super) start: u64,
     pub(super) end: u64,
+    /// Which file of the checkpoint its data are in.
+    pub(super) file: usize,
 }
 
 impl TensorInfo {
@@ -34,7 +37,7 @@ impl TensorInfo {
     }
 }
 
-/// What a header says, tensors in the order of their data.
+/// What a header says, or those of several files, tensors in the order of their data.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     pub(super) tensors: Vec<TensorInfo>,
@@ -80,6 +83,26 @@ impl Header {
         }
     }
 
+    /// Those of several files as one, in their order. `Err` is a name that two files have, or whose metadata differ.
+    pub(super) fn merge(headers: Vec<Self>) -> Result<Self, String> {
+        let mut metadata = BTreeMap::new();
+        let mut tensors = Vec::with_capacity(headers.iter().map(|h| h.tensors.len()).sum());
+        for (file, header) in headers.into_iter().enumerate() {
+            tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { file, ..tensor }));
+            for (key, value) in header.metadata {
+                match metadata.entry(key) {
+                    Entry::Vacant(place) => drop(place.insert(value)),
+                    // What says how a matrix is read must not depend on the order of files.
+                    Entry::Occupied(known) if known.key().starts_with(RECIPE_KEY) && *known.get() != value => {
+                        return Err(known.key().clone());
+                    }
+                    Entry::Occupied(_) => {}
+                }
+            }
+        }
+        Self::new(tensors, metadata)
+    }
+
     /// Where the tensor of this name is.
     pub(super) fn position(&self, name: &str) -> Option<usize> {
         let found = self.by_name.binary_search_by(|&i| self.tensors[i].name.as_str().cmp(name)).ok()?;
@@ -109,16 +132,25 @@ impl Header {
     }
 
     /// The first bytes of a file: length and JSON, padded with spaces so that the data start at a multiple of 8.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    ///
+    /// `file`: of the tensors and recipes of this one among several.
+    pub(super) fn to_bytes(&self, file: usize) -> Vec<u8> {
         // Written by hand to keep the order; every string goes through serde_json.
         let quoted = |s: &str| Value::from(s).to_string();
         let mut bytes = vec![0; 8];
         bytes.push(b'{');
-        if !self.metadata.is_empty() {
-            let pairs: Vec<_> = self.metadata.iter().map(|(k, v)| format!("{}:{}", quoted(k), quoted(v))).collect();
+        let here = |key: &str| match key.strip_prefix(RECIPE_KEY) {
+            Some(matrix) => {
+                self.get(matrix).or_else(|| self.get(&format!("{matrix}_packed"))).is_none_or(|t| t.file == file)
+            }
+            None => true,
+        };
+        let metadata = self.metadata.iter().filter(|(key, _)| here(key));
+        let pairs: Vec<_> = metadata.map(|(k, v)| format!("{}:{}", quoted(k), quoted(v))).collect();
+        if !pairs.is_empty() {
             bytes.extend(format!("\"{METADATA}\":{{{}}},", pairs.join(",")).bytes());
         }
-        for t in &self.tensors {
+        for t in self.tensors.iter().filter(|t| t.file == file) {
             let (name, shape) = (quoted(&t.name), Value::from(t.shape.as_slice()));
             let entry = format!(
                 "{name}:{{\"dtype\":\"{}\",\"shape\":{shape},\"data_offsets\":[{},{}]}},",
@@ -138,6 +170,8 @@ impl Header {
 
 /// The name under which a header holds its metadata.
 const METADATA: &str = "__metadata__";
+/// How the metadata entry of a matrix begins: its recipe.
+pub(super) const RECIPE_KEY: &str = "scaled_gemm.";
 
 /// What was read of a header so far, and what is wrong with the entry that ended the reading. Each entry is read into what is
 /// kept of it: a tree of JSON values takes fifteen times the header.
@@ -164,7 +198,7 @@ impl Entries {
             }
             return Ok(());
         }
-        let entry = match map.next_value::<Entry>() {
+        let entry = match map.next_value::<Spelled>() {
             Ok(entry) => entry,
             Err(e) => return stop(self, fault(&name, format!("cannot be read in the header: {e}"))),
         };
@@ -222,7 +256,7 @@ impl<'de> Deserialize<'de> for Metadata {
 /// One tensor as the header spells it.
 #[derive(serde::Deserialize)]
 #[serde(rename = "tensor")]
-struct Entry {
+struct Spelled {
     dtype: String,
     #[serde(deserialize_with = "dimensions")]
     shape: Vec<usize>,
@@ -259,7 +293,7 @@ fn offsets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u64; 2], D::Er
         .map_err(|e| D::Error::custom(format!("data_offsets of two whole numbers: {e}")))
 }
 
-fn tensor(name: String, Entry { dtype, shape, data_offsets: [start, end] }: Entry) -> Result<TensorInfo, Fault> {
+fn tensor(name: String, Spelled { dtype, shape, data_offsets: [start, end] }: Spelled) -> Result<TensorInfo, Fault> {
     let Ok(dtype) = Dtype::deserialize(BorrowedStrDeserializer::<serde::de::value::Error>::new(&dtype)) else {
         return Err(fault(&name, format!("has the unknown dtype {dtype:?}")));
     };
@@ -268,7 +302,7 @@ fn tensor(name: String, Entry { dtype, shape, data_offsets: [start, end] }: Entr
         let found = format!("lies at bytes {start} to {end}, but {dtype} {shape:?} takes {size} bytes");
         return Err(fault(&name, found));
     }
-    Ok(TensorInfo { name, dtype, shape, start, end })
+    Ok(TensorInfo { name, dtype, shape, start, end, file: 0 })
 }
 
 /// Bytes of a tensor; `None` if the number overflows or is not whole.

@@ -1,4 +1,4 @@
-//! What a file holds, by its header alone: that of a file that is there, or of one that is to be written.
+//! What a checkpoint holds, by its headers alone: of files that are there, or that are to be written.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,14 @@ use super::header::{Header, TensorInfo};
 use super::reader::printable;
 use crate::error::{Error, Result};
 
-/// The tensors and metadata of a file, without their data. The rules by which matrices are found are in `quantized`; a writer
+/// The tensors and metadata of a checkpoint, without their data. The rules by which matrices are found are in `quantized`; a writer
 /// asks them before it writes.
 #[derive(Debug)]
 pub(super) struct Listing {
+    /// What was opened, or is to be written.
     pub(super) path: PathBuf,
+    /// The files that tensors are in.
+    pub(super) files: Vec<PathBuf>,
     pub(super) header: Header,
     /// What the caller said; `None`: what the metadata say, else low first.
     pub(super) nibble_order: Option<NibbleOrder>,
@@ -31,7 +34,8 @@ impl Listing {
                 some.push("...");
             }
             let are = if tensors.len() == 1 { "tensor is" } else { "tensors are" };
-            self.refuse(name, "is not in the file", format!("its {} {are} {}", tensors.len(), some.join(", ")))
+            let place = if self.files.len() == 1 { "is not in the file" } else { "is in none of the files" };
+            self.refuse(name, place, format!("its {} {are} {}", tensors.len(), some.join(", ")))
         })
     }
 
@@ -43,7 +47,7 @@ impl Listing {
 
     pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
         Error::File {
-            path: self.path.clone(),
+            path: self.get(tensor).map_or(&self.path, |found| &self.files[found.file]).clone(),
             tensor: Some(printable(tensor)),
             reason: printable(&reason.into()),
             remedy: printable(&remedy.into()),

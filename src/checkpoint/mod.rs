@@ -31,22 +31,30 @@
 //! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
+mod folder;
 mod foreign;
 mod header;
+mod layout;
 mod listing;
+mod matrix_writer;
 mod names;
 mod output;
+mod output_folder;
 mod quantized;
 mod reader;
 mod recipe;
+mod source;
 mod writer;
 
 pub use header::TensorInfo;
-pub use names::NibbleOrder;
+pub use layout::CheckpointLayout;
+pub use matrix_writer::MatrixWriter;
+pub use names::{Dialect, NibbleOrder};
 pub use output::OutputFile;
-#[cfg(feature = "cuda")]
-pub(crate) use reader::open_regular;
+pub use output_folder::OutputFolder;
 pub use reader::{Checkpoint, printable};
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;
-pub use writer::{CheckpointWriter, FileLayout};
+#[cfg(feature = "cuda")]
+pub(crate) use source::open_regular;
+pub use writer::{CheckpointWriter, TensorWriter};

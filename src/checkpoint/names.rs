@@ -61,14 +61,57 @@ pub(super) struct Tensor {
     pub(super) shape: Vec<usize>,
 }
 
+/// Under whose names the tensors of a matrix are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Dialect {
+    /// Those of the table of [`checkpoint`](crate::checkpoint): every scheme has them.
+    #[default]
+    Plain,
+    /// DeepSeek's FP8 (`quant_method` `fp8`).
+    Fp8,
+    /// llm-compressor's (`compressed-tensors`).
+    CompressedTensors,
+    /// NVIDIA ModelOpt's (`modelopt`).
+    ModelOpt,
+}
+
+named!(
+    Dialect, "dialect", Plain => "plain", Fp8 => "fp8", CompressedTensors => "compressed-tensors", ModelOpt => "modelopt",
+);
+
+/// What an FP32 scale does to the codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScaleMeaning {
+    Multiplies,
+    Divides,
+}
+
+impl ScaleMeaning {
+    /// The number that is stored for a factor of the codes.
+    pub(super) fn stored(self, scale: f32) -> f32 {
+        match self {
+            Self::Multiplies => scale,
+            Self::Divides => 1.0 / scale,
+        }
+    }
+}
+
+/// All tensors of a matrix, as written.
+pub(super) fn tensors_of(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Vec<Tensor> {
+    let codes = code_tensor(dialect, scheme, rows, cols);
+    let scales = scale_tensor(dialect, scheme, rows, cols).map(|(tensor, _)| tensor);
+    [Some(codes), block_scale_tensor(scheme, rows, cols), scales].into_iter().flatten().collect()
+}
+
 /// The codes, as written.
-pub(super) fn code_tensor(scheme: Scheme, rows: usize, cols: usize) -> Tensor {
+pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Tensor {
     let (dtype, width) = match scheme.spec().format {
         CodeFormat::E4M3 => (Dtype::F8_E4M3, cols),
         CodeFormat::E5M2 => (Dtype::F8_E5M2, cols),
         CodeFormat::E2M1 => (Dtype::U8, cols / 2),
     };
-    Tensor { suffix: "", dtype, shape: vec![rows, width] }
+    let packed = dialect == Dialect::CompressedTensors && scheme.is_nvfp4();
+    Tensor { suffix: if packed { PACKED_SUFFIX } else { "" }, dtype, shape: vec![rows, width] }
 }
 
 /// The block scales, as written; `None` where the scheme has none.
@@ -81,18 +124,34 @@ pub(super) fn block_scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> Op
 }
 
 /// The FP32 scales, as written; `None` where the scheme has none.
-pub(super) fn scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> Option<Tensor> {
+pub(super) fn scale_tensor(
+    dialect: Dialect,
+    scheme: Scheme,
+    rows: usize,
+    cols: usize,
+) -> Option<(Tensor, ScaleMeaning)> {
     let spec = scheme.spec();
     let grid = scheme.scale_grid(rows, cols);
+    let compressed = dialect == Dialect::CompressedTensors;
     let (suffix, shape) = match (spec.block.is_some(), spec.group_rows, spec.group_cols) {
         _ if spec.scale_layout == ScaleLayout::Absent => return None,
+        (true, Extent::All, _) if compressed => (DIVISOR_SUFFIX, vec![1]),
         (true, Extent::All, _) => (SECOND_SUFFIX, vec![1]),
         (true, ..) => (SECOND_SUFFIX, vec![rows]),
         (false, Extent::All, _) => (SCALE_SUFFIXES[0], vec![1]),
         (false, _, Extent::All) => (SCALE_SUFFIXES[0], grid.to_vec()),
+        (false, ..) if compressed => (SCALE_SUFFIXES[0], grid.to_vec()),
         (false, ..) => (SCALE_SUFFIXES[1], grid.to_vec()),
     };
-    Some(Tensor { suffix, dtype: Dtype::F32, shape })
+    let divides = suffix == DIVISOR_SUFFIX;
+    let meaning = if divides { ScaleMeaning::Divides } else { ScaleMeaning::Multiplies };
+    Some((Tensor { suffix, dtype: Dtype::F32, shape }, meaning))
+}
+
+/// The scale of activations, as written; its name follows that of the layer.
+pub(super) fn input_scale_tensor(dialect: Dialect, nvfp4: bool) -> Tensor {
+    let divides = dialect == Dialect::CompressedTensors && nvfp4;
+    Tensor { suffix: if divides { "input_global_scale" } else { "input_scale" }, dtype: Dtype::F32, shape: vec![1] }
 }
 
 /// The scheme of an `rows x cols` matrix of this format whose FP32 scales have this name ending and shape; NVFP4 if the
@@ -106,7 +165,7 @@ pub(super) fn recognise(
     shape: &[usize],
     metadata: Option<Scheme>,
 ) -> Result<Scheme, String> {
-    let written = |scheme| scale_tensor(scheme, rows, cols).map(|t| (t.suffix, t.shape));
+    let written = |scheme| scale_tensor(Dialect::Plain, scheme, rows, cols).map(|(t, _)| (t.suffix, t.shape));
     let schemes = || Scheme::ALL.into_iter().filter(|s| s.spec().format == format && written(*s).is_some());
     if let Some(scheme) = metadata {
         check_format(scheme, format)?;

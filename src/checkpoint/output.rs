@@ -1,12 +1,12 @@
 //! [`OutputFile`]: a file that appears under its name whole or not at all.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
 
-use super::reader::{file_kind, refuse_file};
+use super::source::{file_kind, refuse_file};
 use crate::error::{Error, Result};
 
 /// Links followed from a name before they are taken for a circle, as on Linux.
@@ -96,16 +96,9 @@ impl OutputFile {
         self.file.as_file_mut().write_all(bytes).map_err(|source| self.io(source))
     }
 
-    /// Drops what was written.
-    pub(super) fn clear(&mut self) -> Result<()> {
-        let file = self.file.as_file_mut();
-        file.set_len(0).and_then(|()| file.rewind()).map_err(|source| self.io(source))
-    }
-
-    /// Writes bytes from this place on.
-    pub(super) fn write_at(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
-        let file = self.file.as_file_mut();
-        file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(bytes)).map_err(|source| self.io(source))
+    /// The file itself, to be written by place.
+    pub(super) fn file(&self) -> &fs::File {
+        self.file.as_file()
     }
 
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
@@ -124,7 +117,7 @@ impl OutputFile {
 }
 
 /// Where a name leads: itself, if it is no link. Its last part need not exist.
-fn follow_links(path: &Path) -> Result<PathBuf> {
+pub(super) fn follow_links(path: &Path) -> Result<PathBuf> {
     let mut target = path.to_path_buf();
     for _ in 0..MOST_LINKS {
         // `/dev/stdout` and `/dev/fd/N` lead through it: what is open there has no name that a file could be given.
@@ -143,7 +136,7 @@ fn follow_links(path: &Path) -> Result<PathBuf> {
 }
 
 /// The folder that a name is in.
-fn folder_of(path: &Path) -> &Path {
+pub(super) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -1,69 +1,72 @@
-//! [`Checkpoint`]: a safetensors file opened for reading; one tensor at a time is in memory.
+//! [`Checkpoint`]: safetensors files opened for reading; what is asked for is read.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, FileType};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::io;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::Dtype;
 
 use super::NibbleOrder;
-use super::foreign::{BEGINNING, kind};
-use super::header::{Fault, Header, TensorInfo, header_len};
+use super::folder::{Files, Index, files_of};
+use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::format::DType;
 
-/// A safetensors file, its header read and checked.
+/// A safetensors file, or the several that a model is in, headers read and checked.
 ///
 /// Tensors are read when asked for. Any bytes are safe to open: what is wrong is said with the tensor's name.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(super) listing: Listing,
-    file: Mutex<File>,
-    data_start: u64,
+    sources: Vec<Source>,
+    folder: Option<PathBuf>,
 }
 
 impl Checkpoint {
-    /// Opens a file and checks its header: every tensor's size, no overlap, no hole, nothing missing at the end.
+    /// Opens a checkpoint and checks its headers: every tensor's size, no overlap, no hole, nothing missing at the end.
+    ///
+    /// `path` is a safetensors file; an index of shards (`model.safetensors.index.json`); or a folder, of which the index is
+    /// taken, else `model.safetensors`, else every safetensors file.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read; [`Error::File`] if it is not a regular file, or not a whole safetensors file.
+    /// [`Error::Io`] if it cannot be read; [`Error::File`] if a file is not regular, or not whole, if a tensor is in two files, or
+    /// not where the index says, or if the index names what is no file of its folder.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_path_buf();
-        let io = |source| Error::Io { path: path.clone(), source };
-        let broken = |fault: Fault| Error::File {
-            path: path.clone(),
-            tensor: fault.tensor.as_deref().map(printable),
-            reason: printable(&fault.reason),
-            remedy: "fetch or write the file again".into(),
-        };
-        let mut file = open_regular(&path, "give a safetensors file on a disk")?;
-        let file_len = file.metadata().map_err(io)?.len();
-        let mut beginning = Vec::new();
-        (&mut file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
-        let Some(first) = beginning.first_chunk::<8>() else {
-            let reason = format!("it is not a safetensors file: it has {file_len} bytes, fewer than 8");
-            return Err(broken(Fault { tensor: None, reason }));
-        };
-        if let Some((reason, remedy)) = kind(&beginning) {
-            return Err(refuse_file(&path, reason, remedy));
+        let path = path.as_ref();
+        let Files { paths, index, folder } = files_of(path)?;
+        let (mut sources, mut headers) = (Vec::new(), Vec::new());
+        for path in &paths {
+            let (source, header) = Source::open(path)?;
+            sources.push(source);
+            headers.push(header);
         }
-        let header_len = header_len(*first, file_len).map_err(broken)?;
-        file.seek(SeekFrom::Start(8)).map_err(io)?;
-        let mut json = vec![0; header_len];
-        file.read_exact(&mut json).map_err(io)?;
-        let data_start = 8 + header_len as u64;
-        let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
-        let listing = Listing { path, header, nibble_order: None };
-        Ok(Self { listing, file: Mutex::new(file), data_start })
+        let header = Header::merge(headers).map_err(|name| {
+            let (name, reason) = match name.strip_prefix(RECIPE_KEY) {
+                Some(matrix) => (matrix, "has different recipes in two files"),
+                None => (name.as_str(), "is in two files"),
+            };
+            let has = |source: &&Source| Source::open(&source.path).is_ok_and(|(_, h)| h.get(name).is_some());
+            let places: Vec<_> = sources.iter().filter(has).map(|s| s.path.display().to_string()).collect();
+            Error::File {
+                path: path.to_path_buf(),
+                tensor: Some(printable(name)),
+                reason: format!("{reason}: {}", printable(&places.join(" and "))),
+                remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
+            }
+        })?;
+        let listing = Listing { path: path.to_path_buf(), files: paths, header, nibble_order: None };
+        if let Some(index) = index {
+            check_index(&listing, &index)?;
+        }
+        Ok(Self { listing, sources, folder })
     }
 
-    /// The same file, its NVFP4 codes read in this order; without it as the metadata say, else low first.
+    /// The same, its NVFP4 codes read in this order; without it as the metadata say, else low first.
     ///
     /// Reading a matrix whose metadata say another order is then an error.
     pub fn with_nibble_order(mut self, order: NibbleOrder) -> Self {
@@ -71,17 +74,27 @@ impl Checkpoint {
         self
     }
 
-    /// Where the file is.
+    /// What was opened: a file, an index or a folder.
     pub fn path(&self) -> &Path {
         &self.listing.path
     }
 
-    /// Every tensor, in the order of the data.
+    /// The files that the tensors are in, in the order of their names.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.listing.files
+    }
+
+    /// The folder of a model, where that or the index in it was opened.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Every tensor, in the order of the files and of the data.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.listing.header.tensors
     }
 
-    /// The file's metadata.
+    /// The metadata; of several files, where they differ, that of the first.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.listing.header.metadata
     }
@@ -122,11 +135,21 @@ impl Checkpoint {
             ),
         })?;
         bytes.resize(len, 0);
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(self.data_start + info.start))
-            .and_then(|_| file.read_exact(&mut bytes))
-            .map_err(|source| Error::Io { path: self.listing.path.clone(), source })?;
+        self.sources[info.file].read(info.start, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Fills `bytes` from byte `at` of a tensor on. Allocates nothing; several threads may read at once.
+    ///
+    /// # Errors
+    /// [`Error::File`] for an unknown name, or a part that does not lie in the tensor; [`Error::Io`] if the file cannot be read.
+    pub fn read(&self, name: &str, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let info = self.info(name)?;
+        if at.checked_add(bytes.len() as u64).is_none_or(|end| end > info.bytes()) {
+            let found = format!("has {} bytes, and {} from byte {at} on were to be read", info.bytes(), bytes.len());
+            return Err(self.listing.refuse(name, found, "read what is there"));
+        }
+        self.sources[info.file].read(info.start + at, bytes)
     }
 
     /// The values of a BF16, F16 or F32 tensor of any shape, widened to FP32 (exact), and the type they had.
@@ -168,38 +191,25 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// An [`Error::File`] about a file as a whole.
-pub(super) fn refuse_file(path: &Path, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
-    Error::File { path: path.to_path_buf(), tensor: None, reason: reason.into(), remedy: remedy.into() }
-}
-
-/// Opens a file for reading. Not a pipe, which would wait for its writer, and nothing else without a length and places.
-pub(crate) fn open_regular(path: &Path, remedy: &str) -> Result<File> {
-    let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let kind = fs::metadata(path).map_err(io)?.file_type();
-    if !kind.is_file() {
-        let reason = format!("is {}, not a regular file", file_kind(kind));
-        return Err(refuse_file(path, reason, remedy));
+/// Refuses an index that is of other files than those that are there.
+fn check_index(listing: &Listing, index: &Index) -> Result<()> {
+    for (name, file) in &index.tensors {
+        let there = listing.get(name).map(|tensor| tensor.file);
+        if there == Some(*file) {
+            continue;
+        }
+        let found = match there {
+            Some(other) => format!("is in {}", listing.files[other].display()),
+            None => "is in none of its files".into(),
+        };
+        return Err(Error::File {
+            path: index.path.clone(),
+            tensor: Some(printable(name)),
+            reason: printable(&format!("should be in {}, but {found}", listing.files[*file].display())),
+            remedy: "fetch the index and its shards again".into(),
+        });
     }
-    File::open(path).map_err(io)
-}
-
-/// What something is that is no regular file.
-pub(super) fn file_kind(kind: FileType) -> &'static str {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if kind.is_fifo() {
-            return "a pipe";
-        }
-        if kind.is_char_device() || kind.is_block_device() {
-            return "a device";
-        }
-        if kind.is_socket() {
-            return "a socket";
-        }
-    }
-    if kind.is_dir() { "a folder" } else { "a special file" }
+    Ok(())
 }
 
 /// Little-endian BF16, F16 or F32 values as FP32.

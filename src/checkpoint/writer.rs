@@ -1,245 +1,277 @@
-//! [`FileLayout`] says what a file will hold; [`CheckpointWriter`] fills it, one tensor at a time.
+//! [`CheckpointWriter`] fills the files of a [`CheckpointLayout`](super::CheckpointLayout), several tensors at once if need be.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use safetensors::Dtype;
-
-use super::header::{Header, TensorInfo, data_bytes};
-use super::listing::Listing;
-use super::names::{block_scale_tensor, code_tensor, scale_tensor};
-use super::reader::{printable, refuse_file};
-use super::recipe::WrittenRecipe;
-use super::{Checkpoint, OutputFile};
+use super::header::{Header, TensorInfo};
+use super::layout::{Planned, shard_names};
+use super::matrix_writer::MatrixWriter;
+use super::{OutputFile, OutputFolder, printable};
 use crate::error::{Error, Result};
-use crate::format::{Basis, BlockScaleFormat, HostQuantMatrix, Scheme};
+use crate::format::HostQuantMatrix;
 
-/// The tensors and metadata of a file to be written.
-///
-/// Data go in the order of the calls, wider elements first (as safetensors itself writes), so that every tensor is
-/// aligned to its elements.
-#[derive(Debug, Clone, Default)]
-pub struct FileLayout {
-    tensors: Vec<TensorInfo>,
-    metadata: BTreeMap<String, String>,
-    matrices: HashMap<String, (Scheme, Basis)>,
+/// Where the files go.
+#[derive(Debug)]
+pub(super) enum Target {
+    File(OutputFile),
+    Folder(OutputFolder),
 }
 
-impl FileLayout {
-    /// An empty file.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a metadata entry, in place of an older one of the same key.
-    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) {
-        self.metadata.insert(key.into(), value.into());
-    }
-
-    /// Adds a tensor whose bytes will be given to [`CheckpointWriter::write`].
-    pub fn tensor(&mut self, name: impl Into<String>, dtype: Dtype, shape: &[usize]) {
-        self.tensors.push(TensorInfo { name: name.into(), dtype, shape: shape.to_vec(), start: 0, end: 0 });
-    }
-
-    /// Adds a quantized matrix: its codes, its scales under the published names, and its recipe in the metadata.
-    pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
-        let scheme = written.recipe.scheme();
-        let scales = [block_scale_tensor(scheme, rows, cols), scale_tensor(scheme, rows, cols)];
-        for tensor in [code_tensor(scheme, rows, cols)].into_iter().chain(scales.into_iter().flatten()) {
-            self.tensor(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
-        }
-        self.metadata(format!("scaled_gemm.{name}"), written.to_json());
-        self.matrices.insert(name.to_string(), (scheme, written.recipe.basis()));
-    }
-
-    /// Starts the file `path`: [`FileLayout::create_in`] of an [`OutputFile`].
-    ///
-    /// # Errors
-    /// As [`OutputFile::create`] and [`FileLayout::create_in`].
-    pub fn create(self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
-        self.create_in(OutputFile::create(path)?, sources)
-    }
-
-    /// Starts the file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
-    ///
-    /// # Errors
-    /// [`Error::File`] for a name given twice, a size that overflows, an output that is one of `sources`, or a quantized matrix
-    /// (of the layout, or one that is read in `sources`) that would be another one, or none, beside the tensors there;
-    /// [`Error::Io`].
-    pub fn create_in(mut self, mut output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
-        let path = output.path().to_path_buf();
-        let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
-            path: path.clone(),
-            tensor: Some(printable(tensor)),
-            reason,
-            remedy: remedy.into(),
-        };
-        let is_input = |target| sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target));
-        if path.canonicalize().is_ok_and(is_input) {
-            return Err(refuse_file(&path, "it is the input", "give another name for the output"));
-        }
-        self.tensors.sort_by_key(|t| std::cmp::Reverse(t.dtype.bitsize()));
-        let mut at = 0u64;
-        for t in &mut self.tensors {
-            let end = data_bytes(t.dtype, &t.shape).and_then(|bytes| at.checked_add(bytes));
-            let Some(end) = end else {
-                return Err(refuse(&t.name, format!("{} {:?} is too large", t.dtype, t.shape), "split it"));
-            };
-            (t.start, t.end) = (at, end);
-            at = end;
-        }
-        let header = Header::new(self.tensors, self.metadata)
-            .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
-        let planned = Listing { path: path.clone(), header, nibble_order: None };
-        unreadable(&planned, &self.matrices, sources)
-            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
-        let header = planned.header;
-        let bytes = header.to_bytes();
-        output.clear()?;
-        output.write(&bytes)?;
-        Ok(CheckpointWriter {
-            data_start: bytes.len() as u64,
-            done: vec![false; header.tensors.len()],
-            header,
-            matrices: self.matrices,
-            output,
-        })
-    }
-}
-
-/// The first quantized matrix that the reader would not find again in the planned file, and why: a name may belong to a matrix
-/// that is not its own.
-fn unreadable<'a>(
-    planned: &'a Listing,
-    matrices: &'a HashMap<String, (Scheme, Basis)>,
-    sources: &[&'a Checkpoint],
-) -> Option<(&'a str, String)> {
-    let found: HashSet<&str> = planned.quantized().into_iter().collect();
-    let why = |reason: String| format!("would not be read again beside the tensors there: it {}", printable(&reason));
-    let reason = |error: Error| match error {
-        Error::File { reason, .. } => why(reason),
-        other => why(other.to_string()),
-    };
-    let stays = |source: &Checkpoint, tensor: &String| {
-        let same = |a: &TensorInfo, b: &TensorInfo| (a.dtype, &a.shape) == (b.dtype, &b.shape);
-        planned.get(tensor).zip(source.get(tensor)).is_some_and(|(a, b)| same(a, b))
-    };
-    // What a source can read and the layout takes over.
-    let copied = sources.iter().flat_map(|source| {
-        let whole = |name: &&str| source.tensors_of(name).is_ok_and(|all| all.iter().all(|t| stays(source, t)));
-        source.quantized().into_iter().filter(whole).filter(|name| source.scheme(name).is_ok())
-    });
-    let mut promised: Vec<&str> = matrices.keys().map(String::as_str).chain(copied).collect();
-    promised.sort_unstable();
-    promised.into_iter().find_map(|name| match planned.scheme(name) {
-        Err(error) => Some((name, reason(error))),
-        Ok(_) if !found.contains(name) => Some((name, why(planned.taken_as(name)))),
-        Ok(_) => None,
-    })
-}
-
-/// A safetensors file being written; nothing is seen under its name until [`CheckpointWriter::finish`].
+/// Safetensors files being written; nothing is seen under their names until [`CheckpointWriter::finish`].
 #[derive(Debug)]
 pub struct CheckpointWriter {
-    output: OutputFile,
-    data_start: u64,
-    header: Header,
-    matrices: HashMap<String, (Scheme, Basis)>,
-    done: Vec<bool>,
+    target: Target,
+    shards: Vec<Shard>,
+    pub(super) header: Header,
+    pub(super) matrices: HashMap<String, Planned>,
+    /// One for each tensor of the header.
+    states: Vec<AtomicU8>,
 }
 
+#[derive(Debug)]
+struct Shard {
+    name: String,
+    /// A second handle of the same file.
+    file: File,
+    data_start: u64,
+}
+
+/// What has become of a tensor.
+const UNTOUCHED: u8 = 0;
+const BEGUN: u8 = 1;
+const DONE: u8 = 2;
+
 impl CheckpointWriter {
+    /// Opens the files and writes their headers. The disk keeps room for the whole, where it knows how.
+    pub(super) fn start(target: Target, header: Header, matrices: HashMap<String, Planned>) -> Result<Self> {
+        let count = header.tensors.iter().map(|t| t.file + 1).max().unwrap_or(1);
+        let mut shards = Vec::with_capacity(count);
+        let mut data_bytes = vec![0; count];
+        header.tensors.iter().for_each(|t| data_bytes[t.file] = t.end);
+        for (i, name) in shard_names(count).into_iter().enumerate() {
+            let bytes = header.to_bytes(i);
+            let data_start = bytes.len() as u64;
+            let (file, name) = match &target {
+                Target::File(output) => (output.file().try_clone(), String::new()),
+                Target::Folder(folder) => (Ok(folder.file(&name)?), name),
+            };
+            let io = |source| target.io(&name, source);
+            let file = file.map_err(io)?;
+            file.set_len(0).and_then(|()| reserve(&file, data_start + data_bytes[i])).map_err(io)?;
+            write_at(&file, &bytes, 0).map_err(io)?;
+            shards.push(Shard { name, file, data_start });
+        }
+        let states = header.tensors.iter().map(|_| AtomicU8::new(UNTOUCHED)).collect();
+        Ok(Self { target, shards, header, matrices, states })
+    }
+
+    /// Begins a tensor of the layout, in any order of tensors. Several may be under way, also on several threads.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a name that is not in the layout, and for one that was begun before.
+    pub fn tensor(&self, name: &str) -> Result<TensorWriter<'_>> {
+        let Some(place) = self.header.position(name) else {
+            return Err(self.refuse(name, "is not in the layout".into()));
+        };
+        if self.states[place].swap(BEGUN, Ordering::AcqRel) != UNTOUCHED {
+            return Err(self.refuse(name, "was written before".into()));
+        }
+        Ok(TensorWriter { writer: self, place, written: 0, done: false })
+    }
+
     /// Writes the bytes of a tensor of the layout, in any order of tensors.
     ///
     /// # Errors
-    /// [`Error::File`] for a name that is not in the layout, a second write, or a wrong length; [`Error::Io`].
-    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let Some(i) = self.header.position(name) else {
-            return Err(self.refuse(name, "is not in the layout".into()));
-        };
-        let (start, expected) = (self.header.tensors[i].start, self.header.tensors[i].bytes());
-        if self.done[i] {
-            return Err(self.refuse(name, "was written before".into()));
+    /// As [`CheckpointWriter::tensor`], and [`Error::File`] for a wrong length; [`Error::Io`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        if let Some(info) = self.header.get(name)
+            && bytes.len() as u64 != info.bytes()
+        {
+            let found = format!("got {} bytes where the layout says {}", bytes.len(), info.bytes());
+            return Err(self.refuse(name, found));
         }
-        if bytes.len() as u64 != expected {
-            return Err(self.refuse(name, format!("got {} bytes where the layout says {expected}", bytes.len())));
-        }
-        self.output.write_at(self.data_start + start, bytes)?;
-        self.done[i] = true;
-        Ok(())
+        let mut tensor = self.tensor(name)?;
+        tensor.append(bytes)?;
+        tensor.finish()
+    }
+
+    /// Begins a quantized matrix of the layout, to be written by rows.
+    ///
+    /// # Errors
+    /// As [`CheckpointWriter::tensor`], and [`Error::File`] for a name that is no matrix of the layout.
+    pub fn matrix(&self, name: &str) -> Result<MatrixWriter<'_>> {
+        MatrixWriter::begin(self, name)
     }
 
     /// Writes a quantized matrix of the layout: codes and scales.
     ///
     /// # Errors
-    /// As [`CheckpointWriter::write`], and [`Error::File`] for another scheme or basis than the layout says, and for a scale
-    /// that is not finite, which no reader accepts.
-    pub fn write_quantized(&mut self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
-        let (scheme, rows, cols) = (matrix.scheme(), matrix.rows(), matrix.cols());
-        match self.matrices.get(name) {
-            None => return Err(self.refuse(name, "is no quantized matrix of the layout".into())),
-            Some((s, basis)) if (*s, *basis) != (scheme, matrix.basis()) => {
-                let found = format!("is {scheme} ({:?}) where the layout says {s} ({basis:?})", matrix.basis());
-                return Err(self.refuse(name, found));
-            }
-            Some(_) => {}
-        }
-        let (scales, block_scales) = (matrix.logical_scales(), matrix.logical_block_scales());
-        if let Some(at) = scales.iter().position(|s| !s.is_finite()) {
-            return Err(self.not_finite(name, scheme, format!("scale {at} is {}", scales[at])));
-        }
-        let nan = |byte: &u8| match scheme.spec().block.map(|b| b.format) {
-            Some(BlockScaleFormat::Ue8m0) => *byte == 0xFF,
-            _ => *byte >= 0x7F,
-        };
-        if let Some(at) = block_scales.iter().position(nan) {
-            return Err(self.not_finite(name, scheme, format!("block scale {at} is byte {:#04x}", block_scales[at])));
-        }
-        self.write(name, matrix.logical_codes())?;
-        if let Some(tensor) = block_scale_tensor(scheme, rows, cols) {
-            self.write(&format!("{name}{}", tensor.suffix), &block_scales)?;
-        }
-        if let Some(tensor) = scale_tensor(scheme, rows, cols) {
-            let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-            self.write(&format!("{name}{}", tensor.suffix), &bytes)?;
-        }
-        Ok(())
+    /// As [`CheckpointWriter::matrix`] and [`MatrixWriter::append`].
+    pub fn write_quantized(&self, name: &str, matrix: &HostQuantMatrix) -> Result<()> {
+        let mut writer = self.matrix(name)?;
+        writer.append(matrix)?;
+        writer.finish()
     }
 
-    /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
+    /// A further file of the folder of a model: its config, its tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where one file is written; as [`OutputFolder::write`].
+    pub fn folder(&self) -> Result<&OutputFolder> {
+        match &self.target {
+            Target::Folder(folder) => Ok(folder),
+            Target::File(file) => Err(Error::unsupported(
+                format!("a further file beside {}", file.path().display()),
+                "one safetensors file is written, and no folder",
+                "write a folder",
+            )),
+        }
+    }
+
+    /// Gives the files their names, after their bytes have reached the disk. An older file of that name is replaced.
     ///
     /// # Errors
     /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
     pub fn finish(self) -> Result<()> {
-        if let Some(i) = self.done.iter().position(|done| !done) {
+        let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
+        if let Some(i) = self.states.iter().position(missing) {
             return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
         }
-        self.output.finish()
-    }
-
-    fn not_finite(&self, tensor: &str, scheme: Scheme, found: String) -> Error {
-        let remedy = match scheme.spec().block {
-            None => {
-                "quantize smaller values, all finite, or with the preset transformer-engine, which gives such groups scale 1"
+        for shard in &self.shards {
+            shard.file.sync_all().map_err(|source| self.target.io(&shard.name, source))?;
+        }
+        match self.target {
+            Target::File(output) => output.finish(),
+            Target::Folder(folder) => {
+                if self.shards.len() > 1 {
+                    let names: Vec<_> = self.shards.iter().map(|shard| shard.name.as_str()).collect();
+                    folder.write("model.safetensors.index.json", index(&self.header, &names).as_bytes())?;
+                }
+                folder.finish()
             }
-            Some(_) => "quantize smaller values, all finite",
-        };
-        Error::File {
-            path: self.output.path().to_path_buf(),
-            tensor: Some(printable(tensor)),
-            reason: format!(
-                "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
-            ),
-            remedy: remedy.into(),
         }
     }
 
-    fn refuse(&self, tensor: &str, reason: String) -> Error {
-        Error::File {
-            path: self.output.path().to_path_buf(),
-            tensor: Some(printable(tensor)),
-            reason,
-            remedy: "write each tensor of the layout once".into(),
+    pub(super) fn refuse(&self, tensor: &str, reason: String) -> Error {
+        self.refuse_for(tensor, reason, "write each tensor of the layout once")
+    }
+
+    pub(super) fn refuse_for(&self, tensor: &str, reason: String, remedy: &str) -> Error {
+        let path = match &self.target {
+            Target::File(file) => file.path(),
+            Target::Folder(folder) => folder.path(),
+        };
+        Error::File { path: path.to_path_buf(), tensor: Some(printable(tensor)), reason, remedy: remedy.into() }
+    }
+}
+
+impl Target {
+    fn io(&self, name: &str, source: io::Error) -> Error {
+        match self {
+            Self::File(file) => Error::Io { path: file.path().to_path_buf(), source },
+            Self::Folder(folder) => folder.io(name, source),
         }
     }
+}
+
+/// One tensor being written, from its beginning to its end.
+#[derive(Debug)]
+pub struct TensorWriter<'w> {
+    writer: &'w CheckpointWriter,
+    place: usize,
+    written: u64,
+    done: bool,
+}
+
+impl TensorWriter<'_> {
+    fn info(&self) -> &TensorInfo {
+        &self.writer.header.tensors[self.place]
+    }
+
+    /// Writes the next bytes.
+    ///
+    /// # Errors
+    /// [`Error::File`] for more bytes than the layout says; [`Error::Io`].
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        let (info, len) = (self.info(), bytes.len() as u64);
+        if self.written + len > info.bytes() {
+            let found = format!("got {} bytes where the layout says {}", self.written + len, info.bytes());
+            return Err(self.writer.refuse(&info.name, found));
+        }
+        let shard = &self.writer.shards[info.file];
+        let wrote = write_at(&shard.file, bytes, shard.data_start + info.start + self.written);
+        wrote.map_err(|source| self.writer.target.io(&shard.name, source))?;
+        self.written += len;
+        Ok(())
+    }
+
+    /// Ends the tensor.
+    ///
+    /// # Errors
+    /// [`Error::File`] if bytes are missing.
+    pub fn finish(mut self) -> Result<()> {
+        let info = self.info();
+        if self.written != info.bytes() {
+            let found = format!("got {} bytes where the layout says {}", self.written, info.bytes());
+            return Err(self.writer.refuse(&info.name, found));
+        }
+        self.writer.states[self.place].store(DONE, Ordering::Release);
+        self.done = true;
+        Ok(())
+    }
+}
+
+impl Drop for TensorWriter<'_> {
+    fn drop(&mut self) {
+        // What was refused before its first byte may be written yet.
+        if !self.done && self.written == 0 {
+            self.writer.states[self.place].store(UNTOUCHED, Ordering::Release);
+        }
+    }
+}
+
+/// The index of shards, as published models have it.
+fn index(header: &Header, names: &[&str]) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let total: u64 = header.tensors.iter().map(TensorInfo::bytes).sum();
+    let mut lines: Vec<_> =
+        header.tensors.iter().map(|t| format!("    {}: {}", quoted(&t.name), quoted(names[t.file]))).collect();
+    lines.sort_unstable();
+    format!(
+        "{{\n  \"metadata\": {{\n    \"total_size\": {total}\n  }},\n  \"weight_map\": {{\n{}\n  }}\n}}\n",
+        lines.join(",\n")
+    )
+}
+
+/// Makes a file so long, and asks the disk for all of it: that there is no room is found before the work.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::io::Errno;
+        match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => return Ok(()),
+            // Not every file system can.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    file.set_len(bytes)
+}
+
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn write_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    use std::os::windows::fs::FileExt;
+    while !bytes.is_empty() {
+        let wrote = file.seek_write(bytes, at)?;
+        (at, bytes) = (at + wrote as u64, &bytes[wrote..]);
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use safetensors::tensor::Dtype;
-use scaled_gemm::checkpoint::{Checkpoint, FileLayout, NibbleOrder, WrittenRecipe};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, NibbleOrder, WrittenRecipe};
 use scaled_gemm::reference::dequantize;
 use scaled_gemm::{
     Basis, DType, Fp8Format, HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
@@ -128,9 +128,9 @@ fn one_row_is_what_the_metadata_say_and_bases_come_back() {
     ] {
         let matrix = random_matrix(recipe.scheme(), rows, 48, 5).assume_basis(recipe.basis());
         let written = WrittenRecipe { recipe, source: DType::F32 };
-        let mut layout = FileLayout::new();
+        let mut layout = CheckpointLayout::new();
         layout.quantized("w", rows, 48, written);
-        let mut writer = layout.create(&path, &[]).unwrap();
+        let writer = layout.create(&path, &[]).unwrap();
         writer.write_quantized("w", &matrix).unwrap();
         writer.finish().unwrap();
         let file = Checkpoint::open(&path).unwrap();
@@ -303,9 +303,9 @@ fn scales_that_no_reader_accepts_are_not_written() {
         let matrix =
             HostQuantMatrix::from_block_logical(scheme, 1, 16, codes, &vec![scale; r * c], &vec![byte; blocks * b])
                 .unwrap();
-        let mut layout = FileLayout::new();
+        let mut layout = CheckpointLayout::new();
         layout.quantized("w", 1, 16, written(scheme));
-        let mut writer = layout.create(folder.file("out"), &[]).unwrap();
+        let writer = layout.create(folder.file("out"), &[]).unwrap();
         let error = writer.write_quantized("w", &matrix).unwrap_err().to_string();
         assert!(
             error.contains(&format!("tensor w: {words}")) && error.contains("quantize smaller values, all finite"),
@@ -313,10 +313,10 @@ fn scales_that_no_reader_accepts_are_not_written() {
         );
     }
     // What the metadata would say must be what is written.
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.quantized("w", 1, 16, written(Scheme::Nvfp4));
     layout.tensor("bias", Dtype::F32, &[1]);
-    let mut writer = layout.create(folder.file("out"), &[]).unwrap();
+    let writer = layout.create(folder.file("out"), &[]).unwrap();
     let transformed = random_matrix(Scheme::Nvfp4, 1, 16, 1).assume_basis(Basis::Hadamard16);
     for (name, matrix, word) in [
         ("w", transformed, "Hadamard16"),

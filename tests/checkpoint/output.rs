@@ -6,19 +6,19 @@ use std::io::Read;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use scaled_gemm::checkpoint::{Checkpoint, FileLayout, OutputFile, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, OutputFile, printable};
 
 use super::{Folder, foreign};
 
-fn one_byte() -> FileLayout {
-    let mut layout = FileLayout::new();
+fn one_byte() -> CheckpointLayout {
+    let mut layout = CheckpointLayout::new();
     layout.tensor("a", Dtype::U8, &[1]);
     layout
 }
 
 /// Writes a file of one tensor to `path`.
 fn write_one(path: &Path, byte: u8) {
-    let mut writer = one_byte().create(path, &[]).unwrap();
+    let writer = one_byte().create(path, &[]).unwrap();
     writer.write("a", &[byte]).unwrap();
     writer.finish().unwrap();
 }
@@ -66,6 +66,9 @@ fn devices_pipes_and_folders_are_refused_before_the_work() {
     for (path, kind) in [(Path::new("/dev/null"), "a device"), (&pipe, "a pipe"), (&folder.0, "a folder")] {
         let error = OutputFile::create(path).unwrap_err().to_string();
         assert!(error.contains(kind) && error.contains("regular file"), "{error}");
+        if path.is_dir() {
+            continue;
+        }
         // A reader of a pipe would wait for a writer.
         let error = Checkpoint::open(path).unwrap_err().to_string();
         assert!(error.contains(kind) && error.contains("regular file"), "{error}");
@@ -129,7 +132,7 @@ fn plain_text_is_written_whole_or_not_at_all() {
     // A layout starts at the beginning.
     let mut file = OutputFile::create(&path).unwrap();
     file.write(&[7; 1000]).unwrap();
-    let mut writer = one_byte().create_in(file, &[]).unwrap();
+    let writer = one_byte().create_in(file, &[]).unwrap();
     writer.write("a", &[5]).unwrap();
     writer.finish().unwrap();
     assert_eq!(read_one(&path), 5);

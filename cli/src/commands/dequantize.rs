@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, printable};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             parts.insert(tensor, (i == 0).then_some(*name));
         }
     }
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     for (key, value) in input.metadata() {
         if !key.strip_prefix("scaled_gemm.").is_some_and(|name| names.contains(&name)) {
             layout.metadata(key, value);
@@ -64,7 +64,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             None => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
-    let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
+    let writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(|t| t.bytes()).sum());
     let (mut table_rows, mut said) = (Vec::new(), String::new());

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, NibbleOrder, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, NibbleOrder, printable};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::GemmInputs;
 use scaled_gemm::{DType, HostQuantMatrix, Operand, Scheme};
@@ -37,11 +37,11 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let (m, n) = (inputs.a.rows(), b.rows());
     let need = (4 + args.out_dtype.bytes() as u64).saturating_mul(m as u64).saturating_mul(n as u64);
     memory::require(&format!("d = {m} x {n}"), need, memory::available(), "this machine")?;
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.tensor(RESULT, file_dtype(args.out_dtype), &[m, n]);
     let mut sources = vec![&file_a, &file_b];
     sources.extend(bias.as_ref().map(|(file, ..)| file));
-    let mut writer = layout.create_in(output, &sources)?;
+    let writer = layout.create_in(output, &sources)?;
 
     let mut device = device::open(choice)?;
     device.set_accumulation(args.accumulation)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, FileLayout, TensorInfo, WrittenRecipe, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, TensorInfo, WrittenRecipe, printable};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Recipe};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     if !plans.iter().any(|p| matches!(p, Plan::Quantize(..))) {
         return Err(Failure::Use(nothing_to_do(args, input.tensors(), &plans)));
     }
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     for (key, value) in input.metadata() {
         layout.metadata(key, value);
     }
@@ -52,7 +52,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             _ => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
-    let mut writer = layout.create_in(files::create(&args.output)?, &[&input])?;
+    let writer = layout.create_in(files::create(&args.output)?, &[&input])?;
     let mut device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
     let (mut rows, mut done, mut copied) = (Vec::new(), Vec::new(), Vec::new());

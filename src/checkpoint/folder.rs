@@ -1,0 +1,175 @@
+//! Which files a checkpoint is made of: one, those that an index names, or those of a folder.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+
+use super::foreign::{BEGINNING, is_object};
+use super::printable;
+use super::source::{open_regular, refuse_file};
+use crate::error::{Error, Result};
+
+/// How the name of an index ends.
+const INDEX: &str = ".safetensors.index.json";
+const SHARD: &str = ".safetensors";
+/// Longest index accepted: that of a million tensors.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// The files of a checkpoint.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// In the order of their names.
+    pub(super) paths: Vec<PathBuf>,
+    /// Where an index says that each tensor is, as places in `paths`.
+    pub(super) index: Option<Index>,
+    /// The folder, where it is one that was given, or an index in it.
+    pub(super) folder: Option<PathBuf>,
+}
+
+/// An index of shards: which tensor is in which file.
+#[derive(Debug)]
+pub(super) struct Index {
+    pub(super) path: PathBuf,
+    pub(super) tensors: Vec<(String, usize)>,
+}
+
+/// The files that `path` stands for.
+pub(super) fn files_of(path: &Path) -> Result<Files> {
+    if path.is_dir() {
+        return of_folder(path);
+    }
+    let mut beginning = Vec::new();
+    let file = open_regular(path, "give a safetensors file, an index of shards or a folder on a disk")?;
+    file.take(BEGINNING)
+        .read_to_end(&mut beginning)
+        .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+    if is_object(&beginning) {
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        return of_index(path, &folder);
+    }
+    Ok(Files { paths: vec![path.to_path_buf()], ..Files::default() })
+}
+
+fn of_folder(folder: &Path) -> Result<Files> {
+    let io = |source| Error::Io { path: folder.to_path_buf(), source };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io)? {
+        // A name that is no Unicode is none of those looked for.
+        if let Ok(name) = entry.map_err(io)?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    let mut indices: Vec<_> = names.iter().filter(|name| name.ends_with(INDEX)).collect();
+    if indices.len() > 1 {
+        indices.retain(|name| *name == "model.safetensors.index.json");
+        if indices.is_empty() {
+            let reason = "holds several indices of shards, and none is model.safetensors.index.json";
+            return Err(refuse_file(folder, reason, "give the one that is meant"));
+        }
+    }
+    if let [index] = *indices {
+        return of_index(&folder.join(index), folder);
+    }
+    let mut shards: Vec<_> = names.iter().filter(|name| name.ends_with(SHARD)).collect();
+    if shards.len() > 1 && shards.iter().any(|name| *name == "model.safetensors") {
+        shards.retain(|name| *name == "model.safetensors");
+    }
+    if shards.is_empty() {
+        let reason = "holds no safetensors file";
+        return Err(refuse_file(folder, reason, "give a folder with model.safetensors, or shards and their index"));
+    }
+    let paths = shards.into_iter().map(|name| folder.join(name)).collect();
+    Ok(Files { paths, index: None, folder: Some(folder.to_path_buf()) })
+}
+
+fn of_index(path: &Path, folder: &Path) -> Result<Files> {
+    let refuse = |reason: String| refuse_file(path, printable(&reason), "fetch or write the index again");
+    let mut text = Vec::new();
+    let file = open_regular(path, "give the index of a model's shards")?;
+    file.take(MOST_BYTES + 1)
+        .read_to_end(&mut text)
+        .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(refuse(format!("is longer than {MOST_BYTES} bytes, the most for an index of shards")));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(&text);
+    let parsed = Parsed::deserialize(&mut reader).and_then(|parsed| reader.end().map(|()| parsed));
+    let Parsed { weight_map: Some(WeightMap { tensors, shards }) } =
+        parsed.map_err(|e| refuse(format!("is no index of shards: {e}")))?
+    else {
+        return Err(refuse("is no index of shards: it has no weight_map".into()));
+    };
+    if let Some(shard) = shards.iter().find(|name| !is_shard_name(name)) {
+        return Err(refuse(format!(
+            "names the shard {shard:?}, which is no name of a safetensors file in the folder of the index"
+        )));
+    }
+    if shards.is_empty() {
+        return Err(refuse("names no shard".into()));
+    }
+    let mut order: Vec<usize> = (0..shards.len()).collect();
+    order.sort_unstable_by_key(|&i| &shards[i]);
+    let mut place = vec![0; shards.len()];
+    order.iter().enumerate().for_each(|(to, &from)| place[from] = to);
+    let tensors = tensors.into_iter().map(|(name, shard)| (name, place[shard])).collect();
+    let paths = order.into_iter().map(|i| folder.join(&shards[i])).collect();
+    Ok(Files {
+        paths,
+        index: Some(Index { path: path.to_path_buf(), tensors }),
+        folder: Some(if folder.as_os_str().is_empty() { ".".into() } else { folder.to_path_buf() }),
+    })
+}
+
+/// True for what is a name and no path: an index must not lead out of its folder.
+fn is_shard_name(name: &str) -> bool {
+    name.ends_with(SHARD)
+        && name.len() > SHARD.len()
+        && name.len() <= 255
+        && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
+}
+
+#[derive(serde::Deserialize)]
+struct Parsed {
+    weight_map: Option<WeightMap>,
+}
+
+/// Tensors with places in the list of shards: each shard's name is held once.
+#[derive(Default)]
+struct WeightMap {
+    tensors: Vec<(String, usize)>,
+    shards: Vec<String>,
+}
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors and their files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<WeightMap, A::Error> {
+                let mut found = WeightMap::default();
+                let mut places: HashMap<String, usize> = HashMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    let shard =
+                        map.next_value::<String>().map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
+                    let place = *places.entry(shard).or_insert_with_key(|shard| {
+                        found.shards.push(shard.clone());
+                        found.shards.len() - 1
+                    });
+                    found.tensors.push((name, place));
+                }
+                Ok(found)
+            }
+        }
+        deserializer.deserialize_map(Map)
+    }
+}

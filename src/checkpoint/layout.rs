@@ -1,0 +1,222 @@
+//! [`CheckpointLayout`]: what the files of a checkpoint will hold.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
+use super::listing::Listing;
+use super::names::{Dialect, input_scale_tensor, tensors_of};
+use super::recipe::WrittenRecipe;
+use super::source::refuse_file;
+use super::writer::{CheckpointWriter, Target};
+use super::{Checkpoint, OutputFile, OutputFolder, printable};
+use crate::error::{Error, Result};
+use crate::format::{Basis, Scheme};
+
+/// The tensors and metadata of files to be written.
+///
+/// Tensors go in the order of the calls to one file after another; those of a matrix stay together. Within a file wider
+/// elements come first (as safetensors itself writes), so that every tensor is aligned to its elements.
+#[derive(Debug, Clone, Default)]
+pub struct CheckpointLayout {
+    tensors: Vec<TensorInfo>,
+    /// Where tensors begin that may be the first of a file.
+    units: Vec<usize>,
+    metadata: BTreeMap<String, String>,
+    matrices: HashMap<String, Planned>,
+    dialect: Dialect,
+}
+
+/// A matrix as it is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Planned {
+    pub(super) scheme: Scheme,
+    pub(super) basis: Basis,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) dialect: Dialect,
+}
+
+impl CheckpointLayout {
+    /// No tensor; matrices under the names of [`Dialect::Plain`].
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// No tensor; matrices under the names of this dialect.
+    pub fn of_dialect(dialect: Dialect) -> Self {
+        Self { dialect, ..Self::default() }
+    }
+
+    /// Adds a metadata entry, in place of an older one of the same key. Each file gets it.
+    pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) {
+        self.metadata.insert(key.into(), value.into());
+    }
+
+    /// Adds a tensor whose bytes will be given to [`CheckpointWriter::write`].
+    pub fn tensor(&mut self, name: impl Into<String>, dtype: Dtype, shape: &[usize]) {
+        self.units.push(self.tensors.len());
+        self.push(name.into(), dtype, shape);
+    }
+
+    fn push(&mut self, name: String, dtype: Dtype, shape: &[usize]) {
+        self.tensors.push(TensorInfo { name, dtype, shape: shape.to_vec(), start: 0, end: 0, file: 0 });
+    }
+
+    /// Adds a quantized matrix: its codes, its scales under the names of the dialect, and its recipe in the metadata.
+    pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
+        let dialect = self.dialect;
+        let scheme = written.recipe.scheme();
+        self.units.push(self.tensors.len());
+        for tensor in tensors_of(dialect, scheme, rows, cols) {
+            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
+        }
+        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json());
+        let basis = written.recipe.basis();
+        self.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
+    }
+
+    /// Adds the scale of the activations that meet the matrix added last, under the name of its dialect, which it gives back;
+    /// its four bytes will be given to [`CheckpointWriter::write`].
+    pub fn input_scale(&mut self, name: &str) -> String {
+        let nvfp4 = self.matrices.get(name).is_some_and(|planned| planned.scheme.is_nvfp4());
+        let tensor = input_scale_tensor(self.dialect, nvfp4);
+        let full = format!("{}{}", name.strip_suffix("weight").unwrap_or(name), tensor.suffix);
+        self.push(full.clone(), tensor.dtype, &tensor.shape);
+        full
+    }
+
+    /// Starts the file `path`: [`CheckpointLayout::create_in`] of an [`OutputFile`].
+    ///
+    /// # Errors
+    /// As [`OutputFile::create`] and [`CheckpointLayout::create_in`].
+    pub fn create(self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
+        self.create_in(OutputFile::create(path)?, sources)
+    }
+
+    /// Starts one file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a name given twice, a size that overflows, an output that is one of `sources`, or a quantized matrix
+    /// (of the layout, or one that is read in `sources`) that would be another one, or none, beside the tensors there;
+    /// [`Error::Io`], also where the disk has no room for the file.
+    pub fn create_in(self, output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
+        let path = output.path().to_path_buf();
+        let files =
+            |source: &&Checkpoint| source.files().iter().filter_map(|f| f.canonicalize().ok()).collect::<Vec<_>>();
+        let target = path.canonicalize();
+        if target.is_ok_and(|target| sources.iter().flat_map(files).any(|source| source == target)) {
+            return Err(refuse_file(&path, "it is the input", "give another name for the output"));
+        }
+        let (header, matrices) = self.plan(path.clone(), vec![path], u64::MAX, sources)?;
+        CheckpointWriter::start(Target::File(output), header, matrices)
+    }
+
+    /// Starts the files of a model: `model.safetensors`, or several of at most `shard_bytes` bytes of tensors, where no single one
+    /// is larger, and `model.safetensors.index.json`. The folder appears under its name in [`CheckpointWriter::finish`].
+    ///
+    /// # Errors
+    /// As [`CheckpointLayout::create_in`].
+    pub fn create_folder(
+        self,
+        output: OutputFolder,
+        shard_bytes: u64,
+        sources: &[&Checkpoint],
+    ) -> Result<CheckpointWriter> {
+        let path = output.path().to_path_buf();
+        let (header, matrices) = self.plan(path, Vec::new(), shard_bytes, sources)?;
+        CheckpointWriter::start(Target::Folder(output), header, matrices)
+    }
+
+    /// Places of all tensors; `files` are named by number where none are given.
+    fn plan(
+        mut self,
+        path: PathBuf,
+        mut files: Vec<PathBuf>,
+        shard_bytes: u64,
+        sources: &[&Checkpoint],
+    ) -> Result<(Header, HashMap<String, Planned>)> {
+        let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
+            path: path.clone(),
+            tensor: Some(printable(tensor)),
+            reason,
+            remedy: remedy.into(),
+        };
+        let too_large = |t: &TensorInfo| refuse(&t.name, format!("{} {:?} is too large", t.dtype, t.shape), "split it");
+        let (mut file, mut used) = (0, 0u64);
+        let ends: Vec<usize> = self.units.iter().copied().skip(1).chain([self.tensors.len()]).collect();
+        for (&begin, end) in self.units.iter().zip(ends) {
+            let unit = &mut self.tensors[begin..end];
+            let sum = |sum: u64, t: &TensorInfo| sum.checked_add(data_bytes(t.dtype, &t.shape)?);
+            let bytes = unit.iter().try_fold(0, sum).ok_or_else(|| too_large(&unit[0]))?;
+            if used > 0 && used.saturating_add(bytes) > shard_bytes {
+                (file, used) = (file + 1, 0);
+            }
+            used = used.checked_add(bytes).ok_or_else(|| too_large(&unit[0]))?;
+            unit.iter_mut().for_each(|t| t.file = file);
+        }
+        self.tensors.sort_by_key(|t| (t.file, std::cmp::Reverse(t.dtype.bitsize())));
+        let (mut file, mut at) = (0, 0);
+        for t in &mut self.tensors {
+            if t.file != file {
+                (file, at) = (t.file, 0);
+            }
+            // The sum was checked.
+            t.start = at;
+            at += data_bytes(t.dtype, &t.shape).unwrap_or(0);
+            t.end = at;
+        }
+        if files.is_empty() {
+            files = shard_names(file + 1).iter().map(|name| path.join(name)).collect();
+        }
+        let header = Header::new(self.tensors, self.metadata)
+            .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
+        let planned = Listing { path: path.clone(), files, header, nibble_order: None };
+        unreadable(&planned, &self.matrices, sources)
+            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
+        Ok((planned.header, self.matrices))
+    }
+}
+
+/// The names of so many shards, as published models have them.
+pub(super) fn shard_names(count: usize) -> Vec<String> {
+    match count {
+        1 => vec!["model.safetensors".into()],
+        _ => (1..=count).map(|i| format!("model-{i:05}-of-{count:05}.safetensors")).collect(),
+    }
+}
+
+/// The first quantized matrix that the reader would not find again in the planned file, and why: a name may belong to a matrix
+/// that is not its own.
+fn unreadable<'a>(
+    planned: &'a Listing,
+    matrices: &'a HashMap<String, Planned>,
+    sources: &[&'a Checkpoint],
+) -> Option<(&'a str, String)> {
+    let found: HashSet<&str> = planned.quantized().into_iter().collect();
+    let why = |reason: String| format!("would not be read again beside the tensors there: it {}", printable(&reason));
+    let reason = |error: Error| match error {
+        Error::File { reason, .. } => why(reason),
+        other => why(other.to_string()),
+    };
+    let stays = |source: &Checkpoint, tensor: &String| {
+        let same = |a: &TensorInfo, b: &TensorInfo| (a.dtype, &a.shape) == (b.dtype, &b.shape);
+        planned.get(tensor).zip(source.get(tensor)).is_some_and(|(a, b)| same(a, b))
+    };
+    // What a source can read and the layout takes over.
+    let copied = sources.iter().flat_map(|source| {
+        let whole = |name: &&str| source.tensors_of(name).is_ok_and(|all| all.iter().all(|t| stays(source, t)));
+        source.quantized().into_iter().filter(whole).filter(|name| source.scheme(name).is_ok())
+    });
+    // A matrix without an element has no scheme, and a reader says so.
+    let planned_matrices = matrices.iter().filter(|(_, m)| m.rows > 0 && m.cols > 0).map(|(name, _)| name.as_str());
+    let mut promised: Vec<&str> = planned_matrices.chain(copied).collect();
+    promised.sort_unstable();
+    promised.into_iter().find_map(|name| match planned.scheme(name) {
+        Err(error) => Some((name, reason(error))),
+        Ok(_) if !found.contains(name) => Some((name, why(planned.taken_as(name)))),
+        Ok(_) => None,
+    })
+}

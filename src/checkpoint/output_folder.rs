@@ -1,0 +1,209 @@
+//! [`OutputFolder`]: a folder that appears under its name whole or not at all.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use super::output::{folder_of, follow_links};
+use super::source::{file_kind, refuse_file};
+use crate::error::{Error, Result};
+
+/// Marks a folder as one that is being written. Whoever writes it holds the lock of this file, which ends with the process.
+const MARK: &str = ".scaled-gemm-is-writing";
+
+/// A folder being written: a hidden one beside its target, `.NAME.partial`, which takes the target's name in
+/// [`OutputFolder::finish`].
+///
+/// Dropped before that, it is removed. One that a killed process left behind is taken by the next that writes the same target,
+/// and emptied: [`OutputFolder::starts_over`].
+#[derive(Debug)]
+pub struct OutputFolder {
+    /// As the caller named it.
+    path: PathBuf,
+    /// Where its links lead.
+    target: PathBuf,
+    partial: PathBuf,
+    starts_over: bool,
+    /// Locked until the folder has its name.
+    mark: Option<File>,
+}
+
+impl OutputFolder {
+    /// Starts a folder that will be `path`. Whether it may be written is found out here, before the work for it is done.
+    ///
+    /// # Errors
+    /// [`Error::File`] if `path` is there and no empty folder, if the folder around it is not there or may not be written to, or if
+    /// another process is writing it; [`Error::Io`] if the system refuses, or fails.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let io = |source| Error::Io { path: path.clone(), source };
+        let target = follow_links(&path)?;
+        match fs::read_dir(&target) {
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    let reason = "is there, and not empty";
+                    return Err(refuse_file(&path, reason, "give the name of a new folder, or of an empty one"));
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(_) if target.exists() => {
+                let kind = fs::metadata(&target).map_err(io)?.file_type();
+                let what = if kind.is_file() { "a file" } else { file_kind(kind) };
+                return Err(refuse_file(&path, format!("is {what}"), "give the name of a new folder"));
+            }
+            Err(e) => return Err(io(e)),
+        }
+        let around = folder_of(&target);
+        // `..` has no name, and a folder cannot take that of one it is in.
+        let Some(name) = target.file_name().filter(|_| around.is_dir()) else {
+            let reason = match around.is_dir() {
+                true => "has no name of its own".into(),
+                false => format!("there is no folder {}", around.display()),
+            };
+            return Err(refuse_file(&path, reason, "make it first, or give another name"));
+        };
+        let mut partial = std::ffi::OsString::from(".");
+        partial.push(name);
+        partial.push(".partial");
+        let partial = around.join(partial);
+        let starts_over = match fs::create_dir(&partial) {
+            Ok(()) => false,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
+            Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+                let reason = format!("no folder can be made in {}: {}", around.display(), io::Error::from(e.kind()));
+                return Err(refuse_file(&path, reason, "give a name in a folder that you may write to"));
+            }
+            Err(e) => return Err(io(e)),
+        };
+        let mark = lock(&path, &partial, starts_over)?;
+        let folder = Self { path, target, partial, starts_over, mark: Some(mark) };
+        if starts_over {
+            folder.empty()?;
+        }
+        Ok(folder)
+    }
+
+    /// The name it was created for.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its files are until [`OutputFolder::finish`]: what a handler of signals removes.
+    pub fn temporary(&self) -> &Path {
+        &self.partial
+    }
+
+    /// True if a process that was killed had begun to write this folder; what it left is gone.
+    pub fn starts_over(&self) -> bool {
+        self.starts_over
+    }
+
+    /// A new file of the folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] if `name` is no name of a file; [`Error::Io`], also if it is there.
+    pub(super) fn file(&self, name: &str) -> Result<File> {
+        let path = self.place(name)?;
+        let made = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        made.map_err(|source| self.io(name, source))
+    }
+
+    /// Writes a whole file.
+    ///
+    /// # Errors
+    /// [`Error::File`] if `name` is no name of a file; [`Error::Io`], also if it is there.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = self.file(name)?;
+        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|source| self.io(name, source))
+    }
+
+    /// Copies a file into the folder, under its name. Links are followed.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it has no name; [`Error::Io`].
+    pub fn copy(&self, from: &Path) -> Result<()> {
+        let Some(name) = from.file_name() else {
+            return Err(refuse_file(from, "has no name", "copy files only"));
+        };
+        let copied = fs::copy(from, self.partial.join(name)).map(drop);
+        copied.map_err(|source| Error::Io { path: from.to_path_buf(), source })
+    }
+
+    /// Gives the folder its name, after its bytes have reached the disk.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn finish(mut self) -> Result<()> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        fs::remove_file(self.partial.join(MARK)).map_err(io)?;
+        sync_folder(&self.partial).map_err(io)?;
+        // An empty folder of that name is replaced.
+        if cfg!(windows) && self.target.is_dir() {
+            fs::remove_dir(&self.target).map_err(io)?;
+        }
+        fs::rename(&self.partial, &self.target).map_err(io)?;
+        self.mark = None;
+        sync_folder(folder_of(&self.target)).map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    fn place(&self, name: &str) -> Result<PathBuf> {
+        let mut parts = Path::new(name).components();
+        match (parts.next(), parts.next()) {
+            (Some(std::path::Component::Normal(only)), None) if only == name && !name.contains('\0') => {
+                Ok(self.partial.join(name))
+            }
+            _ => Err(refuse_file(&self.path.join(name), "is no name of a file", "give a name without folders")),
+        }
+    }
+
+    /// Removes what an earlier process left, all but the mark.
+    fn empty(&self) -> Result<()> {
+        let io = |source| Error::Io { path: self.partial.clone(), source };
+        for entry in fs::read_dir(&self.partial).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            if entry.file_name() == MARK {
+                continue;
+            }
+            let is_folder = entry.file_type().map_err(io)?.is_dir();
+            if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }.map_err(io)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn io(&self, name: &str, source: io::Error) -> Error {
+        Error::Io { path: self.path.join(name), source }
+    }
+}
+
+impl Drop for OutputFolder {
+    fn drop(&mut self) {
+        if self.mark.is_some() {
+            // The mark is locked until this is over.
+            let _ = fs::remove_dir_all(&self.partial);
+        }
+    }
+}
+
+/// The lock of a folder that is being written. Of one that was there it must hold the mark of this crate: nobody else's folder is
+/// emptied.
+fn lock(path: &Path, partial: &Path, there: bool) -> Result<File> {
+    let io = |source| Error::Io { path: partial.to_path_buf(), source };
+    let mark = partial.join(MARK);
+    if there && !mark.exists() && fs::read_dir(partial).map_err(io)?.next().is_some() {
+        let reason = format!("cannot be written by way of {}, which is there and not ours", partial.display());
+        return Err(refuse_file(path, reason, "move that folder away"));
+    }
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&mark).map_err(io)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(refuse_file(path, "is being written by another process", "wait for it, or give another name"))
+        }
+        Err(TryLockError::Error(e)) => Err(io(e)),
+    }
+}
+
+/// Names of a folder reach the disk with it, where the system knows how.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}

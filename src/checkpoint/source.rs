@@ -1,0 +1,108 @@
+//! One safetensors file, opened: its header read and checked, its data read by place.
+
+use std::fs::{self, File, FileType};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::foreign::{BEGINNING, kind};
+use super::header::{Fault, Header, header_len};
+use super::printable;
+use crate::error::{Error, Result};
+
+/// A file whose data lie from `data_start` on.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    file: File,
+    data_start: u64,
+}
+
+impl Source {
+    /// Opens a file and checks its header: every tensor's size, no overlap, no hole, nothing missing at the end.
+    pub(super) fn open(path: &Path) -> Result<(Self, Header)> {
+        let io = |source| Error::Io { path: path.to_path_buf(), source };
+        let broken = |fault: Fault| Error::File {
+            path: path.to_path_buf(),
+            tensor: fault.tensor.as_deref().map(printable),
+            reason: printable(&fault.reason),
+            remedy: "fetch or write the file again".into(),
+        };
+        let file = open_regular(path, "give a safetensors file on a disk")?;
+        let file_len = file.metadata().map_err(io)?.len();
+        let mut beginning = Vec::new();
+        (&file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
+        let Some(first) = beginning.first_chunk::<8>() else {
+            let reason = format!("it is not a safetensors file: it has {file_len} bytes, fewer than 8");
+            return Err(broken(Fault { tensor: None, reason }));
+        };
+        if let Some((reason, remedy)) = kind(&beginning) {
+            return Err(refuse_file(path, reason, remedy));
+        }
+        let header_len = header_len(*first, file_len).map_err(broken)?;
+        let mut json = vec![0; header_len];
+        read_at(&file, &mut json, 8).map_err(io)?;
+        let data_start = 8 + header_len as u64;
+        let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
+        Ok((Self { path: path.to_path_buf(), file, data_start }, header))
+    }
+
+    /// Fills `bytes` from this place of the data. Several threads may read at once.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let read = read_at(&self.file, bytes, self.data_start + at);
+        read.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    use std::os::windows::fs::FileExt;
+    while !bytes.is_empty() {
+        match file.seek_read(bytes, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => {
+                at += read as u64;
+                bytes = &mut bytes[read..];
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An [`Error::File`] about a file as a whole.
+pub(super) fn refuse_file(path: &Path, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::File { path: path.to_path_buf(), tensor: None, reason: reason.into(), remedy: remedy.into() }
+}
+
+/// Opens a file for reading. Not a pipe, which would wait for its writer, and nothing else without a length and places.
+pub(crate) fn open_regular(path: &Path, remedy: &str) -> Result<File> {
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
+    let kind = fs::metadata(path).map_err(io)?.file_type();
+    if !kind.is_file() {
+        let reason = format!("is {}, not a regular file", file_kind(kind));
+        return Err(refuse_file(path, reason, remedy));
+    }
+    File::open(path).map_err(io)
+}
+
+/// What something is that is no regular file.
+pub(super) fn file_kind(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    if kind.is_dir() { "a folder" } else { "a special file" }
+}
