@@ -81,6 +81,7 @@ mod error;
 mod format;
 #[cfg(feature = "cuda")]
 mod gpu;
+pub mod model_folder;
 pub mod models;
 pub mod reference;
 

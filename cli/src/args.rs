@@ -1,15 +1,16 @@
 //! What can be typed. The names are those of the library.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use scaled_gemm::checkpoint::NibbleOrder;
+use scaled_gemm::checkpoint::{Dialect, NibbleOrder};
 use scaled_gemm::{
     Activation, Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, Error, ErrorMath,
     ErrorMetric, Fp8Format, Fp8Rule, Fp8Scales, MxScaleRule, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
 };
 
 use crate::file_tensor::{self, FileTensor};
+use crate::output::Failure;
 use crate::shapes::{ShapeList, parse_shapes};
 
 /// Scaled FP8, MXFP8 and NVFP4 matrix products: quantize, multiply, verify, benchmark.
@@ -37,7 +38,7 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
-    /// Quantize the BF16, F16 and F32 matrices of a safetensors file; the rest is copied.
+    /// Quantize the BF16, F16 and F32 weights of a safetensors file or of a model's folder; the rest is copied.
     Quantize(QuantizeArgs),
     /// Turn the quantized matrices of a safetensors file back into plain ones; the rest is copied.
     Dequantize(DequantizeArgs),
@@ -130,11 +131,11 @@ pub struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// Safetensors file to read.
+    /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// Safetensors file to write.
-    #[arg(short, long)]
-    pub output: PathBuf,
+    /// What to write: a file, or for a folder or an index a new folder, with config, tokenizer and what else is no tensor.
+    #[arg(short, long, required_unless_present = "dry_run")]
+    pub output: Option<PathBuf>,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4 or nvfp4-row.
     #[arg(long, value_parser = parse_recipe)]
     pub recipe: &'static str,
@@ -169,9 +170,39 @@ pub struct QuantizeArgs {
     /// nvfp4: round codes at random, reproducibly for a seed; the n-th matrix of the file uses offset n.
     #[arg(long, value_name = "SEED")]
     pub stochastic: Option<u64>,
-    /// Quantize only the tensors whose name matches this regular expression.
+    /// Quantize only the tensors whose name matches this regular expression, whatever they are. Without it the matrices, but for
+    /// embeddings, output heads, norms, routers, convolutions, gates of linear attention, layers for images or sound,
+    /// multi-token prediction, and what config.json names.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
+    /// Leave the tensors whose name matches alone; may be given several times.
+    #[arg(long, value_name = "REGEX")]
+    pub exclude: Vec<regex::Regex>,
+    /// Names, types and config.json: fp8, compressed-tensors, modelopt or plain (this program's own, for every recipe). For a
+    /// folder, if left out: fp8 for fp8-128x128 and fp8-tensor, modelopt for nvfp4 and mxfp8, compressed-tensors for fp8-row,
+    /// plain for what no engine reads; for a file plain.
+    #[arg(long)]
+    pub dialect: Option<Dialect>,
+    /// nvfp4 and fp8-tensor: matrices whose names differ only in what this matches share one scale, besides those that engines
+    /// are known to fuse (q, k and v; gate and up; and so on); may be given several times.
+    #[arg(long, value_name = "REGEX")]
+    pub fuse: Vec<regex::Regex>,
+    /// nvfp4 and fp8-tensor: each matrix has a scale of its own. Engines that fuse such matrices read them wrongly.
+    #[arg(long, conflicts_with = "fuse")]
+    pub no_fuse: bool,
+    /// nvfp4 and fp8-tensor: amax of the inputs of each layer, from calibration: JSON {"LAYER": AMAX} or a safetensors file of
+    /// scalars. Written beside the weights as input_scale.
+    #[arg(long, value_name = "FILE")]
+    pub input_scales: Option<PathBuf>,
+    /// Say what would be done, and write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Most bytes of tensors in a file of a folder: 5GB, 500MB, 2GiB or a number. A tensor is never divided.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "5GB")]
+    pub shard_size: u64,
+    /// Threads for the work on the CPU; all cores if left out.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub jobs: Option<u16>,
     /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
     /// mxfp8, and becomes 6 times its scales in nvfp4, which has no NaN (with --hadamard the 16 columns it is mixed with too).
     /// Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
@@ -184,7 +215,32 @@ pub struct QuantizeArgs {
     pub json: bool,
 }
 
+/// A number of bytes, with or without a unit.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit: u64 = match text[at..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        _ => return Err("units are B, KB, MB, GB, KiB, MiB and GiB".into()),
+    };
+    let number = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    number.filter(|bytes| *bytes > 0).ok_or_else(|| "write a whole number of bytes, such as 5GB".into())
+}
+
 impl QuantizeArgs {
+    /// Where the result goes.
+    ///
+    /// # Errors
+    /// [`Failure::Use`] where nothing was given, which the parser lets pass for dry runs alone.
+    pub fn output(&self) -> Result<&Path, Failure> {
+        self.output.as_deref().ok_or_else(|| Failure::Use("give the output with -o".into()))
+    }
+
     /// The recipe that the options describe, for the n-th matrix of a file.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 
-use scaled_gemm::checkpoint::OutputFile;
+use scaled_gemm::checkpoint::{OutputFile, OutputFolder};
 use scaled_gemm::{Error, Result};
 
 use crate::output::Failure;
@@ -29,6 +29,14 @@ pub fn create(path: &Path) -> Result<OutputFile> {
     let file = OutputFile::create(path)?;
     temporary.push(file.temporary().to_path_buf());
     Ok(file)
+}
+
+/// Starts an output folder; a signal removes it until it is finished.
+pub fn create_folder(path: &Path) -> Result<OutputFolder> {
+    let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = OutputFolder::create(path)?;
+    temporary.push(folder.temporary().to_path_buf());
+    Ok(folder)
 }
 
 /// Writes the whole text and gives the file its name.
@@ -63,7 +71,7 @@ pub fn remove_on_signals() -> std::io::Result<()> {
         let temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
         for file in temporary.iter() {
             // Finished ones are not there.
-            let _ = fs::remove_file(file);
+            let _ = if file.is_dir() { fs::remove_dir_all(file) } else { fs::remove_file(file) };
         }
         // The caller sees which signal it was. The first process of a container does not die of its own.
         if std::process::id() != 1 {

@@ -8,6 +8,7 @@ mod data;
 mod device;
 mod file_tensor;
 mod files;
+mod folder;
 mod memory;
 mod non_finite;
 mod output;

@@ -17,12 +17,11 @@ pub struct NonFinite {
 }
 
 impl NonFinite {
-    pub fn of(x: &Array2<f32>) -> Self {
-        let mut found = Self::default();
-        for (at, value) in x.indexed_iter().filter(|(_, value)| !value.is_finite()) {
-            found.add(at, *value);
+    /// Adds those of some rows, of which the first is row `first` of the matrix.
+    pub fn add_rows(&mut self, x: &Array2<f32>, first: usize) {
+        for ((row, column), value) in x.indexed_iter().filter(|(_, value)| !value.is_finite()) {
+            self.add((first + row, column), *value);
         }
-        found
     }
 
     /// One that is not finite.

@@ -55,6 +55,5 @@ pub use output_folder::OutputFolder;
 pub use reader::{Checkpoint, printable};
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;
-#[cfg(feature = "cuda")]
 pub(crate) use source::open_regular;
 pub use writer::{CheckpointWriter, TensorWriter};

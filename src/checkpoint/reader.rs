@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -175,6 +176,30 @@ impl Checkpoint {
         let matrix = Array2::from_shape_vec((rows, cols), values)
             .map_err(|e| self.listing.refuse(name, format!("has shape [{rows}, {cols}]: {e}"), "write it again"))?;
         Ok((matrix, dtype))
+    }
+}
+
+impl Checkpoint {
+    /// Some rows of a BF16, F16 or F32 matrix, widened to FP32 (exact). Allocates them; several threads may read at once.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`], and [`Error::File`] for rows that are not there.
+    pub fn matrix_rows(&self, name: &str, rows: Range<usize>) -> Result<Array2<f32>> {
+        let [all, cols] = self.listing.two_dimensions(name)?;
+        let info = self.info(name)?;
+        let Some(dtype) = wide_dtype(info.dtype) else {
+            let remedy = "BF16, F16 and F32 are read as plain values; quantized matrices with their scales";
+            return Err(self.listing.refuse(name, format!("has dtype {}", info.dtype), remedy));
+        };
+        if rows.start > rows.end || rows.end > all {
+            let found = format!("has {all} rows, and {} to {} were to be read", rows.start, rows.end);
+            return Err(self.listing.refuse(name, found, "read what is there"));
+        }
+        let row = cols * dtype.bytes();
+        let mut bytes = vec![0; rows.len() * row];
+        self.read(name, (rows.start * row) as u64, &mut bytes)?;
+        Array2::from_shape_vec((rows.len(), cols), widen(info.dtype, &bytes))
+            .map_err(|e| self.listing.refuse(name, format!("has {all} x {cols} elements: {e}"), "write it again"))
     }
 }
 

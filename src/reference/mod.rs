@@ -28,7 +28,7 @@ pub use noise::Noise;
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;
 pub use quantize::{
-    amax, dequantize, quantize, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
+    amax, dequantize, quantize, quantize_part, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
     quantize_with_scale,
 };
 pub use sample::rows_of;

@@ -70,6 +70,36 @@ pub fn quantize_with_scale(
     nvfp4::quantize(&x, recipe, Some(scale))
 }
 
+/// [`quantize`] of some rows of a matrix whose amax is known, or whose scale is given: the codes and scales that these rows have
+/// in the whole.
+///
+/// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. Parts of
+/// `fp8-128x128`, and those of recipes with tiles, begin at multiples of their rows. Of parts of a stochastic recipe only the first is
+/// that of the whole.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn quantize_part(
+    x: ArrayView2<f32>,
+    source: DType,
+    recipe: impl Into<Recipe>,
+    whole: GivenScale,
+) -> Result<HostQuantMatrix> {
+    let recipe = recipe.into();
+    check(&x, source, recipe)?;
+    match recipe {
+        Recipe::Fp8(fp8) if matches!(fp8.scheme(), Scheme::Fp8Tensor(_)) => {
+            let factors = match whole {
+                GivenScale::Amax(amax) => fp8.group_scale(amax, source),
+                given => given.factors()?,
+            };
+            cast(&x, fp8.scheme(), fp8.format, &[factors])
+        }
+        Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => nvfp4::quantize(&x, nv, Some(whole)),
+        _ => quantize(x, source, recipe),
+    }
+}
+
 /// [`quantize_with_scale`] of the transpose of `x`.
 ///
 /// # Errors

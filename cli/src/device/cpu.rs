@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
-use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Error, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
@@ -91,8 +91,17 @@ impl Device for Cpu {
         ))
     }
 
-    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
-        reference::quantize(x, source, recipe)
+    fn quantize_part(
+        &mut self,
+        x: ArrayView2<'_, f32>,
+        source: DType,
+        recipe: Recipe,
+        whole: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix> {
+        match whole {
+            Some(whole) => reference::quantize_part(x, source, recipe, whole),
+            None => reference::quantize(x, source, recipe),
+        }
     }
 
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>> {

@@ -15,7 +15,7 @@ use scaled_gemm::{
     Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
     copy,
 };
-use scaled_gemm::{DType, Error, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Error, GivenScale, HostParts, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
@@ -273,10 +273,39 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix> {
+    fn quantize_part(
+        &mut self,
+        x: ArrayView2<'_, f32>,
+        source: DType,
+        recipe: Recipe,
+        whole: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix> {
+        let (rows, cols) = x.dim();
         let data = self.upload(&to_bytes(x, source))?;
-        let x = MatRef::new(&data, source, x.nrows(), x.ncols())?;
-        self.handle.quantize(&x, recipe)?.to_host(&self.handle)
+        let x = MatRef::new(&data, source, rows, cols)?;
+        let Some(whole) = whole else { return self.handle.quantize(&x, recipe)?.to_host(&self.handle) };
+        let mut q = QuantMatrix::zeros(&self.handle, recipe.scheme(), rows, cols)?;
+        match recipe {
+            Recipe::Fp8(fp8) if matches!(fp8.scheme(), Scheme::Fp8Tensor(_)) => {
+                let factors = match whole {
+                    GivenScale::Amax(amax) => fp8.group_scale(amax, source),
+                    given => given.factors()?,
+                };
+                let encode = self.upload(&factors.encode.to_le_bytes())?;
+                let given = GivenScale::Encode((&encode).into());
+                self.handle.quantize_tensor_into(&x, fp8.format, &given, &mut q, None)?;
+                // The rule's scale, which need not be the reciprocal of what the data were multiplied by.
+                let parts = HostParts { scales: vec![factors.scale], ..q.to_host(&self.handle)?.into_parts() };
+                HostQuantMatrix::from_parts(recipe.scheme(), rows, cols, parts)
+            }
+            Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => {
+                let number = self.upload(&whole.number().to_le_bytes())?;
+                let given = whole.with_number((&number).into());
+                self.handle.quantize_nvfp4_into(&x, nv, &given, QuantizeTo::Plain(&mut q))?;
+                q.to_host(&self.handle)
+            }
+            _ => self.handle.quantize(&x, recipe)?.to_host(&self.handle),
+        }
     }
 
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>> {

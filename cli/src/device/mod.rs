@@ -10,7 +10,7 @@ use std::path::Path;
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
-use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::Failure;
@@ -141,8 +141,15 @@ pub trait Device {
     /// Takes measured choices from a file that `tune` wrote.
     fn use_tuning(&mut self, path: &Path) -> Result<()>;
 
-    /// Quantizes a matrix of values that `source` holds exactly.
-    fn quantize(&mut self, x: ArrayView2<'_, f32>, source: DType, recipe: Recipe) -> Result<HostQuantMatrix>;
+    /// Quantizes some rows of a matrix, or all, of values that `source` holds exactly; `whole` is the scale of all of it, where its
+    /// scheme has one that is not found from these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part).
+    fn quantize_part(
+        &mut self,
+        x: ArrayView2<'_, f32>,
+        source: DType,
+        recipe: Recipe,
+        whole: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix>;
 
     /// The values of a quantized matrix, rounded to `out`. Rows in a Hadamard basis stay in it.
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>>;

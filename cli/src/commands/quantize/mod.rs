@@ -1,0 +1,183 @@
+//! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
+
+mod plan;
+mod report;
+mod stream;
+
+use scaled_gemm::checkpoint::{
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
+};
+use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
+use scaled_gemm::{Recipe, Scheme};
+
+use crate::args::{DeviceChoice, QuantizeArgs};
+use crate::device;
+use crate::folder;
+use crate::output::{Failure, Form, Outcome, byte_bar};
+use plan::{Plan, Plans, module};
+use report::Report;
+use stream::Work;
+
+pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let first = args.recipe(0)?;
+    let input = Checkpoint::open(&args.input)?;
+    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let dialect = dialect(args, first, &input);
+    refuse_quantized(&input, config.as_ref(), dialect)?;
+    let plans = Plans::new(args, &input, config.as_ref(), dialect)?;
+    if plans.weights().next().is_none() {
+        return Err(Failure::Use(report::nothing_to_do(args, input.tensors(), &plans.tensors)));
+    }
+    let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
+    let inputs = scales.as_ref().map(|scales| activations(args, &input, &plans, scales, dialect)).transpose()?;
+    if let Some(threads) = args.jobs {
+        // Asked for once, before any work.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
+    }
+    let report = Report { args, first, dialect, input: &input, config: config.as_ref(), plans: &plans };
+    let form = Form::from_flag(args.json);
+    let device = device::open(choice);
+    if args.dry_run {
+        let device = device?;
+        let value = form.value(|| report.value(device.name(), None));
+        return Ok(Outcome::new(device.as_ref(), form, report.text(None), value));
+    }
+    let layout = layout(&input, &plans, dialect, inputs.as_deref());
+    let (writer, notes) = folder::create(layout, &input, args.output()?, args.shard_size)?;
+    let mut device = device?;
+    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
+    let mut step = |name: &str, bytes: u64| {
+        bar.set_message(printable(name));
+        bar.inc(bytes);
+    };
+    write_inputs(&writer, inputs.as_deref())?;
+    let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
+    let found = stream::run(&work, &writer, device.as_mut(), &mut step)?;
+    let copied = write_folder(&input, config.as_ref(), &plans, &writer)?;
+    writer.finish()?;
+    bar.finish_and_clear();
+    let value = form.value(|| report.value(device.name(), Some(&found)));
+    let outcome = Outcome::new(device.as_ref(), form, report.text(Some(&found)), value);
+    Ok(notes.into_iter().chain(copied).fold(outcome, Outcome::note))
+}
+
+/// The dialect asked for; else, for a folder, the one that most engines load.
+fn dialect(args: &QuantizeArgs, recipe: Recipe, input: &Checkpoint) -> Dialect {
+    args.dialect.unwrap_or_else(|| match input.folder() {
+        // With calibrated activations fp8-tensor is what ModelOpt writes, too; the names are those of fp8.
+        Some(_) => default_dialect(recipe),
+        None => Dialect::Plain,
+    })
+}
+
+/// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
+fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialect: Dialect) -> Result<(), Failure> {
+    let Some(quantization) = config.and_then(ModelConfig::quantization) else { return Ok(()) };
+    if dialect == Dialect::Plain || input.quantized().is_empty() {
+        return Ok(());
+    }
+    let method = quantization.get("quant_method").and_then(|method| method.as_str()).unwrap_or("no method named");
+    Err(Failure::Use(format!(
+        "{}: is quantized already ({}); dequantize it first, or write --dialect plain",
+        config.map(|config| config.path().display().to_string()).unwrap_or_default(),
+        printable(method)
+    )))
+}
+
+fn layout(
+    input: &Checkpoint,
+    plans: &Plans,
+    dialect: Dialect,
+    inputs: Option<&[(usize, String, f32)]>,
+) -> CheckpointLayout {
+    let mut layout = CheckpointLayout::of_dialect(dialect);
+    if input.folder().is_some() {
+        // Readers of models ask for it.
+        layout.metadata("format", "pt");
+    }
+    for (key, value) in input.metadata() {
+        layout.metadata(key, value);
+    }
+    for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
+        match plan {
+            Plan::Quantize(weight) => {
+                let written = WrittenRecipe { recipe: weight.recipe, source: weight.source };
+                layout.quantized(&tensor.name, weight.rows, weight.cols, written);
+                if inputs.is_some_and(|inputs| inputs.iter().any(|(which, ..)| *which == at)) {
+                    layout.input_scale(&tensor.name);
+                }
+            }
+            Plan::Copy(_) => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
+        }
+    }
+    layout
+}
+
+/// The scales of activations: the tensor whose layer they meet, the name of theirs, the number that is stored.
+fn activations(
+    args: &QuantizeArgs,
+    input: &Checkpoint,
+    plans: &Plans,
+    scales: &InputScales,
+    dialect: Dialect,
+) -> Result<Vec<(usize, String, f32)>, Failure> {
+    let mut stored = Vec::new();
+    for (at, weight) in plans.weights() {
+        let alone = [at];
+        let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
+        let mut largest = 0.0f32;
+        // Layers that are fused have one input, of which engines keep one scale.
+        for member in members {
+            let module = module(&input.tensors()[*member].name);
+            let amax = scales.amax(module).ok_or_else(|| {
+                Failure::Use(format!(
+                    "{}: has no amax for {}, which is quantized; calibrate it, or leave it out with --exclude",
+                    args.input_scales.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                    printable(module)
+                ))
+            })?;
+            largest = largest.max(amax);
+        }
+        let name = &input.tensors()[at].name;
+        let (suffix, number) = match (weight.recipe.scheme(), dialect) {
+            (Scheme::Nvfp4, Dialect::CompressedTensors) => ("input_global_scale", 2688.0 / largest),
+            (Scheme::Nvfp4, _) => ("input_scale", largest / 2688.0),
+            _ => ("input_scale", largest / 448.0),
+        };
+        if !(number.is_finite() && number > 0.0) {
+            return Err(Failure::Use(format!(
+                "{}: the amax {largest} of {} has no FP32 scale; give one nearer to 1",
+                args.input_scales.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                printable(name)
+            )));
+        }
+        stored.push((at, format!("{}.{suffix}", module(name)), number));
+    }
+    Ok(stored)
+}
+
+fn write_inputs(writer: &CheckpointWriter, inputs: Option<&[(usize, String, f32)]>) -> Result<(), Failure> {
+    for (_, name, number) in inputs.unwrap_or_default() {
+        writer.write(name, &number.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// The other files of a folder. Says what was not copied.
+fn write_folder(
+    input: &Checkpoint,
+    config: Option<&ModelConfig>,
+    plans: &Plans,
+    writer: &CheckpointWriter,
+) -> Result<Option<String>, Failure> {
+    let Some(from) = input.folder() else { return Ok(None) };
+    let (to, ignored) = (writer.folder()?, plans.ignored(input));
+    let quantization = plans.quantization.value(&ignored);
+    if let Some(config) = config {
+        to.write("config.json", config.with_quantization(quantization).as_bytes())?;
+    }
+    if let Some(value) = plans.quantization.hf_quant_config(&ignored) {
+        to.write("hf_quant_config.json", format!("{value:#}\n").as_bytes())?;
+    }
+    folder::copy_others(from, to)
+}

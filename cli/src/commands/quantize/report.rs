@@ -1,0 +1,225 @@
+//! What `quantize` says: which tensors became what, what shares a scale and what that costs, and what was copied, and why.
+
+use std::collections::BTreeMap;
+
+use scaled_gemm::Recipe;
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, TensorInfo, printable};
+use scaled_gemm::model_folder::ModelConfig;
+use serde_json::{Value, json};
+
+use super::plan::{NOT_ASKED_FOR, Plan, Plans};
+use super::stream::Found;
+use crate::args::QuantizeArgs;
+use crate::output::{bytes, count, shown, table};
+use crate::recipes::{options, preset};
+
+/// Matrices from which on those that differ in a number are one line.
+const MANY: usize = 40;
+
+/// What there is to say of one run.
+pub struct Report<'a> {
+    pub args: &'a QuantizeArgs,
+    pub first: Recipe,
+    pub dialect: Dialect,
+    pub input: &'a Checkpoint,
+    pub config: Option<&'a ModelConfig>,
+    pub plans: &'a Plans,
+}
+
+impl Report<'_> {
+    /// For people. `found`: nothing before the work is done.
+    pub fn text(&self, found: Option<&Found>) -> String {
+        let tensors = self.input.tensors();
+        let mut text = self.table();
+        text.push('\n');
+        for (at, counts) in found.iter().flat_map(|found| &found.non_finite) {
+            text += &counts.describe(&tensors[*at].name).unwrap_or_default();
+        }
+        let (before, after) = self.sizes();
+        text += &format!(
+            "{}{} to {} ({}), {} to {}, in {}\n",
+            if found.is_some() { "" } else { "would quantize " },
+            count(self.plans.weights().count(), "matrix", "matrices"),
+            self.first.scheme(),
+            self.first,
+            bytes(before),
+            bytes(after),
+            self.args.output.as_deref().map_or("no file: a dry run".into(), shown)
+        );
+        if self.dialect != Dialect::Plain || self.input.folder().is_some() {
+            text += &format!("dialect {}{}\n", self.dialect, self.config.map_or(", without a config.json", |_| ""));
+        }
+        text += &self.sharing(found);
+        text + &copied_lines(&self.copied())
+    }
+
+    /// For programs.
+    pub fn value(&self, device: &str, found: Option<&Found>) -> Value {
+        let tensors = self.input.tensors();
+        let quantized = self.plans.weights().map(|(at, weight)| {
+            let tensor = &tensors[at];
+            let counts = found.and_then(|found| found.non_finite.get(&at));
+            let mut value = json!({
+                "tensor": tensor.name, "shape": tensor.shape, "source": weight.source.name(),
+                "bytes_before": tensor.bytes(), "bytes_after": weight.bytes(),
+                "nan": counts.map_or(0, |c| c.nan), "infinite": counts.map_or(0, |c| c.infinite),
+            });
+            if let Some(group) = weight.group {
+                let members = self.plans.groups[group].iter().filter(|other| **other != at);
+                value["shares_its_scale_with"] = members.map(|other| tensors[*other].name.as_str()).collect();
+            }
+            if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
+                value["sqnr_db_own_scale"] = json!(own);
+                value["sqnr_db_shared_scale"] = json!(shared);
+            }
+            value
+        });
+        let copied = self.copied();
+        let copied = copied
+            .iter()
+            .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}));
+        json!({
+            "device": device, "output": self.args.output.as_ref().map(|path| path.display().to_string()),
+            "scheme": self.first.scheme().spec().name, "format": self.first.format().name(),
+            "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
+            "dialect": self.dialect.name(), "dry_run": found.is_none(),
+            "quantized": Value::from_iter(quantized), "copied": Value::from_iter(copied),
+        })
+    }
+
+    /// A line for each matrix; where there are many, one for all that differ in a number.
+    fn table(&self) -> String {
+        let tensors = self.input.tensors();
+        let many = self.plans.weights().count() > MANY;
+        // In the order of their first.
+        let mut lines: Vec<([String; 3], [u64; 3])> = Vec::new();
+        let mut places = BTreeMap::new();
+        for (at, weight) in self.plans.weights() {
+            let tensor = &tensors[at];
+            let name = if many { starred(&tensor.name) } else { tensor.name.clone() };
+            let key = [name, format!("{} x {}", weight.rows, weight.cols), weight.source.to_string()];
+            let place = *places.entry(key.clone()).or_insert_with(|| {
+                lines.push((key, [0; 3]));
+                lines.len() - 1
+            });
+            let sums = &mut lines[place].1;
+            for (sum, more) in sums.iter_mut().zip([1, tensor.bytes(), weight.bytes()]) {
+                *sum += more;
+            }
+        }
+        if many {
+            let rows: Vec<_> = lines
+                .into_iter()
+                .map(|([name, shape, source], [n, before, after])| {
+                    [name, n.to_string(), shape, source, bytes(before), bytes(after)]
+                })
+                .collect();
+            return table(["tensor", "matrices", "shape", "from", "before", "after"], 1, &rows);
+        }
+        let rows: Vec<_> = lines
+            .into_iter()
+            .map(|([name, shape, source], [_, before, after])| [name, shape, source, bytes(before), bytes(after)])
+            .collect();
+        table(["tensor", "shape", "from", "before", "after"], 1, &rows)
+    }
+
+    fn sizes(&self) -> (u64, u64) {
+        let sizes = self.plans.weights().map(|(at, weight)| (self.input.tensors()[at].bytes(), weight.bytes()));
+        sizes.fold((0, 0), |(before, after), (b, a)| (before + b, after + a))
+    }
+
+    /// What shares a scale, and what that cost.
+    fn sharing(&self, found: Option<&Found>) -> String {
+        let groups = &self.plans.groups;
+        if groups.is_empty() {
+            return String::new();
+        }
+        let names = |group: &Vec<usize>| {
+            let last = |at: &usize| {
+                let name = super::module(&self.input.tensors()[*at].name);
+                printable(name.rsplit('.').next().unwrap_or(name))
+            };
+            group.iter().map(last).collect::<Vec<_>>().join(", ")
+        };
+        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+        groups.iter().for_each(|group| *kinds.entry(names(group)).or_default() += 1);
+        let kinds: Vec<_> = kinds.into_iter().map(|(kind, n)| format!("{n} of {kind}")).collect();
+        let mut text = format!(
+            "share one scale, as engines that fuse them read it: {} ({})\n",
+            count(groups.len(), "group", "groups"),
+            kinds.join("; ")
+        );
+        let Some(found) = found else { return text };
+        let mut costs: Vec<_> = found.shared.iter().map(|(at, [own, shared])| (own - shared, *at)).collect();
+        costs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        if let (Some((median, _)), Some((most, at))) = (costs.get(costs.len() / 2), costs.last()) {
+            text += &format!(
+                "sharing cost {median:.2} dB of SQNR in the median of {}, at most {most:.2} dB in {} (first 128 rows)\n",
+                count(costs.len(), "matrix whose scale it changed", "matrices whose scale it changed"),
+                printable(&self.input.tensors()[*at].name)
+            );
+        }
+        text
+    }
+
+    fn copied(&self) -> Vec<(&TensorInfo, &'static str)> {
+        let all = self.input.tensors().iter().zip(&self.plans.tensors);
+        all.filter_map(|(tensor, plan)| match plan {
+            Plan::Copy(reason) => Some((tensor, *reason)),
+            Plan::Quantize(_) => None,
+        })
+        .collect()
+    }
+}
+
+/// `model.layers.*.mlp.up_proj.weight`.
+fn starred(name: &str) -> String {
+    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
+        true => "*".to_string(),
+        false => part.to_string(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+/// Why there is nothing to do: each reason with its number of tensors and an example.
+pub fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
+    let copied: Vec<_> = tensors
+        .iter()
+        .zip(plans)
+        .filter_map(|(tensor, plan)| match plan {
+            // The filter is named already.
+            Plan::Copy(reason) if *reason != NOT_ASKED_FOR => Some((tensor, *reason)),
+            _ => None,
+        })
+        .collect();
+    let reasons: Vec<_> = by_reason(&copied).iter().map(|(reason, list)| format!("; {reason}: {list}")).collect();
+    let filter = args.only.as_ref().map(|r| format!(" that --only {r} matches")).unwrap_or_default();
+    format!(
+        "{}: no matrix to quantize{filter} among its {}{}",
+        args.input.display(),
+        count(tensors.len(), "tensor", "tensors"),
+        reasons.concat()
+    )
+}
+
+/// One line for each reason, with the first few tensors: models have hundreds of biases.
+fn copied_lines(copied: &[(&TensorInfo, &'static str)]) -> String {
+    by_reason(copied).iter().map(|(reason, list)| format!("copied as they are, {reason}: {list}\n")).collect()
+}
+
+/// Each reason with how many tensors it holds for, and the first few of them.
+fn by_reason(copied: &[(&TensorInfo, &'static str)]) -> Vec<(&'static str, String)> {
+    let mut reasons: Vec<_> = copied.iter().map(|(_, reason)| *reason).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let list = |reason: &str| {
+        let tensors: Vec<_> = copied.iter().filter(|(_, r)| *r == reason).map(|(t, _)| t).collect();
+        let mut names: Vec<_> =
+            tensors.iter().take(3).map(|t| format!("{} {:?}", printable(&t.name), t.shape)).collect();
+        if tensors.len() > names.len() {
+            names.push("...".into());
+        }
+        format!("{} ({})", tensors.len(), names.join(", "))
+    };
+    reasons.into_iter().map(|reason| (reason, list(reason))).collect()
+}

@@ -1,0 +1,107 @@
+//! Which layers engines compute as one, and keep one second-level scale for.
+
+use std::collections::HashMap;
+
+/// Layers of one parent that engines fuse, by the last part of their names. vLLM: `packed_modules_mapping` of its models (0.33.0);
+/// llm-compressor and ModelOpt share scales among the first, second, third and fifth of these.
+const GROUPS: [&[&str]; 11] = [
+    &["q_proj", "k_proj", "v_proj"],
+    &["gate_proj", "up_proj"],
+    &["w1", "w3"],
+    &["wq", "wk", "wv"],
+    &["q_a_proj", "kv_a_proj_with_mqa"],
+    &["query", "key", "value"],
+    &["in_proj_qkv", "in_proj_z"],
+    &["in_proj_b", "in_proj_a"],
+    &["c_fc_0", "c_fc_1"],
+    &["wq_a", "wkv"],
+    &["fc1", "fc3"],
+];
+
+/// More of them that a group has in some architectures: the beginning of the architecture's name, one of the group, the others.
+const WIDER: [(&str, &str, &[&str]); 4] = [
+    ("KimiLinear", "q_proj", &["b_proj", "f_a_proj", "g_proj"]),
+    ("KimiLinear", "q_a_proj", &["g_proj"]),
+    ("BailingMoeV3", "q_proj", &["b_proj"]),
+    ("OlmoHybrid", "q_proj", &["g_proj"]),
+];
+
+/// The groups among these modules (names of weights without `.weight`) that engines fuse: places in `modules`, in their order, two
+/// or more in each.
+///
+/// An engine that fuses such layers keeps one scale for all of them: the largest of ModelOpt's, or the smallest divisor's of
+/// compressed-tensors'. Where they differ, all weights but those of one layer are read wrongly. `architecture` is that of
+/// [`ModelConfig`](super::ModelConfig), and may be empty. `own` gives a name to groups that the caller knows; what it names is in no
+/// other group.
+pub fn fused_groups(modules: &[&str], architecture: &str, own: impl Fn(&str) -> Option<String>) -> Vec<Vec<usize>> {
+    let mut places: HashMap<(String, usize), usize> = HashMap::new();
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (at, module) in modules.iter().enumerate() {
+        let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
+        let key = match own(module) {
+            Some(name) => (name, usize::MAX),
+            None => match group_of(last, architecture) {
+                Some(group) => (parent.to_string(), group),
+                None => continue,
+            },
+        };
+        let place = *places.entry(key).or_insert_with(|| {
+            groups.push(Vec::new());
+            groups.len() - 1
+        });
+        groups[place].push(at);
+    }
+    groups.retain(|group| group.len() > 1);
+    groups
+}
+
+fn group_of(last: &str, architecture: &str) -> Option<usize> {
+    let known = |name: &str| GROUPS.iter().position(|group| group.contains(&name));
+    known(last).or_else(|| {
+        let wider =
+            WIDER.iter().find(|(beginning, _, more)| architecture.starts_with(beginning) && more.contains(&last));
+        known(wider?.1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(modules: &[&str], architecture: &str) -> Vec<Vec<usize>> {
+        fused_groups(modules, architecture, |_| None)
+    }
+
+    #[test]
+    fn layers_of_one_parent_are_fused() {
+        let modules = [
+            "model.layers.0.self_attn.q_proj",
+            "model.layers.0.self_attn.k_proj",
+            "model.layers.1.self_attn.q_proj",
+            "model.layers.0.self_attn.o_proj",
+            "model.layers.0.self_attn.v_proj",
+            "model.layers.0.mlp.up_proj",
+            "model.layers.0.mlp.gate_proj",
+            "model.layers.0.mlp.experts.0.w1",
+            "model.layers.0.mlp.experts.1.w3",
+            "model.layers.0.mlp.experts.0.w3",
+            "q_proj",
+        ];
+        assert_eq!(groups(&modules, "LlamaForCausalLM"), [vec![0, 1, 4], vec![5, 6], vec![7, 9]]);
+        assert!(groups(&[], "").is_empty());
+    }
+
+    #[test]
+    fn some_architectures_fuse_more() {
+        let modules = ["l.q_proj", "l.k_proj", "l.g_proj"];
+        assert_eq!(groups(&modules, "LlamaForCausalLM"), [vec![0, 1]]);
+        assert_eq!(groups(&modules, "OlmoHybridForCausalLM"), [vec![0, 1, 2]]);
+    }
+
+    #[test]
+    fn a_callers_groups_come_first() {
+        let modules = ["a.q_proj", "a.k_proj", "b.x", "b.y"];
+        let own = |name: &str| (name.starts_with('b') || name == "a.q_proj").then(|| "mine".to_string());
+        assert_eq!(fused_groups(&modules, "", own), [vec![0, 2, 3]]);
+    }
+}

@@ -1,0 +1,26 @@
+//! Folders of models as engines load them: `config.json`, which weights are quantized, which of them engines fuse, and what
+//! `quantization_config` says of it. No GPU needed.
+//!
+//! The tensors themselves are read and written by [`checkpoint`](crate::checkpoint).
+//!
+//! | dialect | schemes | `quant_method` | loaded by |
+//! |---|---|---|---|
+//! | `fp8` | `fp8-128x128`, `fp8-tensor` | `fp8` | vLLM, SGLang, mistral.rs, transformers (`fp8-128x128`) |
+//! | `compressed-tensors` | `fp8-row`, `fp8-tensor`, `fp8-128x128`, `nvfp4`, `mxfp8` | `compressed-tensors` | vLLM, transformers, SGLang (not `mxfp8`) |
+//! | `modelopt` | `nvfp4`, `mxfp8`, `fp8-tensor` (with input scales) | `modelopt` | vLLM, SGLang, TensorRT-LLM |
+//! | `plain` | all | none | this crate |
+//!
+//! Sources, read in 2026-11: vLLM 0.33.0, SGLang 0.5.23, transformers 5.23.0, compressed-tensors 0.20.0, ModelOpt 0.47.0,
+//! mistral.rs 9e92262; `docs/models.md` names their lines.
+
+mod calibration;
+mod config;
+mod fuse;
+mod quantization;
+mod select;
+
+pub use calibration::InputScales;
+pub use config::ModelConfig;
+pub use fuse::fused_groups;
+pub use quantization::{QuantizationConfig, default_dialect};
+pub use select::left_alone;
