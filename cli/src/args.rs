@@ -32,7 +32,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The device, its libraries, and which pairs of schemes run there and how.
+    /// The device, its libraries, and which pairs of schemes run there and how; or what a file or a model's folder holds.
     Info(InfoArgs),
     /// Every scheme and recipe on this device: codes and scales as defined, products within their bound, SQNR.
     Verify(VerifyArgs),
@@ -40,7 +40,7 @@ pub enum Command {
     Bench(BenchArgs),
     /// Quantize the BF16, F16 and F32 weights of a safetensors file or of a model's folder; the rest is copied.
     Quantize(QuantizeArgs),
-    /// Turn the quantized matrices of a safetensors file back into plain ones; the rest is copied.
+    /// Turn the quantized matrices of a safetensors file or of a model's folder back into plain ones; the rest is copied.
     Dequantize(DequantizeArgs),
     /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),
@@ -81,8 +81,11 @@ pub enum AccumulationChoice {
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
+    /// A safetensors file, a model's folder, or the index of its shards: what it holds, how that is read, and what is wrong with
+    /// it. Without it: this machine.
+    pub path: Option<PathBuf>,
     /// List every pair with the formulations that it does not run by, and why.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "path")]
     pub reasons: bool,
     /// Print JSON instead of tables.
     #[arg(long)]
@@ -337,11 +340,14 @@ impl QuantizeArgs {
 
 #[derive(Debug, Args)]
 pub struct DequantizeArgs {
-    /// Safetensors file to read.
+    /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// Safetensors file to write.
+    /// What to write: a file, or for a folder or an index a new folder.
     #[arg(short, long)]
     pub output: PathBuf,
+    /// Most bytes of tensors in a file of a folder: 5GB, 500MB, 2GiB or a number. A tensor is never divided.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "5GB")]
+    pub shard_size: u64,
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,

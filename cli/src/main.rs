@@ -12,6 +12,7 @@ mod folder;
 mod memory;
 mod non_finite;
 mod output;
+mod pipeline;
 mod plot;
 mod recipes;
 mod shapes;
@@ -59,7 +60,10 @@ fn run(cli: Cli) -> Result<Outcome, Failure> {
     files::remove_on_signals().map_err(|e| Failure::Check(format!("catching signals: {e}")))?;
     match cli.command {
         None => commands::bench::quick(cli.device),
-        Some(Command::Info(args)) => commands::info::run(&args, cli.device),
+        Some(Command::Info(args)) => match &args.path {
+            Some(path) => commands::describe::run(path, args.json),
+            None => commands::info::run(&args, cli.device),
+        },
         Some(Command::Verify(args)) => commands::verify::run(&args, cli.device),
         Some(Command::Bench(args)) => commands::bench::run(&args, cli.device),
         Some(Command::Quantize(args)) => commands::quantize::run(&args, cli.device),

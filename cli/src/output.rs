@@ -178,6 +178,15 @@ pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
+/// `model.layers.*.mlp.up_proj.weight`.
+pub fn starred(name: &str) -> String {
+    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
+        true => "*".to_string(),
+        false => part.to_string(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
 /// The name of a file as it may stand in a line.
 pub fn shown(path: &Path) -> String {
     printable(&path.display().to_string())

@@ -1,5 +1,7 @@
 //! The quantized matrices of a [`Checkpoint`]: which tensors they are made of, how they are read, and what is refused.
 
+use std::ops::Range;
+
 use safetensors::Dtype;
 
 use super::header::TensorInfo;
@@ -11,7 +13,7 @@ use super::names::{
 use super::reader::{Checkpoint, widen};
 use super::recipe::{Reading, WrittenRecipe};
 use crate::error::Result;
-use crate::format::{CodeFormat, Fp8Format, HostQuantMatrix, Scheme};
+use crate::format::{CodeFormat, Extent, Fp8Format, HostQuantMatrix, Scheme};
 
 /// Columns that one E4M3 scale of NVFP4 serves, and the bytes that hold them.
 const NVFP4_BLOCK: usize = 16;
@@ -112,34 +114,80 @@ impl Checkpoint {
     /// As [`Checkpoint::scheme`], and [`Error::File`](crate::Error::File) for FP32 scales that are not F32, BF16 or F16, or not finite, and for
     /// block scales that are NaN or have a sign.
     pub fn quant_matrix(&self, name: &str) -> Result<HostQuantMatrix> {
+        let (rows, _) = self.quant_shape(name)?;
+        self.quant_rows(name, 0..rows)
+    }
+
+    /// Rows and columns of a quantized matrix.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::scheme`].
+    pub fn quant_shape(&self, name: &str) -> Result<(usize, usize)> {
+        self.listing.logical_shape(name, &self.listing.parts(name)?)
+    }
+
+    /// Some rows of a quantized matrix with the scales that they have in the whole: a matrix of its own. Allocates; several
+    /// threads may read at once.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::quant_matrix`], and [`Error::File`](crate::Error::File) for rows that are not there, and for a first row that is not
+    /// the first of a group of rows.
+    pub fn quant_rows(&self, name: &str, rows: Range<usize>) -> Result<HostQuantMatrix> {
         let parts = self.listing.parts(name)?;
         let reading = self.listing.reading(name, &parts)?;
-        let (rows, cols) = self.listing.logical_shape(name, &parts)?;
-        let mut codes = self.bytes(&parts.codes().name)?;
+        let (all, cols) = self.listing.logical_shape(name, &parts)?;
+        let scheme = reading.scheme;
+        let group = match scheme.spec().group_rows {
+            // One for the whole, whatever the rows.
+            Extent::All => 1,
+            extent => extent.size(all),
+        };
+        if rows.start > rows.end || rows.end > all || !rows.start.is_multiple_of(group) {
+            let found =
+                format!("has {all} rows in groups of {group}, and {} to {} were to be read", rows.start, rows.end);
+            return Err(self.listing.refuse(name, found, "read whole groups that are there"));
+        }
+        let groups = match scheme.spec().group_rows {
+            Extent::All => 0..1,
+            _ => rows.start / group..rows.end.div_ceil(group),
+        };
+        let [_, across] = scheme.scale_grid(all, cols);
+        let mut codes = self.slice(parts.codes(), rows.clone(), parts.codes().shape[1])?;
+        let floats = |tensor, meaning| self.float_scales(tensor, meaning, groups.clone(), across);
+        let [_, blocks] = scheme.block_grid(all, cols);
+        let bytes = |tensor, bad: fn(u8) -> bool| self.block_scales(tensor, bad, rows.clone(), blocks);
         let (scales, block_scales) = match parts {
-            Parts::Bytes { scale, .. } if is_e8m0(scale.dtype) => {
-                (Vec::new(), self.block_scales(scale, |b| b == 0xFF)?)
-            }
-            Parts::Bytes { scale, .. } => (self.float_scales(scale, Second::Factor)?, Vec::new()),
-            Parts::Packed { scale, second, meaning, .. } => {
-                (self.float_scales(second, meaning)?, self.block_scales(scale, |b| b >= 0x7F)?)
-            }
+            Parts::Bytes { scale, .. } if is_e8m0(scale.dtype) => (Vec::new(), bytes(scale, |b| b == 0xFF)?),
+            Parts::Bytes { scale, .. } => (floats(scale, Second::Factor)?, Vec::new()),
+            Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
         };
         if reading.nibble_order == Some(NibbleOrder::HighFirst) {
             codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));
         }
-        HostQuantMatrix::from_block_logical(reading.scheme, rows, cols, codes, &scales, &block_scales)
+        HostQuantMatrix::from_block_logical(scheme, rows.len(), cols, codes, &scales, &block_scales)
             .map(|matrix| matrix.assume_basis(reading.basis))
             .map_err(|e| self.listing.refuse(name, format!("cannot be used: {e}"), "quantize it again"))
     }
 
-    /// FP32 scales, every one finite.
-    fn float_scales(&self, scale: &TensorInfo, meaning: Second) -> Result<Vec<f32>> {
+    /// Rows of a tensor of `width` elements a row.
+    fn slice(&self, tensor: &TensorInfo, rows: Range<usize>, width: usize) -> Result<Vec<u8>> {
+        let row = width as u64 * tensor.dtype.bitsize() as u64 / 8;
+        self.part(&tensor.name, rows.start as u64 * row, rows.len() as u64 * row)
+    }
+
+    /// FP32 scales of these groups of rows, `across` in each, every one finite.
+    fn float_scales(
+        &self,
+        scale: &TensorInfo,
+        meaning: Second,
+        groups: Range<usize>,
+        across: usize,
+    ) -> Result<Vec<f32>> {
         if wide_dtype(scale.dtype).is_none() {
             let remedy = "such scales are F32 (BF16 and F16 are widened)";
             return Err(self.listing.refuse(&scale.name, format!("has dtype {}", scale.dtype), remedy));
         }
-        let stored = widen(scale.dtype, &self.bytes(&scale.name)?);
+        let stored = widen(scale.dtype, &self.slice(scale, groups.clone(), across)?);
         let factor = |s: &f32| if meaning == Second::Divisor { 1.0 / s } else { *s };
         let scales: Vec<f32> = stored.iter().map(factor).collect();
         // A divisor must be finite as well: its inverse would be a zero that nobody wrote.
@@ -147,20 +195,28 @@ impl Checkpoint {
             None => Ok(scales),
             Some(at) => {
                 let inverse = if meaning == Second::Divisor { " and its inverse" } else { "" };
-                let found = format!("holds {} at element {at}: every scale{inverse} must be finite", stored[at]);
+                let place = groups.start * across + at;
+                let found = format!("holds {} at element {place}: every scale{inverse} must be finite", stored[at]);
                 Err(self.listing.refuse(&scale.name, found, "quantize the matrix again from finite values"))
             }
         }
     }
 
-    /// Scale bytes of blocks, refusing those that are `bad`: NaN, or negative.
-    fn block_scales(&self, scale: &TensorInfo, bad: impl Fn(u8) -> bool) -> Result<Vec<u8>> {
-        let bytes = self.bytes(&scale.name)?;
+    /// Scale bytes of the blocks of these rows, `blocks` in each, refusing those that are `bad`: NaN, or negative.
+    fn block_scales(
+        &self,
+        scale: &TensorInfo,
+        bad: impl Fn(u8) -> bool,
+        rows: Range<usize>,
+        blocks: usize,
+    ) -> Result<Vec<u8>> {
+        let bytes = self.slice(scale, rows.clone(), blocks)?;
         match bytes.iter().position(|b| bad(*b)) {
             None => Ok(bytes),
             Some(at) => {
                 let what = if is_e8m0(scale.dtype) { "NaN" } else { "NaN or negative" };
-                let found = format!("holds byte {:#04x} at element {at}, which is {what}", bytes[at]);
+                let place = rows.start * blocks + at;
+                let found = format!("holds byte {:#04x} at element {place}, which is {what}", bytes[at]);
                 Err(self.listing.refuse(&scale.name, found, "quantize the matrix again from finite values"))
             }
         }

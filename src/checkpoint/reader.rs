@@ -118,11 +118,16 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`] for an unknown name, [`Error::Io`] if the file cannot be read.
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        let info = self.info(name)?;
-        let len = usize::try_from(info.bytes()).map_err(|_| {
+        let len = self.info(name)?.bytes();
+        self.part(name, 0, len)
+    }
+
+    /// `len` bytes of a tensor, from byte `at` on.
+    pub(super) fn part(&self, name: &str, at: u64, len: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(len).map_err(|_| {
             self.listing.refuse(
                 name,
-                format!("takes {} bytes", info.bytes()),
+                format!("{len} bytes of it were to be read"),
                 "read it on a machine with a larger address space",
             )
         })?;
@@ -136,7 +141,7 @@ impl Checkpoint {
             ),
         })?;
         bytes.resize(len, 0);
-        self.sources[info.file].read(info.start, &mut bytes)?;
+        self.read(name, at, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -195,9 +200,8 @@ impl Checkpoint {
             let found = format!("has {all} rows, and {} to {} were to be read", rows.start, rows.end);
             return Err(self.listing.refuse(name, found, "read what is there"));
         }
-        let row = cols * dtype.bytes();
-        let mut bytes = vec![0; rows.len() * row];
-        self.read(name, (rows.start * row) as u64, &mut bytes)?;
+        let row = (cols * dtype.bytes()) as u64;
+        let bytes = self.part(name, rows.start as u64 * row, rows.len() as u64 * row)?;
         Array2::from_shape_vec((rows.len(), cols), widen(info.dtype, &bytes))
             .map_err(|e| self.listing.refuse(name, format!("has {all} x {cols} elements: {e}"), "write it again"))
     }

@@ -2,26 +2,106 @@
 //! basis are transformed back. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
 //! would turn into infinities. Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::mpsc::SyncSender;
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, TensorInfo, printable};
 use scaled_gemm::codec::round_to;
+use scaled_gemm::model_folder::ModelConfig;
 use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::data::{to_bytes, undo_hadamard};
 use crate::device::{self, Device};
-use crate::files;
+use crate::folder;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, shown, table};
+use crate::pipeline::{self, Part, Sent};
+
+/// A quantized matrix, in the place of its codes.
+struct Matrix {
+    name: String,
+    scheme: Scheme,
+    rows: usize,
+    cols: usize,
+}
+
+/// What becomes of a tensor.
+enum Plan {
+    Dequantize(Matrix),
+    /// The scale of a matrix: goes with it.
+    Drop,
+    Copy,
+}
 
 pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut input = Checkpoint::open(&args.input)?;
     if let Some(order) = args.nibble_order {
         input = input.with_nibble_order(order);
     }
+    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let plans = plan(args, &input)?;
+    let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
+    let mut device = device::open(choice)?;
+    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
+    let mut step = |name: &str, bytes: u64| {
+        bar.set_message(printable(name));
+        bar.inc(bytes);
+    };
+    let found = work(args, &input, &plans, &writer, device.as_mut(), &mut step)?;
+    let copied = match input.folder() {
+        Some(from) => {
+            if let Some(config) = &config {
+                writer.folder()?.write("config.json", config.with_quantization(None).as_bytes())?;
+            }
+            folder::copy_others(from, writer.folder()?)?
+        }
+        None => None,
+    };
+    writer.finish()?;
+    bar.finish_and_clear();
+    let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
+    let none = Found::default();
+    for (at, matrix) in plans.iter().enumerate().filter_map(|(at, plan)| plan.matrix().map(|matrix| (at, matrix))) {
+        let Matrix { name, scheme, rows: n, cols: k } = matrix;
+        let found = found.get(&at).unwrap_or(&none);
+        said += &found.describe(name);
+        done.push(json!({
+            "tensor": name, "scheme": scheme.to_string(), "shape": [n, k], "inverse_hadamard": found.transformed,
+            "nan": found.codes.nan, "infinite": found.codes.infinite, "beyond_fp32": found.beyond.count,
+        }));
+        let transform = if found.transformed { "inverse of hadamard16" } else { "" };
+        rows.push([name.clone(), scheme.to_string(), transform.to_string(), format!("{n} x {k}")]);
+    }
+    let text = format!(
+        "{}\n{said}{} to {} in {}\n",
+        table(["tensor", "scheme", "transform", "shape"], 3, &rows),
+        count(rows.len(), "matrix", "matrices"),
+        args.dtype,
+        shown(&args.output)
+    );
+    let value = json!({
+        "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
+        "dequantized": Value::from(done),
+    });
+    let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
+    Ok(notes.into_iter().chain(copied).fold(outcome, Outcome::note))
+}
+
+impl Plan {
+    fn matrix(&self) -> Option<&Matrix> {
+        match self {
+            Self::Dequantize(matrix) => Some(matrix),
+            Self::Drop | Self::Copy => None,
+        }
+    }
+}
+
+/// What becomes of each tensor. Refuses what cannot be read before a byte is written.
+fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
         return Err(Failure::Use(format!(
@@ -39,135 +119,210 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     }
     // The tensors that go, with the matrix that stands in the place of its codes.
     let mut parts: HashMap<String, Option<&str>> = HashMap::new();
-    for name in &names {
+    for name in names {
         for (i, tensor) in input.tensors_of(name)?.into_iter().enumerate() {
-            parts.insert(tensor, (i == 0).then_some(*name));
+            parts.insert(tensor, (i == 0).then_some(name));
         }
     }
+    let plan = |tensor: &TensorInfo| {
+        Ok(match parts.get(&tensor.name) {
+            Some(Some(name)) => {
+                let (rows, cols) = input.quant_shape(name)?;
+                Plan::Dequantize(Matrix { name: name.to_string(), scheme: input.scheme(name)?, rows, cols })
+            }
+            Some(None) => Plan::Drop,
+            // The scales of activations are those of products that are no more.
+            None if is_input_scale(input, &tensor.name) => Plan::Drop,
+            None => Plan::Copy,
+        })
+    };
+    input.tensors().iter().map(plan).collect()
+}
+
+/// True for the scale of the activations that meet a quantized matrix.
+fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
+    let layer = ["input_scale", "input_global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
+    layer.is_some_and(|layer| input.folder().is_some() && input.scheme(&format!("{layer}weight")).is_ok())
+}
+
+fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {
     let mut layout = CheckpointLayout::new();
+    let names: HashSet<&str> = plans.iter().filter_map(Plan::matrix).map(|matrix| matrix.name.as_str()).collect();
+    let gone = |name: &str| names.contains(name);
     for (key, value) in input.metadata() {
-        if !key.strip_prefix("scaled_gemm.").is_some_and(|name| names.contains(&name)) {
+        if !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
             layout.metadata(key, value);
         }
     }
-    for tensor in input.tensors() {
-        match parts.get(&tensor.name) {
-            Some(Some(name)) => {
-                // Refuses what cannot be read before a byte is written.
-                let scheme = input.scheme(name)?;
-                let shape = tensor.shape.iter().enumerate();
-                let per_byte = if scheme.is_nvfp4() { 2 } else { 1 };
-                let shape: Vec<_> = shape.map(|(axis, &len)| if axis == 1 { len * per_byte } else { len }).collect();
-                layout.tensor(*name, file_dtype(args.dtype), &shape);
+    if input.folder().is_some() {
+        layout.metadata("format", "pt");
+    }
+    for (tensor, plan) in input.tensors().iter().zip(plans) {
+        match plan {
+            Plan::Dequantize(Matrix { name, rows, cols, .. }) => {
+                layout.tensor(name, file_dtype(args.dtype), &[*rows, *cols]);
             }
-            Some(None) => {}
-            None => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
+            Plan::Drop => {}
+            Plan::Copy => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
-    let writer = layout.create_in(files::create(&args.output)?, &[&input])?;
-    let mut device = device::open(choice)?;
-    let bar = byte_bar(device.as_ref(), input.tensors().iter().map(|t| t.bytes()).sum());
-    let (mut table_rows, mut said) = (Vec::new(), String::new());
-    let mut done = Vec::new();
-    for tensor in input.tensors() {
-        bar.set_message(printable(&tensor.name));
-        match parts.get(&tensor.name) {
-            Some(Some(name)) => {
-                let matrix = input.quant_matrix(name)?;
-                let (values, found) = plain(device.as_mut(), name, &matrix, args)?;
-                said += &found.describe(name);
-                writer.write(name, &to_bytes(&values, args.dtype))?;
-                let (rows, cols) = (matrix.rows(), matrix.cols());
-                let (scheme, shape) = (matrix.scheme().to_string(), format!("{rows} x {cols}"));
-                let transformed = matrix.basis() != Basis::Plain;
-                let transform = if transformed { "inverse of hadamard16" } else { "" };
-                done.push(json!({
-                    "tensor": name, "scheme": scheme, "shape": [rows, cols], "inverse_hadamard": transformed,
-                    "nan": found.codes.nan, "infinite": found.codes.infinite, "beyond_fp32": found.beyond.len(),
-                }));
-                table_rows.push([name.to_string(), scheme, transform.to_string(), shape]);
-            }
-            Some(None) => {}
-            None => writer.write(&tensor.name, &input.bytes(&tensor.name)?)?,
-        }
-        bar.inc(tensor.bytes());
-    }
-    writer.finish()?;
-    bar.finish_and_clear();
-    let text = format!(
-        "{}\n{said}{} to {} in {}\n",
-        table(["tensor", "scheme", "transform", "shape"], 3, &table_rows),
-        count(table_rows.len(), "matrix", "matrices"),
-        args.dtype,
-        shown(&args.output)
-    );
-    let value = json!({
-        "device": device.name(), "output": args.output.display().to_string(), "dtype": args.dtype.name(),
-        "dequantized": Value::from(done),
-    });
-    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+    layout
 }
 
-/// The values of the data in the type asked for, and which of them are not finite.
+enum Read {
+    Rows(usize, Range<usize>, HostQuantMatrix),
+    Bytes(usize, Vec<u8>),
+}
+
+/// By tensor, what was found in its matrix.
+fn work(
+    args: &DequantizeArgs,
+    input: &Checkpoint,
+    plans: &[Plan],
+    writer: &CheckpointWriter,
+    device: &mut dyn Device,
+    step: &mut dyn FnMut(&str, u64),
+) -> Result<HashMap<usize, Found>, Failure> {
+    let mut found: HashMap<usize, Found> = HashMap::new();
+    let compute = |message| {
+        let (at, rows, part) = match message {
+            Read::Bytes(at, bytes) => {
+                let name = &input.tensors()[at].name;
+                step(name, bytes.len() as u64);
+                return Ok(Some(Part::Bytes(name.as_str(), bytes)));
+            }
+            Read::Rows(at, rows, part) => (at, rows, part),
+        };
+        let Some(matrix) = plans[at].matrix() else { return Ok(None) };
+        step(&matrix.name, part.logical_codes().len() as u64);
+        let found = found.entry(at).or_default();
+        let values = plain(device, &part, args.dtype, rows.start, found)?;
+        if rows.end == matrix.rows {
+            found.refuse(&matrix.name, args)?;
+        }
+        Ok((!found.is_refused(args)).then(|| Part::Bytes(matrix.name.as_str(), to_bytes(&values, args.dtype))))
+    };
+    pipeline::run(|to| read(input, plans, to), compute, writer)?;
+    Ok(found)
+}
+
+fn read(input: &Checkpoint, plans: &[Plan], to: &SyncSender<Read>) -> Result<Sent, Failure> {
+    for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
+        let sent = match plan {
+            Plan::Drop => Sent::All,
+            Plan::Copy => pipeline::copy(input, tensor, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?,
+            Plan::Dequantize(matrix) => {
+                let mut sent = Sent::All;
+                for rows in pipeline::parts(matrix.rows, pipeline::part_rows(matrix.cols * 2)) {
+                    let part = input.quant_rows(&matrix.name, rows.clone())?;
+                    if to.send(Read::Rows(at, rows, part)).is_err() {
+                        sent = Sent::NotAll;
+                        break;
+                    }
+                }
+                sent
+            }
+        };
+        if matches!(sent, Sent::NotAll) {
+            return Ok(sent);
+        }
+    }
+    Ok(Sent::All)
+}
+
+/// The values of the data in the type asked for; `found` gets which of them are not finite. `first` is the first row.
 fn plain(
     device: &mut dyn Device,
-    name: &str,
-    matrix: &HostQuantMatrix,
-    args: &DequantizeArgs,
-) -> Result<(Array2<f32>, Found), Failure> {
+    part: &HostQuantMatrix,
+    dtype: DType,
+    first: usize,
+    found: &mut Found,
+) -> Result<Array2<f32>, Failure> {
+    found.transformed = part.basis() != Basis::Plain;
     // The inverse transform is of FP32 values: nothing is rounded twice.
-    let values = match matrix.basis() == Basis::Plain {
-        true => device.dequantize(matrix, args.dtype)?,
-        false => exact(device, matrix)?.mapv_into(|v| round_to(args.dtype, v)),
+    let values = match found.transformed {
+        false => device.dequantize(part, dtype)?,
+        true => exact(device, part)?.mapv_into(|v| round_to(dtype, v)),
     };
-    if values.iter().all(|v| v.is_finite()) {
-        return Ok((values, Found::default()));
+    if !values.iter().all(|v| v.is_finite()) {
+        let exact = exact(device, part)?;
+        found.add(part, values.view(), exact.view(), first);
     }
-    let exact = exact(device, matrix)?;
-    refuse_overflow(name, values.view(), exact.view(), args)?;
-    let found = Found::of(matrix, exact.view());
-    if !args.allow_non_finite {
-        found.refuse(name, args)?;
-    }
-    Ok((values, found))
+    Ok(values)
 }
 
-/// The values of a matrix that are not finite in FP32.
+/// The values of a matrix that are not finite in FP32, or in the type asked for.
 #[derive(Default)]
 struct Found {
     /// NaN, and the infinities of FP8 codes.
     codes: NonFinite,
-    /// Where finite codes have values beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
-    beyond: Vec<(usize, usize)>,
+    /// Finite codes with values beyond FP32 (what MXFP8 makes of an infinity): every plain type has an infinity there.
+    beyond: Places,
+    /// Values beyond the range of the type asked for.
+    lost: Places,
+    transformed: bool,
+}
+
+/// How many there are, and the first: row, column and value.
+#[derive(Default)]
+struct Places {
+    count: usize,
+    first: Option<(usize, usize, f32)>,
+}
+
+impl Places {
+    fn add(&mut self, row: usize, column: usize, value: f32) {
+        self.count += 1;
+        self.first.get_or_insert((row, column, value));
+    }
 }
 
 impl Found {
-    fn of(matrix: &HostQuantMatrix, exact: ArrayView2<'_, f32>) -> Self {
-        let mut codes = vec![0.0; matrix.cols()];
-        let mut found = Self::default();
-        for (row, values) in exact.outer_iter().enumerate() {
-            matrix.decode_row(row, &mut codes);
-            let pairs = values.iter().zip(&codes).enumerate();
-            for (column, (value, code)) in pairs.filter(|(_, (value, _))| !value.is_finite()) {
-                // What is written counts: an infinity times a scale of 0 is NaN, and so are two that an inverse transform adds.
-                if code.is_finite() && !value.is_nan() {
-                    found.beyond.push((row, column));
+    /// Adds a part of which the first row is row `first` of the matrix.
+    fn add(&mut self, part: &HostQuantMatrix, values: ArrayView2<'_, f32>, exact: ArrayView2<'_, f32>, first: usize) {
+        let mut codes = vec![0.0; part.cols()];
+        for (row, (values, exact)) in values.outer_iter().zip(exact.outer_iter()).enumerate() {
+            part.decode_row(row, &mut codes);
+            for (column, ((value, exact), code)) in values.iter().zip(exact).zip(&codes).enumerate() {
+                let row = first + row;
+                if value.is_infinite() && exact.is_finite() {
+                    self.lost.add(row, column, *exact);
+                } else if exact.is_finite() {
+                    continue;
+                } else if code.is_finite() && !exact.is_nan() {
+                    // What is written counts: an infinity times a scale of 0 is NaN, and so are two that an inverse transform adds.
+                    self.beyond.add(row, column, *exact);
                 } else {
-                    found.codes.add((row, column), *value);
+                    self.codes.add((row, column), *exact);
                 }
             }
         }
-        found
+    }
+
+    fn is_refused(&self, args: &DequantizeArgs) -> bool {
+        let any = self.beyond.count > 0 || self.codes.first().is_some();
+        self.lost.count > 0 || (any && !args.allow_non_finite)
     }
 
     fn refuse(&self, name: &str, args: &DequantizeArgs) -> Result<(), Failure> {
         let place = format!("{}: tensor {}", args.input.display(), printable(name));
-        if let Some((row, column)) = self.beyond.first() {
+        if let Some((row, column, value)) = self.lost.first {
+            return Err(Failure::Use(format!(
+                "{place}: {} beyond the range of {}, the first {value} at row {row}, column {column}; choose --dtype {}",
+                count(self.lost.count, "value is", "values are"),
+                args.dtype,
+                if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
+            )));
+        }
+        if args.allow_non_finite {
+            return Ok(());
+        }
+        if let Some((row, column, _)) = self.beyond.first {
             return Err(Failure::Use(format!(
                 "{place}: {} beyond FP32, which every type would make infinite, the first at row {row}, column {column}: what \
                  was quantized was infinite, or so near the largest number that it was rounded up beyond it; quantize smaller \
                  values, or say --allow-non-finite",
-                count(self.beyond.len(), "value is", "values are"),
+                count(self.beyond.count, "value is", "values are"),
             )));
         }
         let Some((row, column)) = self.codes.first() else { return Ok(()) };
@@ -184,8 +339,8 @@ impl Found {
             Some(_) => format!("{}: {} of its codes written as they are\n", printable(name), self.codes.both()),
             None => String::new(),
         };
-        if !self.beyond.is_empty() {
-            let many = count(self.beyond.len(), "value is", "values are");
+        if self.beyond.count > 0 {
+            let many = count(self.beyond.count, "value is", "values are");
             text += &format!("{}: {many} beyond FP32 and written as infinite\n", printable(name));
         }
         text
@@ -199,26 +354,6 @@ fn exact(device: &mut dyn Device, matrix: &HostQuantMatrix) -> Result<Array2<f32
         undo_hadamard(&mut values);
     }
     Ok(values)
-}
-
-/// Refuses infinities that are none in FP32: the type asked for has too small a range.
-fn refuse_overflow(
-    name: &str,
-    values: ArrayView2<'_, f32>,
-    exact: ArrayView2<'_, f32>,
-    args: &DequantizeArgs,
-) -> Result<(), Failure> {
-    let pairs = values.indexed_iter().zip(exact);
-    let mut lost = pairs.filter(|((_, value), exact)| value.is_infinite() && exact.is_finite());
-    let Some((((row, column), _), value)) = lost.next() else { return Ok(()) };
-    Err(Failure::Use(format!(
-        "{}: tensor {}: {} beyond the range of {}, the first {value} at row {row}, column {column}; choose --dtype {}",
-        args.input.display(),
-        printable(name),
-        count(1 + lost.count(), "value is", "values are"),
-        args.dtype,
-        if args.dtype == DType::F16 { "bf16 or f32" } else { "f32" }
-    )))
 }
 
 /// The name of a wide type in files.

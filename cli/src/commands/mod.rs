@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod dequantize;
+pub mod describe;
 pub mod gemm;
 pub mod info;
 pub mod quantize;

@@ -52,7 +52,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     };
     write_inputs(&writer, inputs.as_deref())?;
     let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
-    let found = stream::run(&work, &writer, device.as_mut(), &mut step)?;
+    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
     let copied = write_folder(&input, config.as_ref(), &plans, &writer)?;
     writer.finish()?;
     bar.finish_and_clear();
@@ -103,7 +103,8 @@ fn layout(
             Plan::Quantize(weight) => {
                 let written = WrittenRecipe { recipe: weight.recipe, source: weight.source };
                 layout.quantized(&tensor.name, weight.rows, weight.cols, written);
-                if inputs.is_some_and(|inputs| inputs.iter().any(|(which, ..)| *which == at)) {
+                // In the order of the tensors.
+                if inputs.is_some_and(|inputs| inputs.binary_search_by_key(&at, |(which, ..)| *which).is_ok()) {
                     layout.input_scale(&tensor.name);
                 }
             }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
-use crate::output::{bytes, count, shown, table};
+use crate::output::{bytes, count, shown, starred, table};
 use crate::recipes::{options, preset};
 
 /// Matrices from which on those that differ in a number are one line.
@@ -170,15 +170,6 @@ impl Report<'_> {
         })
         .collect()
     }
-}
-
-/// `model.layers.*.mlp.up_proj.weight`.
-fn starred(name: &str) -> String {
-    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
-        true => "*".to_string(),
-        false => part.to_string(),
-    };
-    name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.

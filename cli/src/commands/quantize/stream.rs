@@ -1,27 +1,25 @@
-//! The work: one thread reads, this one quantizes, one writes. Matrices pass in parts, so that none is in memory as a whole.
+//! The work: matrices pass in parts, so that none is in memory as a whole.
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use ndarray::{Array2, s};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, MatrixWriter, TensorWriter};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect};
 use scaled_gemm::reference::{self, sqnr_db};
-use scaled_gemm::{DType, GivenScale, HostQuantMatrix, Recipe, Scheme};
+use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
 
 use super::plan::{Plan, Plans, Weight, is_divisible};
 use crate::device::Device;
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
+use crate::pipeline::{self, Part, Sent};
 
-/// Bytes of a part, about: enough that its work is worth passing on.
-const PART: usize = 16 << 20;
-/// Parts on their way from one thread to the next.
-const DEPTH: usize = 2;
 /// Rows that say what sharing a scale costs.
 const SAMPLE: usize = 128;
 
 /// What is to be done.
+#[derive(Clone, Copy)]
 pub struct Work<'a> {
     pub input: &'a Checkpoint,
     pub plans: &'a Plans,
@@ -51,52 +49,25 @@ enum Read {
     Bytes(usize, Vec<u8>),
 }
 
-enum Done {
-    Rows(usize, HostQuantMatrix),
-    Bytes(usize, Vec<u8>),
-}
-
 /// Quantizes and copies what the plans say. `step` hears of every part: its tensor, its bytes.
 pub fn run(
-    work: &Work<'_>,
+    work: Work<'_>,
     writer: &CheckpointWriter,
     device: &mut dyn Device,
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<Found, Failure> {
-    std::thread::scope(|scope| {
-        let (to_compute, reads) = sync_channel(DEPTH);
-        let (to_write, dones) = sync_channel(DEPTH);
-        let reader = scope.spawn(move || read(work, &to_compute));
-        let writing = scope.spawn(move || write(work, writer, dones));
-        let computed = compute(work, reads, to_write, device, step);
-        // Whoever fails ends the others by leaving its channels; its words are those that count.
-        let (read, wrote) = (joined(reader), joined(writing));
-        let found = computed?;
-        wrote?;
-        match read? {
-            Sent::All => Ok(found),
-            Sent::NotAll => Err(Failure::Check("the work ended before all was read; report it".into())),
-        }
-    })
+    let mut found = Found::default();
+    let compute = |message| compute(work, message, &mut found, device, step);
+    pipeline::run(|to| read(work, to), compute, writer)?;
+    Ok(found)
 }
 
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T, Failure>>) -> Result<T, Failure> {
-    thread.join().unwrap_or_else(|_| Err(Failure::Check("a thread of the work panicked; report it".into())))
-}
-
-/// Rows of a part of a matrix.
-fn part_rows(weight: &Weight) -> usize {
-    if !is_divisible(weight.recipe) {
-        return weight.rows;
-    }
-    // Whole groups of rows of every scheme.
-    let rows = PART / (weight.cols * weight.source.bytes()).max(1);
-    (rows / 128 * 128).max(128)
-}
-
-fn parts(weight: &Weight) -> impl Iterator<Item = Range<usize>> {
-    let (rows, step) = (weight.rows, part_rows(weight));
-    (0..rows.div_ceil(step)).map(move |i| i * step..((i + 1) * step).min(rows))
+fn parts(weight: &Weight) -> impl Iterator<Item = Range<usize>> + use<> {
+    let step = match is_divisible(weight.recipe) {
+        true => pipeline::part_rows(weight.cols * weight.source.bytes()),
+        false => weight.rows,
+    };
+    pipeline::parts(weight.rows, step)
 }
 
 /// True for schemes with one scale for the matrix, which is to be known before the first part.
@@ -104,55 +75,33 @@ fn has_whole(recipe: Recipe) -> bool {
     matches!(recipe.scheme(), Scheme::Nvfp4 | Scheme::Fp8Tensor(_)) && is_divisible(recipe)
 }
 
-/// Whether a thread has passed on all that it had.
-enum Sent {
-    All,
-    /// Nobody was left to take it.
-    NotAll,
-}
-
-fn read(work: &Work<'_>, to: &SyncSender<Read>) -> Result<Sent, Failure> {
-    let Work { input, plans, .. } = *work;
+fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Sent, Failure> {
     let mut known: HashMap<usize, f32> = HashMap::new();
     for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
-        match plan {
-            Plan::Quantize(weight) => {
-                let mut whole = None;
-                if has_whole(weight.recipe) {
-                    let alone = [at];
-                    let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
-                    for &member in members {
-                        if !known.contains_key(&member)
-                            && let Plan::Quantize(weight) = &plans.tensors[member]
-                        {
-                            known.insert(member, amax(input, &input.tensors()[member].name, weight)?);
-                        }
-                    }
-                    let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
-                    whole = Some(Whole { own: known[&at], shared });
-                }
-                for rows in parts(weight) {
-                    let x = input.matrix_rows(&tensor.name, rows.clone())?;
-                    if to.send(Read::Rows(at, rows, x, whole)).is_err() {
-                        return Ok(Sent::NotAll);
-                    }
+        let Plan::Quantize(weight) = plan else {
+            match pipeline::copy(input, tensor, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
+                Sent::All => continue,
+                Sent::NotAll => return Ok(Sent::NotAll),
+            }
+        };
+        let mut whole = None;
+        if has_whole(weight.recipe) {
+            let alone = [at];
+            let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
+            for &member in members {
+                if !known.contains_key(&member)
+                    && let Plan::Quantize(weight) = &plans.tensors[member]
+                {
+                    known.insert(member, amax(input, &input.tensors()[member].name, weight)?);
                 }
             }
-            Plan::Copy(_) => {
-                let mut place = 0;
-                // An empty tensor is sent, too: it is to be written.
-                loop {
-                    let len = (tensor.bytes() - place).min(PART as u64);
-                    let mut bytes = vec![0; len as usize];
-                    input.read(&tensor.name, place, &mut bytes)?;
-                    if to.send(Read::Bytes(at, bytes)).is_err() {
-                        return Ok(Sent::NotAll);
-                    }
-                    place += len;
-                    if place == tensor.bytes() {
-                        break;
-                    }
-                }
+            let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
+            whole = Some(Whole { own: known[&at], shared });
+        }
+        for rows in parts(weight) {
+            let x = input.matrix_rows(&tensor.name, rows.clone())?;
+            if to.send(Read::Rows(at, rows, x, whole)).is_err() {
+                return Ok(Sent::NotAll);
             }
         }
     }
@@ -169,48 +118,39 @@ fn amax(input: &Checkpoint, name: &str, weight: &Weight) -> Result<f32, Failure>
     Ok(largest)
 }
 
-fn compute(
-    work: &Work<'_>,
-    from: Receiver<Read>,
-    to: SyncSender<Done>,
+fn compute<'a>(
+    work: Work<'a>,
+    message: Read,
+    found: &mut Found,
     device: &mut dyn Device,
     step: &mut dyn FnMut(&str, u64),
-) -> Result<Found, Failure> {
-    let mut found = Found::default();
-    for message in from {
-        let done = match message {
-            Read::Rows(at, rows, x, whole) => {
-                let (tensor, Plan::Quantize(weight)) = (&work.input.tensors()[at], &work.plans.tensors[at]) else {
-                    continue;
-                };
-                step(&tensor.name, (x.len() * weight.source.bytes()) as u64);
-                if !is_finite(&x) || found.non_finite.contains_key(&at) {
-                    let counts = found.non_finite.entry(at).or_default();
-                    counts.add_rows(&x, rows.start);
-                    // The words say how many there are in all.
-                    match counts.check(&tensor.name, work.allow_non_finite, weight.recipe, weight.source) {
-                        Err(refused) if rows.end == weight.rows => return Err(refused),
-                        Err(_) => continue,
-                        Ok(()) => {}
-                    }
-                }
-                if let Some(whole) = whole.filter(|whole| rows.start == 0 && whole.own != whole.shared) {
-                    found.shared.insert(at, cost(&x, weight, work.dialect, whole)?);
-                }
-                let given = whole.map(|whole| given(work.dialect, weight, whole.shared)).transpose()?;
-                Done::Rows(at, device.quantize_part(x.view(), weight.source, weight.recipe, given)?)
-            }
-            Read::Bytes(at, bytes) => {
-                step(&work.input.tensors()[at].name, bytes.len() as u64);
-                Done::Bytes(at, bytes)
-            }
-        };
-        if to.send(done).is_err() {
-            // The writer says why.
-            break;
+) -> Result<Option<Part<'a>>, Failure> {
+    let (at, rows, x, whole) = match message {
+        Read::Bytes(at, bytes) => {
+            let name = &work.input.tensors()[at].name;
+            step(name, bytes.len() as u64);
+            return Ok(Some(Part::Bytes(name, bytes)));
+        }
+        Read::Rows(at, rows, x, whole) => (at, rows, x, whole),
+    };
+    let name = &work.input.tensors()[at].name;
+    let Plan::Quantize(weight) = &work.plans.tensors[at] else { return Ok(None) };
+    step(name, (x.len() * weight.source.bytes()) as u64);
+    if !is_finite(&x) || found.non_finite.contains_key(&at) {
+        let counts = found.non_finite.entry(at).or_default();
+        counts.add_rows(&x, rows.start);
+        // The words say how many there are in all.
+        match counts.check(name, work.allow_non_finite, weight.recipe, weight.source) {
+            Err(refused) if rows.end == weight.rows => return Err(refused),
+            Err(_) => return Ok(None),
+            Ok(()) => {}
         }
     }
-    Ok(found)
+    if let Some(whole) = whole.filter(|whole| rows.start == 0 && whole.own != whole.shared) {
+        found.shared.insert(at, cost(&x, weight, work.dialect, whole)?);
+    }
+    let given = whole.map(|whole| given(work.dialect, weight, whole.shared)).transpose()?;
+    Ok(Some(Part::Rows(name, device.quantize_part(x.view(), weight.source, weight.recipe, given)?)))
 }
 
 fn is_finite(x: &Array2<f32>) -> bool {
@@ -241,43 +181,4 @@ fn cost(x: &Array2<f32>, weight: &Weight, dialect: Dialect, whole: Whole) -> Res
         Ok::<_, Failure>(sqnr_db(x.as_slice().unwrap_or_default(), back.as_slice().unwrap_or_default()))
     };
     Ok([sqnr(whole.own)?, sqnr(whole.shared)?])
-}
-
-/// The tensor that is being written.
-enum Open<'w> {
-    Matrix(MatrixWriter<'w>),
-    Tensor(TensorWriter<'w>),
-}
-
-impl Open<'_> {
-    fn finish(self) -> scaled_gemm::Result<()> {
-        match self {
-            Self::Matrix(matrix) => matrix.finish(),
-            Self::Tensor(tensor) => tensor.finish(),
-        }
-    }
-}
-
-fn write(work: &Work<'_>, writer: &CheckpointWriter, from: Receiver<Done>) -> Result<(), Failure> {
-    let mut open: Option<(usize, Open<'_>)> = None;
-    for message in from {
-        let (Done::Rows(at, _) | Done::Bytes(at, _)) = message;
-        if open.as_ref().is_none_or(|(which, _)| *which != at) {
-            let name = &work.input.tensors()[at].name;
-            let next = match &message {
-                Done::Rows(..) => Open::Matrix(writer.matrix(name)?),
-                Done::Bytes(..) => Open::Tensor(writer.tensor(name)?),
-            };
-            if let Some((_, last)) = open.replace((at, next)) {
-                last.finish()?;
-            }
-        }
-        match (message, open.as_mut()) {
-            (Done::Rows(_, part), Some((_, Open::Matrix(matrix)))) => matrix.append(&part)?,
-            (Done::Bytes(_, bytes), Some((_, Open::Tensor(tensor)))) => tensor.append(&bytes)?,
-            _ => {}
-        }
-    }
-    // Where the work failed a tensor is not whole, and the words of the failure count.
-    Ok(open.map_or(Ok(()), |(_, last)| last.finish())?)
 }

@@ -1,0 +1,146 @@
+//! `info FILE|FOLDER`: what a checkpoint holds, how it is read, and what is wrong with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use scaled_gemm::Scheme;
+use scaled_gemm::checkpoint::{Checkpoint, printable};
+use scaled_gemm::model_folder::{ModelConfig, fused_groups};
+use serde_json::{Value, json};
+
+use crate::output::{Failure, Form, Outcome, bytes, count, starred, table};
+
+/// One matrix, or what the matter with it is.
+struct Matrix<'a> {
+    name: &'a str,
+    found: Result<(Scheme, [usize; 2]), String>,
+    bytes: u64,
+}
+
+pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
+    let input = Checkpoint::open(path)?;
+    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
+    let problems = problems(&input, config.as_ref(), &matrices);
+    let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
+    let quantization = config.as_ref().and_then(ModelConfig::quantization);
+    let dialect = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+
+    let form = Form::from_flag(json);
+    let value = form.value(|| {
+        let matrices = matrices.iter().map(|m| match &m.found {
+            Ok((scheme, shape)) => {
+                json!({"tensor": m.name, "scheme": scheme.to_string(), "shape": shape, "bytes": m.bytes})
+            }
+            Err(reason) => json!({"tensor": m.name, "problem": reason, "bytes": m.bytes}),
+        });
+        let plain = input.tensors().iter().filter(|t| !is_part(&input, &t.name));
+        json!({
+            "path": path.display().to_string(), "files": input.files().len(), "bytes": total,
+            "architecture": config.as_ref().map(ModelConfig::architecture), "quant_method": dialect,
+            "quantized": Value::from_iter(matrices),
+            "tensors": Value::from_iter(plain.map(|t| json!({
+                "tensor": t.name, "dtype": t.dtype.to_string(), "shape": t.shape, "bytes": t.bytes(),
+            }))),
+            "problems": problems,
+        })
+    });
+    let mut text = format!(
+        "{}: {} in {}, {}\n",
+        path.display(),
+        count(input.tensors().len(), "tensor", "tensors"),
+        count(input.files().len(), "file", "files"),
+        bytes(total)
+    );
+    match (&config, dialect) {
+        (Some(config), dialect) => {
+            let architecture = Some(config.architecture()).filter(|name| !name.is_empty());
+            text += &format!("architecture  {}\n", printable(architecture.unwrap_or("not said")));
+            text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")));
+        }
+        (None, _) if input.folder().is_some() => text += "no config.json\n",
+        (None, _) => {}
+    }
+    text.push('\n');
+    text += &tables(&input, &matrices);
+    text += &match problems.as_slice() {
+        [] => String::new(),
+        all => format!("\nWhat is wrong:\n{}", all.iter().map(|p| format!("  {p}\n")).collect::<String>()),
+    };
+    Ok(Outcome { text, value, form, notes: Vec::new(), failed: None })
+}
+
+fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
+    let read = || -> scaled_gemm::Result<_> {
+        let (rows, cols) = input.quant_shape(name)?;
+        Ok((input.scheme(name)?, [rows, cols]))
+    };
+    let parts = input.tensors_of(name).unwrap_or_default();
+    let bytes = parts.iter().filter_map(|part| input.get(part)).map(|tensor| tensor.bytes()).sum();
+    Matrix { name, found: read().map_err(|e| e.to_string()), bytes }
+}
+
+/// True for a tensor that belongs to a quantized matrix.
+fn is_part(input: &Checkpoint, name: &str) -> bool {
+    let is_codes = |name: &str| input.tensors_of(name).is_ok_and(|all| all.first().is_some_and(|first| first == name));
+    input.is_scale(name) || is_codes(name) || name.strip_suffix("_packed").is_some_and(|n| input.tensors_of(n).is_ok())
+}
+
+/// Matrices and tensors, those together that differ in a number alone.
+fn tables(input: &Checkpoint, matrices: &[Matrix<'_>]) -> String {
+    let mut lines: Vec<([String; 3], u64, u64)> = Vec::new();
+    let mut places = BTreeMap::new();
+    let mut add = |key: [String; 3], bytes: u64| {
+        let place = *places.entry(key.clone()).or_insert_with(|| {
+            lines.push((key, 0, 0));
+            lines.len() - 1
+        });
+        lines[place].1 += 1;
+        lines[place].2 += bytes;
+    };
+    for matrix in matrices {
+        if let Ok((scheme, [rows, cols])) = &matrix.found {
+            add([starred(matrix.name), scheme.to_string(), format!("{rows} x {cols}")], matrix.bytes);
+        }
+    }
+    for tensor in input.tensors().iter().filter(|tensor| !is_part(input, &tensor.name)) {
+        let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        add([starred(&tensor.name), tensor.dtype.to_string(), shape], tensor.bytes());
+    }
+    let rows: Vec<_> =
+        lines.into_iter().map(|([name, what, shape], n, b)| [name, what, n.to_string(), shape, bytes(b)]).collect();
+    table(["tensor", "scheme or type", "number", "shape", "bytes"], 2, &rows)
+}
+
+/// What engines would stumble over, or read wrongly.
+fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Vec<String> {
+    let mut found: Vec<String> = matrices.iter().filter_map(|m| m.found.as_ref().err().cloned()).collect();
+    let scaled: Vec<&Matrix<'_>> =
+        matrices.iter().filter(|m| matches!(m.found, Ok((Scheme::Nvfp4 | Scheme::Fp8Tensor(_), _)))).collect();
+    let modules: Vec<&str> = scaled.iter().map(|m| m.name.strip_suffix(".weight").unwrap_or(m.name)).collect();
+    let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
+    for group in fused_groups(&modules, architecture, |_| None) {
+        // The first rows have the scale of the whole.
+        let scales: Vec<Option<f32>> = group
+            .iter()
+            .map(|&at| input.quant_rows(scaled[at].name, 0..1).ok().and_then(|q| q.scales().first().copied()))
+            .collect();
+        if scales.windows(2).any(|pair| pair[0].map(f32::to_bits) != pair[1].map(f32::to_bits)) {
+            let names: Vec<_> = group.iter().map(|&at| printable(modules[at])).collect();
+            found.push(format!(
+                "{}: engines that fuse these keep one scale of them all, and theirs differ; quantize them again, without --no-fuse",
+                names.join(", ")
+            ));
+        }
+    }
+    let says = config.is_some_and(|config| config.quantization().is_some());
+    if input.folder().is_some() && !matrices.is_empty() && config.is_some() && !says {
+        found.push("config.json has no quantization_config: engines take the weights for plain ones".into());
+    }
+    if says && matrices.is_empty() {
+        found.push(
+            "config.json has a quantization_config, and no quantized matrix is there that this program reads".into(),
+        );
+    }
+    found
+}
