@@ -181,7 +181,8 @@ pub struct QuantizeArgs {
     /// Leave the tensors whose name matches alone; may be given several times.
     #[arg(long, value_name = "REGEX")]
     pub exclude: Vec<regex::Regex>,
-    /// Names, types and config.json: fp8, compressed-tensors, modelopt or plain (this program's own, for every recipe). For a
+    /// Names, types and config.json: fp8, compressed-tensors, modelopt, comfyui (files) or plain (this program's own, for every
+    /// recipe). For a
     /// folder, if left out: fp8 for fp8-128x128 and fp8-tensor, modelopt for nvfp4 and mxfp8, compressed-tensors for fp8-row,
     /// plain for what no engine reads; for a file plain.
     #[arg(long)]

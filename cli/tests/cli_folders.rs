@@ -128,7 +128,8 @@ fn expected(recipe: &str, dialect: &str) -> Vec<(&'static str, Dtype, Vec<usize>
 }
 
 /// What each dialect is asked for, and the keys that its readers decide by.
-const DIALECTS: [(&str, &str, &[(&str, &str)]); 9] = [
+type Keys = &'static [(&'static str, &'static str)];
+const DIALECTS: [(&str, &str, Keys); 9] = [
     (
         "fp8-128x128",
         "fp8",

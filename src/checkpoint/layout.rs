@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
+use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, input_scale_tensor, tensors_of};
+use super::names::{Dialect, NibbleOrder, input_scale_tensor, tensors_of};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -73,7 +74,12 @@ impl CheckpointLayout {
         for tensor in tensors_of(dialect, scheme, rows, cols) {
             self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
         }
-        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json());
+        if self.dialect == Dialect::ComfyUi {
+            let mark = comfy::tensor(dialect_format(scheme));
+            self.push(format!("{}{}", comfy::layer(name), comfy::SUFFIX), Dtype::U8, &[mark.len()]);
+        }
+        let order = if self.dialect == Dialect::ComfyUi { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
+        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json(order));
         let basis = written.recipe.basis();
         self.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
     }
@@ -173,10 +179,22 @@ impl CheckpointLayout {
         }
         let header = Header::new(self.tensors, self.metadata)
             .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
-        let planned = Listing { path: path.clone(), files, header, nibble_order: None };
+        let comfy = self.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
+        let comfy =
+            comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
+        let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy };
         unreadable(&planned, &self.matrices, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
         Ok((planned.header, self.matrices))
+    }
+}
+
+/// What ComfyUI calls a scheme.
+pub(super) fn dialect_format(scheme: Scheme) -> &'static str {
+    match scheme {
+        Scheme::Nvfp4 => "nvfp4",
+        Scheme::Mxfp8(_) => "mxfp8",
+        _ => "float8_e4m3fn",
     }
 }
 

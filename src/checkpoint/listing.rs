@@ -1,5 +1,6 @@
 //! What a checkpoint holds, by its headers alone: of files that are there, or that are to be written.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::NibbleOrder;
@@ -18,6 +19,8 @@ pub(super) struct Listing {
     pub(super) header: Header,
     /// What the caller said; `None`: what the metadata say, else low first.
     pub(super) nibble_order: Option<NibbleOrder>,
+    /// Layers that ComfyUI's marks describe, with their formats.
+    pub(super) comfy: HashMap<String, String>,
 }
 
 impl Listing {

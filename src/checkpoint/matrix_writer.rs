@@ -1,7 +1,8 @@
 //! [`MatrixWriter`]: a quantized matrix written by rows, so that it need not be in memory as a whole.
 
-use super::layout::Planned;
-use super::names::{ScaleMeaning, block_scale_tensor, code_tensor, scale_tensor};
+use super::comfy;
+use super::layout::{Planned, dialect_format};
+use super::names::{Dialect, ScaleMeaning, block_scale_tensor, code_tensor, scale_tensor};
 use super::writer::{CheckpointWriter, TensorWriter};
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix};
@@ -27,8 +28,12 @@ impl<'w> MatrixWriter<'w> {
         };
         let Planned { scheme, rows, cols, dialect, .. } = planned;
         let begin = |suffix: &str| writer.tensor(&format!("{name}{suffix}"));
+        if dialect == Dialect::ComfyUi {
+            let mark = format!("{}{}", comfy::layer(name), comfy::SUFFIX);
+            writer.write(&mark, &comfy::tensor(dialect_format(scheme)))?;
+        }
         let codes = begin(code_tensor(dialect, scheme, rows, cols).suffix)?;
-        let block_scales = block_scale_tensor(scheme, rows, cols).map(|t| begin(t.suffix)).transpose()?;
+        let block_scales = block_scale_tensor(dialect, scheme, rows, cols).map(|t| begin(t.suffix)).transpose()?;
         let scales = scale_tensor(dialect, scheme, rows, cols);
         let scales = scales.map(|(t, meaning)| begin(t.suffix).map(|tensor| (tensor, meaning))).transpose()?;
         Ok(Self { writer, name: name.into(), planned, rows: 0, codes, block_scales, scales, whole: None })
@@ -49,6 +54,7 @@ impl<'w> MatrixWriter<'w> {
         }
         let end = self.rows + part.rows();
         let group = match scheme.spec().group_rows {
+            _ if self.planned.dialect == Dialect::ComfyUi => 128,
             Extent::All => 1,
             extent => extent.size(rows),
         };
@@ -62,9 +68,17 @@ impl<'w> MatrixWriter<'w> {
         }
         let (scales, block_scales) = (part.logical_scales(), part.logical_block_scales());
         self.check_finite(&scales, &block_scales)?;
-        self.codes.append(part.logical_codes())?;
+        let comfy = self.planned.dialect == Dialect::ComfyUi;
+        match comfy && scheme.is_nvfp4() {
+            true => {
+                let swapped: Vec<u8> = part.logical_codes().iter().map(|pair| pair.rotate_left(4)).collect();
+                self.codes.append(&swapped)?;
+            }
+            false => self.codes.append(part.logical_codes())?,
+        }
         if let Some(tensor) = &mut self.block_scales {
-            tensor.append(&block_scales)?;
+            // On the device they lie in tiles, too.
+            tensor.append(if comfy { part.block_scales() } else { &block_scales })?;
         }
         if let Some((tensor, meaning)) = &mut self.scales {
             match (scheme.spec().group_rows, self.whole, scales.as_slice()) {

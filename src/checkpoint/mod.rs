@@ -31,6 +31,7 @@
 //! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
+mod comfy;
 mod folder;
 mod foreign;
 mod header;
@@ -40,6 +41,7 @@ mod matrix_writer;
 mod names;
 mod output;
 mod output_folder;
+mod parts;
 mod quantized;
 mod reader;
 mod recipe;

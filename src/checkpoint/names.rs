@@ -12,6 +12,8 @@ pub(super) const SECOND_SUFFIX: &str = "_scale_2";
 /// Endings of compressed-tensors' codes and of its second-level scale, which divides.
 pub(super) const PACKED_SUFFIX: &str = "_packed";
 pub(super) const DIVISOR_SUFFIX: &str = "_global_scale";
+/// The name of the scale of `weight` in ComfyUI's older files.
+pub(super) const OLD_COMFY_SCALE: &str = "scale_weight";
 
 /// In which half of a byte the code of the even column lies.
 ///
@@ -73,10 +75,12 @@ pub enum Dialect {
     CompressedTensors,
     /// NVIDIA ModelOpt's (`modelopt`).
     ModelOpt,
+    /// ComfyUI's, in one file: block scales in tiles, even columns in the high half of a byte.
+    ComfyUi,
 }
 
 named!(
-    Dialect, "dialect", Plain => "plain", Fp8 => "fp8", CompressedTensors => "compressed-tensors", ModelOpt => "modelopt",
+    Dialect, "dialect", Plain => "plain", Fp8 => "fp8", CompressedTensors => "compressed-tensors", ModelOpt => "modelopt", ComfyUi => "comfyui",
 );
 
 /// What an FP32 scale does to the codes.
@@ -100,7 +104,8 @@ impl ScaleMeaning {
 pub(super) fn tensors_of(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Vec<Tensor> {
     let codes = code_tensor(dialect, scheme, rows, cols);
     let scales = scale_tensor(dialect, scheme, rows, cols).map(|(tensor, _)| tensor);
-    [Some(codes), block_scale_tensor(scheme, rows, cols), scales].into_iter().flatten().collect()
+    let block_scales = block_scale_tensor(dialect, scheme, rows, cols);
+    [Some(codes), block_scales, scales].into_iter().flatten().collect()
 }
 
 /// The codes, as written.
@@ -115,12 +120,17 @@ pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: u
 }
 
 /// The block scales, as written; `None` where the scheme has none.
-pub(super) fn block_scale_tensor(scheme: Scheme, rows: usize, cols: usize) -> Option<Tensor> {
+pub(super) fn block_scale_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Option<Tensor> {
     let dtype = match scheme.spec().block?.format {
         BlockScaleFormat::Ue4m3 => Dtype::F8_E4M3,
         BlockScaleFormat::Ue8m0 => Dtype::U8,
     };
-    Some(Tensor { suffix: SCALE_SUFFIXES[0], dtype, shape: scheme.block_grid(rows, cols).to_vec() })
+    let [rows, blocks] = scheme.block_grid(rows, cols);
+    let shape = match dialect {
+        Dialect::ComfyUi => vec![rows.next_multiple_of(128), blocks.next_multiple_of(4)],
+        _ => vec![rows, blocks],
+    };
+    Some(Tensor { suffix: SCALE_SUFFIXES[0], dtype, shape })
 }
 
 /// The FP32 scales, as written; `None` where the scheme has none.
@@ -136,6 +146,8 @@ pub(super) fn scale_tensor(
     let (suffix, shape) = match (spec.block.is_some(), spec.group_rows, spec.group_cols) {
         _ if spec.scale_layout == ScaleLayout::Absent => return None,
         (true, Extent::All, _) if compressed => (DIVISOR_SUFFIX, vec![1]),
+        (true, Extent::All, _) if dialect == Dialect::ComfyUi => (SECOND_SUFFIX, vec![]),
+        (false, Extent::All, _) if dialect == Dialect::ComfyUi => (SCALE_SUFFIXES[0], vec![]),
         (true, Extent::All, _) => (SECOND_SUFFIX, vec![1]),
         (true, ..) => (SECOND_SUFFIX, vec![rows]),
         (false, Extent::All, _) => (SCALE_SUFFIXES[0], vec![1]),
@@ -151,7 +163,8 @@ pub(super) fn scale_tensor(
 /// The scale of activations, as written; its name follows that of the layer.
 pub(super) fn input_scale_tensor(dialect: Dialect, nvfp4: bool) -> Tensor {
     let divides = dialect == Dialect::CompressedTensors && nvfp4;
-    Tensor { suffix: if divides { "input_global_scale" } else { "input_scale" }, dtype: Dtype::F32, shape: vec![1] }
+    let shape = if dialect == Dialect::ComfyUi { vec![] } else { vec![1] };
+    Tensor { suffix: if divides { "input_global_scale" } else { "input_scale" }, dtype: Dtype::F32, shape }
 }
 
 /// The scheme of an `rows x cols` matrix of this format whose FP32 scales have this name ending and shape; NVFP4 if the
@@ -197,8 +210,27 @@ pub(super) fn recognise(
     })
 }
 
+/// The scheme of an `rows x cols` FP8 matrix whose scales are E8M0 bytes of this shape: MXFP8, or blocks of 128 x 128 with scales that
+/// are powers of two (DeepSeek-V3.1's `ue8m0`).
+pub(super) fn recognise_e8m0(
+    format: Fp8Format,
+    shape_of: [usize; 2],
+    suffix: &str,
+    shape: &[usize],
+    metadata: Option<Scheme>,
+) -> Result<Scheme, String> {
+    let tiles = Scheme::Fp8Group128x128(format);
+    let [rows, cols] = shape_of;
+    let mx = Scheme::Mxfp8(format).block_grid(rows, cols);
+    // One row of one block is both, and both read it alike.
+    if shape == tiles.scale_grid(rows, cols) && shape != mx && metadata.is_none_or(|scheme| scheme == tiles) {
+        return Ok(tiles);
+    }
+    recognise_mx(format, shape_of, suffix, shape, metadata)
+}
+
 /// The scheme of an `rows x cols` FP8 matrix whose scales are bytes of this shape.
-pub(super) fn recognise_mx(
+fn recognise_mx(
     format: Fp8Format,
     [rows, cols]: [usize; 2],
     suffix: &str,

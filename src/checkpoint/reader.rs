@@ -10,6 +10,7 @@ use ndarray::Array2;
 use safetensors::Dtype;
 
 use super::NibbleOrder;
+use super::comfy;
 use super::folder::{Files, Index, files_of};
 use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
@@ -60,11 +61,29 @@ impl Checkpoint {
                 remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
             }
         })?;
-        let listing = Listing { path: path.to_path_buf(), files: paths, header, nibble_order: None };
+        let comfy = comfy::of_metadata(&header.metadata);
+        let listing = Listing { path: path.to_path_buf(), files: paths, header, nibble_order: None, comfy };
         if let Some(index) = index {
             check_index(&listing, &index)?;
         }
-        Ok(Self { listing, sources, folder })
+        let mut checkpoint = Self { listing, sources, folder };
+        checkpoint.read_marks()?;
+        Ok(checkpoint)
+    }
+
+    /// What ComfyUI's tensors say of their layers.
+    fn read_marks(&mut self) -> Result<()> {
+        let marks = self.listing.header.tensors.iter().filter_map(|tensor| {
+            let is_mark = tensor.dtype == Dtype::U8 && tensor.bytes() <= comfy::MOST_BYTES;
+            Some((tensor.name.strip_suffix(comfy::SUFFIX).filter(|_| is_mark)?, tensor))
+        });
+        let mut found = Vec::new();
+        for (layer, tensor) in marks {
+            let bytes = self.part(&tensor.name, 0, tensor.bytes())?;
+            found.extend(comfy::of_tensor(&bytes).map(|format| (layer.to_string(), format)));
+        }
+        self.listing.comfy.extend(found);
+        Ok(())
     }
 
     /// The same, its NVFP4 codes read in this order; without it as the metadata say, else low first.

@@ -25,7 +25,7 @@ pub struct WrittenRecipe {
 }
 
 impl WrittenRecipe {
-    pub(super) fn to_json(self) -> String {
+    pub(super) fn to_json(self, nibble_order: NibbleOrder) -> String {
         let recipe = self.recipe;
         let spec = recipe.scheme().spec();
         let mut entry = Map::new();
@@ -43,7 +43,7 @@ impl WrittenRecipe {
             Recipe::Nvfp4(recipe) => {
                 let options = recipe.options();
                 put("preset", options.rule.name().into());
-                put("nibble_order", NibbleOrder::LowFirst.name().into());
+                put("nibble_order", nibble_order.name().into());
                 match options.block_scale {
                     BlockScaleRule::Plain => put("block_scale", PLAIN.into()),
                     BlockScaleRule::FourOverSix { metric, math } => {
@@ -97,6 +97,8 @@ pub(super) struct Reading {
     pub(super) basis: Basis,
     /// `None` where codes are bytes.
     pub(super) nibble_order: Option<NibbleOrder>,
+    /// Block scales lie in tiles of 128 x 4.
+    pub(super) tiled: bool,
 }
 
 impl Reading {
@@ -109,7 +111,7 @@ impl Reading {
             CodeFormat::E2M1 => (word(&value, "basis")?, Some(word(&value, "nibble_order")?)),
             _ => (Basis::Plain, None),
         };
-        Ok(Self { scheme, basis, nibble_order })
+        Ok(Self { scheme, basis, nibble_order, tiled: false })
     }
 }
 
@@ -186,10 +188,10 @@ mod tests {
     fn recipes_round_trip() {
         for recipe in recipes() {
             let written = WrittenRecipe { recipe, source: DType::Bf16 };
-            let text = written.to_json();
+            let text = written.to_json(NibbleOrder::LowFirst);
             assert_eq!(WrittenRecipe::from_json(&text), Ok(written), "{text}");
             let nibble_order = recipe.scheme().is_nvfp4().then_some(NibbleOrder::LowFirst);
-            let reading = Reading { scheme: recipe.scheme(), basis: recipe.basis(), nibble_order };
+            let reading = Reading { scheme: recipe.scheme(), basis: recipe.basis(), nibble_order, tiled: false };
             assert_eq!(Reading::from_json(&text), Ok(reading), "{text}");
         }
     }
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn unknown_words_are_refused_where_they_matter() {
         for recipe in recipes() {
-            let text = WrittenRecipe { recipe, source: DType::F32 }.to_json();
+            let text = WrittenRecipe { recipe, source: DType::F32 }.to_json(NibbleOrder::LowFirst);
             let value: Value = serde_json::from_str(&text).unwrap();
             for key in value.as_object().unwrap().keys().filter(|k| *k != "writer") {
                 for wrong in [Some(json!("of-next-year")), Some(json!(3.5)), None] {

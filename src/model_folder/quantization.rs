@@ -45,6 +45,7 @@ impl QuantizationConfig {
             Dialect::Fp8 => &["fp8-128x128", "fp8-tensor"],
             Dialect::CompressedTensors => &["fp8-row", "fp8-tensor", "fp8-128x128", "nvfp4", "mxfp8"],
             Dialect::ModelOpt => &["nvfp4", "mxfp8", "fp8-tensor"],
+            Dialect::ComfyUi => &["nvfp4", "mxfp8", "fp8-tensor"],
         };
         let name = scheme.spec().name;
         if !known.contains(&name) {
@@ -65,7 +66,8 @@ impl QuantizationConfig {
     pub fn value(&self, ignore: &[String]) -> Option<Value> {
         let name = self.scheme.spec().name;
         Some(match self.dialect {
-            Dialect::Plain => return None,
+            // ComfyUI's marks are in the file.
+            Dialect::Plain | Dialect::ComfyUi => return None,
             // vLLM Q/fp8.py:158; transformers takes blocks for granted where the entry is not null.
             Dialect::Fp8 => json!({
                 "quant_method": "fp8", "fmt": "e4m3",

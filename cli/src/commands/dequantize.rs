@@ -132,7 +132,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure>
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
-            None if is_input_scale(input, &tensor.name) => Plan::Drop,
+            None if is_input_scale(input, &tensor.name) || input.is_mark(&tensor.name) => Plan::Drop,
             None => Plan::Copy,
         })
     };
@@ -150,7 +150,8 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     let names: HashSet<&str> = plans.iter().filter_map(Plan::matrix).map(|matrix| matrix.name.as_str()).collect();
     let gone = |name: &str| names.contains(name);
     for (key, value) in input.metadata() {
-        if !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
+        // ComfyUI's list of quantized layers.
+        if key != "_quantization_metadata" && !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
             layout.metadata(key, value);
         }
     }

@@ -218,6 +218,15 @@ fn plan(
     if dialect != Dialect::Plain && !tensor.name.ends_with(".weight") {
         return Plan::Copy("not the weight of a layer by its name");
     }
+    let padded = match recipe.scheme() {
+        _ if dialect != Dialect::ComfyUi => 1,
+        Scheme::Nvfp4 => 16,
+        Scheme::Mxfp8(_) => 32,
+        _ => 1,
+    };
+    if !rows.is_multiple_of(padded) {
+        return Plan::Copy("rows that ComfyUI would pad, not a multiple of 16 (nvfp4) or 32 (mxfp8)");
+    }
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
     match check_quantize_cols(&tensor.name, cols) {
         Ok(()) if !rows.is_multiple_of(recipe.row_multiple()) => {

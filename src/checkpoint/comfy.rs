@@ -1,0 +1,39 @@
+//! What ComfyUI's files say of their layers: `_quantization_metadata` in the metadata, or a tensor `LAYER.comfy_quant` of JSON.
+//!
+//! Facts from Comfy-Org/ComfyUI, comfy/ops.py and comfy/quant_ops.py (0271a46), and comfy-kitchen 0.2.40.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::{Value, json};
+
+/// Ending of the tensor that describes a layer.
+pub(super) const SUFFIX: &str = ".comfy_quant";
+/// Most bytes of such a tensor that are looked at.
+pub(super) const MOST_BYTES: u64 = 1 << 16;
+
+/// The layer of a weight.
+pub(super) fn layer(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
+}
+
+/// Layers and their formats by the metadata of a file.
+pub(super) fn of_metadata(metadata: &BTreeMap<String, String>) -> HashMap<String, String> {
+    let text = metadata.get("_quantization_metadata").map(String::as_str).unwrap_or_default();
+    let value: Value = serde_json::from_str(text).unwrap_or_default();
+    let layers = value.get("layers").and_then(Value::as_object).into_iter().flatten();
+    layers.filter_map(|(layer, of)| Some((layer.clone(), format(of)?))).collect()
+}
+
+/// The format that the tensor of a layer names.
+pub(super) fn of_tensor(bytes: &[u8]) -> Option<String> {
+    format(&serde_json::from_slice(bytes).ok()?)
+}
+
+fn format(value: &Value) -> Option<String> {
+    Some(value.get("format")?.as_str()?.to_string())
+}
+
+/// The tensor that says so of a layer.
+pub(super) fn tensor(format: &str) -> Vec<u8> {
+    json!({"format": format}).to_string().into_bytes()
+}

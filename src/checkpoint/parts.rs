@@ -1,0 +1,286 @@
+//! Which tensors of a listing are the parts of a matrix, how they are read, and what is refused.
+
+use safetensors::Dtype;
+
+use super::comfy;
+use super::header::{RECIPE_KEY, TensorInfo};
+use super::listing::Listing;
+use super::names::{
+    DIVISOR_SUFFIX, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0,
+    recognise, recognise_e8m0,
+};
+use super::recipe::Reading;
+use crate::error::Result;
+use crate::format::{CodeFormat, Fp8Format, Scheme};
+
+/// Columns that one E4M3 scale of NVFP4 serves, and the bytes that hold them.
+const NVFP4_BLOCK: usize = 16;
+const NVFP4_BLOCK_BYTES: usize = 8;
+
+/// The tensors of a matrix.
+pub(super) enum Parts<'a> {
+    /// One byte a code, and one kind of scales.
+    Bytes { format: Fp8Format, codes: &'a TensorInfo, scale: &'a TensorInfo },
+    /// Two codes a byte, and two levels of scales.
+    Packed { codes: &'a TensorInfo, scale: &'a TensorInfo, second: &'a TensorInfo, meaning: Second },
+}
+
+/// What the second-level scale of a file does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Second {
+    /// ModelOpt: multiplies.
+    Factor,
+    /// compressed-tensors: divides.
+    Divisor,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn codes(&self) -> &'a TensorInfo {
+        match *self {
+            Self::Bytes { codes, .. } | Self::Packed { codes, .. } => codes,
+        }
+    }
+
+    pub(super) fn tensors(&self) -> Vec<&'a TensorInfo> {
+        match *self {
+            Self::Bytes { codes, scale, .. } => vec![codes, scale],
+            Self::Packed { codes, scale, second, .. } => vec![codes, scale, second],
+        }
+    }
+}
+
+impl Listing {
+    pub(super) fn quantized(&self) -> Vec<&str> {
+        let is_codes = |t: &&TensorInfo| !self.is_scale(&t.name) && !is_marker(&t.name);
+        let tensors = self.header.tensors.iter().filter(is_codes);
+        tensors
+            .filter_map(|t| match t.name.strip_suffix(PACKED_SUFFIX) {
+                Some(name) if self.is_compressed(name) => Some(name),
+                _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    pub(super) fn is_scale(&self, name: &str) -> bool {
+        let base_is_there = |suffix: &str, packed: &str| {
+            name.strip_suffix(suffix).is_some_and(|base| self.get(&format!("{base}{packed}")).is_some())
+        };
+        [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
+            || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
+            || base_is_there(OLD_COMFY_SCALE, "weight")
+    }
+
+    pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
+        Ok(self.parts(name)?.tensors().iter().map(|t| t.name.clone()).collect())
+    }
+
+    pub(super) fn scheme(&self, name: &str) -> Result<Scheme> {
+        Ok(self.reading(name, &self.parts(name)?)?.scheme)
+    }
+
+    pub(super) fn written(&self, name: &str) -> Option<&String> {
+        self.header.metadata.get(&format!("{RECIPE_KEY}{name}"))
+    }
+
+    /// True if `NAME_packed` is NVFP4 of compressed-tensors. (Its other packed formats have other types or no global scale.)
+    pub(super) fn is_compressed(&self, name: &str) -> bool {
+        let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
+        let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
+        has(PACKED_SUFFIX, Dtype::U8) && (has(SCALE_SUFFIXES[0], Dtype::F8_E4M3) || divisor)
+    }
+
+    /// What a tensor is that [`Listing::quantized`] leaves out though it holds codes.
+    pub(super) fn taken_as(&self, name: &str) -> String {
+        match name.strip_suffix(PACKED_SUFFIX).filter(|base| self.is_compressed(base)) {
+            Some(base) => {
+                let of = [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].map(|s| format!("{base}{s}"));
+                let there: Vec<_> = of.into_iter().filter(|scale| self.get(scale).is_some()).collect();
+                format!("would be the codes of a matrix {base}, as {} is there", there.join(" and "))
+            }
+            None => "would be the scale of another tensor".into(),
+        }
+    }
+
+    /// True if a U8 tensor is NVFP4 as ModelOpt and this crate write it, complete or not.
+    fn is_modelopt(&self, tensor: &TensorInfo) -> bool {
+        let name = &tensor.name;
+        let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0])).is_some_and(|t| t.dtype == Dtype::F8_E4M3);
+        let second = self.get(&format!("{name}{SECOND_SUFFIX}")).is_some();
+        tensor.dtype == Dtype::U8 && (scale || second || self.written(name).is_some())
+    }
+
+    pub(super) fn parts(&self, name: &str) -> Result<Parts<'_>> {
+        if self.is_compressed(name) {
+            if self.get(name).is_some() {
+                return Err(self.refuse(
+                    name,
+                    format!("is in the file twice, as {name} and as {name}{PACKED_SUFFIX}"),
+                    "keep one of the two",
+                ));
+            }
+            return Ok(Parts::Packed {
+                codes: self.info(&format!("{name}{PACKED_SUFFIX}"))?,
+                scale: self.companion(name, SCALE_SUFFIXES[0])?,
+                second: self.companion(name, DIVISOR_SUFFIX)?,
+                meaning: Second::Divisor,
+            });
+        }
+        let codes = self.info(name)?;
+        if let Some(format) = code_format(codes.dtype) {
+            let scale = self.fp8_scale(name)?;
+            if self.get(&format!("{name}{SECOND_SUFFIX}")).is_some() {
+                let found = format!("is FP8 with a second scale {name}{SECOND_SUFFIX}, which no FP8 scheme has");
+                return Err(self.refuse(name, found, "it is of a format that is not read here"));
+            }
+            return Ok(Parts::Bytes { format, codes, scale });
+        }
+        if self.is_modelopt(codes) {
+            return Ok(Parts::Packed {
+                codes,
+                scale: self.companion(name, SCALE_SUFFIXES[0])?,
+                second: self.companion(name, SECOND_SUFFIX)?,
+                meaning: Second::Factor,
+            });
+        }
+        let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
+        let remedy = match matrix {
+            Some(matrix) => format!("its matrix is named {matrix}"),
+            None => "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 ones U8 and an F8_E4M3 scale; quantize plain ones first"
+                .into(),
+        };
+        Err(self.refuse(name, format!("has dtype {}", codes.dtype), remedy))
+    }
+
+    /// The one scale of an FP8 matrix.
+    fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
+        let old = name.strip_suffix("weight").map(|layer| format!("{layer}{OLD_COMFY_SCALE}"));
+        let names = SCALE_SUFFIXES.iter().map(|suffix| format!("{name}{suffix}")).chain(old);
+        let found: Vec<_> = names.filter_map(|name| self.get(&name)).collect();
+        match *found.as_slice() {
+            [scale] => Ok(scale),
+            [] => Err(self.refuse(
+                name,
+                format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
+                "use a file that carries its scales; none is ever assumed",
+            )),
+            _ => {
+                let names: Vec<_> = found.iter().map(|t| t.name.as_str()).collect();
+                let found = format!("has two scales, {}", names.join(" and "));
+                Err(self.refuse(name, found, "keep the one that multiplies its codes"))
+            }
+        }
+    }
+
+    /// A scale of an NVFP4 matrix.
+    fn companion(&self, name: &str, suffix: &str) -> Result<&TensorInfo> {
+        self.get(&format!("{name}{suffix}")).ok_or_else(|| {
+            let found = format!("is NVFP4 but has no scale {name}{suffix}");
+            self.refuse(name, found, "use a file that carries both levels of scales; none is ever assumed")
+        })
+    }
+
+    /// Rows and columns of the matrix; refuses what no matrix has.
+    pub(super) fn logical_shape(&self, name: &str, parts: &Parts<'_>) -> Result<(usize, usize)> {
+        let per_byte = match parts {
+            Parts::Bytes { .. } => 1,
+            Parts::Packed { .. } => 2,
+        };
+        let [rows, width] = self.two_dimensions(&parts.codes().name)?;
+        if rows == 0 || width == 0 {
+            return Err(self.refuse(name, format!("has shape [{rows}, {width}]"), "an empty matrix has no scheme"));
+        }
+        if per_byte == 2 && !width.is_multiple_of(NVFP4_BLOCK_BYTES) {
+            let found =
+                format!("has {width} bytes a row, but blocks of {NVFP4_BLOCK} codes take {NVFP4_BLOCK_BYTES} each");
+            return Err(self.refuse(name, found, "pad its columns with zeros before quantizing"));
+        }
+        let cols = width.checked_mul(per_byte).ok_or_else(|| {
+            self.refuse(name, format!("has shape [{rows}, {width}]"), "no matrix has so many columns")
+        })?;
+        Ok((rows, cols))
+    }
+
+    /// Scheme, basis and order of the codes.
+    pub(super) fn reading(&self, name: &str, parts: &Parts<'_>) -> Result<Reading> {
+        let (rows, cols) = self.logical_shape(name, parts)?;
+        let written = match self.written(name) {
+            Some(text) => Some(Reading::from_json(text).map_err(|e| self.refuse(name, e, "quantize it again"))?),
+            None => None,
+        };
+        let metadata = written.map(|w| w.scheme);
+        let shape_fault = |e: String| self.refuse(name, e.replace("NAME", name), "a scale is never reshaped");
+        let ending = |scale: &TensorInfo| match scale.name.strip_prefix(name) {
+            Some(suffix) => suffix.to_string(),
+            None => SCALE_SUFFIXES[0].to_string(),
+        };
+        let comfy = self.comfy.get(comfy::layer(name)).map(String::as_str);
+        let tiled = matches!(comfy, Some("nvfp4" | "mxfp8"));
+        let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
+        let scheme = match *parts {
+            Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) && tiled => {
+                let scheme = Scheme::Mxfp8(format);
+                let [_, blocks] = scheme.block_grid(rows, cols);
+                self.check_tiles(scale, tiles(blocks), [rows, cols])?;
+                scheme
+            }
+            Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) => {
+                recognise_e8m0(format, [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
+            }
+            Parts::Bytes { format, scale, .. } => {
+                recognise(format.into(), [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
+            }
+            Parts::Packed { scale, second, meaning, .. } => {
+                let blocks = [rows, cols / NVFP4_BLOCK];
+                // A view of one byte for another, as ComfyUI takes it.
+                let is_bytes = scale.dtype == Dtype::F8_E4M3 || (tiled && scale.dtype == Dtype::U8);
+                if tiled && is_bytes {
+                    self.check_tiles(scale, tiles(blocks[1]), [rows, cols])?;
+                } else if !is_bytes || scale.shape != blocks {
+                    let found = format!(
+                        "is {} {:?}, but must be F8_E4M3 {blocks:?} for {rows} x {cols}",
+                        scale.dtype, scale.shape
+                    );
+                    return Err(self.refuse(&scale.name, found, "a scale is never reshaped"));
+                }
+                let scheme = recognise(CodeFormat::E2M1, [rows, cols], &ending(second), &second.shape, metadata)
+                    .map_err(shape_fault)?;
+                if meaning == Second::Divisor && scheme != Scheme::Nvfp4 {
+                    let found = format!("has shape {:?}, but one divisor serves the whole matrix", second.shape);
+                    return Err(self.refuse(&second.name, found, "a scale is never reshaped"));
+                }
+                scheme
+            }
+        };
+        let said = written.and_then(|w| w.nibble_order);
+        if let (Some(said), Some(asked)) = (said, self.nibble_order)
+            && said != asked
+        {
+            let found = format!("is {} by its metadata, and was to be read {}", said.name(), asked.name());
+            return Err(self.refuse(name, found, "leave the nibble order out"));
+        }
+        let nibble_order = match parts {
+            Parts::Bytes { .. } => None,
+            Parts::Packed { .. } => {
+                let default = if tiled { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
+                Some(said.or(self.nibble_order).unwrap_or(default))
+            }
+        };
+        Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled })
+    }
+
+    /// Refuses scales that are not padded to whole tiles, as ComfyUI has them.
+    fn check_tiles(&self, scale: &TensorInfo, want: [usize; 2], [rows, cols]: [usize; 2]) -> Result<()> {
+        if scale.shape == want {
+            return Ok(());
+        }
+        let found =
+            format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
+        Err(self.refuse(&scale.name, found, "a scale is never reshaped"))
+    }
+}
+
+/// True for the tensor by whose type ComfyUI's older files say that they are FP8.
+pub(super) fn is_marker(name: &str) -> bool {
+    name.rsplit('.').next() == Some("scaled_fp8")
+}

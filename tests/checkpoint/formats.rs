@@ -1,0 +1,227 @@
+//! Files of projects that store their scales in other ways: powers of two for tiles of 128 x 128, ComfyUI's tiles, marks and names.
+
+use std::fs;
+
+use safetensors::{Dtype, SafeTensors};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect};
+use scaled_gemm::reference::{self, Noise};
+use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Scheme};
+
+use super::{Folder, f32_bytes, foreign, random_matrix, written};
+
+const E4M3: Fp8Format = Fp8Format::E4M3;
+
+/// DeepSeek-V3.1's scales, under either type of byte.
+#[test]
+fn tiles_with_powers_of_two_are_read() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let (rows, cols) = (300, 400);
+    let mut random = Noise::new(1);
+    let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7F) as u8).collect();
+    let bytes: Vec<u8> = vec![0, 1, 100, 126, 127, 128, 130, 200, 253, 254, 127, 120];
+    for dtype in [Dtype::U8, Dtype::F8_E8M0] {
+        foreign(
+            &path,
+            &[
+                ("w", Dtype::F8_E4M3, vec![rows, cols], codes.clone()),
+                ("w_scale_inv", dtype, vec![3, 4], bytes.clone()),
+            ],
+            None,
+        );
+        let file = Checkpoint::open(&path).unwrap();
+        let scheme = Scheme::Fp8Group128x128(E4M3);
+        let scales: Vec<f32> = bytes.iter().map(|b| (f64::from(*b) - 127.0).exp2() as f32).collect();
+        let want = HostQuantMatrix::from_logical(scheme, rows, cols, codes.clone(), &scales).unwrap();
+        assert_eq!(file.scheme("w").unwrap(), scheme, "{dtype}");
+        assert!(file.quant_matrix("w").unwrap() == want, "{dtype}");
+        assert!(file.quant_rows("w", 128..300).unwrap() == reference::rows_of(&want, 128, 172).unwrap(), "{dtype}");
+        let mut nan = bytes.clone();
+        nan[7] = 0xFF;
+        foreign(
+            &path,
+            &[("w", Dtype::F8_E4M3, vec![rows, cols], codes.clone()), ("w_scale_inv", dtype, vec![3, 4], nan)],
+            None,
+        );
+        let error = Checkpoint::open(&path).unwrap().quant_matrix("w").unwrap_err().to_string();
+        assert!(error.contains("w_scale_inv") && error.contains("0xff at element 7"), "{error}");
+    }
+}
+
+/// Where comfy-kitchen puts the scale of row `r` and block `c` of so many: `to_blocked` of its float_utils.
+fn place(r: usize, c: usize, blocks: usize) -> usize {
+    (r / 128 * blocks.div_ceil(4) + c / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4
+}
+
+/// A matrix as ComfyUI stores it: codes, and scales in tiles.
+fn comfy(matrix: &HostQuantMatrix) -> (Vec<u8>, Vec<u8>, Vec<usize>) {
+    let [rows, blocks] = matrix.scheme().block_grid(matrix.rows(), matrix.cols());
+    let swap = |pair: &u8| pair << 4 | pair >> 4;
+    let codes = match matrix.scheme() {
+        Scheme::Nvfp4 => matrix.logical_codes().iter().map(swap).collect(),
+        _ => matrix.logical_codes().to_vec(),
+    };
+    let shape = vec![rows.next_multiple_of(128), blocks.next_multiple_of(4)];
+    let mut scales = vec![0; shape[0] * shape[1]];
+    for (i, byte) in matrix.logical_block_scales().into_iter().enumerate() {
+        scales[place(i / blocks, i % blocks, blocks)] = byte;
+    }
+    (codes, scales, shape)
+}
+
+#[test]
+fn comfyuis_tiles_and_halves_are_read_by_either_mark_and_written() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    // The plain layout of the second has the shape of the tiles: only the mark tells.
+    for (rows, cols) in [(80, 96), (256, 128), (416, 320)] {
+        let nvfp4 = random_matrix(Scheme::Nvfp4, rows, cols, 3);
+        let mxfp8 = random_matrix(Scheme::Mxfp8(E4M3), rows, cols, 4);
+        let ((codes, scales, shape), second) = (comfy(&nvfp4), f32_bytes(&nvfp4.logical_scales()));
+        let (mx_codes, mx_scales, mx_shape) = comfy(&mxfp8);
+        let mut tensors = vec![
+            ("model.a.weight", Dtype::U8, vec![rows, cols / 2], codes.clone()),
+            ("model.a.weight_scale", Dtype::F8_E4M3, shape.clone(), scales.clone()),
+            ("model.a.weight_scale_2", Dtype::F32, vec![], second),
+            ("model.b.weight", Dtype::F8_E4M3, vec![rows, cols], mx_codes),
+            ("model.b.weight_scale", Dtype::F8_E8M0, mx_shape, mx_scales),
+        ];
+        let layers =
+            r#"{"format_version": "1.0", "layers": {"model.a": {"format": "nvfp4"}, "model.b": {"format": "mxfp8"}}}"#;
+        let metadata = Some([("_quantization_metadata".to_string(), layers.to_string())].into());
+        foreign(&path, &tensors, metadata);
+        let check = |what: &str| {
+            let file = Checkpoint::open(&path).unwrap();
+            assert_eq!(file.quantized().len(), 2, "{what}");
+            for (name, want) in [("model.a.weight", &nvfp4), ("model.b.weight", &mxfp8)] {
+                assert!(file.quant_matrix(name).unwrap() == *want, "{what}: {name}, {rows} x {cols}");
+                let (from, to) = (rows / 2 / 128 * 128, rows - rows / 4);
+                let part = file.quant_rows(name, from..to).unwrap();
+                assert!(part == reference::rows_of(want, from, to - from).unwrap(), "{what}: rows of {name}");
+            }
+        };
+        check("metadata");
+        let mark = |format: &str| format!("{{\"format\": \"{format}\"}}").into_bytes();
+        for (name, format) in [("model.a.comfy_quant", "nvfp4"), ("model.b.comfy_quant", "mxfp8")] {
+            tensors.push((name, Dtype::U8, vec![mark(format).len()], mark(format)));
+        }
+        foreign(&path, &tensors, None);
+        check("tensors");
+
+        // Written here, the tensors are the same.
+        let written_here = folder.file("out");
+        let mut layout = CheckpointLayout::of_dialect(Dialect::ComfyUi);
+        layout.quantized("model.a.weight", rows, cols, written(Scheme::Nvfp4));
+        layout.quantized("model.b.weight", rows, cols, written(Scheme::Mxfp8(E4M3)));
+        let writer = layout.create(&written_here, &[]).unwrap();
+        writer.write_quantized("model.a.weight", &nvfp4).unwrap();
+        writer.write_quantized("model.b.weight", &mxfp8).unwrap();
+        writer.finish().unwrap();
+        let bytes = fs::read(&written_here).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for (name, dtype, shape, data) in &tensors {
+            let view = file.tensor(name).unwrap();
+            if name.ends_with("comfy_quant") {
+                let value: serde_json::Value = serde_json::from_slice(view.data()).unwrap();
+                assert_eq!(value, serde_json::from_slice::<serde_json::Value>(data).unwrap(), "{name}");
+                continue;
+            }
+            // A byte is a byte: ComfyUI takes either type.
+            let same = view.dtype() == *dtype || [view.dtype(), *dtype] == [Dtype::U8, Dtype::F8_E8M0];
+            assert!(same && view.shape() == shape && view.data() == data, "{name}: {:?}", view.dtype());
+        }
+        fs::copy(&written_here, &path).unwrap();
+        check("written here");
+    }
+}
+
+#[test]
+fn comfyuis_older_names_are_read() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let matrix = random_matrix(Scheme::Fp8Tensor(E4M3), 48, 64, 5);
+    foreign(
+        &path,
+        &[
+            ("scaled_fp8", Dtype::F8_E4M3, vec![0], vec![]),
+            ("l.weight", Dtype::F8_E4M3, vec![48, 64], matrix.logical_codes().to_vec()),
+            ("l.scale_weight", Dtype::F32, vec![], f32_bytes(&matrix.logical_scales())),
+            ("l.scale_input", Dtype::F32, vec![], f32_bytes(&[1.0])),
+        ],
+        None,
+    );
+    let file = Checkpoint::open(&path).unwrap();
+    assert_eq!(file.quantized(), ["l.weight"]);
+    assert!(file.is_scale("l.scale_weight") && file.is_mark("scaled_fp8") && !file.is_mark("l.weight"));
+    assert!(file.quant_matrix("l.weight").unwrap() == matrix);
+}
+
+/// Rows with the scales that they have in the whole.
+#[test]
+fn rows_of_every_scheme_are_those_of_the_whole() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    for dialect in [Dialect::Plain, Dialect::CompressedTensors] {
+        for scheme in Scheme::ALL {
+            if dialect == Dialect::CompressedTensors && scheme == Scheme::Nvfp4Row {
+                continue;
+            }
+            let matrix = random_matrix(scheme, 300, 160, 6);
+            let mut layout = CheckpointLayout::of_dialect(dialect);
+            layout.quantized("w.weight", 300, 160, written(scheme));
+            let writer = layout.create(&path, &[]).unwrap();
+            let mut parts = writer.matrix("w.weight").unwrap();
+            for (start, len) in [(0, 128), (128, 128), (256, 44)] {
+                parts.append(&reference::rows_of(&matrix, start, len).unwrap()).unwrap();
+            }
+            parts.finish().unwrap();
+            writer.finish().unwrap();
+            let file = Checkpoint::open(&path).unwrap();
+            let back = file.quant_matrix("w.weight").unwrap();
+            let values = |q: &HostQuantMatrix| reference::dequantize(q, DType::F32);
+            // A divisor is stored, whose reciprocal is not always the scale that it was made of.
+            if dialect == Dialect::Plain {
+                assert!(back == matrix, "{scheme}");
+            }
+            for (start, len) in [(0, 300), (128, 100), (256, 44), (128, 0)] {
+                let rows = file.quant_rows("w.weight", start..start + len).unwrap();
+                assert!(rows == reference::rows_of(&back, start, len).unwrap(), "{scheme}: {start}, {len}");
+                assert_eq!(values(&rows).nrows(), len);
+            }
+            let error = file.quant_rows("w.weight", 200..301).unwrap_err().to_string();
+            assert!(error.contains("has 300 rows"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused() {
+    let folder = Folder::new();
+    let scheme = Scheme::Fp8Group128x128(E4M3);
+    let matrix = random_matrix(scheme, 300, 160, 6);
+    let mut layout = CheckpointLayout::new();
+    layout.quantized("w", 300, 160, written(scheme));
+    layout.quantized("t", 300, 160, written(Scheme::Fp8Tensor(E4M3)));
+    let writer = layout.create(folder.file("out"), &[]).unwrap();
+    let part = |start, len| reference::rows_of(&matrix, start, len).unwrap();
+    let mut parts = writer.matrix("w").unwrap();
+    parts.append(&part(0, 128)).unwrap();
+    let error = parts.append(&part(128, 100)).unwrap_err().to_string();
+    assert!(error.contains("whole groups of 128 rows"), "{error}");
+    parts.append(&part(128, 172)).unwrap();
+    let error = parts.append(&part(0, 128)).unwrap_err().to_string();
+    assert!(error.contains("300 x 160"), "{error}");
+    parts.finish().unwrap();
+    // Parts of a matrix with one scale must have it.
+    let mut parts = writer.matrix("t").unwrap();
+    let of = |scale: f32| {
+        HostQuantMatrix::from_logical(Scheme::Fp8Tensor(E4M3), 150, 160, vec![1; 150 * 160], &[scale]).unwrap()
+    };
+    parts.append(&of(0.5)).unwrap();
+    let error = parts.append(&of(0.25)).unwrap_err().to_string();
+    assert!(error.contains("scales 0.5 and 0.25"), "{error}");
+    let unfinished = writer.matrix("t").unwrap_err().to_string();
+    assert!(unfinished.contains("written before"), "{unfinished}");
+    drop(parts);
+    assert!(writer.finish().unwrap_err().to_string().contains("was not written"));
+}
