@@ -11,7 +11,7 @@
 //! | `plain` | all | none | this crate |
 //!
 //! Sources, read in 2026-11: vLLM 0.33.0, SGLang 0.5.23, transformers 5.23.0, compressed-tensors 0.20.0, ModelOpt 0.47.0,
-//! mistral.rs 9e92262; `docs/models.md` names their lines.
+//! mistral.rs 9e92262; `docs/models.md` says what to know of them.
 
 mod calibration;
 mod config;

@@ -56,7 +56,7 @@ fn place(r: usize, c: usize, blocks: usize) -> usize {
 /// A matrix as ComfyUI stores it: codes, and scales in tiles.
 fn comfy(matrix: &HostQuantMatrix) -> (Vec<u8>, Vec<u8>, Vec<usize>) {
     let [rows, blocks] = matrix.scheme().block_grid(matrix.rows(), matrix.cols());
-    let swap = |pair: &u8| pair << 4 | pair >> 4;
+    let swap = |pair: &u8| pair.rotate_left(4);
     let codes = match matrix.scheme() {
         Scheme::Nvfp4 => matrix.logical_codes().iter().map(swap).collect(),
         _ => matrix.logical_codes().to_vec(),
