@@ -12,6 +12,8 @@ use scaled_gemm::{BlockScaleFormat, DType, Fp8Rule, HostQuantMatrix, Recipe, Sch
 
 #[path = "checkpoint/blocks.rs"]
 mod blocks;
+#[path = "checkpoint/folders.rs"]
+mod folders;
 #[path = "checkpoint/formats.rs"]
 mod formats;
 #[path = "checkpoint/output.rs"]

@@ -1,0 +1,200 @@
+//! Folders and indices: which files are taken, and what is refused; and folders of arbitrary bytes.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use safetensors::Dtype;
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, OutputFolder};
+use scaled_gemm::model_folder::{InputScales, ModelConfig, fused_groups};
+use scaled_gemm::reference::Noise;
+use scaled_gemm::{Fp8Format, Scheme};
+
+use super::{Folder, exchange_word, f32_bytes, foreign, random_matrix, read_everything, written};
+
+fn one(folder: &Folder, file: &str, name: &str, value: f32) {
+    foreign(&folder.file(file), &[(name, Dtype::F32, vec![1], f32_bytes(&[value]))], None);
+}
+
+fn index(folder: &Folder, file: &str, pairs: &[(&str, &str)]) {
+    let map: serde_json::Map<_, _> = pairs.iter().map(|(t, f)| (t.to_string(), (*f).into())).collect();
+    fs::write(folder.file(file), serde_json::json!({"metadata": {}, "weight_map": map}).to_string()).unwrap();
+}
+
+fn names(file: &Checkpoint) -> Vec<&str> {
+    file.tensors().iter().map(|t| t.name.as_str()).collect()
+}
+
+fn refused(folder: &Folder, words: &[&str]) {
+    let error = Checkpoint::open(&folder.0).unwrap_err().to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
+}
+
+#[test]
+fn the_files_of_a_folder_are_those_that_engines_take() {
+    let folder = Folder::new();
+    refused(&folder, &["holds no safetensors file"]);
+    one(&folder, "b.safetensors", "b", 2.0);
+    one(&folder, "a.safetensors", "a", 1.0);
+    // Without an index: all.
+    let file = Checkpoint::open(&folder.0).unwrap();
+    assert_eq!((names(&file), file.files().len(), file.folder()), (vec!["a", "b"], 2, Some(folder.0.as_path())));
+    assert_eq!(file.values("b").unwrap().0, [2.0]);
+    // model.safetensors is the model, whatever lies beside it.
+    one(&folder, "model.safetensors", "m", 3.0);
+    assert_eq!(names(&Checkpoint::open(&folder.0).unwrap()), ["m"]);
+    // An index names its files, in any order; a tensor that it leaves out is there all the same, as engines load it.
+    foreign(
+        &folder.file("b.safetensors"),
+        &[("b", Dtype::F32, vec![1], f32_bytes(&[2.0])), ("c", Dtype::F32, vec![1], f32_bytes(&[4.0]))],
+        None,
+    );
+    index(&folder, "model.safetensors.index.json", &[("b", "b.safetensors"), ("a", "a.safetensors")]);
+    for path in [folder.0.clone(), folder.file("model.safetensors.index.json")] {
+        let file = Checkpoint::open(&path).unwrap();
+        assert_eq!((names(&file), file.folder().is_some()), (vec!["a", "b", "c"], true));
+    }
+    assert_eq!(Checkpoint::open(folder.file("b.safetensors")).unwrap().folder(), None);
+}
+
+#[test]
+fn what_is_wrong_with_shards_is_said() {
+    let folder = Folder::new();
+    one(&folder, "a.safetensors", "a", 1.0);
+    one(&folder, "b.safetensors", "b", 2.0);
+    let shards = |pairs: &[(&str, &str)]| index(&folder, "model.safetensors.index.json", pairs);
+    shards(&[("a", "b.safetensors"), ("b", "b.safetensors")]);
+    refused(&folder, &["tensor a", "should be in", "b.safetensors", "is in none of its files"]);
+    shards(&[("a", "b.safetensors"), ("b", "a.safetensors")]);
+    refused(&folder, &["tensor a", "should be in", "but is in"]);
+    shards(&[("a", "a.safetensors"), ("x", "b.safetensors")]);
+    refused(&folder, &["tensor x", "in none"]);
+    shards(&[("a", "a.safetensors"), ("c", "c.safetensors")]);
+    refused(&folder, &["c.safetensors"]);
+    for name in ["../a.safetensors", "/a.safetensors", "x/a.safetensors", "a", ".safetensors", "C:a.safetensors"] {
+        shards(&[("a", name)]);
+        refused(&folder, &["no name of a safetensors file"]);
+    }
+    shards(&[("a", &("x".repeat(65536) + ".safetensors"))]);
+    refused(&folder, &["no name of a safetensors file"]);
+    fs::remove_file(folder.file("model.safetensors.index.json")).unwrap();
+    one(&folder, "b.safetensors", "a", 2.0);
+    refused(&folder, &["tensor a", "is in two files", "a.safetensors and", "b.safetensors"]);
+    // Two recipes for one matrix would depend on which file is read first.
+    let recipe = |text: &str| Some([("scaled_gemm.m".to_string(), text.to_string())].into());
+    foreign(&folder.file("a.safetensors"), &[("a", Dtype::F32, vec![0], vec![])], recipe("one"));
+    foreign(&folder.file("b.safetensors"), &[("b", Dtype::F32, vec![0], vec![])], recipe("two"));
+    refused(&folder, &["tensor m", "different recipes"]);
+    one(&folder, "x.safetensors.index.json", "x", 1.0);
+    one(&folder, "y.safetensors.index.json", "x", 1.0);
+    refused(&folder, &["several indices"]);
+}
+
+/// Every file of a small model, and what an engine keeps of it.
+fn model(folder: &Folder) -> Vec<(&'static str, Vec<u8>)> {
+    let out = folder.file("seed");
+    let mut layout = CheckpointLayout::of_dialect(Dialect::CompressedTensors);
+    layout.metadata("format", "pt");
+    let schemes = [Scheme::Nvfp4, Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Tensor(Fp8Format::E4M3)];
+    let modules = ["l.q_proj.weight", "l.k_proj.weight", "l.o_proj.weight"];
+    for (module, scheme) in modules.iter().zip(schemes) {
+        layout.quantized(module, 4, 16, written(scheme));
+    }
+    layout.tensor("norm", Dtype::F32, &[4]);
+    let writer = layout.create_folder(OutputFolder::create(&out).unwrap(), 150, &[]).unwrap();
+    for (i, (module, scheme)) in modules.iter().zip(schemes).enumerate() {
+        writer.write_quantized(module, &random_matrix(scheme, 4, 16, i as u64)).unwrap();
+    }
+    writer.write("norm", &[0; 16]).unwrap();
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "quantization_config": {"ignore": ["lm_head", "re:.*gate$", "model.v*"]}}"#;
+    writer.folder().unwrap().write("config.json", config.as_bytes()).unwrap();
+    writer.folder().unwrap().write("amax.json", br#"{"l.q_proj": 1.5, "l.k_proj.weight": 2}"#).unwrap();
+    writer.finish().unwrap();
+    let names = [
+        "amax.json",
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ];
+    let found = names.map(|name| (name, fs::read(out.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))));
+    assert_eq!(fs::read_dir(&out).unwrap().count(), names.len());
+    found.to_vec()
+}
+
+/// Everything that reads a folder, over whatever is in it.
+fn read_folder(folder: &Folder) -> Option<usize> {
+    let config = ModelConfig::read(&folder.0);
+    let architecture = config.iter().flatten().map(|config| config.architecture().to_string()).next();
+    let scales = InputScales::read(folder.file("amax.json"));
+    let known = scales.iter().filter(|scales| scales.amax("l.q_proj").is_some()).count();
+    for config in config.iter().flatten() {
+        let _ = (config.ignores("lm_head"), config.ignores("model.vision.0"), config.with_quantization(None));
+    }
+    let file = Checkpoint::open(&folder.0).ok()?;
+    let modules = file.quantized();
+    let groups = fused_groups(&modules, &architecture.unwrap_or_default(), |_| None).len();
+    Some(read_everything(&file) + groups + known)
+}
+
+/// Mutants of headers, shards, indices, configs and calibration: refused or read, and never a panic.
+/// `SCALED_GEMM_MUTANTS` says how many; a hundred thousand were run once.
+#[test]
+fn mutated_folders_never_panic() {
+    let folder = Folder::new();
+    let seed = model(&folder);
+    let restore = || seed.iter().for_each(|(name, bytes)| fs::write(folder.file(name), bytes).unwrap());
+    restore();
+    let whole = read_folder(&folder).unwrap();
+    const WORDS: [&str; 16] = [
+        "model-00001-of-00002",
+        "model-00002-of-00002",
+        "weight_map",
+        "../",
+        "\\u0000",
+        "F8_E4M3",
+        "U8",
+        "F32",
+        "[1]",
+        "[4,16]",
+        "l.q_proj",
+        "l.k_proj",
+        "_scale",
+        "{}",
+        "1e400",
+        "null",
+    ];
+    let mutants: usize = std::env::var("SCALED_GEMM_MUTANTS").ok().map_or(4000, |n| n.parse().unwrap());
+    let mut random = Noise::new(11);
+    let (mut opened, mut less) = (0, 0);
+    for mutant in 0..mutants {
+        let (name, bytes) = &seed[random.below(seed.len())];
+        let mut bytes = bytes.clone();
+        let is_text = name.ends_with("json");
+        for _ in 0..1 + random.below(3) {
+            let at = random.below(bytes.len().max(1));
+            let [old, new] = [(); 2].map(|()| WORDS[random.below(WORDS.len())]);
+            match random.below(6) {
+                0 => bytes.truncate(at),
+                1 => bytes[at..].iter_mut().take(4).for_each(|b| *b = random.bits() as u8),
+                2 => bytes.insert(at, random.bits() as u8),
+                _ if !is_text => bytes = exchange_word(&bytes, old, new, &mut random),
+                _ => bytes = String::from_utf8_lossy(&bytes).replacen(old, new, 1).into_bytes(),
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        fs::write(folder.file(name), &bytes).unwrap();
+        match catch_unwind(AssertUnwindSafe(|| read_folder(&folder))) {
+            Ok(None) => {}
+            Ok(Some(good)) => {
+                opened += 1;
+                less += usize::from(good < whole);
+            }
+            Err(_) => panic!("mutant {mutant} of {name}: {:?}", String::from_utf8_lossy(&bytes)),
+        }
+        fs::write(folder.file(name), seed.iter().find(|(n, _)| n == name).map(|(_, b)| b).unwrap()).unwrap();
+    }
+    assert_eq!(read_folder(&folder), Some(whole));
+    assert!(opened > mutants / 10 && less > mutants / 100, "{opened} opened, {less} damaged, of {mutants}");
+}
