@@ -61,6 +61,11 @@ pub(super) struct Tensor {
     pub(super) shape: Vec<usize>,
 }
 
+/// Why a matrix of this scheme is in no file, to follow its name; `None` where files hold it.
+pub(super) fn not_in_files(scheme: Scheme) -> Option<&'static str> {
+    (scheme == Scheme::Mxfp4).then_some("is mxfp4, which files of this version do not hold")
+}
+
 /// The codes, as written.
 pub(super) fn code_tensor(scheme: Scheme, rows: usize, cols: usize) -> Tensor {
     let (dtype, width) = match scheme.spec().format {

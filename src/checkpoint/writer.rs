@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use super::header::{Header, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{block_scale_tensor, code_tensor, scale_tensor};
+use super::names::{block_scale_tensor, code_tensor, not_in_files, scale_tensor};
 use super::reader::{printable, refuse_file};
 use super::recipe::WrittenRecipe;
 use super::{Checkpoint, OutputFile};
@@ -77,6 +77,9 @@ impl FileLayout {
         let is_input = |target| sources.iter().any(|s| s.path().canonicalize().is_ok_and(|source| source == target));
         if path.canonicalize().is_ok_and(is_input) {
             return Err(refuse_file(&path, "it is the input", "give another name for the output"));
+        }
+        if let Some((name, why)) = self.matrices.iter().find_map(|(name, (s, _))| Some((name, not_in_files(*s)?))) {
+            return Err(refuse(name, why.into(), "quantize it as nvfp4 or mxfp8"));
         }
         self.tensors.sort_by_key(|t| std::cmp::Reverse(t.dtype.bitsize()));
         let mut at = 0u64;

@@ -221,6 +221,13 @@ impl Handle {
             Recipe::Mxfp8(recipe) => {
                 return kernels.quantize_mxfp8(stream, &input, (recipe.rule, recipe.format), out, out_t);
             }
+            Recipe::Mxfp4(_) => {
+                return Err(Error::unsupported(
+                    "quantizing to mxfp4 on a GPU",
+                    "its kernels are not there yet",
+                    "quantize on the CPU (reference::quantize), and QuantMatrix::from_host",
+                ));
+            }
             Recipe::Fp8(_) => {
                 return Err(Error::unsupported(
                     format!("{} in a kernel for block scales", recipe.scheme()),

@@ -96,6 +96,7 @@ impl Kernels {
                 &[KernelFamily::Fp8]
             }
             Scheme::Mxfp8(_) => &[KernelFamily::Mxfp8],
+            Scheme::Mxfp4 => &[],
             // The maxima for the second level are FP8's.
             Scheme::Nvfp4 | Scheme::Nvfp4Row => &[KernelFamily::Nvfp4, KernelFamily::Fp8],
         };

@@ -300,6 +300,10 @@ impl Kernels {
         if rows == 0 || cols == 0 {
             return Ok(());
         }
+        if scheme == Scheme::Mxfp4 {
+            let reason = "its kernels are not there yet";
+            return Err(Error::unsupported("dequantizing mxfp4 on a GPU", reason, "dequantize on the CPU"));
+        }
         let aligned = is_aligned(y.address, rows, y_stride, dtype);
         // Eight rows by eight columns a thread; sixteen blocks along y are a tile of 128 rows.
         let grid = (cols.div_ceil(THREADS as usize * 8), 16 * rows.div_ceil(128).min(GRID_Y / 16));
