@@ -300,10 +300,6 @@ impl Kernels {
         if rows == 0 || cols == 0 {
             return Ok(());
         }
-        if scheme == Scheme::Mxfp4 {
-            let reason = "its kernels are not there yet";
-            return Err(Error::unsupported("dequantizing mxfp4 on a GPU", reason, "dequantize on the CPU"));
-        }
         let aligned = is_aligned(y.address, rows, y_stride, dtype);
         // Eight rows by eight columns a thread; sixteen blocks along y are a tile of 128 rows.
         let grid = (cols.div_ceil(THREADS as usize * 8), 16 * rows.div_ceil(128).min(GRID_Y / 16));
@@ -318,6 +314,19 @@ impl Kernels {
                 rows as u32,
                 cols as u32,
                 format_code(format),
+                y.address,
+                y_stride as u64,
+            );
+        }
+        if scheme == Scheme::Mxfp4 {
+            return enqueue!(
+                stream,
+                self.mxfp4(stream)?.dequantize.of(dtype, aligned)?,
+                blocks,
+                codes.address,
+                block_scales.address,
+                rows as u32,
+                cols as u32,
                 y.address,
                 y_stride as u64,
             );
