@@ -1,4 +1,4 @@
-//! NVFP4 and MXFP8 quantizers and dequantizers: device time and bandwidth against the copy of the same run.
+//! NVFP4, MXFP8 and MXFP4 quantizers and dequantizers: device time and bandwidth against the copy of the same run.
 //!
 //! `cargo bench --bench nvfp4`; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
 
@@ -49,7 +49,7 @@ struct Case {
 
 fn main() {
     main_with_gpu(|handle, _| {
-        head(handle, "NVFP4 and MXFP8, BF16 in, and back to BF16");
+        head(handle, "NVFP4, MXFP8 and MXFP4, BF16 in, and back to BF16");
         for (rows, cols) in SHAPES {
             let copied = copy_time(handle, rows * cols * 2);
             let roof = (4 * rows * cols) as f64 / copied;
@@ -67,7 +67,7 @@ fn cases() -> Vec<Case> {
     use Level::{Given, Own};
     let plain = Recipe::new(Scheme::Nvfp4);
     let row = Recipe::new(Scheme::Nvfp4Row);
-    let mx = Recipe::new(MX);
+    let (mx, mxfp4) = (Recipe::new(MX), Recipe::new(Scheme::Mxfp4));
     let options = Nvfp4Options::default();
     let with = |options| Recipe::Nvfp4(Nvfp4Recipe::tensor(options).unwrap());
     let tiles = with(Nvfp4Options { shape: BlockShape::Tile16x16, ..options });
@@ -120,6 +120,9 @@ fn cases() -> Vec<Case> {
         Case { target: Target::OfCopy(0.95), ..none("mxfp8, rows", mx, Own, Plain) },
         Case { target: Target::OfCopy(0.9), ..none("mxfp8, columns", mx, Own, Transposed) },
         none("mxfp8, both directions", mx, Own, Both),
+        none("mxfp4, rows", mxfp4, Own, Plain),
+        none("mxfp4, columns", mxfp4, Own, Transposed),
+        none("mxfp4, both directions", mxfp4, Own, Both),
     ]);
     cases
 }
@@ -154,6 +157,7 @@ fn quantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
         (Scheme::Nvfp4, Basis::Hadamard16),
         (Scheme::Nvfp4Row, Basis::Plain),
         (MX, Basis::Plain),
+        (Scheme::Mxfp4, Basis::Plain),
     ];
     let mut outputs = kinds.map(|kind| Outputs::new(handle, kind, rows, cols, sets));
     for case in cases() {
@@ -211,7 +215,7 @@ fn dequantizers(handle: &Handle, rows: usize, cols: usize, roof: f64) {
     let x = random(handle, 1, rows * cols, DType::Bf16);
     let x = MatRef::new(&x, DType::Bf16, rows, cols).unwrap();
     let mut y = outputs(handle, sets, rows * cols * 2);
-    for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, MX] {
+    for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, MX, Scheme::Mxfp4] {
         let recipe = Recipe::new(scheme);
         let q: Vec<_> = (0..sets).map(|_| handle.quantize(&x, recipe).unwrap()).collect();
         let time = time(handle, sets, |i| {

@@ -11,5 +11,6 @@ kernel_files! {
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;
+    Mxfp4, "cast/mxfp4", 80..=u32::MAX;
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
 }

@@ -1,12 +1,12 @@
-//! Block-scaled FP8, MXFP8 and NVFP4 matrix products on NVIDIA GPUs, and on the CPU with the same bytes.
+//! Block-scaled FP8, MXFP8, MXFP4 and NVFP4 matrix products on NVIDIA GPUs, and on the CPU with the same bytes.
 //!
 //! ```text
 //! D = epilogue( alpha * sum_k a[i,k] * b[j,k]  +  beta * C )        a = code_a * scales_a,  b = code_b * scales_b
 //! ```
 //!
 //! A is `m x k`, B is `n x k` (the weight of a linear layer), D is `m x n`, all row-major. Scales multiply codes: FP8 has
-//! FP32 scales, MXFP8 a power of two for each 32 codes, NVFP4 an E4M3 scale for each 16 and an FP32 one above it ([`Scheme`]).
-//! A may be plain where only the weights are quantized ([`Operand`]).
+//! FP32 scales, MXFP8 and MXFP4 a power of two for each 32 codes, NVFP4 an E4M3 scale for each 16 and an FP32 one above it
+//! ([`Scheme`]). A may be plain where only the weights are quantized ([`Operand`]).
 //!
 #![cfg_attr(
     feature = "cuda",
@@ -66,7 +66,8 @@
 //! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native |
 //! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16 |
 //! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 |
-//! | BF16 or F16 x `nvfp4` or `nvfp4-row`; BF16 x `mxfp8` | sm_80 and newer: dequantized |
+//! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16 |
+//! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized |
 //!
 //! FP8 and MXFP8 codes are E4M3 x E4M3, or E4M3 with E5M2 on either side. D is BF16, F16 or F32, and E4M3 for tensor x tensor.
 //! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is

@@ -1,4 +1,4 @@
-//! NVFP4, MXFP8 and weight-only products: every pair x output x epilogue x shape within the f64 bound, with weights kept
+//! NVFP4, MXFP8, MXFP4 and weight-only products: every pair x output x epilogue x shape within the f64 bound, with weights kept
 //! dequantized or not; alpha on the device in graphs; refusals in words.
 #![cfg(feature = "cuda")]
 
@@ -9,12 +9,13 @@ use common::*;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, GemmInputs};
 use scaled_gemm::{
-    Accumulation, Activation, Basis, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle,
+    Accumulation, Activation, Basis, CodeFormat, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle,
     HostQuantMatrix, KeptWeights, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme,
 };
 
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
 const MX5: Scheme = Scheme::Mxfp8(Fp8Format::E5M2);
+const MX4: Scheme = Scheme::Mxfp4;
 const NV: Scheme = Scheme::Nvfp4;
 const NV_ROW: Scheme = Scheme::Nvfp4Row;
 const BF16: Operand = Operand::Plain(DType::Bf16);
@@ -29,10 +30,12 @@ const fn quantized_pair(a: Scheme, b: Scheme) -> Pair {
 const NVFP4: [Pair; 4] =
     [quantized_pair(NV, NV), quantized_pair(NV, NV_ROW), quantized_pair(NV_ROW, NV), quantized_pair(NV_ROW, NV_ROW)];
 const MXFP8: [Pair; 3] = [quantized_pair(MX, MX), quantized_pair(MX, MX5), quantized_pair(MX5, MX)];
+const MXFP4: [Pair; 5] =
+    [quantized_pair(MX4, MX4), quantized_pair(MX, MX4), quantized_pair(MX5, MX4), (BF16, MX4), (F16, MX4)];
 const WEIGHT_ONLY: [Pair; 6] = [(BF16, NV), (F16, NV), (BF16, NV_ROW), (F16, NV_ROW), (BF16, MX), (BF16, MX5)];
 
 fn every_pair() -> impl Iterator<Item = Pair> {
-    NVFP4.into_iter().chain(MXFP8).chain(WEIGHT_ONLY)
+    NVFP4.into_iter().chain(MXFP8).chain(MXFP4).chain(WEIGHT_ONLY)
 }
 
 /// Normal data in which every row and every 16 columns of a row have a size of their own, over two orders of magnitude: a
@@ -106,8 +109,10 @@ fn every_shape(pairs: &[Pair]) {
             posed += pairs.len() * WIDE.len();
             for pair in pairs {
                 let both = operands(&handle, &x, &w, *pair);
-                let kept = [DType::Bf16, DType::F16]
-                    .map(|dtype| (pair.1.is_nvfp4() || dtype == DType::Bf16).then(|| keeping(&handle, &both, dtype)));
+                let kept = [DType::Bf16, DType::F16].map(|dtype| {
+                    (pair.1.spec().format == CodeFormat::E2M1 || dtype == DType::Bf16)
+                        .then(|| keeping(&handle, &both, dtype))
+                });
                 let extras = Extras::new(&handle, &mut rng, m, n, &[]);
                 let sums = with!(&both, |ops| ops.sums(Accumulation::Precise));
                 for out in WIDE {
@@ -178,6 +183,7 @@ macro_rules! families {
 families! {
     NVFP4: every_shape_nvfp4, every_epilogue_nvfp4;
     MXFP8: every_shape_mxfp8, every_epilogue_mxfp8;
+    MXFP4: every_shape_mxfp4, every_epilogue_mxfp4;
     WEIGHT_ONLY: every_shape_weight_only, every_epilogue_weight_only;
 }
 
@@ -243,7 +249,7 @@ fn a_nan_scale_stays_in_its_row() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(105);
     let (m, n, k) = (8, 72, 256);
-    for (a, b) in NVFP4.into_iter().chain(MXFP8) {
+    for (a, b) in NVFP4.into_iter().chain(MXFP8).chain(MXFP4) {
         let Some(a) = a.scheme() else { continue };
         let q = quantized(&blocked(&mut rng, m, k), a);
         let mut block_scales = q.logical_block_scales();
@@ -410,6 +416,7 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
     refused(gemm(MX, NV), &["mxfp8:e4m3 x nvfp4"]);
     refused(gemm(MX, Scheme::Fp8Row(Fp8Format::E4M3)), &["mxfp8:e4m3 x fp8-row:e4m3", "quantize both as mxfp8"]);
     refused(gemm(MX5, MX5), &["E5M2 by E5M2"]);
+    refused(gemm(MX4, MX), &["mxfp4 x mxfp8:e4m3", "quantize A as mxfp8, or B as mxfp4"]);
 
     let mut plain = |dtype: DType, stride: usize, b: Scheme, out: DType| {
         let b = zeros(b, n, k);
@@ -536,7 +543,7 @@ fn empty_products() {
 fn the_bounds_refuse_every_wrong_scale_order() {
     let mut rng = Noise::new(109);
     let (m, n, k) = (17, 136, 576);
-    for (a, b) in NVFP4.into_iter().chain(MXFP8) {
+    for (a, b) in NVFP4.into_iter().chain(MXFP8).chain(MXFP4) {
         let Some(a) = a.scheme() else { continue };
         let (a, b) = (quantized(&blocked(&mut rng, m, k), a), quantized(&blocked(&mut rng, n, k), b));
         let sums = reference::SumBound::new(&a, &b, reference::Accumulator::TensorCoreWide);

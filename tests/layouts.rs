@@ -146,12 +146,14 @@ fn tiled_scales_lie_where_cublaslt_documents_them() {
     for ((row, block), offset) in points {
         assert_eq!(ScaleLayout::Tiled128x4.index(256, 8, row, block), offset, "({row}, {block})");
     }
-    // One block scale for 16 columns of NVFP4, for 32 of MXFP8; the last block may be shorter.
+    // One block scale for 16 columns of NVFP4, for 32 of MXFP8 and MXFP4; the last block may be shorter.
     for (scheme, cols, blocks) in [
         (Scheme::Nvfp4, 7168, 448),
         (Scheme::Nvfp4Row, 48, 3),
         (Scheme::Mxfp8(Fp8Format::E4M3), 48, 2),
         (Scheme::Mxfp8(Fp8Format::E5M2), 16, 1),
+        (Scheme::Mxfp4, 48, 2),
+        (Scheme::Mxfp4, 2880, 90),
     ] {
         assert_eq!(scheme.block_grid(3, cols), [3, blocks]);
         assert_eq!(scheme.block_scale_len(3, cols), 128 * blocks.next_multiple_of(4));

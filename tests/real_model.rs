@@ -32,7 +32,8 @@ use scaled_gemm::reference::{
 };
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    Fp8Recipe, HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
+    Fp8Recipe, HostQuantMatrix, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe,
+    Scheme,
 };
 
 /// Rows of the random activations. The energy of t rows in a product with W has a relative deviation of sqrt(2 / (t r)), where
@@ -62,7 +63,7 @@ fn product_floor(format: CodeFormat) -> f64 {
     }
 }
 
-/// Every scheme, rule, rounding and option.
+/// Every rule, rounding and option of the schemes that files hold.
 fn recipes() -> Vec<Recipe> {
     let mut recipes = Vec::new();
     recipes.extend(Fp8Recipe::all().map(Recipe::Fp8));
@@ -116,7 +117,7 @@ fn file_name(recipe: Recipe) -> String {
     let mut name = format!("{}-{}", spec.name, spec.format.name());
     name += &match recipe {
         Recipe::Fp8(recipe) => format!("-{}-{}", recipe.rule, recipe.scales),
-        Recipe::Mxfp8(recipe) => format!("-{}", recipe.rule),
+        Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => format!("-{rule}"),
         Recipe::Nvfp4(recipe) => format!("-{}", recipe.options().rule),
     };
     let options = nvfp4_options(recipe);

@@ -111,8 +111,8 @@ pub struct BenchArgs {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub m: Vec<u32>,
     /// Schemes of the weights; activations follow: fp8-1x128 for fp8-128x128 weights; nvfp4 and plain bf16 for nvfp4
-    /// weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8,
-    /// nvfp4 and nvfp4-row; all if left out.
+    /// weights; mxfp8 and plain bf16 for mxfp4 weights. nvfp4-row is that of activations, with nvfp4 weights. Of fp8-tensor,
+    /// fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 and nvfp4-row; all if left out.
     #[arg(long, value_delimiter = ',', value_parser = parse_scheme)]
     pub schemes: Vec<&'static str>,
     /// Element type of the output.
@@ -258,7 +258,7 @@ impl QuantizeArgs {
             let reason = "its block scales have a format of their own";
             return refuse("rounding scales to powers of two", reason, "leave it out");
         }
-        if self.mx_rounding.is_some() && !matches!(recipe, Recipe::Mxfp8(_)) {
+        if self.mx_rounding.is_some() && !matches!(recipe, Recipe::Mxfp8(_) | Recipe::Mxfp4(_)) {
             let remedy = "leave it out, or quantize as mxfp8";
             return refuse("a rule for MX scales", "they belong to mxfp8", remedy);
         }
@@ -288,6 +288,9 @@ impl QuantizeArgs {
                 return refuse("a preset", reason, "choose an MX rounding instead");
             }
             Recipe::Mxfp8(recipe) => recipe.rule = self.mx_rounding.unwrap_or_default(),
+            Recipe::Mxfp4(_) => {
+                return refuse("a file", "files of this version do not hold it", "quantize as nvfp4 or mxfp8");
+            }
             Recipe::Nvfp4(recipe) => {
                 let Ok(rule) = self.preset.as_deref().map_or(Ok(Nvfp4Rule::default()), str::parse) else {
                     let reason = "that project has no NVFP4 rule with two levels of scales";

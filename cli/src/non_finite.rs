@@ -101,7 +101,9 @@ fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
 /// What takes infinities in the recipe's place.
 fn instead(recipe: Recipe) -> &'static str {
     match recipe.scheme() {
-        Scheme::Mxfp8(_) => "repair the data, leave the tensor out with --only, or use --mx-rounding up",
+        Scheme::Mxfp8(_) | Scheme::Mxfp4 => {
+            "repair the data, leave the tensor out with --only, or use --mx-rounding up"
+        }
         scheme if scheme.is_nvfp4() => {
             "repair the data, or leave the tensor out with --only: no rule of nvfp4 takes infinities"
         }
@@ -112,7 +114,7 @@ fn instead(recipe: Recipe) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scaled_gemm::{CodeRounding, Fp8Rule, MxScaleRule};
+    use scaled_gemm::{CodeRounding, Fp8Rule, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 
     /// The advice is true for every recipe there is.
     #[test]
@@ -120,7 +122,9 @@ mod tests {
         for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 1 }) {
             let takes = takes_infinities(recipe, DType::Bf16).unwrap();
             let advised = match recipe {
-                Recipe::Mxfp8(mx) => mx.rule == MxScaleRule::Up,
+                Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
+                    rule == MxScaleRule::Up
+                }
                 Recipe::Nvfp4(_) => false,
                 Recipe::Fp8(fp8) => fp8.rule == Fp8Rule::TransformerEngine,
             };

@@ -1,13 +1,16 @@
 //! Recipes in JSON.
 
-use scaled_gemm::{Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, Error, Fp8Rule, Recipe, Result};
+use scaled_gemm::{
+    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, Error, Fp8Rule, Mxfp4Recipe, Mxfp8Recipe, Recipe,
+    Result,
+};
 use serde_json::{Map, Value, json};
 
 /// Whose rule it is: a project's name, or null where rules have other names.
 pub fn preset(recipe: Recipe) -> Value {
     match recipe {
         Recipe::Fp8(recipe) => recipe.rule.name().into(),
-        Recipe::Mxfp8(_) => Value::Null,
+        Recipe::Mxfp8(_) | Recipe::Mxfp4(_) => Value::Null,
         Recipe::Nvfp4(recipe) => recipe.options().rule.name().into(),
     }
 }
@@ -16,8 +19,8 @@ pub fn preset(recipe: Recipe) -> Value {
 pub fn options(recipe: Recipe) -> Value {
     let mut options = Map::new();
     let mut put = |key: &str, value: Value| options.insert(key.to_string(), value);
-    if let Recipe::Mxfp8(recipe) = recipe {
-        put("mx_rounding", recipe.rule.name().into());
+    if let Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) = recipe {
+        put("mx_rounding", rule.name().into());
     }
     if let Recipe::Nvfp4(recipe) = recipe {
         let recipe = recipe.options();

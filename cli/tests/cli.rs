@@ -26,8 +26,8 @@ fn help_version_and_wrong_use() {
     assert_words(&error_of(&run_bare(&["--device", "cpu", "tune", "--m", "0"]), 2), &["see scaled-gemm tune --help"]);
     let help = good(&["bench", "--help"]);
     assert_words(&help, &["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "nvfp4 and nvfp4-row", "512"]);
-    let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4, nvfp4-row";
-    for later in ["mxfp4", "nvfp4-tensor", "fp8", ""] {
+    let known = "fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4, nvfp4-row";
+    for later in ["mxfp6", "nvfp4-tensor", "fp8", ""] {
         assert_words(&bad(2, &["quantize", "a", "-o", "b", "--recipe", later]), &["unknown recipe", known]);
         assert_words(&bad(2, &["bench", "--schemes", later]), &["unknown scheme", known]);
     }
@@ -54,7 +54,7 @@ fn info_lists_the_pairs_and_why_not() {
     let value = json(&["info", "--json"]);
     assert_eq!(value["device"], "cpu");
     let pairs = value["pairs"].as_array().unwrap();
-    assert_eq!(pairs.len(), 14 * 12);
+    assert_eq!(pairs.len(), 15 * 13);
     let by = |a: &str, b: &str| {
         let pair = pairs.iter().find(|p| p["a"] == a && p["b"] == b).unwrap();
         pair["formulations"].as_array().unwrap().len()
@@ -86,11 +86,11 @@ fn verify_passes() {
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true);
     let recipes = value["recipes"].as_array().unwrap();
-    assert_eq!(recipes.len(), 80 + 10 + 32);
+    assert_eq!(recipes.len(), 80 + 10 + 5 + 32);
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
     assert!(recipes.iter().any(|r| r["options"]["hadamard"] == true && r["options"]["stochastic"] == 1));
     let pairs = value["pairs"].as_array().unwrap();
-    assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 1);
+    assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 1);
     assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
     assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }
@@ -144,12 +144,13 @@ fn bench_prints_writes_and_draws() {
     assert!(value["copy_bytes_per_second"].as_f64().unwrap() > 0.0);
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "n = 32, k = 64: TFLOP/s", "fp8-row x fp8-row", "f32"]);
     assert_eq!(json(&[&shapes[..], &["--json"]].concat())["rows"].as_array().unwrap().len(), 6);
-    let shapes = ["bench", "--shapes", "5x16x48", "--schemes", "nvfp4,nvfp4-row,mxfp8", "--json"];
+    let shapes = ["bench", "--shapes", "5x16x48", "--schemes", "nvfp4,nvfp4-row,mxfp8,mxfp4", "--json"];
     let value = json(&shapes);
     let rows = value["rows"].as_array().unwrap();
     let pairs: Vec<_> =
         rows.iter().map(|r| format!("{} {}", r["a"].as_str().unwrap(), r["b"].as_str().unwrap())).collect();
-    assert_eq!(pairs, ["nvfp4 nvfp4", "bf16 nvfp4", "nvfp4-row nvfp4", "mxfp8:e4m3 mxfp8:e4m3"]);
+    let nvfp4 = ["nvfp4 nvfp4", "bf16 nvfp4", "nvfp4-row nvfp4"];
+    assert_eq!(pairs, [&nvfp4[..], &["mxfp8:e4m3 mxfp8:e4m3", "mxfp8:e4m3 mxfp4", "bf16 mxfp4"]].concat());
     for row in rows {
         assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row}");
         assert_eq!(row["quantize_us"] == 0.0, row["a"] == "bf16");

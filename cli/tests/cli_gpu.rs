@@ -176,12 +176,12 @@ fn tune_then_bench_with_the_records() {
     let shape = ["--shapes", "512x512", "--m", "4,64"];
     good("cuda", &[&["tune", "-o", &records][..], &shape].concat());
     let tuned: Value = serde_json::from_slice(&fs::read(&records).unwrap()).unwrap();
-    // Four pairs of FP8, mxfp8, nvfp4 by nvfp4, by rows and by plain activations; two m.
-    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(16), "{tuned:#}");
+    // Four pairs of FP8, mxfp8, nvfp4 by nvfp4, by rows and by plain activations, mxfp4 by mxfp8 and by plain ones; two m.
+    assert_eq!(tuned["records"].as_array().map(Vec::len), Some(20), "{tuned:#}");
     let bench = ["bench", "--tuning", &records, "--plot", &plot, "--json"];
     let value = json(&[&bench[..], &shape].concat());
     let rows = value["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 16, "{value:#}");
+    assert_eq!(rows.len(), 20, "{value:#}");
     for row in rows {
         assert!(row["error_of_bound"].as_f64().unwrap() <= 1.0, "{row:#}");
         assert!(row["both_us"].as_f64().unwrap() >= row["gemm_us"].as_f64().unwrap(), "{row:#}");

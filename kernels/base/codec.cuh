@@ -7,6 +7,7 @@
 // body, so that neither format's code is in the other's way.
 constexpr u32 E4M3 = 0;
 constexpr u32 E5M2 = 1;
+constexpr u32 E2M1 = 2;
 
 #if __CUDA_ARCH__ >= 890
 // Two codes, `lo` in the low byte.
@@ -99,25 +100,3 @@ __device__ __forceinline__ u32 max_u16x2(u32 a, u32 b) {
     return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16;
 #endif
 }
-
-// E2M1 conversion exists on these GPUs, in code compiled for exactly one of them.
-#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM101_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
-    defined(__CUDA_ARCH_FEAT_SM110_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
-#define HARDWARE_E2M1
-// Sixteen E2M1 codes, element 0 in the lowest four bits: nearest even, saturating, NaN to +6, sign of zero kept.
-__device__ __forceinline__ uint2 hardware_e2m1(const float (&v)[16]) {
-    u32 words[2];
-#pragma unroll
-    for (int k = 0; k < 2; k++)
-        asm("{\n\t.reg .b8 a, b, c, d;\n\t"
-            "cvt.rn.satfinite.e2m1x2.f32 a, %2, %1;\n\t"
-            "cvt.rn.satfinite.e2m1x2.f32 b, %4, %3;\n\t"
-            "cvt.rn.satfinite.e2m1x2.f32 c, %6, %5;\n\t"
-            "cvt.rn.satfinite.e2m1x2.f32 d, %8, %7;\n\t"
-            "mov.b32 %0, {a, b, c, d};\n\t}"
-            : "=r"(words[k])
-            : "f"(v[8 * k]), "f"(v[8 * k + 1]), "f"(v[8 * k + 2]), "f"(v[8 * k + 3]), "f"(v[8 * k + 4]), "f"(v[8 * k + 5]),
-              "f"(v[8 * k + 6]), "f"(v[8 * k + 7]));
-    return {words[0], words[1]};
-}
-#endif

@@ -266,26 +266,6 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 
-// The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte
-// of an F16 one, 2^14 too small, which f makes up for unless it is huge. The two products put both halves of a byte in place,
-// where the masks find them.
-__device__ __forceinline__ void decode_word(u32 codes, float f, float (&v)[8]) {
-    const bool huge = f > 1e30f;
-    const float factor = huge ? f : __fmul_rn(f, 16384.0f);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const u32 byte = __byte_perm(codes, 0, 0x4440 | k);
-        const u32 halves = (byte * 0x00200200u & 0x0E000E00u) | (byte * 0x01001000u & 0x80008000u);
-        v[2 * k] = to_float(F16{(u16)halves});
-        v[2 * k + 1] = to_float(F16{(u16)(halves >> 16)});
-    }
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (huge) v[k] = __fmul_rn(v[k], 16384.0f);
-        v[k] = __fmul_rn(v[k], factor);
-    }
-}
-
 // y = round(fl(code * fl(s * scale))). A thread takes eight columns of the eight rows whose block scales share a sector, so that a
 // block of threads writes long stretches of one row after the other and reads each sector of scales once.
 template <class T, bool ALIGNED>

@@ -5,7 +5,7 @@
 // Most blocks take a short path (`plain_block`, `both_candidates`), right where `in_range` says so; the others, and options
 // that no short path knows, take `slow_block`, which follows the formulas literally.
 #pragma once
-#include "base/codec.cuh"
+#include "base/e2m1.cuh"
 #include "base/layout.cuh"
 
 constexpr float FLT_MAX = 3.402823466e38f;
@@ -138,19 +138,6 @@ __device__ __forceinline__ void scales_in_range(float amax, const Second& second
 
 // ---- E2M1 ----
 
-// Code 0 to 15: nearest even, saturating, NaN to +6, sign of zero kept.
-__device__ __forceinline__ u32 encode_e2m1(float x) {
-    const float a = fabsf(x);
-    if (!(a >= 0.0f)) return 7;
-    const u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
-    return code | (__float_as_uint(x) >> 28 & 8);
-}
-
-// The magnitude of a code: 0.5 * (0, 1, 2, 3, 4, 6, 8, 12).
-__device__ __forceinline__ float e2m1_magnitude(u32 code) {
-    return __fmul_rn(0.5f, (float)(0xC8643210u >> (code & 7) * 4 & 15));
-}
-
 // Rounded at random by a byte u: t = fma(u / 256, step(|x|), |x|), down to a multiple of step(t), at most 6.
 __device__ __forceinline__ u32 encode_e2m1_stochastic(float x, u32 byte) {
     const float a = fabsf(x);
@@ -264,42 +251,13 @@ template <class T> __device__ __forceinline__ float amax_ignoring_nan(const Bloc
     return amax8(b.half[1], amax8(b.half[0], 0.0f));
 }
 
-// The sign bits of elements 4k .. 4k + 3, in bit 7 of bytes 0 .. 3; other bits are junk.
-template <class T> __device__ __forceinline__ u32 signs4(const Block<T>& b, int k) {
-    if constexpr (sizeof(T) == 4) {
-        const uint4 q = b.half[k / 2].q[k % 2];
-        return __byte_perm(__byte_perm(q.x, q.y, 0x0073), __byte_perm(q.z, q.w, 0x0073), 0x5410);
-    } else {
-        const uint4 q = b.half[k / 2].q[0];
-        return k % 2 == 0 ? __byte_perm(q.x, q.y, 0x7531) : __byte_perm(q.z, q.w, 0x7531);
-    }
-}
-
-// Four magnitudes, each an E2M1 number times 2^-14, as four bytes code << 1: E5M2 has E2M1's numbers there, one mantissa bit
-// wider, its smallest normal number being 2^-14 as E2M1's is 1.
-__device__ __forceinline__ u32 bytes4(const float (&q)[4]) {
-    return encode_pair<E5M2>(q[0], q[1]) | encode_pair<E5M2>(q[2], q[3]) << 16;
-}
-
 // Sixteen codes from four words of magnitudes (`bytes4`) and the signs of the block.
 template <class T> __device__ __forceinline__ uint2 pack(const u32 (&w)[4], const Block<T>& b) {
     u32 n[4];
-    // * 136 moves code << 1 of even bytes to the low half of the byte above, of odd bytes to the high half of their own; * 17
-    // does the same to the sign bits. All sums are of disjoint bits. The results are bytes 1 and 3.
 #pragma unroll
-    for (int k = 0; k < 4; k++) n[k] = w[k] * 136 + (signs4(b, k) & 0x80808080u) * 17;
-    return {__byte_perm(n[0], n[1], 0x7531), __byte_perm(n[2], n[3], 0x7531)};
+    for (int k = 0; k < 4; k++) n[k] = w[k] * 136 + (signs4(b.half[k / 2], k % 2) & 0x80808080u) * 17;  // `join4`
+    return {join8(n[0], n[1]), join8(n[2], n[3])};
 }
-
-// y in [0, 7) times 2^-14, rounded to the nearest E2M1 number times 2^-14, ties to even: adding 2^22 times the power of two
-// not above y (at least 1, times 2^-14) leaves the FP32 adder one mantissa bit, or steps of 1/2 below 2.
-__device__ __forceinline__ float round_scaled(float y) {
-    const int power = __float_as_int(y) & 0x7F800000;
-    const float magic = __int_as_float(max(power + (22 << 23), 0x43800000));
-    return __fsub_rn(__fadd_rn(y, magic), magic);
-}
-
-constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
 
 // Everything by the formulas: any values, any rule. Rarely reached from the fast path; out of line, so that its registers
 // and code do not burden it. Second level and rule are copied: the address of the kernel's own would put these into local
@@ -403,7 +361,7 @@ template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, flo
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
-    out.packed = hardware_e2m1(v);
+    out.packed = {hardware_e2m1(v), hardware_e2m1(v + 8)};
 #else
     const float scaled = __fmul_rn(inv, CODE_UNIT);
     u32 w[4];

@@ -108,6 +108,11 @@ pub(super) fn tensors_of(dialect: Dialect, scheme: Scheme, rows: usize, cols: us
     [Some(codes), block_scales, scales].into_iter().flatten().collect()
 }
 
+/// Why a matrix of this scheme is in no file, to follow its name; `None` where files hold it.
+pub(super) fn not_in_files(scheme: Scheme) -> Option<&'static str> {
+    (scheme == Scheme::Mxfp4).then_some("is mxfp4, which files of this version do not hold")
+}
+
 /// The codes, as written.
 pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Tensor {
     let (dtype, width) = match scheme.spec().format {

@@ -5,8 +5,10 @@ use std::str::FromStr;
 use serde_json::{Map, Value, json};
 
 use super::NibbleOrder;
+use super::names::not_in_files;
 use crate::format::{
-    Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
+    Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options,
+    Nvfp4Recipe, Recipe, Scheme,
 };
 
 /// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
@@ -37,8 +39,9 @@ impl WrittenRecipe {
                 put("preset", recipe.rule.name().into());
                 put("rounding", recipe.scales.name().into());
             }
-            Recipe::Mxfp8(recipe) => {
-                put("mx_rounding", recipe.rule.name().into());
+            // MXFP4 is refused where a file is begun.
+            Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
+                put("mx_rounding", rule.name().into());
             }
             Recipe::Nvfp4(recipe) => {
                 let options = recipe.options();
@@ -79,7 +82,9 @@ impl WrittenRecipe {
                 recipe.rule = word(&value, "preset")?;
                 recipe.scales = word(&value, "rounding")?;
             }
-            Recipe::Mxfp8(recipe) => recipe.rule = word(&value, "mx_rounding")?,
+            Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
+                *rule = word(&value, "mx_rounding")?;
+            }
             Recipe::Nvfp4(recipe) => {
                 let options = nvfp4_options(&value)?;
                 let with = if recipe.scheme() == Scheme::Nvfp4 { Nvfp4Recipe::tensor } else { Nvfp4Recipe::rows };
@@ -122,7 +127,8 @@ fn parse(text: &str) -> Result<Value, String> {
 fn scheme_of(value: &Value) -> Result<Scheme, String> {
     let format: CodeFormat = word(value, "format")?;
     let name = text(value, "scheme")?;
-    Scheme::from_name(name, format).ok_or_else(|| unknown("scheme", name))
+    let scheme = Scheme::from_name(name, format).ok_or_else(|| unknown("scheme", name))?;
+    not_in_files(scheme).map_or(Ok(scheme), |why| Err(why.into()))
 }
 
 fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
@@ -181,7 +187,9 @@ mod tests {
     use super::*;
 
     fn recipes() -> Vec<Recipe> {
-        Recipe::all(CodeRounding::Stochastic { seed: u64::MAX, offset: 7 })
+        let mut all = Recipe::all(CodeRounding::Stochastic { seed: u64::MAX, offset: 7 });
+        all.retain(|recipe| not_in_files(recipe.scheme()).is_none());
+        all
     }
 
     #[test]
@@ -224,5 +232,7 @@ mod tests {
             assert!(Reading::from_json(bad).is_err(), "{bad}");
         }
         assert!(Reading::from_json(r#"{"scheme":"nvfp4","format":"e4m3"}"#).is_err());
+        let unfiled = WrittenRecipe { recipe: Recipe::new(Scheme::Mxfp4), source: DType::F32 }.to_json();
+        assert!(WrittenRecipe::from_json(&unfiled).is_err_and(|e| e.contains("is mxfp4, which files")), "{unfiled}");
     }
 }

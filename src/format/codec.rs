@@ -77,6 +77,14 @@ pub fn encode_scaled(format: Fp8Format, x: &[f32], factor: f32, codes: &mut [u8]
     }
 }
 
+/// `code i = encode_e2m1(fl(x[i] * factor))`, two codes a byte, the one of the even element in the low half.
+///
+/// Handles as many pairs of elements as there are bytes, or whole pairs in `x`; allocates nothing.
+pub fn encode_scaled_e2m1(x: &[f32], factor: f32, codes: &mut [u8]) {
+    let code = |x: f32| encode_e2m1(x * factor);
+    codes.iter_mut().zip(x.as_chunks::<2>().0).for_each(|(byte, [low, high])| *byte = code(*low) | code(*high) << 4);
+}
+
 /// `values[i] = fl(decode(codes[i]) * scale)`, the inverse of one group's cast.
 ///
 /// Handles as many elements as the shorter slice has; allocates nothing.

@@ -17,7 +17,7 @@ pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
 pub use host::{HostParts, HostQuantMatrix};
-pub use mx::{MxScaleRule, Mxfp8Recipe};
+pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,
     SecondLevel, TorchDevice,

@@ -5,7 +5,7 @@
 use super::dtype::DType;
 use super::nvfp4::Basis;
 use super::operand::Operand;
-use super::scheme::{BlockScaleFormat, Extent, Fp8Format, Scheme, SchemeSpec};
+use super::scheme::{BlockScaleFormat, CodeFormat, Extent, Fp8Format, Scheme, SchemeSpec};
 use crate::error::{Error, Result};
 
 /// The contraction dimension of every quantized operand is a multiple of this: 16-byte rows of FP8 codes, whole NVFP4 blocks.
@@ -32,11 +32,13 @@ enum Reach {
     Vector,
     Tile,
     Mxfp8,
+    Mxfp4,
     Nvfp4,
 }
 
 fn reach(spec: &SchemeSpec) -> Reach {
     match (spec.block.map(|b| b.format), spec.group_rows, spec.group_cols) {
+        (Some(BlockScaleFormat::Ue8m0), ..) if spec.format == CodeFormat::E2M1 => Reach::Mxfp4,
         (Some(BlockScaleFormat::Ue8m0), ..) => Reach::Mxfp8,
         (Some(BlockScaleFormat::Ue4m3), ..) => Reach::Nvfp4,
         (None, Extent::All, _) => Reach::Tensor,
@@ -49,8 +51,9 @@ fn reach(spec: &SchemeSpec) -> Reach {
 /// Checks that `a` and `b` can be multiplied.
 ///
 /// FP8: tensor x tensor, row x row, 1x128 x 128x128 (either side), 1x128 x 1x128; MXFP8 x MXFP8; each E4M3 x E4M3 or one
-/// of the two E5M2. NVFP4 x NVFP4, with one scale or one for each row on either side. A may be plain where only the
-/// weights are quantized: BF16 or F16 x NVFP4, BF16 x MXFP8. `device` goes into the message: the GPU's name, or `cpu`.
+/// of the two E5M2. MXFP8 or MXFP4 x MXFP4. NVFP4 x NVFP4, with one scale or one for each row on either side. A may be plain
+/// where only the weights are quantized: BF16 or F16 x NVFP4 or MXFP4, BF16 x MXFP8. `device` goes into the message: the GPU's
+/// name, or `cpu`.
 ///
 /// # Errors
 /// [`Error::Pair`] with the reason.
@@ -73,15 +76,16 @@ pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> 
 fn plain_refusal(a: DType, b: Reach) -> Option<&'static str> {
     match (a, b) {
         (DType::E4M3 | DType::E5M2, _) => Some("FP8 numbers without scales are no operand"),
-        (DType::F32, Reach::Mxfp8 | Reach::Nvfp4) => {
+        (DType::F32, Reach::Mxfp8 | Reach::Mxfp4 | Reach::Nvfp4) => {
             Some("an FP32 A would be rounded to the 8 or 11 bits of a tensor core's operand, and nobody asked for that")
         }
-        (DType::Bf16 | DType::F16, Reach::Nvfp4) | (DType::Bf16, Reach::Mxfp8) => None,
+        // MXFP4 has the scales of MXFP8, but its weights fit F16 where scale bytes are 104 to 140: see `multiplied_in`.
+        (DType::Bf16 | DType::F16, Reach::Nvfp4 | Reach::Mxfp4) | (DType::Bf16, Reach::Mxfp8) => None,
         (DType::F16, Reach::Mxfp8) => Some(
             "the E8M0 scales of MXFP8 reach from 2^-127 to 2^127 and leave the range of F16, in which B would be multiplied",
         ),
         (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => Some(
-            "weight-only products exist for nvfp4, nvfp4-row and mxfp8 weights; FP8 weights multiply FP8 activations",
+            "weight-only products exist for nvfp4, nvfp4-row, mxfp4 and mxfp8 weights; FP8 weights multiply FP8 activations",
         ),
     }
 }
@@ -93,6 +97,7 @@ fn plain_remedy(b: Reach) -> &'static str {
         Reach::Row => "quantize A as fp8-row",
         Reach::Vector | Reach::Tile => "quantize A as fp8-1x128",
         Reach::Mxfp8 => "round A to bf16 first, or quantize it as mxfp8",
+        Reach::Mxfp4 => "round A to bf16 first, or quantize it as mxfp4",
         Reach::Nvfp4 => "round A to bf16 first, or quantize it as nvfp4",
     }
 }
@@ -111,6 +116,7 @@ fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'
         | (Reach::Vector, Reach::Vector | Reach::Tile)
         | (Reach::Tile, Reach::Vector)
         | (Reach::Mxfp8, Reach::Mxfp8)
+        | (Reach::Mxfp8 | Reach::Mxfp4, Reach::Mxfp4)
         | (Reach::Nvfp4, Reach::Nvfp4) => None,
         (Reach::Tile, Reach::Tile) => Some((
             "at least one operand must have 1x128 scales (cuBLASLt has no product of two 128x128 operands)",
@@ -120,14 +126,36 @@ fn quantized_refusal(a: &SchemeSpec, b: &SchemeSpec) -> Option<(&'static str, &'
             "NVFP4 multiplies NVFP4, or plain BF16 and F16 activations; no instruction mixes its scales with those of FP8",
             "quantize both as nvfp4 or nvfp4-row, or leave A plain",
         )),
+        (Reach::Mxfp4, Reach::Mxfp8) => Some((
+            "MXFP4 is for weights: activations of fewer bits than their weights are nobody's scheme",
+            "quantize A as mxfp8, or B as mxfp4",
+        )),
+        (Reach::Mxfp4, _) | (_, Reach::Mxfp4) => Some((
+            "MXFP4 multiplies MXFP4, or MXFP8 and plain activations; its scales go with none of FP8's",
+            "quantize both as mxfp4, A as mxfp8, or leave A plain",
+        )),
         (Reach::Mxfp8, _) | (_, Reach::Mxfp8) => Some((
-            "MXFP8 multiplies MXFP8, or plain BF16 activations; no instruction mixes its scales with those of FP8",
+            "MXFP8 multiplies MXFP8 and MXFP4, or plain BF16 activations; no instruction mixes its scales with those of FP8",
             "quantize both as mxfp8, or leave A plain",
         )),
         (Reach::Tensor | Reach::Row, _) | (_, Reach::Tensor | Reach::Row) => Some((
             "the scales of A and B must be of one family: tensor x tensor, row x row, or groups of 1x128 and 128x128",
             "quantize both with one recipe, or fp8-1x128 x fp8-128x128",
         )),
+    }
+}
+
+/// The type in which a product takes the values `code * block_scale` of B, `None` if exactly as they are.
+///
+/// `Some(F16)` where A is plain F16 and B MXFP4: there `b = f16(code * 2^(byte - 127))`, rounded to nearest even. That is exact for
+/// scale bytes 104 (the step of F16's subnormals) to 140; from 141 on large codes become infinite, below 104 codes lose
+/// bits and at last become 0. All else is exact in what products are computed in: NVFP4 in BF16 and F16, MXFP4 in BF16 for
+/// every byte (as far as FP32 holds it, whose range BF16 has), and MXFP8 in BF16 but for the ends of its range, which
+/// [`gemm_bound`](crate::reference::gemm_bound) allows for.
+pub fn multiplied_in(a: impl Into<Operand>, b: Scheme) -> Option<DType> {
+    match (a.into(), reach(&b.spec())) {
+        (Operand::Plain(DType::F16), Reach::Mxfp4) => Some(DType::F16),
+        _ => None,
     }
 }
 
@@ -237,7 +265,6 @@ pub fn check_quantize_cols(operand: &str, cols: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::scheme::CodeFormat;
 
     #[test]
     fn the_pairs_of_the_table_and_no_others() {
@@ -266,6 +293,7 @@ mod tests {
         want.extend(
             ["mxfp8:e4m3 mxfp8:e4m3", "mxfp8:e4m3 mxfp8:e5m2", "mxfp8:e5m2 mxfp8:e4m3"]
                 .iter()
+                .chain(&["mxfp4 mxfp4", "mxfp8:e4m3 mxfp4", "mxfp8:e5m2 mxfp4"])
                 .chain(&["nvfp4 nvfp4", "nvfp4 nvfp4-row", "nvfp4-row nvfp4", "nvfp4-row nvfp4-row"])
                 .map(ToString::to_string),
         );
@@ -285,8 +313,9 @@ mod tests {
                 }
             }
         }
-        let want = ["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 nvfp4", "bf16 nvfp4-row", "f16 nvfp4", "f16 nvfp4-row"];
-        assert_eq!(legal, want);
+        let bf16 = ["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 mxfp4", "bf16 nvfp4", "bf16 nvfp4-row"];
+        let f16 = ["f16 mxfp4", "f16 nvfp4", "f16 nvfp4-row"];
+        assert_eq!(legal, [&bf16[..], &f16].concat());
     }
 
     /// A remedy that is refused in its turn is none.
@@ -299,8 +328,8 @@ mod tests {
                     assert!(check_pair(Operand::Plain(DType::Bf16), b, "cpu").is_ok(), "{dtype} x {b}: {remedy}");
                 }
                 let name = remedy.rsplit(' ').next().unwrap();
-                let a =
-                    Scheme::from_name(name, if b.is_nvfp4() { CodeFormat::E2M1 } else { CodeFormat::E4M3 }).unwrap();
+                let format = if b.spec().format == CodeFormat::E2M1 { CodeFormat::E2M1 } else { CodeFormat::E4M3 };
+                let a = Scheme::from_name(name, format).unwrap();
                 assert!(check_pair(a, b, "cpu").is_ok(), "{dtype} x {b}: {remedy}");
             }
         }
@@ -310,7 +339,7 @@ mod tests {
     fn refusals_give_the_reason() {
         use Fp8Format::{E4M3, E5M2};
         let plain = Operand::Plain;
-        let cases: [(Operand, Scheme, &[&str]); 9] = [
+        let cases: [(Operand, Scheme, &[&str]); 14] = [
             (Scheme::Mxfp8(E5M2).into(), Scheme::Mxfp8(E5M2), &["E5M2 by E5M2", "as e4m3"]),
             (Scheme::Nvfp4.into(), Scheme::Fp8Tensor(E4M3), &["NVFP4 multiplies NVFP4", "leave A plain"]),
             (Scheme::Fp8Row(E4M3).into(), Scheme::Nvfp4Row, &["NVFP4 multiplies NVFP4"]),
@@ -318,6 +347,11 @@ mod tests {
             (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp8(E4M3), &["MXFP8 multiplies MXFP8"]),
             (plain(DType::F16), Scheme::Mxfp8(E4M3), &["E8M0", "range of F16", "bf16"]),
             (plain(DType::F32), Scheme::Nvfp4, &["FP32", "round A to bf16"]),
+            (plain(DType::F32), Scheme::Mxfp4, &["FP32", "quantize it as mxfp4"]),
+            (Scheme::Mxfp4.into(), Scheme::Mxfp8(E4M3), &["for weights", "quantize A as mxfp8, or B as mxfp4"]),
+            (Scheme::Mxfp4.into(), Scheme::Fp8Row(E4M3), &["MXFP4 multiplies MXFP4", "A as mxfp8"]),
+            (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp4, &["MXFP4 multiplies MXFP4", "leave A plain"]),
+            (Scheme::Nvfp4.into(), Scheme::Mxfp4, &["NVFP4 multiplies NVFP4"]),
             (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),
             (plain(DType::Bf16), Scheme::Fp8Tensor(E4M3), &["weight-only", "nvfp4-row"]),
         ];
@@ -353,7 +387,7 @@ mod tests {
         assert!(check_output(row, row, DType::E4M3).is_err());
         assert!(check_output(tensor, tensor, DType::E5M2).is_err());
         assert!(check_output(row, row, DType::F16).is_ok());
-        for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3)] {
+        for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4, Scheme::Mxfp8(Fp8Format::E4M3)] {
             assert!(check_output(scheme, scheme, DType::E4M3).is_err(), "{scheme}");
             assert!(check_output(Operand::Plain(DType::Bf16), scheme, DType::E4M3).is_err(), "{scheme}");
             for out in [DType::Bf16, DType::F16, DType::F32] {

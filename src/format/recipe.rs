@@ -1,10 +1,10 @@
 //! [`Recipe`]: how codes are chosen. The arithmetic is in [`Fp8Rule`](super::Fp8Rule) for FP8, in
-//! [`MxScaleRule`] for MXFP8, in [`Nvfp4Rule`] for NVFP4.
+//! [`MxScaleRule`] for MXFP8 and MXFP4, in [`Nvfp4Rule`] for NVFP4.
 
 use std::fmt;
 
 use super::fp8::Fp8Recipe;
-use super::mx::{MxScaleRule, Mxfp8Recipe};
+use super::mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, Nvfp4Options, Nvfp4Rule, TorchDevice};
 use super::scheme::{CodeFormat, Fp8Granularity, Scheme};
 use crate::error::{Error, Result};
@@ -27,12 +27,15 @@ pub enum Recipe {
     Fp8(Fp8Recipe),
     /// FP8 codes with a power of two for each 32.
     Mxfp8(Mxfp8Recipe),
+    /// E2M1 codes with a power of two for each 32.
+    Mxfp4(Mxfp4Recipe),
     /// E2M1 codes with an E4M3 scale for each 16 and an FP32 scale above it.
     Nvfp4(Nvfp4Recipe),
 }
 
 impl Recipe {
-    /// The scheme with the default rule: torchao's for FP8, TransformerEngine's for MXFP8 and NVFP4, exact scales.
+    /// The scheme with the default rule: torchao's for FP8, TransformerEngine's for MXFP8 and NVFP4, that of MXFP8 for MXFP4;
+    /// exact scales.
     pub const fn new(scheme: Scheme) -> Self {
         match scheme {
             Scheme::Fp8Tensor(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Tensor, format)),
@@ -40,6 +43,7 @@ impl Recipe {
             Scheme::Fp8Group1x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group1x128, format)),
             Scheme::Fp8Group128x128(format) => Self::Fp8(Fp8Recipe::new(Fp8Granularity::Group128x128, format)),
             Scheme::Mxfp8(format) => Self::Mxfp8(Mxfp8Recipe { format, rule: MxScaleRule::Up }),
+            Scheme::Mxfp4 => Self::Mxfp4(Mxfp4Recipe { rule: MxScaleRule::Up }),
             Scheme::Nvfp4 => Self::Nvfp4(Nvfp4Recipe::TENSOR),
             Scheme::Nvfp4Row => Self::Nvfp4(Nvfp4Recipe::ROWS),
         }
@@ -49,6 +53,7 @@ impl Recipe {
     pub fn all(random: CodeRounding) -> Vec<Self> {
         let mx = CodeFormat::ALL.into_iter().filter_map(CodeFormat::fp8);
         let mx = mx.flat_map(|format| MxScaleRule::ALL.map(|rule| Self::Mxfp8(Mxfp8Recipe { format, rule })));
+        let mx = mx.chain(MxScaleRule::ALL.map(|rule| Self::Mxfp4(Mxfp4Recipe { rule })));
         let nvfp4 = Nvfp4Options::all(random).into_iter();
         let nvfp4 = nvfp4.flat_map(|o| [Nvfp4Recipe::tensor(o), Nvfp4Recipe::rows(o)]).flatten().map(Self::Nvfp4);
         Fp8Recipe::all().map(Self::Fp8).chain(mx).chain(nvfp4).collect()
@@ -59,6 +64,7 @@ impl Recipe {
         match self {
             Self::Fp8(recipe) => recipe.scheme(),
             Self::Mxfp8(recipe) => Scheme::Mxfp8(recipe.format),
+            Self::Mxfp4(_) => Scheme::Mxfp4,
             Self::Nvfp4(recipe) => recipe.scheme,
         }
     }
@@ -71,7 +77,7 @@ impl Recipe {
     /// The basis in which the quantized rows are.
     pub const fn basis(self) -> Basis {
         match self {
-            Self::Fp8(_) | Self::Mxfp8(_) => Basis::Plain,
+            Self::Fp8(_) | Self::Mxfp8(_) | Self::Mxfp4(_) => Basis::Plain,
             Self::Nvfp4(recipe) => recipe.options.basis,
         }
     }
@@ -114,6 +120,12 @@ impl From<Mxfp8Recipe> for Recipe {
     }
 }
 
+impl From<Mxfp4Recipe> for Recipe {
+    fn from(recipe: Mxfp4Recipe) -> Self {
+        Self::Mxfp4(recipe)
+    }
+}
+
 impl From<Nvfp4Recipe> for Recipe {
     fn from(recipe: Nvfp4Recipe) -> Self {
         Self::Nvfp4(recipe)
@@ -125,7 +137,9 @@ impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = match self {
             Self::Fp8(recipe) => return write!(f, "{}, {} scales", recipe.rule, recipe.scales),
-            Self::Mxfp8(recipe) => return write!(f, "scales rounded {}", recipe.rule),
+            Self::Mxfp8(Mxfp8Recipe { rule, .. }) | Self::Mxfp4(Mxfp4Recipe { rule }) => {
+                return write!(f, "scales rounded {rule}");
+            }
             Self::Nvfp4(recipe) => recipe.options,
         };
         write!(f, "{}", options.rule)?;
@@ -258,6 +272,7 @@ mod tests {
         let count = |scheme: Scheme| all.iter().filter(|r| r.scheme() == scheme).count();
         assert_eq!(count(Scheme::Fp8Row(Fp8Format::E4M3)), 10);
         assert_eq!(count(Scheme::Mxfp8(Fp8Format::E5M2)), 5);
+        assert_eq!(count(Scheme::Mxfp4), 5);
         // torchao's two; plain, Hadamard, stochastic, both, tiles; 4over6 in 8 modes, rows and tiles.
         assert_eq!(count(Scheme::Nvfp4), 2 + 5 + 16);
         assert_eq!(count(Scheme::Nvfp4Row), 1 + 8);

@@ -64,6 +64,24 @@ impl CodeFormat {
         }
     }
 
+    /// Exponent of the largest value, `floor(log2(max))`: 8, 15 or 2. The MX specification's `emax`.
+    pub const fn emax(self) -> i32 {
+        match self {
+            Self::E4M3 => 8,
+            Self::E5M2 => 15,
+            Self::E2M1 => 2,
+        }
+    }
+
+    /// Bits of the mantissa: 3, 2 or 1.
+    pub const fn mantissa_bits(self) -> u32 {
+        match self {
+            Self::E4M3 => 3,
+            Self::E5M2 => 2,
+            Self::E2M1 => 1,
+        }
+    }
+
     /// The FP8 format; `None` for E2M1.
     pub const fn fp8(self) -> Option<Fp8Format> {
         match self {
@@ -90,7 +108,7 @@ impl PartialEq<Fp8Format> for CodeFormat {
 pub enum BlockScaleFormat {
     /// E4M3 without sign: up to 448 (NVFP4).
     Ue4m3,
-    /// Powers of two: byte b is `2^(b - 127)`, 255 is NaN (MXFP8).
+    /// Powers of two: byte b is `2^(b - 127)`, 255 is NaN (MXFP8, MXFP4).
     Ue8m0,
 }
 
@@ -123,7 +141,7 @@ named!(Fp8Granularity, "granularity", Tensor => "tensor", Row => "row", Group1x1
 
 /// How a quantized matrix is read: `value[i, j] = code[i, j] * block_scale[i, block of j] * scale[group of (i, j)]`.
 ///
-/// FP8 schemes have no block scales, MXFP8 has no FP32 scales: what a scheme lacks counts as 1. The FP32 scale of NVFP4 is
+/// FP8 schemes have no block scales, MXFP8 and MXFP4 no FP32 scales: what a scheme lacks counts as 1. The FP32 scale of NVFP4 is
 /// its second-level decode factor, `amax / (6 * 448)` for most recipes.
 /// The enum holds what a reader needs; how the codes were chosen is a [`Recipe`](super::Recipe).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -139,6 +157,9 @@ pub enum Scheme {
     Fp8Group128x128(Fp8Format),
     /// FP8 codes, one power of two (E8M0) for each 32 consecutive elements of a row. No FP32 scale.
     Mxfp8(Fp8Format),
+    /// E2M1 codes, one power of two (E8M0) for each 32 consecutive elements of a row. No FP32 scale. OCP's Microscaling
+    /// Formats v1.0, table 1; the weights of gpt-oss are published in it.
+    Mxfp4,
     /// E2M1 codes, one E4M3 scale for each 16 consecutive elements of a row, and one FP32 scale for the whole matrix.
     Nvfp4,
     /// E2M1 codes, one E4M3 scale for each 16 consecutive elements of a row, and one FP32 scale for each row.
@@ -195,10 +216,11 @@ pub struct SchemeSpec {
 
 impl Scheme {
     /// Every scheme in every code format.
-    pub const ALL: [Self; 12] = {
+    pub const ALL: [Self; 13] = {
         use Fp8Format::{E4M3, E5M2};
         let [t4, r4, v4, b4, t5, r5, v5, b5] = Self::FP8;
-        [t4, r4, v4, b4, t5, r5, v5, b5, Self::Mxfp8(E4M3), Self::Mxfp8(E5M2), Self::Nvfp4, Self::Nvfp4Row]
+        let [mx4, mx5] = [Self::Mxfp8(E4M3), Self::Mxfp8(E5M2)];
+        [t4, r4, v4, b4, t5, r5, v5, b5, mx4, mx5, Self::Mxfp4, Self::Nvfp4, Self::Nvfp4Row]
     };
 
     /// The schemes with FP32 scales only.
@@ -242,6 +264,7 @@ impl Scheme {
                 ("fp8-128x128", CodeFormat::Fp8(f), Elements(128), Elements(128), ScaleLayout::Blk128, 1, None)
             }
             Self::Mxfp8(f) => ("mxfp8", CodeFormat::Fp8(f), All, All, ScaleLayout::Absent, 1, MX),
+            Self::Mxfp4 => ("mxfp4", CodeFormat::E2M1, All, All, ScaleLayout::Absent, 1, MX),
             Self::Nvfp4 => ("nvfp4", CodeFormat::E2M1, All, All, ScaleLayout::Scalar, 1, NV),
             Self::Nvfp4Row => ("nvfp4-row", CodeFormat::E2M1, Elements(1), All, ScaleLayout::Outer, 1, NV),
         };
@@ -249,8 +272,8 @@ impl Scheme {
         SchemeSpec { name, format, code_bits, group_rows, group_cols, scale_layout, block, row_multiple }
     }
 
-    /// The scheme of this name (`fp8-tensor`, `fp8-row`, `fp8-1x128`, `fp8-128x128`, `mxfp8`, `nvfp4`, `nvfp4-row`) in the
-    /// given code format, which is E2M1 for NVFP4.
+    /// The scheme of this name (`fp8-tensor`, `fp8-row`, `fp8-1x128`, `fp8-128x128`, `mxfp8`, `mxfp4`, `nvfp4`, `nvfp4-row`) in
+    /// the given code format, which is E2M1 for MXFP4 and NVFP4.
     pub fn from_name(name: &str, format: impl Into<CodeFormat>) -> Option<Self> {
         let format = format.into();
         Self::ALL.into_iter().find(|s| s.spec().name == name && s.spec().format == format)

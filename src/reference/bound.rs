@@ -7,7 +7,7 @@ use super::operand::HostOperand;
 use super::parallel;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{BlockScaleFormat, DType, HostQuantMatrix, Operand};
+use crate::format::{BlockScaleFormat, CodeFormat, DType, HostQuantMatrix, Operand, pair};
 
 /// Unit roundoff of FP32.
 const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -21,7 +21,7 @@ pub enum Accumulator {
     TensorCorePromoted,
     /// FP8 tensor cores over the whole of k: fast accumulation (1x128 scales are promoted all the same).
     TensorCoreFast,
-    /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP8 and weight-only products of a GPU that
+    /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP4, MXFP8 and weight-only products of a GPU that
     /// dequantizes before it multiplies.
     TensorCoreWide,
 }
@@ -67,7 +67,7 @@ pub struct Bound {
 ///    minus smallest) of the exact partial sums so far plus the error so far, which also covers sums that are split along
 ///    k. With 1x128 scales, or precise accumulation, the accumulator starts anew for every 128 columns and 1. covers the
 ///    rest; with fast accumulation it runs over the whole of k.
-/// 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP8 and plain operands. Assumed: products
+/// 3. **BF16 and F16 tensor cores** (`TensorCoreWide`), which multiply NVFP4, MXFP4, MXFP8 and plain operands. Assumed: products
 ///    are exact, and no intermediate result is worse than FP32 rounded in any direction; how many terms one step adds is
 ///    left open. So cut k into sixteens. Whatever the steps inside one are, each intermediate is at most
 ///    `M = range + error + sum of the sixteen |products|`, range as in 2. With `q = 2^(exponent(M) - 23)`, at least FP32's
@@ -75,7 +75,8 @@ pub struct Bound {
 ///    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
 ///    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
 ///    forms them; 1. covers the sum of the stretches. Operands or products below 2^-126 may count as zero; with MXFP8 so do
-///    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte.
+///    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte. MXFP4 with a plain F16 A is
+///    the product of the values in F16 ([`pair::multiplied_in`]), also where that rounds them or makes them infinite.
 /// 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
 ///    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
 ///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
@@ -112,7 +113,8 @@ impl SumBound {
         let long = matches!(accumulator, Accumulator::TensorCoreFast | Accumulator::TensorCoreWide);
         let whole = long && !scales_slices(&b.scheme().spec());
         let wide = accumulator == Accumulator::TensorCoreWide;
-        let (a, b) = (Decoded::new(a, wide), Decoded::new(b.into(), wide));
+        let b_type = pair::multiplied_in(a.operand(), b.scheme());
+        let (a, b) = (Decoded::new(a, None, wide), Decoded::new(b.into(), b_type, wide));
         let mut cells = vec![(0.0f64, 0.0f64); m * n];
         const PIECE: usize = 64;
         parallel::for_each_piece(&mut cells, PIECE, k, |piece, cells| {
@@ -201,15 +203,17 @@ struct Decoded {
 }
 
 impl Decoded {
-    fn new(operand: HostOperand<'_>, wide: bool) -> Self {
+    fn new(operand: HostOperand<'_>, dtype: Option<DType>, wide: bool) -> Self {
         let (rows, cols) = (operand.rows(), operand.cols());
         let mut values = Vec::with_capacity(rows * cols);
-        (0..rows).for_each(|i| operand.decode(i, 0, cols, &mut values));
+        (0..rows).for_each(|i| operand.decode(i, 0, cols, dtype, &mut values));
         let slack = if wide { slack(&values) } else { Vec::new() };
         let significant = match operand.operand() {
             Operand::Plain(DType::F16) => 11,
             Operand::Plain(_) => 8,
             Operand::Quantized(scheme) => match scheme.spec().block.map(|b| b.format) {
+                // The scale is a power of two, which no rounding to fewer bits makes wider.
+                Some(BlockScaleFormat::Ue8m0) if scheme.spec().format == CodeFormat::E2M1 => 2,
                 // A code of two bits and a scale of four.
                 Some(BlockScaleFormat::Ue4m3) => 6,
                 Some(BlockScaleFormat::Ue8m0) | None => 4,

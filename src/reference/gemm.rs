@@ -43,7 +43,7 @@ named!(Promotion, "promotion", Fused => "fused", Unfused => "unfused");
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmInputs<'a> {
-    /// A, `m x k`: quantized, or plain with weights of NVFP4 or MXFP8.
+    /// A, `m x k`: quantized, or plain with weights of NVFP4, MXFP4 or MXFP8.
     pub a: HostOperand<'a>,
     /// B, `n x k`.
     pub b: &'a HostQuantMatrix,
@@ -147,8 +147,9 @@ impl<'a> GemmInputs<'a> {
 /// few tiles.
 ///
 /// For each slice of 128 columns, `p` is the FP32 dot product of the operands, in an order that is not specified. FP8
-/// operands are codes; those of NVFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range: large
-/// codes with E8M0 bytes from 247 on, E5M2 from 240 on); those of a plain A are its values. Then
+/// operands are codes; those of NVFP4, MXFP4 and MXFP8 are `code * block_scale`, exact in FP32 (but infinite beyond its range:
+/// large codes with E8M0 bytes from 247 on, E5M2 from 240 on, E2M1 from 253 on); those of a plain A are its values. With a plain
+/// F16 A those of MXFP4 are F16 numbers, rounded ([`pair::multiplied_in`]). Then
 ///
 /// ```text
 /// tensor x tensor      sum = fl(sum + p);  acc = fl(sum * fl(fl(scale_a * scale_b) * alpha))
@@ -156,7 +157,7 @@ impl<'a> GemmInputs<'a> {
 /// 1x128 in a pair      sum = promote(sum, p, first, second);  acc = fl(sum * alpha)
 /// nvfp4 x nvfp4        sum = fl(sum + p);  acc = fl(sum * fl(fl(alpha * scale_a) * scale_b))
 /// nvfp4-row in a pair  sum = fl(sum + p);  acc = fl(fl(fl(sum * alpha) * scale_a[i]) * scale_b[j])
-/// mxfp8 x mxfp8        sum = fl(sum + p);  acc = fl(sum * alpha)
+/// mx x mx              sum = fl(sum + p);  acc = fl(sum * alpha)
 /// ```
 ///
 /// `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
@@ -251,13 +252,14 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
     let (a, b) = (inputs.a, HostOperand::from(inputs.b));
     let (scales_a, scales_b) = (Scales::new(a), Scales::new(b));
     let scaling = scaling(inputs);
+    let b_type = pair::multiplied_in(a.operand(), inputs.b.scheme());
     let mut sum = Array2::<f32>::zeros((rows, cols));
     let mut p = Array2::<f32>::zeros((rows, cols));
     let (mut panel_a, mut panel_b) = (Vec::new(), Vec::new());
     for (slice, k0) in (0..k).step_by(SLICE).enumerate() {
         let depth = SLICE.min(k - k0);
-        let view_a = decode_panel(&a, i0, rows, k0, depth, &mut panel_a);
-        let view_b = decode_panel(&b, j0, cols, k0, depth, &mut panel_b);
+        let view_a = decode_panel(&a, [i0, rows], [k0, depth], None, &mut panel_a);
+        let view_b = decode_panel(&b, [j0, cols], [k0, depth], b_type, &mut panel_b);
         general_mat_mul(1.0, &view_a, &view_b.t(), 0.0, &mut p);
         let Scaling::Slices { a_first } = scaling else {
             sum += &p;
@@ -286,17 +288,16 @@ fn sum_tile(inputs: &GemmInputs<'_>, i0: usize, rows: usize, j0: usize, cols: us
     sum
 }
 
-/// `depth` columns of `count` rows as FP32, `count x depth`.
+/// `depth` columns of `count` rows as FP32, `count x depth`; rounded to `dtype` if given.
 fn decode_panel<'p>(
     operand: &HostOperand<'_>,
-    first: usize,
-    count: usize,
-    k0: usize,
-    depth: usize,
+    [first, count]: [usize; 2],
+    [k0, depth]: [usize; 2],
+    dtype: Option<DType>,
     panel: &'p mut Vec<f32>,
 ) -> ArrayView2<'p, f32> {
     panel.clear();
-    (first..first + count).for_each(|row| operand.decode(row, k0, depth, panel));
+    (first..first + count).for_each(|row| operand.decode(row, k0, depth, dtype, panel));
     ArrayView2::from_shape((count, depth), panel.as_slice()).expect("count * depth values were decoded")
 }
 

@@ -9,7 +9,7 @@ mod delayed;
 mod gemm;
 mod hadamard;
 mod metrics;
-mod mxfp8;
+mod mx;
 mod noise;
 pub mod nvfp4;
 mod operand;

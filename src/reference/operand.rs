@@ -67,13 +67,18 @@ impl<'a> HostOperand<'a> {
         self.quantized().map_or(Basis::Plain, HostQuantMatrix::basis)
     }
 
-    /// Appends `depth` values of row `row` from column `k0` on, a multiple of 32: `code * block_scale`, or the plain value.
-    pub(super) fn decode(&self, row: usize, k0: usize, depth: usize, values: &mut Vec<f32>) {
+    /// Appends `depth` values of row `row` from column `k0` on, a multiple of 32: `code * block_scale`, or the plain value; rounded
+    /// to the type that the product takes them in, if one is given ([`multiplied_in`](crate::pair::multiplied_in)).
+    pub(super) fn decode(&self, row: usize, k0: usize, depth: usize, dtype: Option<DType>, values: &mut Vec<f32>) {
+        let first = values.len();
         match self {
             Self::Quantized(matrix) => decode_codes(matrix, row, k0, depth, values),
             Self::Plain(plain, dtype) => {
                 values.extend(plain.slice(s![row, k0..k0 + depth]).iter().map(|v| codec::round_to(*dtype, *v)));
             }
+        }
+        if let Some(dtype) = dtype {
+            values[first..].iter_mut().for_each(|v| *v = codec::round_to(dtype, *v));
         }
     }
 }

@@ -6,11 +6,12 @@ use std::borrow::Cow;
 
 use ndarray::{Array2, ArrayView2};
 
-use super::{mxfp8, nvfp4, parallel};
+use super::{mx, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    DType, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Nvfp4Recipe, Recipe, Scheme, codec, pair,
+    DType, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Recipe,
+    Recipe, Scheme, codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -24,7 +25,7 @@ pub fn amax(x: &[f32]) -> f32 {
 }
 
 /// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Fp8Rule`](crate::format::Fp8Rule),
-/// MXFP8 in [`MxScaleRule`](crate::MxScaleRule), NVFP4 in [`nvfp4`](super::nvfp4).
+/// MXFP8 and MXFP4 in [`MxScaleRule`](crate::MxScaleRule), NVFP4 in [`nvfp4`](super::nvfp4).
 ///
 /// `x` may have any strides and any number of rows, also none; its columns are the contraction axis. `source` is the
 /// type the values were widened from (TransformerEngine's overflow rule for FP8 asks for it). NaN becomes code 0x7F, or 7 in
@@ -38,7 +39,9 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) ->
     check(&x, source, recipe)?;
     match recipe {
         Recipe::Fp8(recipe) => cast(&x, recipe.scheme(), recipe.format, &factors(&x, source, recipe)),
-        Recipe::Mxfp8(recipe) => mxfp8::quantize(&x, recipe),
+        Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
+            mx::quantize(&x, recipe.scheme(), rule)
+        }
         Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None),
     }
 }
@@ -149,7 +152,7 @@ pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale)
 
 /// `fl(code * f)` with `f = fl(block_scale * scale)`, rounded to nearest even in `out`, as FP32 values; `rows x cols`.
 ///
-/// What a scheme lacks counts as 1: `f` is the scale of FP8 and the block scale of MXFP8. Rows in a Hadamard basis stay in
+/// What a scheme lacks counts as 1: `f` is the scale of FP8 and the block scale of MXFP8 and MXFP4. Rows in a Hadamard basis stay in
 /// it. A value beyond the range of `out` becomes infinite in F32, BF16 and F16 (from 65520 on), and the largest value in E4M3
 /// and E5M2, which saturate. Runs on all cores; allocates the result.
 pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {

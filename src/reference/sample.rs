@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn rows_keep_their_values_in_every_scheme() {
         let x = Noise::new(5).matrix(300, 272, DType::F32);
-        let blocks = [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3)];
+        let blocks = [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp4];
         for scheme in Scheme::FP8.into_iter().chain(blocks) {
             let q = quantize(x.view(), DType::F32, Recipe::new(scheme)).unwrap();
             let whole = dequantize(&q, DType::F32);

@@ -1,11 +1,11 @@
-//! The recipes of NVFP4 and MXFP8, and data with everything that needs care.
+//! The recipes of NVFP4, MXFP8 and MXFP4, and data with everything that needs care.
 
 use ndarray::Array2;
 use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::Noise;
 use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
-    HostQuantMatrix, MxScaleRule, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe,
+    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format,
+    HostQuantMatrix, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe,
 };
 
 pub const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -65,10 +65,20 @@ pub fn recipes() -> Vec<Recipe> {
     all
 }
 
+/// Every recipe of MXFP8 and MXFP4.
 pub fn mx_recipes() -> impl Iterator<Item = Recipe> {
-    [E4M3, Fp8Format::E5M2]
-        .into_iter()
-        .flat_map(|format| MxScaleRule::ALL.into_iter().map(move |rule| Recipe::Mxfp8(Mxfp8Recipe { format, rule })))
+    MxScaleRule::ALL.into_iter().flat_map(|rule| {
+        let fp8 = |format| Recipe::Mxfp8(Mxfp8Recipe { format, rule });
+        [fp8(E4M3), fp8(Fp8Format::E5M2), Recipe::Mxfp4(Mxfp4Recipe { rule })]
+    })
+}
+
+/// Of an MX recipe.
+pub fn rule_of(recipe: Recipe) -> MxScaleRule {
+    match recipe {
+        Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => rule,
+        _ => panic!("{recipe:?} is not of an MX scheme"),
+    }
 }
 
 /// Rows that a recipe can take: the tree of 4over6 tiles needs sixteen lines.
@@ -107,9 +117,9 @@ pub fn amax<'a>(x: impl IntoIterator<Item = &'a f32>) -> f32 {
 
 /// The codes, one a byte.
 pub fn codes(q: &HostQuantMatrix) -> Vec<u8> {
-    match q.scheme().is_nvfp4() {
-        true => q.logical_codes().iter().flat_map(|byte| [byte & 15, byte >> 4]).collect(),
-        false => q.logical_codes().to_vec(),
+    match q.scheme().spec().format {
+        CodeFormat::E2M1 => q.logical_codes().iter().flat_map(|byte| [byte & 15, byte >> 4]).collect(),
+        _ => q.logical_codes().to_vec(),
     }
 }
 

@@ -9,7 +9,7 @@ use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{self, GemmInputs, Noise, definition, sqnr_db};
 use scaled_gemm::{
     Activation, Basis, BlockShape, CodeFormat, CodeRounding, DType, Fp8Scales, HostQuantMatrix, MxScaleRule,
-    Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
+    Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
 };
 use serde_json::{Value, json};
 
@@ -113,13 +113,22 @@ fn name(a: Activations) -> String {
 /// rounding has twice the variance: 3 dB. A tile's largest of 256 is about 3 s of its largest rows: s = 2 there, and half, a
 /// quarter and so on in the other rows, whose error is about 1/48 whatever their size: 0.052 + 0.024 + 3 / 48 of 4 + 1 + ... =
 /// 5.33, 15.9 dB; 1 dB for the draw again, and half a dB more as few tiles hold all sizes.
+///
+/// MXFP4: the largest of 32 is about 2.2 s and becomes 3 to 6, so s = 1.4 to 2.7, which is 17.8 to 19.4 dB in the same way; floor
+/// and even have larger codes, and lose by saturation what they win. Ceil makes it 2 to 4: s = 0.9 to 1.8, 15.6 dB at the
+/// least. 1 dB of their mean is left for the draw.
 fn sqnr_floor(recipe: Recipe) -> f64 {
-    let mx = if let Recipe::Mxfp8(recipe) = recipe { recipe.rule } else { MxScaleRule::Up };
+    let mx = match recipe {
+        Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => rule,
+        _ => MxScaleRule::Up,
+    };
     let saturating = if matches!(mx, MxScaleRule::Floor | MxScaleRule::Even) { 2.0 } else { 0.0 };
     let nvfp4 = if let Recipe::Nvfp4(recipe) = recipe { recipe.options() } else { Nvfp4Options::PLAIN };
     match recipe.format() {
         CodeFormat::E4M3 => 30.0 - saturating,
         CodeFormat::E5M2 => 24.0 - saturating,
+        CodeFormat::E2M1 if recipe.scheme() == Scheme::Mxfp4 && mx == MxScaleRule::Ceil => 15.6,
+        CodeFormat::E2M1 if recipe.scheme() == Scheme::Mxfp4 => 17.6,
         CodeFormat::E2M1 if nvfp4.shape == BlockShape::Tile16x16 => 14.4,
         CodeFormat::E2M1 if nvfp4.rounding != CodeRounding::Nearest => 15.4,
         CodeFormat::E2M1 => 18.4,

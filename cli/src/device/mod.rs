@@ -43,7 +43,7 @@ pub struct Pair {
 
 impl Pair {
     /// The pairs that weights of this scheme name belong to: both alike, or 1x128 activations where two alike cannot be;
-    /// plain BF16 activations too for NVFP4 weights. Row scales of NVFP4 are for activations, with `nvfp4` weights.
+    /// plain BF16 activations too for NVFP4 weights, and with MXFP8 ones for MXFP4 weights. Row scales of NVFP4 are for activations, with `nvfp4` weights.
     pub fn of_weights(name: &str) -> Vec<Self> {
         let alike = scheme(name, Fp8Format::E4M3);
         let recipe = |a: Scheme| Activations::Quantized(Recipe::new(a));
@@ -51,6 +51,8 @@ impl Pair {
             (vec![recipe(alike)], Scheme::Nvfp4)
         } else if alike == Scheme::Nvfp4 {
             (vec![recipe(alike), Activations::Plain(DType::Bf16)], alike)
+        } else if alike == Scheme::Mxfp4 {
+            (vec![recipe(Scheme::Mxfp8(Fp8Format::E4M3)), Activations::Plain(DType::Bf16)], alike)
         } else if check_pair(alike, alike, "cpu").is_ok() {
             (vec![recipe(alike)], alike)
         } else {

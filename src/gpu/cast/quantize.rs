@@ -4,7 +4,10 @@
 
 use crate::error::{Error, Result};
 use crate::format::pair::check_quantize_cols;
-use crate::format::{Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Nvfp4Recipe, Recipe, Scheme};
+use crate::format::{
+    Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Recipe, Recipe,
+    Scheme,
+};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
@@ -217,9 +220,9 @@ impl Handle {
         let kernels = self.kernels();
         let recipe = match recipe {
             Recipe::Nvfp4(recipe) => recipe,
-            Recipe::Mxfp8(_) if x.rows() == 0 || x.cols() == 0 => return Ok(()),
-            Recipe::Mxfp8(recipe) => {
-                return kernels.quantize_mxfp8(stream, &input, (recipe.rule, recipe.format), out, out_t);
+            Recipe::Mxfp8(_) | Recipe::Mxfp4(_) if x.rows() == 0 || x.cols() == 0 => return Ok(()),
+            Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
+                return kernels.quantize_mx(stream, &input, (recipe.scheme(), rule), out, out_t);
             }
             Recipe::Fp8(_) => {
                 return Err(Error::unsupported(

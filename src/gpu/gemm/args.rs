@@ -75,7 +75,7 @@ impl<'a> GemmArgs<'a> {
         Self::of(ArgA::Quantized(a), b, d)
     }
 
-    /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4 (or MXFP8, for a BF16 A), D `m x n`.
+    /// `D = A Bᵀ` with plain activations: A `m x k` BF16 or F16, B `n x k` NVFP4 or MXFP4 (or MXFP8, for a BF16 A), D `m x n`.
     ///
     /// B is multiplied in A's type, in which its codes times block scales are exact; sums are FP32. A's rows may lie apart, by
     /// a multiple of 16 bytes.

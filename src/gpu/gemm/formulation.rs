@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, Operand};
+use crate::format::{BlockScaleFormat, CodeFormat, Operand};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
@@ -78,6 +78,8 @@ pub(crate) enum PairKind {
     Fp8(ScaleLayout, ScaleLayout),
     /// Both with block scales of this format: NVFP4 or MXFP8.
     Block(BlockScaleFormat),
+    /// Both with block scales, B MXFP4: no library's own product.
+    Mxfp4,
     /// A is plain, B has block scales.
     WeightOnly,
 }
@@ -87,7 +89,10 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
     let b = desc.b.spec();
     match (desc.a, b.block) {
         (Operand::Plain(_), _) => PairKind::WeightOnly,
-        (Operand::Quantized(_), Some(block)) => PairKind::Block(block.format),
+        (Operand::Quantized(_), Some(block)) => match (b.format, block.format) {
+            (CodeFormat::E2M1, BlockScaleFormat::Ue8m0) => PairKind::Mxfp4,
+            (_, format) => PairKind::Block(format),
+        },
         (Operand::Quantized(a), None) => PairKind::Fp8(a.spec().scale_layout, b.scale_layout),
     }
 }
@@ -102,7 +107,7 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
             Err(format!("sm_{major}{minor} has no FP8 tensor cores (sm_89 and up have)"))
         }
         (Native | RepeatedScales | Rescaled, PairKind::Fp8(a, b)) => available_fp8(desc, facts, formulation, (a, b)),
-        (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row and mxfp8 weights".to_string()),
+        (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row, mxfp4 and mxfp8 weights".to_string()),
         (DequantizedBf16, _) if facts.cc < AMPERE => {
             Err(format!("sm_{major}{minor} has no BF16 tensor cores (sm_80 and up have)"))
         }
@@ -111,6 +116,11 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
             Err(format!("cuBLASLt multiplies {} by {} nowhere: it serves pairs of quantized operands", desc.a, desc.b))
         }
         (Native, PairKind::Block(_)) => available_block(desc, facts),
+        // Documented: VEC32_UE8M0 is for FP8 operands, and FP4 operands take VEC16_UE4M3 (cuBLAS 12.8 to 13.x).
+        (Native, PairKind::Mxfp4) => {
+            Err("cuBLASLt has no MXFP4 on any GPU: its E8M0 scales are for FP8 codes, its E2M1 codes for NVFP4"
+                .to_string())
+        }
         (RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
         (Rescaled, _) => Err(RESCALED_SERVES.to_string()),
     }
@@ -250,6 +260,19 @@ mod tests {
                 assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
             }
             assert!(available(&desc, H200, Native).unwrap_err().contains("it serves pairs of quantized operands"));
+        }
+        // MXFP4 is dequantized everywhere.
+        let mx4 = Scheme::Mxfp4;
+        for a in [mx4.into(), mx.into(), Operand::Plain(DType::Bf16), Operand::Plain(DType::F16)] {
+            let desc = GemmDesc::new(3, 4096, 2880, a, mx4, DType::Bf16);
+            for facts in [on((8, 0), new), H200, on((10, 0), new), on((12, 0), new)] {
+                assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
+            }
+            let why = available(&desc, on((10, 0), new), Native).unwrap_err();
+            let words =
+                if a.scheme().is_some() { "no MXFP4 on any GPU" } else { "it serves pairs of quantized operands" };
+            assert!(why.contains(words), "{why}");
+            assert!(offered(&desc, on((7, 5), new)).is_empty());
         }
         assert!(available(&desc(3, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), H200, DequantizedBf16).is_err());
         for formulation in Formulation::ALL {

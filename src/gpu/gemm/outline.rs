@@ -138,6 +138,7 @@ fn gemm_rows(desc: &GemmDesc) -> usize {
 }
 
 /// The type in which operands are dequantized: A's own; F16 where NVFP4 goes into F16, which BF16 operands cannot; else BF16.
+/// F16 does not hold all that E8M0 scales reach: MXFP4 is taken in it only where A is F16 ([`multiplied_in`](crate::pair::multiplied_in)).
 fn value_type(desc: &GemmDesc) -> DType {
     match desc.a {
         Operand::Plain(dtype) => dtype,
@@ -216,9 +217,12 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
 /// The outline of one formulation and finish, or why this finish does not fit.
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
-        (Formulation::Native, PairKind::WeightOnly)
+        (Formulation::Native, PairKind::WeightOnly | PairKind::Mxfp4)
         | (Formulation::DequantizedBf16, PairKind::Fp8(..))
-        | (Formulation::RepeatedScales | Formulation::Rescaled, PairKind::Block(_) | PairKind::WeightOnly) => {
+        | (
+            Formulation::RepeatedScales | Formulation::Rescaled,
+            PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly,
+        ) => {
             return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
         }
         _ => {}
@@ -372,11 +376,14 @@ mod tests {
             (bf16, Scheme::Nvfp4, Device, [Nothing, Nothing]),
             (f16, Scheme::Nvfp4Row, Host, [Nothing, Each]),
             (bf16, Scheme::Mxfp8(F), Host, [Nothing, Nothing]),
+            (mx, Scheme::Mxfp4, Host, [Nothing, Nothing]),
+            (Scheme::Mxfp4.into(), Scheme::Mxfp4, Host, [Nothing, Nothing]),
+            (f16, Scheme::Mxfp4, Host, [Nothing, Nothing]),
         ] {
             for formulation in [Formulation::Native, Formulation::DequantizedBf16] {
                 let desc = GemmDesc::new(17, 4096, 7168, a, b, DType::F32);
                 let call = outline(&desc, formulation, Finish::EpilogueKernel);
-                if formulation == Formulation::Native && a.scheme().is_none() {
+                if formulation == Formulation::Native && (a.scheme().is_none() || b == Scheme::Mxfp4) {
                     assert!(call.unwrap_err().contains("native does not serve"), "{desc}");
                     continue;
                 }
@@ -394,7 +401,7 @@ mod tests {
     #[test]
     fn value_types_decide_what_is_fused() {
         use Finish::{EpilogueKernel, Fused};
-        let (nv, mx) = (Operand::from(Scheme::Nvfp4), Operand::from(Scheme::Mxfp8(F)));
+        let [nv, mx, mx4] = [Scheme::Nvfp4, Scheme::Mxfp8(F), Scheme::Mxfp4].map(Operand::from);
         let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
         let both: &[Finish] = &[Fused, EpilogueKernel];
         let kernel: &[Finish] = &[EpilogueKernel];
@@ -403,13 +410,15 @@ mod tests {
             (nv, DType::F16, DType::F16, both),
             (nv, DType::F32, DType::Bf16, both),
             (mx, DType::F16, DType::Bf16, kernel),
+            (mx4, DType::F16, DType::Bf16, kernel),
+            (mx4, DType::Bf16, DType::Bf16, both),
             (mx, DType::Bf16, DType::Bf16, both),
             (bf16, DType::F16, DType::Bf16, kernel),
             (f16, DType::Bf16, DType::F16, kernel),
             (f16, DType::F16, DType::F16, both),
             (f16, DType::F32, DType::F16, both),
         ] {
-            let b = if a == mx { Scheme::Mxfp8(F) } else { Scheme::Nvfp4 };
+            let b = a.scheme().unwrap_or(Scheme::Nvfp4);
             let desc = GemmDesc::new(17, 4096, 7168, a, b, out);
             assert_eq!(finishes(&desc, Formulation::DequantizedBf16), wanted, "{desc}");
             let call = outline(&desc, Formulation::DequantizedBf16, EpilogueKernel).unwrap();
@@ -422,7 +431,7 @@ mod tests {
                 assert_eq!(fused, wanted == both && bias == out, "{biased}");
                 let native = outline(&biased, Formulation::Native, Fused).is_ok();
                 let taken = if out == DType::F16 { DType::F16 } else { DType::Bf16 };
-                assert_eq!(native, bias == taken && a.scheme().is_some(), "{biased}");
+                assert_eq!(native, bias == taken && a.scheme().is_some() && a != mx4, "{biased}");
             }
         }
     }

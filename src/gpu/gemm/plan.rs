@@ -256,7 +256,7 @@ impl Handle {
             PairKind::Fp8(ScaleLayout::Vec128 | ScaleLayout::Blk128, _) => {
                 "quantize by row or tensor, which runs on sm_89 and up, or take cuBLASLt 12.9.1 or newer on sm_90"
             }
-            PairKind::Block(_) | PairKind::WeightOnly if cc < (8, 0) => {
+            PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly if cc < (8, 0) => {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
             }
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",

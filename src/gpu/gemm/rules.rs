@@ -22,8 +22,8 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
-        PairKind::Block(_) | PairKind::WeightOnly => {
-            return all("this GPU multiplies no such blocks, and their values are exact in plain numbers");
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
+            return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
         PairKind::Fp8(..) => return all("there is one way"),
     };

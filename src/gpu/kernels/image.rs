@@ -29,13 +29,18 @@ pub enum KernelFamily {
     Fp8,
     /// Quantizers and dequantizer of MXFP8.
     Mxfp8,
+    /// Quantizers and dequantizer of MXFP4.
+    Mxfp4,
     /// Quantizers and dequantizer of NVFP4.
     Nvfp4,
     /// What follows a product: the FP32 epilogue, and what prepares factors and scales for cuBLASLt.
     Epilogue,
 }
 
-named!(KernelFamily, "kernel family", Fp8 => "fp8", Mxfp8 => "mxfp8", Nvfp4 => "nvfp4", Epilogue => "epilogue");
+named!(
+    KernelFamily, "kernel family", Fp8 => "fp8", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
+    Epilogue => "epilogue",
+);
 
 macro_rules! kernel_files {
     ($($family:ident, $file:literal, $gpus:expr;)+) => {
@@ -51,12 +56,14 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 9] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
+    ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
     ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
+    ("cast/mx.cuh", include_str!("../../../kernels/cast/mx.cuh")),
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
     ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
 ];

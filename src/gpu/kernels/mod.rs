@@ -12,7 +12,7 @@ mod fp8;
 mod image;
 mod launch;
 mod module;
-mod mxfp8;
+mod mx;
 mod nvfp4;
 mod operand;
 mod ptx_cache;
@@ -39,7 +39,8 @@ pub(crate) struct Kernels {
     /// Held while a family is loaded, so that two threads do not load it twice.
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
-    mxfp8: OnceLock<mxfp8::Mxfp8Kernels>,
+    mxfp8: OnceLock<mx::MxKernels>,
+    mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm_count: usize,
@@ -66,6 +67,7 @@ impl Kernels {
             loading: Mutex::new(()),
             fp8: OnceLock::new(),
             mxfp8: OnceLock::new(),
+            mxfp4: OnceLock::new(),
             nvfp4: OnceLock::new(),
             epilogue: OnceLock::new(),
             sm_count: sm_count as usize,
@@ -84,6 +86,7 @@ impl Kernels {
         match family {
             KernelFamily::Fp8 => self.fp8(stream).map(drop),
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
+            KernelFamily::Mxfp4 => self.mxfp4(stream).map(drop),
             KernelFamily::Nvfp4 => self.nvfp4(stream).map(drop),
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
         }
@@ -96,6 +99,7 @@ impl Kernels {
                 &[KernelFamily::Fp8]
             }
             Scheme::Mxfp8(_) => &[KernelFamily::Mxfp8],
+            Scheme::Mxfp4 => &[KernelFamily::Mxfp4],
             // The maxima for the second level are FP8's.
             Scheme::Nvfp4 | Scheme::Nvfp4Row => &[KernelFamily::Nvfp4, KernelFamily::Fp8],
         };
@@ -106,8 +110,12 @@ impl Kernels {
         self.family(&self.fp8, KernelFamily::Fp8, fp8::Fp8Kernels::of, stream)
     }
 
-    fn mxfp8(&self, stream: &Queue) -> Result<&mxfp8::Mxfp8Kernels> {
-        self.family(&self.mxfp8, KernelFamily::Mxfp8, mxfp8::Mxfp8Kernels::of, stream)
+    fn mxfp8(&self, stream: &Queue) -> Result<&mx::MxKernels> {
+        self.family(&self.mxfp8, KernelFamily::Mxfp8, mx::MxKernels::mxfp8, stream)
+    }
+
+    fn mxfp4(&self, stream: &Queue) -> Result<&mx::MxKernels> {
+        self.family(&self.mxfp4, KernelFamily::Mxfp4, mx::MxKernels::mxfp4, stream)
     }
 
     fn nvfp4(&self, stream: &Queue) -> Result<&nvfp4::Nvfp4Kernels> {

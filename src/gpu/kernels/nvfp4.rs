@@ -318,6 +318,19 @@ impl Kernels {
                 y_stride as u64,
             );
         }
+        if scheme == Scheme::Mxfp4 {
+            return enqueue!(
+                stream,
+                self.mxfp4(stream)?.dequantize.of(dtype, aligned)?,
+                blocks,
+                codes.address,
+                block_scales.address,
+                rows as u32,
+                cols as u32,
+                y.address,
+                y_stride as u64,
+            );
+        }
         enqueue!(
             stream,
             self.nvfp4(stream)?.dequantize.of(dtype, aligned)?,

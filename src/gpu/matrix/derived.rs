@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
-use crate::format::{DType, Extent, Scheme};
+use crate::format::{CodeFormat, DType, Extent, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, Span};
 use crate::gpu::device::stream::Queue;
 use crate::gpu::handle::Handle;
@@ -21,7 +21,7 @@ pub enum KeptWeights {
     /// Codes and scales only.
     #[default]
     Nothing,
-    /// [`QuantMatrix::keep_dequantized`] has made them in this type: BF16, or F16 for NVFP4.
+    /// [`QuantMatrix::keep_dequantized`] has made them in this type: BF16, or F16 for NVFP4 and MXFP4.
     Dequantized(DType),
 }
 
@@ -49,8 +49,8 @@ impl QuantMatrix {
     /// Makes `code[i, j] * block_scale[i, block]` once as a packed `rows x cols` matrix of `dtype`, and keeps it beside the
     /// codes: products with this B by [`Formulation::DequantizedBf16`](crate::gpu::Formulation) then dequantize no weights.
     ///
-    /// BF16 for most products, where it is exact; F16 for NVFP4 weights with plain F16 activations, or of NVFP4 products into
-    /// F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4. A quantizer
+    /// BF16 for most products, where it is exact; F16 for NVFP4 and MXFP4 weights with plain F16 activations, or of NVFP4
+    /// products into F16 output. It costs `2 * rows * cols` bytes ([`QuantMatrix::device_bytes`]), four times the codes of NVFP4 and MXFP4. A quantizer
     /// that writes the matrix writes the values too. Allocates; waits for nothing. A second call in the same type does nothing.
     ///
     /// # Errors
@@ -176,17 +176,17 @@ pub(crate) fn check_kept(scheme: Scheme, dtype: DType) -> Result<()> {
     if scheme.spec().block.is_none() {
         return Err(Error::unsupported(
             what(),
-            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8) are computed from dequantized values",
+            "only products of block-scaled matrices (nvfp4, nvfp4-row, mxfp8, mxfp4) are computed from dequantized values",
             "leave it as it is",
         ));
     }
     match dtype {
         DType::Bf16 => Ok(()),
-        DType::F16 if scheme.is_nvfp4() => Ok(()),
+        DType::F16 if scheme.spec().format == CodeFormat::E2M1 => Ok(()),
         _ => Err(Error::unsupported(
             what(),
-            "codes times block scales are exact in bf16, and for NVFP4 in f16",
-            "keep them as bf16, or as f16 for NVFP4 weights with f16 activations or output",
+            "codes times block scales are exact in bf16, and f16 is for nvfp4, nvfp4-row and mxfp4 weights",
+            "keep them as bf16; as f16 for weights of f16 activations, or of nvfp4 products into f16",
         )),
     }
 }

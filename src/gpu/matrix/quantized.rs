@@ -264,7 +264,7 @@ fn check_size(scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
         return Err(Error::shape(
             format!("{scheme} matrix"),
             format!("{rows} x {cols}"),
-            "must have a multiple of 16 columns: blocks of 16 codes are whole",
+            "must have a multiple of 16 columns: groups of 16 codes are whole",
             "pad the columns with zeros",
         ));
     }

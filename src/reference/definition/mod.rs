@@ -16,7 +16,7 @@ use super::quantize::{check, check_given};
 use crate::error::Result;
 use crate::format::{
     DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix, MxScaleRule,
-    Mxfp8Recipe, Recipe, Scheme, codec,
+    Mxfp4Recipe, Mxfp8Recipe, Recipe, Scheme, codec,
 };
 
 /// What [`reference::quantize`](super::quantize) must give.
@@ -29,6 +29,7 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) ->
     match recipe {
         Recipe::Fp8(recipe) => fp8(&x, source, recipe),
         Recipe::Mxfp8(recipe) => mxfp8(&x, recipe),
+        Recipe::Mxfp4(recipe) => mxfp4(&x, recipe),
         Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None),
     }
 }
@@ -132,25 +133,48 @@ fn mxfp8(x: &ArrayView2<f32>, Mxfp8Recipe { format, rule }: Mxfp8Recipe) -> Resu
     for i in 0..rows {
         for left in (0..cols).step_by(32) {
             let block: Vec<f32> = (left..(left + 32).min(cols)).map(|j| x[[i, j]]).collect();
-            let byte = mx_byte(amax(&block), rule, format);
-            let factor = if byte == 255 { f32::NAN } else { (127.0 - f64::from(byte)).exp2() as f32 };
-            codes.extend(block.iter().map(|v| codec::encode(format, v * factor)));
+            // The largest number of the format, the exponent of its leading bit, and the bits behind that.
+            let numbers = if format == Fp8Format::E4M3 { (448.0, 8.0, 3.0) } else { (57344.0, 15.0, 2.0) };
+            let byte = mx_byte(amax(&block), rule, numbers);
+            codes.extend(block.iter().map(|v| codec::encode(format, v * mx_factor(byte))));
             bytes.push(byte);
         }
     }
     HostQuantMatrix::from_block_logical(Scheme::Mxfp8(format), rows, cols, codes, &[], &bytes)
 }
 
+/// MXFP4: the same with codes of four bits, the even column's in the low half of a byte.
+fn mxfp4(x: &ArrayView2<f32>, Mxfp4Recipe { rule }: Mxfp4Recipe) -> Result<HostQuantMatrix> {
+    let (rows, cols) = x.dim();
+    let (mut codes, mut bytes) = (vec![0; rows * cols / 2], Vec::new());
+    for i in 0..rows {
+        for left in (0..cols).step_by(32) {
+            let columns = left..(left + 32).min(cols);
+            let block: Vec<f32> = columns.clone().map(|j| x[[i, j]]).collect();
+            let byte = mx_byte(amax(&block), rule, (6.0, 2.0, 1.0));
+            for j in columns {
+                let code = codec::encode_e2m1(x[[i, j]] * mx_factor(byte));
+                codes[(i * cols + j) / 2] |= if j % 2 == 0 { code } else { code << 4 };
+            }
+            bytes.push(byte);
+        }
+    }
+    HostQuantMatrix::from_block_logical(Scheme::Mxfp4, rows, cols, codes, &[], &bytes)
+}
+
+/// What data are multiplied by.
+fn mx_factor(byte: u8) -> f32 {
+    if byte == 255 { f32::NAN } else { (127.0 - f64::from(byte)).exp2() as f32 }
+}
+
 /// The exponent by the rules of [`MxScaleRule`], from -127 to 127, plus 127.
-fn mx_byte(amax: f32, rule: MxScaleRule, format: Fp8Format) -> u8 {
-    // The largest number of the format, the exponent of its leading bit, and the bits behind that.
-    let (max, largest, fraction) = if format == Fp8Format::E4M3 { (448.0, 8.0, 3.0) } else { (57344.0, 15.0, 2.0) };
+fn mx_byte(amax: f32, rule: MxScaleRule, (max, largest, fraction): (f32, f64, f64)) -> u8 {
     if amax == f32::INFINITY {
         return if rule == MxScaleRule::Up { 254 } else { 255 };
     }
     let log2 = f64::from(amax).log2();
     let exponent = match rule {
-        MxScaleRule::Up | MxScaleRule::Rceil => f64::from(amax * (1.0f32 / max)).log2().ceil(),
+        MxScaleRule::Up | MxScaleRule::Rceil => f64::from(amax * (1.0 / max)).log2().ceil(),
         MxScaleRule::Floor => log2.floor() - largest,
         MxScaleRule::Ceil => log2.ceil() - largest,
         // Half a unit of the format's last place is added, and what lies below that place does not change the exponent.

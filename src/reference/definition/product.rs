@@ -22,7 +22,7 @@ pub(super) fn numbers(q: &HostQuantMatrix, i: usize, j: usize) -> [f32; 3] {
         Scheme::Fp8Row(_) => [code, 1.0, q.scale_at(i, 0)],
         Scheme::Fp8Group1x128(_) => [code, 1.0, q.scale_at(i, j / 128)],
         Scheme::Fp8Group128x128(_) => [code, 1.0, q.scale_at(i / 128, j / 128)],
-        Scheme::Mxfp8(_) => [code, block(32), 1.0],
+        Scheme::Mxfp8(_) | Scheme::Mxfp4 => [code, block(32), 1.0],
         Scheme::Nvfp4 => [code, block(16), q.scale_at(0, 0)],
         Scheme::Nvfp4Row => [code, block(16), q.scale_at(i, 0)],
     }
@@ -45,7 +45,11 @@ pub fn values(operand: HostOperand<'_>) -> Array2<f64> {
 /// As [`reference::scaled_gemm`](crate::reference::scaled_gemm).
 pub fn scaled_gemm(inputs: &GemmInputs<'_>) -> Result<Array2<f64>> {
     let [m, n, k] = inputs.check()?;
-    let (a, b) = (values(inputs.a), values(inputs.b.into()));
+    let (a, mut b) = (values(inputs.a), values(inputs.b.into()));
+    // The one pair whose B is rounded, as `pair::multiplied_in` says.
+    if inputs.b.scheme() == Scheme::Mxfp4 && matches!(inputs.a, HostOperand::Plain(_, DType::F16)) {
+        b.mapv_inplace(|v| half::f16::from_f64(v).to_f64());
+    }
     Ok(Array2::from_shape_fn((m, n), |(i, j)| {
         let (a, b) = (a.row(i), b.row(j));
         let mut v = f64::from(inputs.alpha) * (0..k).map(|k| a[k] * b[k]).sum::<f64>();

@@ -1,22 +1,23 @@
-//! Launches for MXFP8: `kernels/cast/mxfp8.cu`. Its dequantizer is enqueued by [`Kernels::dequantize_blocks`].
+//! Launches for MXFP8 and MXFP4: `kernels/cast/mxfp8.cu` and `mxfp4.cu`. Their dequantizers are enqueued by
+//! [`Kernels::dequantize_blocks`].
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, THREADS, enqueue_cast};
 use super::module::Modules;
 use super::operand::{Input, Output, address, check_output, check_transposable, format_code};
 use crate::error::Result;
-use crate::format::{Fp8Format, MxScaleRule, Scheme};
+use crate::format::{CodeFormat, MxScaleRule, Scheme};
 use crate::gpu::device::stream::Queue;
 
-/// The kernels of the family.
-pub(super) struct Mxfp8Kernels {
+/// The kernels of one of the two families.
+pub(super) struct MxKernels {
     quantize: ByInput,
     tile: ByInput,
     pub(super) dequantize: ByInput,
 }
 
-impl Mxfp8Kernels {
-    pub(super) fn of(modules: &Modules) -> Result<Self> {
+impl MxKernels {
+    pub(super) fn mxfp8(modules: &Modules) -> Result<Self> {
         let file = modules.file("cast/mxfp8")?;
         Ok(Self {
             quantize: file.by_input("quantize_mxfp8")?,
@@ -24,9 +25,18 @@ impl Mxfp8Kernels {
             dequantize: file.by_input("dequantize_mxfp8")?,
         })
     }
+
+    pub(super) fn mxfp4(modules: &Modules) -> Result<Self> {
+        let file = modules.file("cast/mxfp4")?;
+        Ok(Self {
+            quantize: file.by_input("quantize_mxfp4")?,
+            tile: file.by_input("quantize_mxfp4_tile")?,
+            dequantize: file.by_input("dequantize_mxfp4")?,
+        })
+    }
 }
 
-/// Mirror of `MxRule` in `kernels/cast/mxfp8.cu`.
+/// Mirror of `MxRule` in `kernels/cast/mx.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MxRule {
@@ -38,11 +48,7 @@ struct MxRule {
 }
 
 impl MxRule {
-    fn new(rounding: MxScaleRule, format: Fp8Format) -> Self {
-        let (largest, mantissa_bits) = match format {
-            Fp8Format::E4M3 => (8, 3),
-            Fp8Format::E5M2 => (15, 2),
-        };
+    fn new(rounding: MxScaleRule, format: CodeFormat) -> Self {
         Self {
             rounding: match rounding {
                 MxScaleRule::Up => 0,
@@ -53,13 +59,13 @@ impl MxRule {
             },
             format: format_code(format),
             inverse_max: 1.0 / format.max(),
-            largest,
-            half_step: 1 << (22 - mantissa_bits),
+            largest: format.emax(),
+            half_step: 1 << (22 - format.mantissa_bits()),
         }
     }
 }
 
-/// Mirror of `MxOut` in `kernels/cast/mxfp8.cu`.
+/// Mirror of `MxOut` in `kernels/cast/mx.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MxOut {
@@ -69,31 +75,31 @@ struct MxOut {
     block_scales_t: u64,
 }
 
-/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8`.
+/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8` and `quantize_mxfp4`.
 fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
     let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(128).max(1);
     (units.div_ceil(8).max(1), 1)
 }
 
 impl Kernels {
-    /// Quantizes X, and its transpose where wanted, as MXFP8.
-    pub(crate) fn quantize_mxfp8(
+    /// Quantizes X, and its transpose where wanted, as MXFP8 or MXFP4.
+    pub(crate) fn quantize_mx(
         &self,
         stream: &Queue,
         x: &Input<'_>,
-        (rounding, format): (MxScaleRule, Fp8Format),
+        (scheme, rounding): (Scheme, MxScaleRule),
         out: Option<&Output<'_>>,
         transposed: Option<&Output<'_>>,
     ) -> Result<()> {
         x.check()?;
-        let scheme = Scheme::Mxfp8(format);
         out.map_or(Ok(()), |o| check_output(o, scheme, x.rows, x.cols))?;
         transposed.map_or(Ok(()), |o| check_output(o, scheme, x.cols, x.rows))?;
-        let rule = MxRule::new(rounding, format);
+        let rule = MxRule::new(rounding, scheme.spec().format);
+        let kernels = if scheme == Scheme::Mxfp4 { self.mxfp4(stream)? } else { self.mxfp8(stream)? };
         if let (Some(out), None) = (out, transposed) {
             return enqueue_cast!(
                 stream,
-                self.mxfp8(stream)?.quantize,
+                kernels.quantize,
                 x,
                 Blocks::new(warp_grid(x.rows, x.cols), THREADS),
                 rule,
@@ -106,7 +112,7 @@ impl Kernels {
         let ([codes, block_scales], [codes_t, block_scales_t]) = (place(out), place(transposed));
         enqueue_cast!(
             stream,
-            self.mxfp8(stream)?.tile,
+            kernels.tile,
             x,
             Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128), 1), THREADS),
             rule,

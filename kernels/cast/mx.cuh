@@ -1,0 +1,202 @@
+// MX formats: codes of FP8 or E2M1 with one power of two (E8M0) for each 32 elements of a row; along rows, transposed, and back.
+// Mirror of src/format/mx.rs and src/reference/mx.rs.
+#pragma once
+#include "base/e2m1.cuh"
+#include "cast/tile.cuh"
+
+// Rules for the scale byte, as the kernels receive them (src/gpu/kernels/mx.rs).
+constexpr u32 MX_UP = 0;
+constexpr u32 MX_CEIL = 2;  // 1 is the floor alone
+constexpr u32 MX_EVEN = 3;
+constexpr u32 MX_RCEIL = 4;
+
+struct MxRule {
+    u32 rounding;       // MX_UP ... MX_RCEIL
+    u32 format;         // E4M3, E5M2 or E2M1
+    float inverse_max;  // fl(1 / 448), fl(1 / 57344) or fl(1 / 6)
+    int largest;        // exponent of the largest value: 8, 15 or 2
+    u32 half_step;      // half a step of the code's mantissa, as an FP32 pattern
+};
+
+// The scale byte of a block; amax is not negative and not NaN.
+__device__ __forceinline__ u32 mx_byte(const MxRule& rule, float amax) {
+    u32 bits = __float_as_uint(amax);
+    const bool infinite = bits == 0x7F800000u;
+    if (rule.rounding == MX_UP || rule.rounding == MX_RCEIL) {
+        if (infinite) return rule.rounding == MX_UP ? 254 : 255;
+        const u32 v = __float_as_uint(__fmul_rn(amax, rule.inverse_max));
+        const u32 exponent = v >> 23, mantissa = v & 0x7FFFFF;
+        return exponent + (exponent == 0 ? mantissa > 0x400000 : mantissa != 0 && exponent < 254);
+    }
+    if (infinite) return 255;
+    if (rule.rounding == MX_EVEN) bits += rule.half_step;
+    int exponent = (int)(bits >> 23) - 127;
+    if (rule.rounding == MX_CEIL && (bits & 0x7FFFFF)) exponent++;
+    return (u32)(min(max(exponent - rule.largest, -127), 127) + 127);
+}
+
+// What multiplies the data of a block with this scale byte: 2^(127 - byte).
+__device__ __forceinline__ float mx_encode(u32 byte) {
+    if (byte >= 254) return __uint_as_float(byte == 255 ? 0x7FFFFFFFu : 0x00400000u);
+    return __uint_as_float((254 - byte) << 23);
+}
+
+// 2^(byte - 127).
+__device__ __forceinline__ float mx_scale(u32 byte) {
+    if (byte == 0) return __uint_as_float(0x00400000u);
+    return __uint_as_float(byte == 255 ? 0x7FC00000u : byte << 23);
+}
+
+// Bytes of so many codes, an even number of E2M1.
+template <u32 FORMAT> __device__ __forceinline__ u64 code_bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
+
+// What the data of a block with this scale byte are multiplied by for `store_codes`.
+template <u32 FORMAT> __device__ __forceinline__ float mx_factor(u32 byte) { return FORMAT == E2M1 ? e2m1_factor(mx_encode(byte)) : mx_encode(byte); }
+
+// Eight products as codes: eight bytes of FP8, or four of E2M1.
+template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* to, const float (&v)[8]) {
+    if constexpr (FORMAT == E2M1) *(u32*)to = encode8_e2m1(v);
+    else *(uint2*)to = encode8<FORMAT>(v);
+}
+template <u32 FORMAT, class T> __device__ __forceinline__ void store_scaled(u8* to, const Vec8<T>& x, float factor) {
+    float v[8];
+    unpack(x, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], factor);
+    store_codes<FORMAT>(to, v);
+}
+
+// A warp takes four rows, 32 apart, by 128 columns: eight lanes a row, sixteen elements a lane, in two loads that each cover
+// 128 consecutive bytes; the sixteen scale bytes of a warp lie side by side. Lane l of a row holds columns 8 l .. 8 l + 7 of
+// each half of 64, so a block of 32 is four lanes of one half.
+template <class T, bool ALIGNED, u32 FORMAT>
+__device__ __forceinline__ void quantize_rows(const T* x, u64 x_stride, u32 rows, u32 cols, const MxRule& rule, u8* codes, u8* block_scales) {
+    const u32 chunks = (cols + 127) / 128, blocks = (cols + 31) / 32;
+    const u32 lane = threadIdx.x % 32;
+    const u64 unit = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const u64 group = unit / chunks, row = group / 32 * 128 + group % 32 + 32 * (lane / 8);
+    const u32 col = (u32)(unit % chunks) * 128 + lane % 8 * 8;
+    const T* in = x + row * x_stride + col;
+    begin();
+    Vec8<T> data[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) data[h] = row < rows && col + 64 * h < cols ? load<ALIGNED>(in + 64 * h) : zero8<T>();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        // Rows and columns past the end read as zeros and get scale byte 0: the padding.
+        const u32 byte = mx_byte(rule, lanes_max<4>(amax8(data[h], 0.0f)));
+        const u32 block = (col + 64 * h) / 32;
+        if (lane % 4 == 0 && row < ((u64)rows + 127) / 128 * 128) block_scales[tiled_index(blocks, row, block)] = (u8)byte;
+        forget(data[h]);
+        if (row < rows && col + 64 * h < cols) store_scaled<FORMAT>(codes + code_bytes<FORMAT>(row * cols + col + 64 * h), data[h], mx_factor<FORMAT>(byte));
+    }
+}
+
+struct MxOut {
+    u8* codes;           // [rows][cols], E2M1 two a byte; null: not wanted
+    u8* block_scales;    // tiled 128x4 of [rows][ceil(cols / 32)]
+    u8* codes_t;         // [cols][rows], E2M1 two a byte; null: not wanted
+    u8* block_scales_t;  // tiled 128x4 of [cols][ceil(rows / 32)]
+};
+
+// Place of a scale within a tile of 128 x 4.
+__device__ __forceinline__ u32 scale_place(u32 row, u32 block) { return row % 32 * 16 + row / 32 * 4 + block; }
+
+// A tile of 128 x 128 as in tile.cuh: the 32 rows of a warp are one block of each of its columns, and four lanes of a row one
+// block of that row, so every scale is found by shuffles. A tile's scales are one tile of 128 x 4 in either output.
+template <class T, bool ALIGNED, u32 FORMAT>
+__device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 rows, u32 cols, const MxRule& rule, const MxOut& out) {
+    const u32 tiles = (cols + 127) / 128;
+    const u32 lane = threadIdx.x % 32;
+    const Place p = place();
+    const u64 row = (u64)(blockIdx.x / tiles) * 128 + p.row, col = (u64)(blockIdx.x % tiles) * 128 + p.col;
+    __shared__ __align__(16) u8 collected[512], collected_t[512];
+    begin();
+    Vec8<T> data[8];
+    load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
+    // Scale bytes first, through shared memory: what they need is out of the registers then.
+    if (out.codes) {
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            const float amax = lanes_max<4>(amax8(data[r], 0.0f));
+            if (lane % 4 == r % 4) collected[scale_place(p.row + r, p.col / 32)] = (u8)mx_byte(rule, amax);
+        }
+    }
+    if (out.codes_t) {
+        float m[8];
+        column_max(data, m);
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+            if (lane / 8 == c % 4) collected_t[scale_place(p.col + c, p.row / 32)] = (u8)mx_byte(rule, m[c]);
+    }
+    __syncthreads();
+    if (out.codes && col < cols) {
+        u8* to = out.codes + code_bytes<FORMAT>(row * cols + col);
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            forget(data[r]);
+            if (row + r >= rows) break;
+            store_scaled<FORMAT>(to, data[r], mx_factor<FORMAT>(collected[scale_place(p.row + r, p.col / 32)]));
+            to += code_bytes<FORMAT>(cols);
+        }
+    }
+    if (out.codes_t && col < cols && row < rows) {
+        u8* to = out.codes_t + code_bytes<FORMAT>(col * rows + row);
+#pragma unroll
+        for (int r = 0; r < 8; r++) forget(data[r]);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            const float factor = mx_factor<FORMAT>(collected_t[scale_place(p.col + c, p.row / 32)]);
+            float v[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), factor);
+            store_codes<FORMAT>(to, v);
+            to += code_bytes<FORMAT>(rows);
+        }
+    }
+    // The scales of a tile are 512 bytes in either output; as single bytes they would be stores of parts of sectors.
+    const u32 tile_row = blockIdx.x / tiles, tile_col = blockIdx.x % tiles;
+    if (out.codes && threadIdx.x < 32) ((uint4*)(out.block_scales + ((u64)tile_row * tiles + tile_col) * 512))[threadIdx.x] = ((const uint4*)collected)[threadIdx.x];
+    if (out.codes_t && threadIdx.x / 32 == 1)
+        ((uint4*)(out.block_scales_t + ((u64)tile_col * ((rows + 127) / 128) + tile_row) * 512))[threadIdx.x % 32] = ((const uint4*)collected_t)[threadIdx.x % 32];
+}
+
+// Eight values times a scale, from their codes.
+__device__ __forceinline__ void decode_scaled(u32 format, uint2 codes, float scale, float (&v)[8]) {
+    decode8(format, codes, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale);
+}
+__device__ __forceinline__ void decode_scaled(u32, u32 codes, float scale, float (&v)[8]) { decode_word(codes, scale, v); }
+
+// y = round(fl(code * 2^(byte - 127))), CODES being eight codes: uint2 of FP8, u32 of E2M1. A thread takes eight columns of the eight rows whose block scales share a sector, so that a
+// block of threads writes long stretches of one row after the other and reads each sector of scales once.
+template <class T, bool ALIGNED, class CODES>
+__device__ __forceinline__ void dequantize_mx(const u8* codes, const u8* block_scales, u32 rows, u32 cols, u32 format, T* y, u64 y_stride) {
+    constexpr int AT_ONCE = 8;
+    const u32 pair = blockIdx.y % 16, blocks = (cols + 31) / 32;
+    const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (col >= cols) return;
+    for (u32 tile = blockIdx.y / 16; tile * 128ull < rows; tile += gridDim.y / 16) {
+        const SectorScales sector = load_sector(block_scales, blocks, tile, pair, col / 32);
+        const u64 first = tile * 128ull + pair * 2;
+#pragma unroll
+        for (int j0 = 0; j0 < 8; j0 += AT_ONCE) {
+            CODES c[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row < rows) c[j] = __ldg((const CODES*)(codes + (row * cols + col) / (8 / sizeof(CODES))));
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const u64 row = first + sector_row(j0 + j);
+                if (row >= rows) continue;
+                const float scale = mx_scale(sector_scale(sector, j0 + j, col / 32));
+                float v[8];
+                decode_scaled(format, c[j], scale, v);
+                store<ALIGNED>(y + row * y_stride + col, v);
+            }
+        }
+    }
+}

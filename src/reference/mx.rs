@@ -1,0 +1,41 @@
+//! MXFP8 and MXFP4: blocks of 32 elements of a row (the last may be shorter), one E8M0 byte each.
+//!
+//! ```text
+//! amax = max |x| of the block (FP32, NaN ignored, 0 if there is nothing else)
+//! byte = MxScaleRule::byte(amax, format)                         crate::format::mx
+//! code = sat(fl(x * 2^(127 - byte)))                            the factor is exact; byte 255 makes every code that of NaN
+//! ```
+//!
+//! NaN is code 0x7F in FP8. E2M1 has none: code 7, +6, whose value is NaN where the byte is 255 and `6 * 2^(byte - 127)` elsewhere.
+
+use ndarray::ArrayView2;
+
+use super::parallel;
+use super::quantize::{amax, from_records, row};
+use crate::error::Result;
+use crate::format::{CodeFormat, HostQuantMatrix, MxScaleRule, Scheme, codec};
+
+/// `x` in an MX scheme. The columns were checked.
+pub(super) fn quantize(x: &ArrayView2<f32>, scheme: Scheme, rule: MxScaleRule) -> Result<HostQuantMatrix> {
+    let (rows, cols) = x.dim();
+    let spec = scheme.spec();
+    let [_, blocks] = scheme.block_grid(rows, cols);
+    let block_cols = spec.block.map_or(cols, |block| block.cols);
+    // Codes and scale bytes of a row side by side, so that one pass makes both.
+    let code_bytes = cols * spec.code_bits / 8;
+    let mut records = vec![0u8; rows * (code_bytes + blocks)];
+    parallel::for_each_piece(&mut records, code_bytes + blocks, 1, |i, record| {
+        let (codes, bytes) = record.split_at_mut(code_bytes);
+        let row = row(x, i);
+        let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols * spec.code_bits / 8));
+        for ((values, codes), byte) in groups.zip(bytes) {
+            *byte = rule.byte(amax(values), spec.format);
+            let factor = codec::e8m0_reciprocal(*byte);
+            match spec.format {
+                CodeFormat::Fp8(format) => codec::encode_scaled(format, values, factor, codes),
+                CodeFormat::E2M1 => codec::encode_scaled_e2m1(values, factor, codes),
+            }
+        }
+    });
+    from_records(scheme, rows, cols, &records, &[])
+}
