@@ -6,29 +6,34 @@
 //! code = sat(fl(x * 2^(127 - byte)))                            the factor is exact; byte 255 makes every code NaN, 0x7F
 //! ```
 
+use multiversion::multiversion;
 use ndarray::ArrayView2;
 
 use super::parallel;
-use super::quantize::{amax, row};
+use super::quantize::{largest, row};
 use crate::error::Result;
 use crate::format::{HostQuantMatrix, Mxfp8Recipe, Scheme, codec};
 
 /// `x` by an MXFP8 recipe. The columns were checked.
 pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Mxfp8Recipe) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
-    let (format, scheme) = (recipe.format, Scheme::Mxfp8(recipe.format));
+    let scheme = Scheme::Mxfp8(recipe.format);
     let [_, blocks] = scheme.block_grid(rows, cols);
     let block_cols = scheme.spec().block.map_or(cols, |block| block.cols);
     // Codes and scale bytes of a row side by side, so that one pass makes both.
     let mut records = vec![0u8; rows * (cols + blocks)];
     parallel::for_each_piece(&mut records, cols + blocks, 1, |i, record| {
         let (codes, bytes) = record.split_at_mut(cols);
-        let row = row(x, i);
-        let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols));
-        for ((values, codes), byte) in groups.zip(bytes) {
-            *byte = recipe.rule.byte(amax(values), format);
-            codec::encode_scaled(format, values, codec::e8m0_reciprocal(*byte), codes);
-        }
+        quantize_row(&row(x, i), block_cols, recipe, codes, bytes);
     });
     super::quantize::from_records(scheme, rows, cols, &records, &[])
+}
+
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn quantize_row(row: &[f32], block_cols: usize, recipe: Mxfp8Recipe, codes: &mut [u8], bytes: &mut [u8]) {
+    let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols));
+    for ((values, codes), byte) in groups.zip(bytes) {
+        *byte = recipe.rule.byte(largest(values), recipe.format);
+        codec::encode_group(recipe.format, values, codec::e8m0_reciprocal(*byte), codes);
+    }
 }
