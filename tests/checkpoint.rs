@@ -531,7 +531,7 @@ fn the_input_repeated_names_and_infinite_scales_are_not_written() {
     assert!(error.contains("tensor a: would be in the file twice"), "{error}");
     assert_eq!(folder.names(), ["in.safetensors"]);
 
-    let mut layout = FileLayout::new();
+    let mut layout = CheckpointLayout::new();
     layout.quantized("w", 2, 32, written(Scheme::Mxfp4));
     let error = layout.create(folder.file("out"), &[]).unwrap_err().to_string();
     assert!(error.contains("tensor w: is mxfp4, which files") && error.contains("nvfp4 or mxfp8"), "{error}");

@@ -232,7 +232,8 @@ mod tests {
             assert!(Reading::from_json(bad).is_err(), "{bad}");
         }
         assert!(Reading::from_json(r#"{"scheme":"nvfp4","format":"e4m3"}"#).is_err());
-        let unfiled = WrittenRecipe { recipe: Recipe::new(Scheme::Mxfp4), source: DType::F32 }.to_json();
+        let unfiled =
+            WrittenRecipe { recipe: Recipe::new(Scheme::Mxfp4), source: DType::F32 }.to_json(NibbleOrder::LowFirst);
         assert!(WrittenRecipe::from_json(&unfiled).is_err_and(|e| e.contains("is mxfp4, which files")), "{unfiled}");
     }
 }

@@ -6,7 +6,9 @@
 //! value, infinity included, becomes it; every NaN becomes 0x7F, whatever its sign.
 
 use float8::{F8E4M3, F8E5M2};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use multiversion::multiversion;
 
 use super::dtype::DType;
 use super::scheme::{BlockScaleFormat, Fp8Format};
@@ -14,48 +16,97 @@ use super::scheme::{BlockScaleFormat, Fp8Format};
 /// The code of every NaN in both formats.
 pub const NAN: u8 = 0x7F;
 
-/// The numbers that make one 8-bit format, for the shared encoder.
+/// The numbers that make one small format, for the shared encoder and decoder.
 struct Bits {
-    /// Mantissa bits dropped from FP32.
-    shift: u32,
-    /// `shift`ed FP32 exponent bias minus that of the format.
-    rebias: u32,
-    /// FP32 pattern of the smallest normal number.
-    normal: u32,
-    /// A power of two whose FP32 unit in the last place is the format's subnormal step.
-    magic: f32,
-    /// Code of the largest finite number.
-    max: u32,
+    /// Mantissa bits.
+    mantissa: u32,
+    /// The smallest normal number.
+    normal: f32,
+    /// The largest finite number.
+    max: f32,
+    /// The code of NaN.
+    nan: u32,
+    /// Where the sign bit of a code is.
+    sign: u32,
 }
 
-const E4M3: Bits = Bits { shift: 20, rebias: (127 - 7) << 3, normal: 0x3C80_0000, magic: 16384.0, max: 0x7E };
-const E5M2: Bits = Bits { shift: 21, rebias: (127 - 15) << 2, normal: 0x3880_0000, magic: 128.0, max: 0x7B };
+const E4M3: Bits = Bits { mantissa: 3, normal: 0.015625, max: 448.0, nan: NAN as u32, sign: 7 };
+const E5M2: Bits = Bits { mantissa: 2, normal: 1.0 / 16384.0, max: 57344.0, nan: NAN as u32, sign: 7 };
+const E2M1: Bits = Bits { mantissa: 1, normal: 1.0, max: 6.0, nan: 7, sign: 3 };
 
-/// Integer selects only, so that a loop over it vectorises.
+const ABS: u32 = 0x7FFF_FFFF;
+const EXPONENT: u32 = 0x7F80_0000;
+
+impl Bits {
+    /// `|x|` saturated (NaN too), its power of two but at least that of the smallest normal number, and a power of two
+    /// whose FP32 unit in the last place is a step of the format there: adding it rounds to nearest even.
+    #[inline(always)]
+    fn parts(&self, x: f32) -> (f32, u32, f32) {
+        let abs = f32::from_bits(x.to_bits() & ABS);
+        let abs = if abs < self.max { abs } else { self.max };
+        let power = (if abs > self.normal { abs } else { self.normal }).to_bits() & EXPONENT;
+        (abs, power, f32::from_bits(power + ((23 - self.mantissa) << 23)))
+    }
+
+    /// Selects only, so that a loop over it vectorises; those of `parts` are a minimum and a maximum.
+    #[inline(always)]
+    fn encode(&self, x: f32) -> u8 {
+        let (abs, power, step) = self.parts(x);
+        let steps = (abs + step).to_bits() - step.to_bits();
+        // Each power of two has 2^mantissa codes.
+        let code = steps + ((power - self.normal.to_bits()) >> (23 - self.mantissa));
+        let sign = (x.to_bits() >> 31) << self.sign;
+        (if x.is_nan() { self.nan } else { code | sign }) as u8
+    }
+
+    /// The value of `encode(x)`, for formats whose code of NaN is the largest.
+    #[inline(always)]
+    fn round(&self, x: f32) -> f32 {
+        let (abs, _, step) = self.parts(x);
+        let value = (abs + step) - step;
+        let sign = if x.is_nan() { 0 } else { x.to_bits() & !ABS };
+        f32::from_bits(value.to_bits() | sign)
+    }
+
+    /// The value of a code, exact; those above the largest finite number come out as if they went on.
+    #[inline(always)]
+    fn decode_finite(&self, code: u8) -> f32 {
+        let magnitude = u32::from(code) & ((1 << self.sign) - 1);
+        let bias = self.normal.to_bits() - (1 << 23);
+        let step = f32::from_bits(self.normal.to_bits() - (self.mantissa << 23));
+        let normal = f32::from_bits((magnitude << (23 - self.mantissa)) + bias);
+        let value = if magnitude < 1 << self.mantissa { magnitude as f32 * step } else { normal };
+        f32::from_bits(value.to_bits() | (u32::from(code) >> self.sign) << 31)
+    }
+}
+
+/// [`decode`] without its table, so that a loop over it vectorises.
 #[inline(always)]
-fn encode_bits(f: &Bits, x: f32) -> u8 {
-    let bits = x.to_bits();
-    let abs = bits & 0x7FFF_FFFF;
-    // Nearest even on the dropped bits; a carry out of the mantissa moves to the next exponent, as it should.
-    let rounded = abs.wrapping_add((1 << (f.shift - 1)) - 1 + ((abs >> f.shift) & 1));
-    let normal = (rounded >> f.shift).wrapping_sub(f.rebias).min(f.max);
-    // FP32 addition rounds to the subnormal step.
-    let subnormal = (f32::from_bits(abs) + f.magic).to_bits().wrapping_sub(f.magic.to_bits());
-    let code = if abs < f.normal { subnormal } else { normal };
-    let signed = code | ((bits >> 24) & 0x80);
-    (if abs > 0x7F80_0000 { NAN as u32 } else { signed }) as u8
+pub(crate) fn decode_e4m3(code: u8) -> f32 {
+    let value = E4M3.decode_finite(code);
+    if code & NAN == NAN { f32::NAN } else { value }
+}
+
+/// [`decode`] without its table, so that a loop over it vectorises.
+#[inline(always)]
+pub(crate) fn decode_e5m2(code: u8) -> f32 {
+    let (value, code) = (E5M2.decode_finite(code), u32::from(code));
+    // The upper byte of binary16; NaN is quiet.
+    let quiet = if code & 0x7F > 0x7C { 0x0040_0000 } else { 0 };
+    let special = (code & 0x80) << 24 | EXPONENT | (code & 3) << 21 | quiet;
+    if code & 0x7C == 0x7C { f32::from_bits(special) } else { value }
 }
 
 /// E4M3 code of `x`: nearest even, saturating at 448, NaN to 0x7F, sign of zero kept.
-#[inline]
+#[inline(always)]
 pub fn encode_e4m3(x: f32) -> u8 {
-    encode_bits(&E4M3, x)
+    E4M3.encode(x)
 }
 
 /// E5M2 code of `x`: nearest even, saturating at 57344 (never infinity), NaN to 0x7F, sign of zero kept.
-#[inline]
+#[inline(always)]
 pub fn encode_e5m2(x: f32) -> u8 {
-    encode_bits(&E5M2, x)
+    E5M2.encode(x)
 }
 
 /// The code of `x` in this format: [`encode_e4m3`] or [`encode_e5m2`].
@@ -70,10 +121,17 @@ pub fn encode(format: Fp8Format, x: f32) -> u8 {
 /// `codes[i] = encode(fl(x[i] * factor))`: the cast of one group.
 ///
 /// Handles as many elements as the shorter slice has; allocates nothing.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub fn encode_scaled(format: Fp8Format, x: &[f32], factor: f32, codes: &mut [u8]) {
+    encode_group(format, x, factor, codes);
+}
+
+/// The same, to be compiled for the CPU of the function that it is in.
+#[inline(always)]
+pub(crate) fn encode_group(format: Fp8Format, x: &[f32], factor: f32, codes: &mut [u8]) {
     match format {
-        Fp8Format::E4M3 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = encode_bits(&E4M3, v * factor)),
-        Fp8Format::E5M2 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = encode_bits(&E5M2, v * factor)),
+        Fp8Format::E4M3 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = E4M3.encode(v * factor)),
+        Fp8Format::E5M2 => codes.iter_mut().zip(x).for_each(|(c, v)| *c = E5M2.encode(v * factor)),
     }
 }
 
@@ -88,9 +146,31 @@ pub fn encode_scaled_e2m1(x: &[f32], factor: f32, codes: &mut [u8]) {
 /// `values[i] = fl(decode(codes[i]) * scale)`, the inverse of one group's cast.
 ///
 /// Handles as many elements as the shorter slice has; allocates nothing.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub fn decode_scaled(format: Fp8Format, codes: &[u8], scale: f32, values: &mut [f32]) {
-    let table = values_of(format);
-    values.iter_mut().zip(codes).for_each(|(v, c)| *v = table[usize::from(*c)] * scale);
+    match format {
+        Fp8Format::E4M3 => values.iter_mut().zip(codes).for_each(|(v, c)| *v = decode_e4m3(*c) * scale),
+        Fp8Format::E5M2 => values.iter_mut().zip(codes).for_each(|(v, c)| *v = decode_e5m2(*c) * scale),
+    }
+}
+
+/// The values of E4M3 or E5M2 codes; as many as the shorter slice has.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub(crate) fn decode_values(format: Fp8Format, codes: &[u8], values: &mut [f32]) {
+    match format {
+        Fp8Format::E4M3 => values.iter_mut().zip(codes).for_each(|(v, c)| *v = decode_e4m3(*c)),
+        Fp8Format::E5M2 => values.iter_mut().zip(codes).for_each(|(v, c)| *v = decode_e5m2(*c)),
+    }
+}
+
+/// The values of E2M1 codes, two a byte, the first in the low half; as many as the shorter slice has.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub(crate) fn decode_values_e2m1(codes: &[u8], values: &mut [f32]) {
+    for (values, bytes) in values.chunks_mut(256).zip(codes.chunks(128)) {
+        let mut halves = [[0; 2]; 128];
+        halves.iter_mut().zip(bytes).for_each(|(h, byte)| *h = [byte & 15, byte >> 4]);
+        values.iter_mut().zip(halves.as_flattened()).for_each(|(v, half)| *v = E2M1.decode_finite(*half));
+    }
 }
 
 /// The value of a code: exact. E4M3 0x7F and 0xFF are NaN; E5M2 0x7C is infinity, 0x7D to 0x7F NaN.
@@ -133,44 +213,33 @@ pub const E2M1_VALUES: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// E2M1 code of `x`, 0 to 15: nearest even, saturating at 6, NaN to +6 (code 7), sign of zero kept.
-#[inline]
+#[inline(always)]
 pub fn encode_e2m1(x: f32) -> u8 {
-    if x.is_nan() {
-        return 7;
-    }
-    let a = x.abs();
-    // Ties go to the code with an even mantissa: of the boundaries, .75, 1.75 and 3.5 round up.
-    let code = u8::from(a > 0.25)
-        + u8::from(a >= 0.75)
-        + u8::from(a > 1.25)
-        + u8::from(a >= 1.75)
-        + u8::from(a > 2.5)
-        + u8::from(a >= 3.5)
-        + u8::from(a > 5.0);
-    code | (((x.to_bits() >> 28) as u8) & 8)
+    E2M1.encode(x)
+}
+
+/// The value of [`encode_e2m1`]`(x)`.
+#[inline(always)]
+pub(crate) fn round_e2m1(x: f32) -> f32 {
+    E2M1.round(x)
 }
 
 /// E2M1 code of `v`, rounded up or down by the random byte `u`: unbiased to 1/256 of a step, values of codes unchanged.
 ///
 /// `step = 2` if `|v| >= 4`, 1 if `|v| >= 2`, else 1/2; `t = fma(u / 256, step, |v|)`; the code is that of `t` rounded down to a
 /// multiple of its own step, at most 6, with the sign of `v`. NaN gives +6 (code 7).
-#[inline]
+#[inline(always)]
 pub fn encode_e2m1_stochastic(v: f32, u: u8) -> u8 {
-    if v.is_nan() {
-        return 7;
-    }
     let a = v.abs();
-    let step = if a >= 4.0 {
-        2.0
-    } else if a >= 2.0 {
-        1.0
-    } else {
-        0.5
-    };
+    let step = (if a >= 2.0 { 1.0 } else { 0.5 }) + if a >= 4.0 { 1.0 } else { 0.0 };
     let t = (f32::from(u) / 256.0).mul_add(step, a);
-    // Rounding down to a multiple of t's step finds the largest value not above t.
-    let code = E2M1_VALUES[1..8].iter().map(|value| u8::from(t >= *value)).sum::<u8>();
-    code | (((v.to_bits() >> 28) as u8) & 8)
+    // Rounding down to a multiple of t's step finds the largest value not above t. No branch: a loop over this vectorises.
+    let mut code = 0;
+    for value in &E2M1_VALUES[1..8] {
+        code += u32::from(t >= *value);
+    }
+    let sign = v.to_bits() >> 28 & 8;
+    (if v.is_nan() { 7 } else { code | sign }) as u8
 }
 
 /// The value of an E2M1 code; only the low four bits count.
@@ -220,6 +289,30 @@ pub fn round_to(dtype: DType, x: f32) -> f32 {
     }
 }
 
+/// [`round_to`] of every value.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub(crate) fn round_all(dtype: DType, values: &mut [f32]) {
+    match dtype {
+        DType::F32 => {}
+        DType::Bf16 => values.iter_mut().for_each(|v| {
+            let bits = v.to_bits();
+            // Nearest even; a NaN stays one whatever bits it loses.
+            let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+            let kept = if v.is_nan() { bits | 0x0040_0000 } else { rounded };
+            *v = f32::from_bits(kept & 0xFFFF_0000);
+        }),
+        DType::F16 => values.chunks_mut(256).for_each(|values| {
+            // The crate's conversions of slices, which know the CPU's.
+            let mut halves = [f16::ZERO; 256];
+            let halves = &mut halves[..values.len()];
+            halves.convert_from_f32_slice(values);
+            halves.convert_to_f32_slice(values);
+        }),
+        DType::E4M3 => values.iter_mut().for_each(|v| *v = decode_e4m3(E4M3.encode(*v))),
+        DType::E5M2 => values.iter_mut().for_each(|v| *v = decode_e5m2(E5M2.encode(*v))),
+    }
+}
+
 /// Like [`encode_e4m3`], as the `float8` crate's type (whose own conversions treat NaN and overflow differently).
 pub fn to_f8e4m3(x: f32) -> F8E4M3 {
     F8E4M3::from_bits(encode_e4m3(x))
@@ -264,6 +357,48 @@ mod tests {
                 assert_eq!(codes[i], encode(format, x[i] * 0.7));
                 assert_eq!(values[i].to_bits(), (decode(format, codes[i]) * 3.1).to_bits());
             }
+        }
+    }
+
+    #[test]
+    fn values_without_tables_are_those_of_the_tables() {
+        let codes: Vec<u8> = (0..=255).collect();
+        for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
+            let mut values = [0.0; 256];
+            decode_values(format, &codes, &mut values);
+            assert_eq!(values.map(f32::to_bits), values_of(format).map(f32::to_bits), "{format}");
+        }
+        let mut values = [0.0; 512];
+        decode_values_e2m1(&codes, &mut values);
+        for (values, code) in values.as_chunks::<2>().0.iter().zip(codes) {
+            assert_eq!([values[0], values[1]].map(f32::to_bits), [code, code >> 4].map(decode_e2m1).map(f32::to_bits));
+        }
+    }
+
+    /// Bits of all exponents, both signs and all that is special, and what lies at and next to a tie of a small format.
+    fn hard() -> Vec<f32> {
+        let random = (0..1u32 << 16).map(|i| i.wrapping_mul(0x9E37_79B9) ^ i << 7);
+        let ties = (0..=0xFFFFu32).flat_map(|high| [high << 16, (high << 16).wrapping_sub(1), high << 16 | 1]);
+        random.chain(ties).map(f32::from_bits).collect()
+    }
+
+    #[test]
+    fn all_values_round_as_one_does() {
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::E4M3, DType::E5M2] {
+            let x = hard();
+            let mut rounded = x.clone();
+            round_all(dtype, &mut rounded);
+            for (x, got) in x.iter().zip(rounded) {
+                let want = round_to(dtype, *x);
+                assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{dtype} {x:e}: {got:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn e2m1_rounds_to_the_value_of_its_code() {
+        for x in hard() {
+            assert_eq!(round_e2m1(x).to_bits(), decode_e2m1(encode_e2m1(x)).to_bits(), "{x:e}");
         }
     }
 }

@@ -191,15 +191,8 @@ impl HostQuantMatrix {
         assert_eq!(values.len(), self.cols, "one value for each column");
         let codes = self.row_codes(row);
         match self.scheme.spec().format {
-            CodeFormat::E2M1 => {
-                for (pair, byte) in values.chunks_mut(2).zip(codes) {
-                    pair.iter_mut().zip([*byte, *byte >> 4]).for_each(|(v, code)| *v = codec::decode_e2m1(code));
-                }
-            }
-            CodeFormat::Fp8(format) => {
-                let table = codec::values_of(format);
-                values.iter_mut().zip(codes).for_each(|(v, code)| *v = table[usize::from(*code)]);
-            }
+            CodeFormat::E2M1 => codec::decode_values_e2m1(codes, values),
+            CodeFormat::Fp8(format) => codec::decode_values(format, codes, values),
         }
     }
 

@@ -2,7 +2,6 @@
 
 use super::codec;
 use super::given::GivenScale;
-use super::scheme::Fp8Format;
 
 /// In which basis the rows of a quantized matrix are.
 ///
@@ -211,6 +210,7 @@ pub struct SecondLevel {
 }
 
 /// `min(x, FLT_MAX)`; NaN gives FLT_MAX too.
+#[inline(always)]
 pub(crate) fn at_most_flt_max(x: f32) -> f32 {
     if x <= f32::MAX { x } else { f32::MAX }
 }
@@ -230,19 +230,22 @@ impl SecondLevel {
     }
 
     /// `s` of a block by the plain rule.
+    #[inline(always)]
     pub fn plain_scale(&self, block_amax: f32) -> u8 {
         codec::encode_e4m3(at_most_flt_max(block_amax * (self.encode * (1.0 / 6.0))))
     }
 
     /// `[s4, s6]` of a block.
+    #[inline(always)]
     pub fn four_over_six_scales(&self, block_amax: f32) -> [u8; 2] {
         let base = block_amax / 6.0 * self.encode;
         [codec::encode_e4m3((base * 1.5).min(448.0)), codec::encode_e4m3(base.min(448.0))]
     }
 
     /// `inv`: what multiplies the elements of a block with scale `s` before the cast.
+    #[inline(always)]
     pub fn multiplier(&self, s: u8) -> f32 {
-        at_most_flt_max(1.0 / (codec::decode(Fp8Format::E4M3, s) * (1.0 / self.encode)))
+        at_most_flt_max(1.0 / (codec::decode_e4m3(s) * (1.0 / self.encode)))
     }
 
     /// From what the caller brings, by torchao's rule: [`SecondLevel::new`], but a stored scale that is found from an amax is
@@ -260,10 +263,11 @@ impl SecondLevel {
     /// A matrix of zeros has `pts = 0`, for which torchao divides zero by zero; here `pts` counts as 1 then. Up to an amax of
     /// `2688 * 2^-128` the reciprocal overflows, and zeros become NaN: code 7 here, whatever its bit arithmetic makes of a
     /// NaN there.
+    #[inline(always)]
     pub fn torchao_block(&self, block_amax: f32, on: TorchDevice) -> (u8, f32) {
         let pts = if self.scale == 0.0 { 1.0 } else { self.scale };
         let s = codec::encode_e4m3((on.divide(block_amax, 6.0) / pts).clamp(0.015625, 448.0));
-        (s, 1.0 / pts / codec::decode(Fp8Format::E4M3, s))
+        (s, 1.0 / pts / codec::decode_e4m3(s))
     }
 }
 
@@ -280,6 +284,7 @@ named!(TorchDevice, "device of PyTorch", Cuda => "cuda", Cpu => "cpu");
 
 impl TorchDevice {
     /// `a` divided by a number of the source text.
+    #[inline(always)]
     pub fn divide(self, a: f32, number: f32) -> f32 {
         match self {
             Self::Cuda => a * (1.0 / number),

@@ -3,6 +3,7 @@
 //! The quantizers give the GPU's bytes. The product runs where no GPU is, on all cores. [`definition`] says all of it once more
 //! in the plainest words, to compare with; [`gemm_bound`] says how far a correct product may be off. Both are for tests.
 
+mod blocks;
 mod bound;
 pub mod definition;
 mod delayed;

@@ -8,10 +8,11 @@
 //!
 //! NaN is code 0x7F in FP8. E2M1 has none: code 7, +6, whose value is NaN where the byte is 255 and `6 * 2^(byte - 127)` elsewhere.
 
+use multiversion::multiversion;
 use ndarray::ArrayView2;
 
 use super::parallel;
-use super::quantize::{amax, from_records, row};
+use super::quantize::{from_records, largest, row};
 use crate::error::Result;
 use crate::format::{CodeFormat, HostQuantMatrix, MxScaleRule, Scheme, codec};
 
@@ -26,16 +27,28 @@ pub(super) fn quantize(x: &ArrayView2<f32>, scheme: Scheme, rule: MxScaleRule) -
     let mut records = vec![0u8; rows * (code_bytes + blocks)];
     parallel::for_each_piece(&mut records, code_bytes + blocks, 1, |i, record| {
         let (codes, bytes) = record.split_at_mut(code_bytes);
-        let row = row(x, i);
-        let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols * spec.code_bits / 8));
-        for ((values, codes), byte) in groups.zip(bytes) {
-            *byte = rule.byte(amax(values), spec.format);
-            let factor = codec::e8m0_reciprocal(*byte);
-            match spec.format {
-                CodeFormat::Fp8(format) => codec::encode_scaled(format, values, factor, codes),
-                CodeFormat::E2M1 => codec::encode_scaled_e2m1(values, factor, codes),
-            }
-        }
+        quantize_row(&row(x, i), block_cols, rule, spec.format, codes, bytes);
     });
     from_records(scheme, rows, cols, &records, &[])
+}
+
+#[multiversion(targets("x86_64+avx2+fma"))]
+fn quantize_row(
+    row: &[f32],
+    block_cols: usize,
+    rule: MxScaleRule,
+    format: CodeFormat,
+    codes: &mut [u8],
+    bytes: &mut [u8],
+) {
+    let per_byte = if format == CodeFormat::E2M1 { 2 } else { 1 };
+    let groups = row.chunks(block_cols).zip(codes.chunks_mut(block_cols / per_byte));
+    for ((values, codes), byte) in groups.zip(bytes) {
+        *byte = rule.byte(largest(values), format);
+        let factor = codec::e8m0_reciprocal(*byte);
+        match format {
+            CodeFormat::Fp8(format) => codec::encode_group(format, values, factor, codes),
+            CodeFormat::E2M1 => codec::encode_scaled_e2m1(values, factor, codes),
+        }
+    }
 }

@@ -29,13 +29,12 @@
 use ndarray::{Array2, ArrayView2};
 
 use super::hadamard::hadamard16;
-use super::parallel;
-use super::philox::philox4x32_10;
-use super::quantize::{amax, from_records, row};
+use super::quantize::{amax, row};
+use super::{blocks, parallel};
 use crate::error::Result;
 use crate::format::{
-    Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, GivenScale,
-    HostQuantMatrix, Nvfp4Recipe, SecondLevel, codec,
+    Basis, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, GivenScale, HostQuantMatrix, Nvfp4Recipe,
+    SecondLevel,
 };
 
 /// Elements of a block, lines of a tile.
@@ -106,28 +105,12 @@ fn four_over_six(
     let errors = scales.map(|s| {
         let mut sums = [0.0; SIDE];
         for (sum, line) in sums.iter_mut().zip(lines) {
-            *sum = line_error(line, s, level, 6.0 * bound.value(), metric, math);
+            let line = std::slice::from_ref(line);
+            blocks::errors(line, &[s], &[level.multiplier(s)], level, bound, (metric, math), std::slice::from_mut(sum));
         }
         if lines.len() == 1 { sums[0] } else { tree_sum(sums) }
     });
     FourOverSix { scales, errors }
-}
-
-/// Steps 4 to 7 of the table for one line and one candidate.
-fn line_error(x: &[f32; 16], s: u8, level: &SecondLevel, six_e: f32, metric: ErrorMetric, math: ErrorMath) -> f32 {
-    let (inv, s) = (level.multiplier(s), codec::decode(Fp8Format::E4M3, s));
-    let q = x.map(|x| codec::decode_e2m1(codec::encode_e2m1(x * inv)));
-    let mut d = [0.0; SIDE];
-    for ((d, q), x) in d.iter_mut().zip(q).zip(x) {
-        *d = match math {
-            ErrorMath::Strict => q * s * level.amax / six_e - x,
-            ErrorMath::Fast => q * s - x * level.encode,
-        };
-    }
-    d.iter().fold(0.0, |sum, d| match metric {
-        ErrorMetric::Mae => sum + d.abs(),
-        ErrorMetric::Mse => sum + d * d,
-    })
 }
 
 /// `x` by an NVFP4 recipe, with the second level found or given. Recipe and columns were checked.
@@ -160,30 +143,34 @@ fn encode(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -
     };
     let levels = second_levels(x, recipe, given);
     let group_rows = recipe.scheme().spec().group_rows.size(rows);
-    // Codes and block scales of a row side by side, so that one pass makes both.
     let (code_bytes, blocks) = (cols / 2, cols / SIDE);
-    let mut records = vec![0u8; rows * (code_bytes + blocks)];
-    parallel::for_each_piece(&mut records, (code_bytes + blocks) * lines, 16, |tile, piece| {
+    let (mut codes, mut bytes) = (vec![0u8; rows * code_bytes], vec![0u8; rows * blocks]);
+    let (codes_of, bytes_of) = ((&mut codes[..], code_bytes * lines), (&mut bytes[..], blocks * lines));
+    parallel::for_each_pair(codes_of, bytes_of, 8, |tile, codes, bytes| {
         let first = tile * lines;
-        let level = &levels[first / group_rows];
-        let mut records: Vec<_> = piece.chunks_mut(code_bytes + blocks).map(|r| r.split_at_mut(code_bytes)).collect();
-        let rows: Vec<_> = (first..first + records.len()).map(|i| row(x, i)).collect();
-        let mut block = [[0.0f32; SIDE]; SIDE];
-        for b in 0..blocks {
-            for (line, row) in block.iter_mut().zip(&rows) {
-                line.copy_from_slice(&row[b * SIDE..][..SIDE]);
-            }
-            let block = &block[..rows.len()];
-            let (s, inv) = scale_and_multiplier(block, level, recipe);
-            for (line, (values, (codes, scales))) in block.iter().zip(&mut records).enumerate() {
-                scales[b] = s;
-                let index = ((first + line) * blocks + b) as u64;
-                pack(&line_codes(values, inv, options.rounding, index), &mut codes[b * SIDE / 2..][..SIDE / 2]);
+        let rows: Vec<_> = (first..first + codes.len() / code_bytes).map(|i| row(x, i)).collect();
+        let rows: Vec<_> = rows.iter().map(|row| row.as_chunks().0).collect();
+        for from in (0..blocks).step_by(blocks::AT_ONCE) {
+            let some = from..(from + blocks::AT_ONCE).min(blocks);
+            let (mut s, mut inv) = ([0; blocks::AT_ONCE], [0.0; blocks::AT_ONCE]);
+            let (s, inv) = (&mut s[..some.len()], &mut inv[..some.len()]);
+            blocks::scales(&rows, some.clone(), &levels[first / group_rows], recipe, s, inv);
+            for (line, row) in rows.iter().enumerate() {
+                bytes[line * blocks..][some.clone()].copy_from_slice(s);
+                let codes = &mut codes[line * code_bytes..][..code_bytes].as_chunks_mut().0[some.clone()];
+                match options.rounding {
+                    CodeRounding::Nearest => blocks::nearest(&row[some.clone()], inv, codes),
+                    CodeRounding::Stochastic { seed, offset } => {
+                        let index = ((first + line) * blocks + from) as u64;
+                        blocks::stochastic(&row[some.clone()], inv, [seed, offset, index], codes);
+                    }
+                }
             }
         }
     });
     let scales: Vec<f32> = levels.iter().map(|level| level.scale).collect();
-    Ok(from_records(recipe.scheme(), rows, cols, &records, &scales)?.assume_basis(options.basis))
+    let matrix = HostQuantMatrix::from_block_logical(recipe.scheme(), rows, cols, codes, &scales, &bytes)?;
+    Ok(matrix.assume_basis(options.basis))
 }
 
 /// Steps 1 and 2: one second level for the matrix, or one for each row.
@@ -203,40 +190,4 @@ fn second_levels(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenSc
     let size = recipe.scheme().spec().group_rows.size(rows);
     let group = |g: usize| amax(&row_amax[(g * size).min(rows)..((g + 1) * size).min(rows)]);
     (0..groups).map(|g| level(GivenScale::Amax(group(g)))).collect()
-}
-
-/// Steps 3 and 4, and the choice of 4over6.
-fn scale_and_multiplier(block: &[[f32; 16]], level: &SecondLevel, recipe: Nvfp4Recipe) -> (u8, f32) {
-    let options = recipe.options();
-    if let Some(device) = recipe.torchao() {
-        return level.torchao_block(amax(block.as_flattened()), device);
-    }
-    let s = match options.block_scale {
-        BlockScaleRule::Plain => level.plain_scale(amax(block.as_flattened())),
-        BlockScaleRule::FourOverSix { metric, math } => {
-            four_over_six(block, level, options.bound, metric, math).scale()
-        }
-    };
-    (s, level.multiplier(s))
-}
-
-/// Step 5; `index` counts the blocks of the matrix row by row.
-fn line_codes(x: &[f32; 16], inv: f32, rounding: CodeRounding, index: u64) -> [u8; 16] {
-    match rounding {
-        CodeRounding::Nearest => x.map(|x| codec::encode_e2m1(x * inv)),
-        CodeRounding::Stochastic { seed, offset } => {
-            let words = philox4x32_10(seed, offset, index);
-            let mut codes = [0; SIDE];
-            for (e, (code, x)) in codes.iter_mut().zip(x).enumerate() {
-                let byte = (words[e / 4] >> (8 * (e % 4))) as u8;
-                *code = codec::encode_e2m1_stochastic(x * inv, byte);
-            }
-            codes
-        }
-    }
-}
-
-/// Two codes a byte, the one of the even column in the low half.
-fn pack(codes: &[u8; 16], bytes: &mut [u8]) {
-    bytes.iter_mut().zip(codes.as_chunks::<2>().0).for_each(|(byte, [low, high])| *byte = low | high << 4);
 }

@@ -17,6 +17,23 @@ pub(super) fn for_each_piece<T: Send>(data: &mut [T], len: usize, cost: usize, w
     all.for_each(|(i, piece)| work(i, piece));
 }
 
+/// The same for the pieces of two slices, which must have equally many: `work(i, piece of a, piece of b)`.
+///
+/// `cost` says how many simple operations an element of `a` takes.
+pub(super) fn for_each_pair<A: Send, B: Send>(
+    (a, a_len): (&mut [A], usize),
+    (b, b_len): (&mut [B], usize),
+    cost: usize,
+    work: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+) {
+    if a.is_empty() || a_len == 0 || b_len == 0 {
+        return;
+    }
+    let pieces = GRAIN.div_ceil(a_len.saturating_mul(cost).max(1));
+    let all = a.par_chunks_mut(a_len).zip(b.par_chunks_mut(b_len)).with_min_len(pieces).enumerate();
+    all.for_each(|(i, (a, b))| work(i, a, b));
+}
+
 /// Calls `work(task)` for every task below `tasks`, uneven ones too; `elements` is the size of all the work.
 pub(super) fn for_each_task(tasks: usize, elements: usize, work: impl Fn(usize) + Send + Sync) {
     if elements <= GRAIN {

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use multiversion::multiversion;
 use ndarray::{Array2, ArrayView2};
 
 use super::{mx, nvfp4, parallel};
@@ -15,13 +16,29 @@ use crate::format::{
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
+#[multiversion(targets("x86_64+avx2+fma"))]
 pub fn amax(x: &[f32]) -> f32 {
-    // Patterns of non-negative numbers are ordered like the numbers; an integer maximum vectorises.
-    let largest = x.iter().fold(0u32, |largest, v| {
-        let abs = v.to_bits() & 0x7FFF_FFFF;
-        largest.max(if abs > 0x7F80_0000 { 0 } else { abs })
-    });
-    f32::from_bits(largest)
+    largest(x)
+}
+
+/// The same, to be compiled for the CPU of the function that it is in.
+#[inline(always)]
+pub(super) fn largest(x: &[f32]) -> f32 {
+    // No comparison with a NaN holds; several numbers abreast vectorise.
+    let larger = |a: f32, v: f32| if v > a { v } else { a };
+    let (chunks, rest) = x.as_chunks::<32>();
+    let mut lanes = [0.0; 32];
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, v.abs());
+        }
+    }
+    for width in [16, 8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] = larger(lanes[i], lanes[i + width]);
+        }
+    }
+    rest.iter().fold(lanes[0], |a, v| larger(a, v.abs()))
 }
 
 /// `value = code * block_scale * scale`, codes and scales chosen as the recipe says: FP8 in [`Fp8Rule`](crate::format::Fp8Rule),
@@ -181,9 +198,7 @@ pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
             let factor = factor(i, at);
             values.iter_mut().for_each(|v| *v *= factor);
         }
-        if out != DType::F32 {
-            row.iter_mut().for_each(|v| *v = codec::round_to(out, *v));
-        }
+        codec::round_all(out, row);
     });
     Array2::from_shape_vec((rows, cols), values).expect("rows * cols values were made")
 }
