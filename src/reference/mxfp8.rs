@@ -20,13 +20,11 @@ pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Mxfp8Recipe) -> Result<HostQ
     let scheme = Scheme::Mxfp8(recipe.format);
     let [_, blocks] = scheme.block_grid(rows, cols);
     let block_cols = scheme.spec().block.map_or(cols, |block| block.cols);
-    // Codes and scale bytes of a row side by side, so that one pass makes both.
-    let mut records = vec![0u8; rows * (cols + blocks)];
-    parallel::for_each_piece(&mut records, cols + blocks, 1, |i, record| {
-        let (codes, bytes) = record.split_at_mut(cols);
+    let (mut codes, mut bytes) = (vec![0u8; rows * cols], vec![0u8; rows * blocks]);
+    parallel::for_each_pair((&mut codes, cols), (&mut bytes, blocks), 4, |i, codes, bytes| {
         quantize_row(&row(x, i), block_cols, recipe, codes, bytes);
     });
-    super::quantize::from_records(scheme, rows, cols, &records, &[])
+    HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, &[], &bytes)
 }
 
 #[multiversion(targets("x86_64+avx2+fma"))]
