@@ -3,7 +3,9 @@
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, encode};
-use scaled_gemm::reference::{Noise, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db};
+use scaled_gemm::reference::{
+    Noise, amax, definition, dequantize, quantize, quantize_tensor, quantize_transposed, sqnr_db,
+};
 use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, HostQuantMatrix};
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -42,6 +44,30 @@ fn every_recipe_is_its_definition_on_ragged_shapes() {
                 let want = definition::quantize(x.view(), source, recipe).unwrap();
                 let q = quantize(x.view(), source, recipe).unwrap();
                 same(&q, &want, &format!("{rows} x {cols} {recipe:?} {source}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn any_bits_give_what_the_definition_gives() {
+    for seed in 0..4 {
+        // Every pattern of bits, or none of a magnitude of 2 and more: then scales are finite.
+        let spread = [0xFFFF_FFFF, 0xBFFF_FFFF][seed % 2];
+        let mut noise = Noise::new(60 + seed as u64);
+        let x = Array2::from_shape_simple_fn((130, 208), || f32::from_bits(noise.bits() as u32 & spread));
+        for len in [0, 1, 15, 31, 33, 130 * 208] {
+            let x = &x.as_slice().unwrap()[..len];
+            let naive = x.iter().filter(|v| !v.is_nan()).fold(0.0f32, |a, v| a.max(v.abs()));
+            assert_eq!(amax(x).to_bits(), naive.to_bits());
+        }
+        for recipe in Fp8Recipe::all() {
+            let q = quantize(x.view(), DType::F32, recipe).unwrap();
+            same(&q, &definition::quantize(x.view(), DType::F32, recipe).unwrap(), &format!("{recipe:?}"));
+            for out in [DType::F32, DType::Bf16, DType::F16, DType::E4M3, DType::E5M2] {
+                let (got, want) = (dequantize(&q, out), definition::dequantize(&q, out));
+                let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                assert!(got.iter().zip(&want).all(same), "{recipe:?} {out}");
             }
         }
     }

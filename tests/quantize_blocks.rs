@@ -40,6 +40,28 @@ fn every_recipe_is_its_definition_on_every_shape() {
     }
 }
 
+#[test]
+fn any_bits_give_what_the_definition_gives() {
+    for seed in 0..6 {
+        // Every pattern of bits: NaN, infinities, zeros, subnormals of both signs; exponents of a whole matrix or near each other.
+        let spread = [0xFFFF_FFFF, 0x83FF_FFFF, 0x807F_FFFF][seed % 3];
+        let mut noise = Noise::new(70 + seed as u64);
+        let x = Array2::from_shape_simple_fn((16, 1104), || match noise.bits() as u32 {
+            special @ 0..0x0800_0000 => [0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, 1e-45][special as usize % 6],
+            bits => f32::from_bits(bits & spread ^ (0x3F80_0000 & !spread)),
+        });
+        for recipe in recipes().into_iter().chain(mx_recipes()) {
+            let q = quantize(x.view(), DType::F32, recipe).unwrap();
+            defined(&q, &x, DType::F32, recipe);
+            for out in INPUTS {
+                let (got, want) = (dequantize(&q, out), definition::dequantize(&q, out));
+                let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                assert!(got.iter().zip(&want).all(same), "{recipe:?} {out}");
+            }
+        }
+    }
+}
+
 /// Squares of strict errors under- and overflow where fast ones do not: far from 1 the two disagree in most blocks.
 #[test]
 fn numbers_far_from_one_follow_the_formulas_too() {

@@ -283,14 +283,12 @@ impl QuantizeArgs {
                     recipe.scales = Fp8Scales::PowerOfTwo;
                 }
             }
-            Recipe::Mxfp8(_) if self.preset.is_some() => {
+            Recipe::Mxfp8(_) | Recipe::Mxfp4(_) if self.preset.is_some() => {
                 let reason = "its rules are told apart by the rounding of the scale, not by a project";
                 return refuse("a preset", reason, "choose an MX rounding instead");
             }
             Recipe::Mxfp8(recipe) => recipe.rule = self.mx_rounding.unwrap_or_default(),
-            Recipe::Mxfp4(_) => {
-                return refuse("a file", "files of this version do not hold it", "quantize as nvfp4 or mxfp8");
-            }
+            Recipe::Mxfp4(recipe) => recipe.rule = self.mx_rounding.unwrap_or_default(),
             Recipe::Nvfp4(recipe) => {
                 let Ok(rule) = self.preset.as_deref().map_or(Ok(Nvfp4Rule::default()), str::parse) else {
                     let reason = "that project has no NVFP4 rule with two levels of scales";

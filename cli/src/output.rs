@@ -187,6 +187,11 @@ pub fn starred(name: &str) -> String {
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
+/// `4096 x 7168`.
+pub fn product(shape: &[usize]) -> String {
+    shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
+}
+
 /// The name of a file as it may stand in a line.
 pub fn shown(path: &Path) -> String {
     printable(&path.display().to_string())

@@ -10,7 +10,7 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, MatrixWriter, Tensor
 use crate::output::Failure;
 
 /// Bytes of a part, about: enough that its work is worth passing on.
-pub const PART: usize = 4 << 20;
+pub const PART: usize = 2 << 20;
 /// Parts on their way from one thread to the next.
 const DEPTH: usize = 2;
 

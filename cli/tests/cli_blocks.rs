@@ -138,7 +138,7 @@ fn options_that_exclude_each_other_are_refused_with_the_reason() {
     let folder = Folder::new();
     let (input, packed) = (folder.file("in"), folder.file("q"));
     model(&input);
-    let cases: [(&str, &[&str], &[&str]); 19] = [
+    let cases: [(&str, &[&str], &[&str]); 18] = [
         ("nvfp4", &["--four-over-six", "mae", "--stochastic", "1"], &["4over6 with stochastic", "biased"]),
         ("nvfp4", &["--four-over-six", "mae", "--hadamard"], &["4over6 with the Hadamard"]),
         ("nvfp4", &["--tile-16x16", "--hadamard"], &["16x16 tiles with the Hadamard"]),
@@ -153,8 +153,7 @@ fn options_that_exclude_each_other_are_refused_with_the_reason() {
         ("nvfp4-row", &["--hadamard"], &["nvfp4-row", "Hadamard"]),
         ("nvfp4", &["--mx-rounding", "floor"], &["MX scales with nvfp4", "mxfp8"]),
         ("mxfp8", &["--four-over-six", "mae"], &["mxfp8", "belong to nvfp4"]),
-        ("mxfp4", &[], &["a file with mxfp4", "quantize as nvfp4 or mxfp8"]),
-        ("mxfp4", &["--mx-rounding", "even"], &["a file with mxfp4"]),
+        ("mxfp4", &["--preset", "torchao"], &["a preset with mxfp4"]),
         ("mxfp8", &["--preset", "torchao"], &["MX rounding"]),
         ("fp8-1x128", &["--preset", "deepgemm", "--format", "e5m2"], &["deepgemm", "fp8-1x128:e5m2", "E4M3"]),
         ("fp8-row", &["--format", "e2m1"], &["fp8-row with the code format e2m1", "e4m3 or e5m2"]),

@@ -113,6 +113,9 @@ fn expected(recipe: &str, dialect: &str) -> Vec<(&'static str, Dtype, Vec<usize>
         ("fp8-tensor", _) => vec![("weight", Dtype::F8_E4M3, vec![n, k]), ("weight_scale", Dtype::F32, vec![1])],
         ("fp8-row", _) => vec![("weight", Dtype::F8_E4M3, vec![n, k]), ("weight_scale", Dtype::F32, vec![n, 1])],
         ("mxfp8", _) => vec![("weight", Dtype::F8_E4M3, vec![n, k]), ("weight_scale", Dtype::U8, vec![n, k / 32])],
+        ("mxfp4", _) => {
+            vec![("weight_packed", Dtype::U8, vec![n, k / 2]), ("weight_scale", Dtype::U8, vec![n, k / 32])]
+        }
         ("nvfp4", "compressed-tensors") => vec![
             ("weight_global_scale", Dtype::F32, vec![1]),
             ("weight_packed", Dtype::U8, vec![n, k / 2]),
@@ -129,7 +132,12 @@ fn expected(recipe: &str, dialect: &str) -> Vec<(&'static str, Dtype, Vec<usize>
 
 /// What each dialect is asked for, and the keys that its readers decide by.
 type Keys = &'static [(&'static str, &'static str)];
-const DIALECTS: [(&str, &str, Keys); 9] = [
+const DIALECTS: [(&str, &str, Keys); 10] = [
+    (
+        "mxfp4",
+        "compressed-tensors",
+        &[("/format", "mxfp4-pack-quantized"), ("/config_groups/group_0/weights/group_size", "32")],
+    ),
     (
         "fp8-128x128",
         "fp8",

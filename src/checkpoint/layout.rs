@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, NibbleOrder, input_scale_tensor, not_in_files, tensors_of};
+use super::names::{Dialect, NibbleOrder, input_scale_tensor, tensors_of};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -150,9 +150,6 @@ impl CheckpointLayout {
             reason,
             remedy: remedy.into(),
         };
-        if let Some((name, why)) = self.matrices.iter().find_map(|(name, m)| Some((name, not_in_files(m.scheme)?))) {
-            return Err(refuse(name, why.into(), "use another scheme"));
-        }
         let too_large = |t: &TensorInfo| refuse(&t.name, format!("{} {:?} is too large", t.dtype, t.shape), "split it");
         let (mut file, mut used) = (0, 0u64);
         let ends: Vec<usize> = self.units.iter().copied().skip(1).chain([self.tensors.len()]).collect();

@@ -12,6 +12,9 @@ pub(super) const SECOND_SUFFIX: &str = "_scale_2";
 /// Endings of compressed-tensors' codes and of its second-level scale, which divides.
 pub(super) const PACKED_SUFFIX: &str = "_packed";
 pub(super) const DIVISOR_SUFFIX: &str = "_global_scale";
+/// Endings of the codes and scales of gpt-oss's experts in MXFP4: blocks of 16 bytes, rows of all experts.
+pub(super) const BLOCKS_SUFFIX: &str = "_blocks";
+pub(super) const BLOCK_SCALES_SUFFIX: &str = "_scales";
 /// The name of the scale of `weight` in ComfyUI's older files.
 pub(super) const OLD_COMFY_SCALE: &str = "scale_weight";
 
@@ -108,11 +111,6 @@ pub(super) fn tensors_of(dialect: Dialect, scheme: Scheme, rows: usize, cols: us
     [Some(codes), block_scales, scales].into_iter().flatten().collect()
 }
 
-/// Why a matrix of this scheme is in no file, to follow its name; `None` where files hold it.
-pub(super) fn not_in_files(scheme: Scheme) -> Option<&'static str> {
-    (scheme == Scheme::Mxfp4).then_some("is mxfp4, which files of this version do not hold")
-}
-
 /// The codes, as written.
 pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: usize) -> Tensor {
     let (dtype, width) = match scheme.spec().format {
@@ -120,7 +118,7 @@ pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: u
         CodeFormat::E5M2 => (Dtype::F8_E5M2, cols),
         CodeFormat::E2M1 => (Dtype::U8, cols / 2),
     };
-    let packed = dialect == Dialect::CompressedTensors && scheme.is_nvfp4();
+    let packed = dialect == Dialect::CompressedTensors && scheme.spec().format == CodeFormat::E2M1;
     Tensor { suffix: if packed { PACKED_SUFFIX } else { "" }, dtype, shape: vec![rows, width] }
 }
 

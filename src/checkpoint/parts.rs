@@ -6,8 +6,8 @@ use super::comfy;
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
-    DIVISOR_SUFFIX, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0,
-    recognise, recognise_e8m0,
+    BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_SUFFIXES,
+    SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0,
 };
 use super::recipe::Reading;
 use crate::error::Result;
@@ -21,6 +21,8 @@ const NVFP4_BLOCK_BYTES: usize = 8;
 pub(super) enum Parts<'a> {
     /// One byte a code, and one kind of scales.
     Bytes { format: Fp8Format, codes: &'a TensorInfo, scale: &'a TensorInfo },
+    /// MXFP4: two codes a byte, one byte of scale for 32 columns.
+    Mxfp4 { codes: &'a TensorInfo, scale: &'a TensorInfo },
     /// Two codes a byte, and two levels of scales.
     Packed { codes: &'a TensorInfo, scale: &'a TensorInfo, second: &'a TensorInfo, meaning: Second },
 }
@@ -37,13 +39,13 @@ pub(super) enum Second {
 impl<'a> Parts<'a> {
     pub(super) fn codes(&self) -> &'a TensorInfo {
         match *self {
-            Self::Bytes { codes, .. } | Self::Packed { codes, .. } => codes,
+            Self::Bytes { codes, .. } | Self::Packed { codes, .. } | Self::Mxfp4 { codes, .. } => codes,
         }
     }
 
     pub(super) fn tensors(&self) -> Vec<&'a TensorInfo> {
         match *self {
-            Self::Bytes { codes, scale, .. } => vec![codes, scale],
+            Self::Bytes { codes, scale, .. } | Self::Mxfp4 { codes, scale } => vec![codes, scale],
             Self::Packed { codes, scale, second, .. } => vec![codes, scale, second],
         }
     }
@@ -54,8 +56,9 @@ impl Listing {
         let is_codes = |t: &&TensorInfo| !self.is_scale(&t.name) && !is_marker(&t.name);
         let tensors = self.header.tensors.iter().filter(is_codes);
         tensors
-            .filter_map(|t| match t.name.strip_suffix(PACKED_SUFFIX) {
-                Some(name) if self.is_compressed(name) => Some(name),
+            .filter_map(|t| match (t.name.strip_suffix(PACKED_SUFFIX), t.name.strip_suffix(BLOCKS_SUFFIX)) {
+                (Some(name), _) if self.is_compressed(name) => Some(name),
+                (_, Some(name)) if self.is_of_blocks(name) => Some(name),
                 _ if code_format(t.dtype).is_some() || self.is_modelopt(t) => Some(t.name.as_str()),
                 _ => None,
             })
@@ -69,6 +72,7 @@ impl Listing {
         [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
             || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
             || base_is_there(OLD_COMFY_SCALE, "weight")
+            || name.strip_suffix(BLOCK_SCALES_SUFFIX).is_some_and(|name| self.is_of_blocks(name))
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -87,7 +91,33 @@ impl Listing {
     pub(super) fn is_compressed(&self, name: &str) -> bool {
         let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
         let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
-        has(PACKED_SUFFIX, Dtype::U8) && (has(SCALE_SUFFIXES[0], Dtype::F8_E4M3) || divisor)
+        has(PACKED_SUFFIX, Dtype::U8)
+            && (has(SCALE_SUFFIXES[0], Dtype::F8_E4M3) || has(SCALE_SUFFIXES[0], Dtype::U8) || divisor)
+    }
+
+    /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it: `[.., k/32, 16]` and `[.., k/32]`.
+    fn is_of_blocks(&self, name: &str) -> bool {
+        let tensor = |suffix: &str| self.get(&format!("{name}{suffix}")).filter(|t| t.dtype == Dtype::U8);
+        tensor(BLOCKS_SUFFIX).zip(tensor(BLOCK_SCALES_SUFFIX)).is_some_and(|(blocks, scales)| {
+            blocks.shape.split_last().is_some_and(|(last, rest)| *last == 16 && rest == scales.shape && rest.len() > 1)
+        })
+    }
+
+    /// True if the metadata say that a matrix is MXFP4: its bytes could be anything.
+    fn is_written_as_mxfp4(&self, name: &str) -> bool {
+        let read = self.written(name).and_then(|text| Reading::from_json(text).ok());
+        read.is_some_and(|reading| reading.scheme == Scheme::Mxfp4)
+    }
+
+    /// Dimensions of the values of a matrix: rows and columns, or of experts in one tensor more, all but the last of which are its
+    /// rows.
+    pub(super) fn dimensions(&self, name: &str) -> Result<Vec<usize>> {
+        let parts = self.parts(name)?;
+        let (rows, cols) = self.logical_shape(name, &parts)?;
+        Ok(match parts.codes().shape.as_slice() {
+            [outer @ .., _, _] if outer.len() > 1 => outer.iter().copied().chain([cols]).collect(),
+            _ => vec![rows, cols],
+        })
     }
 
     /// What a tensor is that [`Listing::quantized`] leaves out though it holds codes.
@@ -119,12 +149,23 @@ impl Listing {
                     "keep one of the two",
                 ));
             }
+            let codes = self.info(&format!("{name}{PACKED_SUFFIX}"))?;
+            let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0]));
+            if let Some(scale) = scale.filter(|scale| scale.dtype == Dtype::U8)
+                && self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_none()
+            {
+                return Ok(Parts::Mxfp4 { codes, scale });
+            }
             return Ok(Parts::Packed {
-                codes: self.info(&format!("{name}{PACKED_SUFFIX}"))?,
+                codes,
                 scale: self.companion(name, SCALE_SUFFIXES[0])?,
                 second: self.companion(name, DIVISOR_SUFFIX)?,
                 meaning: Second::Divisor,
             });
+        }
+        if self.is_of_blocks(name) {
+            let part = |suffix: &str| self.info(&format!("{name}{suffix}"));
+            return Ok(Parts::Mxfp4 { codes: part(BLOCKS_SUFFIX)?, scale: part(BLOCK_SCALES_SUFFIX)? });
         }
         let codes = self.info(name)?;
         if let Some(format) = code_format(codes.dtype) {
@@ -134,6 +175,14 @@ impl Listing {
                 return Err(self.refuse(name, found, "it is of a format that is not read here"));
             }
             return Ok(Parts::Bytes { format, codes, scale });
+        }
+        if codes.dtype == Dtype::U8 && self.is_written_as_mxfp4(name) {
+            let name = format!("{name}{}", SCALE_SUFFIXES[0]);
+            let remedy = "use a file that carries its scales; none is ever assumed";
+            let scale = self
+                .get(&name)
+                .ok_or_else(|| self.refuse(&codes.name, format!("is MXFP4 but has no scale {name}"), remedy))?;
+            return Ok(Parts::Mxfp4 { codes, scale });
         }
         if self.is_modelopt(codes) {
             return Ok(Parts::Packed {
@@ -184,9 +233,19 @@ impl Listing {
     pub(super) fn logical_shape(&self, name: &str, parts: &Parts<'_>) -> Result<(usize, usize)> {
         let per_byte = match parts {
             Parts::Bytes { .. } => 1,
-            Parts::Packed { .. } => 2,
+            Parts::Packed { .. } | Parts::Mxfp4 { .. } => 2,
         };
-        let [rows, width] = self.two_dimensions(&parts.codes().name)?;
+        let [rows, width] = match parts.codes().shape.as_slice() {
+            // Blocks of gpt-oss: rows of all experts, one after the other.
+            [outer @ .., blocks, bytes] if outer.len() > 1 && matches!(parts, Parts::Mxfp4 { .. }) => {
+                let rows = outer.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));
+                let sizes = rows.zip(blocks.checked_mul(*bytes)).map(|(rows, width)| [rows, width]);
+                sizes.ok_or_else(|| {
+                    self.refuse(name, format!("has shape {:?}", parts.codes().shape), "no matrix has so many rows")
+                })?
+            }
+            _ => self.two_dimensions(&parts.codes().name)?,
+        };
         if rows == 0 || width == 0 {
             return Err(self.refuse(name, format!("has shape [{rows}, {width}]"), "an empty matrix has no scheme"));
         }
@@ -230,6 +289,21 @@ impl Listing {
             Parts::Bytes { format, scale, .. } => {
                 recognise(format.into(), [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
             }
+            Parts::Mxfp4 { codes, scale } => {
+                let scheme = Scheme::Mxfp4;
+                let grid = scheme.block_grid(rows, cols);
+                let of_blocks = codes.shape.len() > 2 && scale.shape == codes.shape[..codes.shape.len() - 1];
+                if !is_e8m0(scale.dtype) || !(of_blocks || scale.shape == grid) {
+                    let found =
+                        format!("is {} {:?}, but must be U8 {grid:?} for {rows} x {cols}", scale.dtype, scale.shape);
+                    return Err(self.refuse(&scale.name, found, "a scale is never reshaped"));
+                }
+                if let Some(other) = metadata.filter(|other| *other != scheme) {
+                    let found = format!("is {other} by its metadata, but its tensors are those of mxfp4");
+                    return Err(self.refuse(name, found, "quantize it again"));
+                }
+                scheme
+            }
             Parts::Packed { scale, second, meaning, .. } => {
                 let blocks = [rows, cols / NVFP4_BLOCK];
                 // A view of one byte for another, as ComfyUI takes it.
@@ -261,7 +335,7 @@ impl Listing {
         }
         let nibble_order = match parts {
             Parts::Bytes { .. } => None,
-            Parts::Packed { .. } => {
+            Parts::Packed { .. } | Parts::Mxfp4 { .. } => {
                 let default = if tiled { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
                 Some(said.or(self.nibble_order).unwrap_or(default))
             }

@@ -46,7 +46,7 @@ impl Checkpoint {
     /// As [`Checkpoint::tensors_of`].
     pub fn scale_name(&self, name: &str) -> Result<String> {
         Ok(match self.listing.parts(name)? {
-            Parts::Bytes { scale, .. } | Parts::Packed { scale, .. } => scale.name.clone(),
+            Parts::Bytes { scale, .. } | Parts::Packed { scale, .. } | Parts::Mxfp4 { scale, .. } => scale.name.clone(),
         })
     }
 
@@ -64,9 +64,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`](crate::Error::File) if the metadata entry is broken or names an unknown rule.
     pub fn recipe(&self, name: &str) -> Result<Option<WrittenRecipe>> {
-        if !self.listing.is_compressed(name) {
-            self.info(name)?;
-        }
+        self.listing.parts(name)?;
         match self.listing.written(name) {
             Some(text) => WrittenRecipe::from_json(text)
                 .map(Some)
@@ -91,6 +89,15 @@ impl Checkpoint {
     /// As [`Checkpoint::scheme`].
     pub fn quant_shape(&self, name: &str) -> Result<(usize, usize)> {
         self.listing.logical_shape(name, &self.listing.parts(name)?)
+    }
+
+    /// Dimensions of the values of a quantized matrix: rows and columns; of experts in one tensor (`[experts, rows, columns]`) all, of
+    /// which all but the last together are its rows.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::scheme`].
+    pub fn quant_dimensions(&self, name: &str) -> Result<Vec<usize>> {
+        self.listing.dimensions(name)
     }
 
     /// Some rows of a quantized matrix with the scales that they have in the whole: a matrix of its own. Allocates; several
@@ -119,7 +126,7 @@ impl Checkpoint {
             _ => rows.start / group..rows.end.div_ceil(group),
         };
         let [_, across] = scheme.scale_grid(all, cols);
-        let mut codes = self.slice(parts.codes(), rows.clone(), parts.codes().shape[1])?;
+        let mut codes = self.slice(parts.codes(), rows.clone(), cols * scheme.spec().code_bits / 8)?;
         let floats = |tensor, meaning| self.float_scales(tensor, meaning, groups.clone(), across);
         let [_, blocks] = scheme.block_grid(all, cols);
         let bytes = |tensor, bad: fn(u8) -> bool| self.block_scales(tensor, bad, rows.clone(), blocks, reading.tiled);
@@ -127,6 +134,7 @@ impl Checkpoint {
             Parts::Bytes { scale, .. } if is_e8m0(scale.dtype) && scheme.spec().block.is_some() => {
                 (Vec::new(), bytes(scale, |b| b == 0xFF)?)
             }
+            Parts::Mxfp4 { scale, .. } => (Vec::new(), bytes(scale, |b| b == 0xFF)?),
             Parts::Bytes { scale, .. } => (floats(scale, Second::Factor)?, Vec::new()),
             Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
         };

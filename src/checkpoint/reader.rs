@@ -264,24 +264,26 @@ fn check_index(listing: &Listing, index: &Index) -> Result<()> {
 
 /// Little-endian BF16, F16 or F32 values as FP32; a signalling NaN becomes a quiet one on the way from 16 bits.
 pub(super) fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    let mut values = vec![0.0; bytes.len() / dtype.bitsize().div_ceil(8)];
-    match dtype {
-        Dtype::BF16 => widen_bf16(bytes, &mut values),
-        Dtype::F16 => {
-            for (bytes, values) in bytes.chunks(2 * PIECE).zip(values.chunks_mut(PIECE)) {
-                let mut halves = [f16::ZERO; PIECE];
+    /// Values at a time, which stay in the nearest cache: the result is written once, and not zeroed before.
+    const PIECE: usize = 1024;
+    let size = dtype.bitsize().div_ceil(8);
+    let mut values = Vec::with_capacity(bytes.len() / size);
+    let (mut piece, mut halves) = ([0.0; PIECE], [f16::ZERO; PIECE]);
+    for bytes in bytes.chunks(PIECE * size) {
+        let (piece, halves) = (&mut piece[..bytes.len() / size], &mut halves[..bytes.len() / size]);
+        match dtype {
+            Dtype::BF16 => widen_bf16(bytes, piece),
+            Dtype::F16 => {
                 halves.iter_mut().zip(bytes.as_chunks().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
                 // The crate's conversion of slices uses the CPU's.
-                halves[..values.len()].convert_to_f32_slice(values);
+                halves.convert_to_f32_slice(piece);
             }
+            _ => piece.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
         }
-        _ => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
+        values.extend_from_slice(piece);
     }
     values
 }
-
-/// Values at a time that stay in the nearest cache.
-const PIECE: usize = 512;
 
 /// `bf16::to_f32` of each, without a branch.
 #[multiversion(targets("x86_64+avx2+fma"))]

@@ -289,18 +289,21 @@ pub fn round_to(dtype: DType, x: f32) -> f32 {
     }
 }
 
+/// [`round_to`] BF16 without a branch.
+#[inline(always)]
+pub(crate) fn round_bf16(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
+    // A NaN stays one whatever bits it loses.
+    f32::from_bits((if x.is_nan() { bits | 0x0040_0000 } else { rounded }) & 0xFFFF_0000)
+}
+
 /// [`round_to`] of every value.
 #[multiversion(targets("x86_64+avx2+fma"))]
 pub(crate) fn round_all(dtype: DType, values: &mut [f32]) {
     match dtype {
         DType::F32 => {}
-        DType::Bf16 => values.iter_mut().for_each(|v| {
-            let bits = v.to_bits();
-            // Nearest even; a NaN stays one whatever bits it loses.
-            let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
-            let kept = if v.is_nan() { bits | 0x0040_0000 } else { rounded };
-            *v = f32::from_bits(kept & 0xFFFF_0000);
-        }),
+        DType::Bf16 => values.iter_mut().for_each(|v| *v = round_bf16(*v)),
         DType::F16 => values.chunks_mut(256).for_each(|values| {
             // The crate's conversions of slices, which know the CPU's.
             let mut halves = [f16::ZERO; 256];

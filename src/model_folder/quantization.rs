@@ -43,7 +43,7 @@ impl QuantizationConfig {
         let known: &[&str] = match dialect {
             Dialect::Plain => return Ok(Self { dialect, scheme, input_scales }),
             Dialect::Fp8 => &["fp8-128x128", "fp8-tensor"],
-            Dialect::CompressedTensors => &["fp8-row", "fp8-tensor", "fp8-128x128", "nvfp4", "mxfp8"],
+            Dialect::CompressedTensors => &["fp8-row", "fp8-tensor", "fp8-128x128", "nvfp4", "mxfp8", "mxfp4"],
             Dialect::ModelOpt => &["nvfp4", "mxfp8", "fp8-tensor"],
             Dialect::ComfyUi => &["nvfp4", "mxfp8", "fp8-tensor"],
         };
@@ -141,6 +141,8 @@ impl QuantizationConfig {
                 let activations = grouped(operand(4, "tensor_group", json!("local")), 16);
                 ("nvfp4-pack-quantized", weights, self.input_scales.then_some(activations))
             }
+            // vLLM reads weights of MXFP4 with activations of any kind, or none.
+            "mxfp4" => ("mxfp4-pack-quantized", grouped(operand(4, "group", json!(false)), 32), None),
             "mxfp8" => {
                 let with = |dynamic: bool| {
                     let mut operand = grouped(operand(8, "group", json!(dynamic)), 32);

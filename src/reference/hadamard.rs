@@ -11,17 +11,50 @@
 //! `hadamard` in `kernels/cast/nvfp4.cuh`, byte for byte. TransformerEngine sums in the tensor core in an unknown order: its
 //! results may differ from these by one unit of BF16.
 
+use multiversion::multiversion;
+
+use crate::format::codec;
 use crate::format::nvfp4::HADAMARD_SIGNS;
-use crate::format::{DType, codec};
 
 /// `y_j = BF16(1/4 sum_i sign_i (-1)^popcount(i & j) x_i)`, the sums as a butterfly in the order this module gives.
 ///
 /// NaN and infinity spread over all sixteen. Allocates nothing.
 pub fn hadamard16(x: &[f32; 16]) -> [f32; 16] {
-    let mut v = *x;
-    flip_signs(&mut v);
-    butterfly(&mut v);
-    v.map(|v| codec::round_to(DType::Bf16, v * 0.25))
+    let mut y = [[0.0; 16]];
+    hadamard16_all(std::slice::from_ref(x), &mut y);
+    y[0]
+}
+
+/// [`hadamard16`] of each.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub(super) fn hadamard16_all(x: &[[f32; 16]], y: &mut [[f32; 16]]) {
+    /// Blocks whose butterflies run abreast, an element of each side by side.
+    const ABREAST: usize = 8;
+    for (x, y) in x.chunks(ABREAST).zip(y.chunks_mut(ABREAST)) {
+        let mut v = [[0.0; ABREAST]; 16];
+        for (b, x) in x.iter().enumerate() {
+            for (v, x) in v.iter_mut().zip(x) {
+                v[b] = *x;
+            }
+        }
+        for (i, v) in v.iter_mut().enumerate() {
+            let sign = u32::from(HADAMARD_SIGNS >> i & 1) << 31;
+            v.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits() ^ sign));
+        }
+        for stride in [1, 2, 4, 8] {
+            for i in (0..16).filter(|i| i & stride == 0) {
+                let (front, back) = v.split_at_mut(i + stride);
+                for (low, high) in front[i].iter_mut().zip(&mut back[0]) {
+                    (*low, *high) = (*low + *high, *low - *high);
+                }
+            }
+        }
+        for (b, y) in y.iter_mut().enumerate() {
+            for (y, v) in y.iter_mut().zip(&v) {
+                *y = codec::round_bf16(v[b] * 0.25);
+            }
+        }
+    }
 }
 
 /// `x_i = sign_i 1/4 sum_j (-1)^popcount(i & j) y_j` in FP32, the sums in the same order: the inverse of [`hadamard16`] but for

@@ -12,7 +12,7 @@ use multiversion::multiversion;
 use ndarray::ArrayView2;
 
 use super::parallel;
-use super::quantize::{from_records, largest, row};
+use super::quantize::{largest, row};
 use crate::error::Result;
 use crate::format::{CodeFormat, HostQuantMatrix, MxScaleRule, Scheme, codec};
 
@@ -22,14 +22,12 @@ pub(super) fn quantize(x: &ArrayView2<f32>, scheme: Scheme, rule: MxScaleRule) -
     let spec = scheme.spec();
     let [_, blocks] = scheme.block_grid(rows, cols);
     let block_cols = spec.block.map_or(cols, |block| block.cols);
-    // Codes and scale bytes of a row side by side, so that one pass makes both.
     let code_bytes = cols * spec.code_bits / 8;
-    let mut records = vec![0u8; rows * (code_bytes + blocks)];
-    parallel::for_each_piece(&mut records, code_bytes + blocks, 1, |i, record| {
-        let (codes, bytes) = record.split_at_mut(code_bytes);
+    let (mut codes, mut bytes) = (vec![0u8; rows * code_bytes], vec![0u8; rows * blocks]);
+    parallel::for_each_pair((&mut codes, code_bytes), (&mut bytes, blocks), 4, |i, codes, bytes| {
         quantize_row(&row(x, i), block_cols, rule, spec.format, codes, bytes);
     });
-    from_records(scheme, rows, cols, &records, &[])
+    HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, &[], &bytes)
 }
 
 #[multiversion(targets("x86_64+avx2+fma"))]

@@ -28,7 +28,7 @@
 
 use ndarray::{Array2, ArrayView2};
 
-use super::hadamard::hadamard16;
+use super::hadamard::hadamard16_all;
 use super::quantize::{amax, row};
 use super::{blocks, parallel};
 use crate::error::Result;
@@ -127,10 +127,7 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     let (rows, cols) = x.dim();
     let mut y = Array2::zeros((rows, cols));
     let values = y.as_slice_mut().expect("a new array is contiguous");
-    parallel::for_each_piece(values, cols, 4, |i, out| {
-        let (blocks, _) = out.as_chunks_mut::<SIDE>();
-        blocks.iter_mut().zip(row(x, i).as_chunks().0).for_each(|(y, x)| *y = hadamard16(x));
-    });
+    parallel::for_each_piece(values, cols, 4, |i, out| hadamard16_all(row(x, i).as_chunks().0, out.as_chunks_mut().0));
     y
 }
 

@@ -175,16 +175,19 @@ pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale)
 pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
     let (rows, cols) = (q.rows(), q.cols());
     let spec = q.scheme().spec();
-    let [row_groups, col_groups] = q.scheme().scale_grid(rows, cols);
+    let [_, col_groups] = q.scheme().scale_grid(rows, cols);
     let group_rows = spec.group_rows.size(rows);
     // A block lies within one column group.
     let width = spec.block.map_or(spec.group_cols.size(cols), |block| block.cols);
+    // In logical order: the place of each in the device's takes longer to find.
+    let ([_, blocks], scales, block_scales) =
+        (q.scheme().block_grid(rows, cols), q.logical_scales(), q.logical_block_scales());
     let factor = |row: usize, at: usize| {
-        let block = spec.block.map(|block| codec::decode_block_scale(block.format, q.block_scale_at(row, at)));
+        let block = spec.block.map(|block| codec::decode_block_scale(block.format, block_scales[row * blocks + at]));
         let col_group = if spec.block.is_some() { 0 } else { at };
         let scale = match spec.scale_layout {
             ScaleLayout::Absent => None,
-            layout => Some(q.scales()[layout.index(row_groups, col_groups, row / group_rows, col_group)]),
+            _ => Some(scales[row / group_rows * col_groups + col_group]),
         };
         match (block, scale) {
             (Some(block), Some(scale)) => block * scale,
@@ -201,26 +204,6 @@ pub fn dequantize(q: &HostQuantMatrix, out: DType) -> Array2<f32> {
         codec::round_all(out, row);
     });
     Array2::from_shape_vec((rows, cols), values).expect("rows * cols values were made")
-}
-
-/// A block-scaled matrix from rows that hold their code bytes and then their block scales.
-pub(super) fn from_records(
-    scheme: Scheme,
-    rows: usize,
-    cols: usize,
-    records: &[u8],
-    scales: &[f32],
-) -> Result<HostQuantMatrix> {
-    let [_, blocks] = scheme.block_grid(rows, cols);
-    let code_bytes = cols * scheme.spec().code_bits / 8;
-    let mut codes = Vec::with_capacity(rows * code_bytes);
-    let mut block_scales = Vec::with_capacity(rows * blocks);
-    for record in records.chunks((code_bytes + blocks).max(1)) {
-        let (row, bytes) = record.split_at(code_bytes);
-        codes.extend_from_slice(row);
-        block_scales.extend_from_slice(bytes);
-    }
-    HostQuantMatrix::from_block_logical(scheme, rows, cols, codes, scales, &block_scales)
 }
 
 /// Row `i`, copied only if its elements are not adjacent.

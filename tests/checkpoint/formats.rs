@@ -225,3 +225,64 @@ fn parts_that_do_not_fit_are_refused() {
     drop(parts);
     assert!(writer.finish().unwrap_err().to_string().contains("was not written"));
 }
+
+/// gpt-oss's experts: blocks of 16 bytes, all experts in one tensor; and compressed-tensors' MXFP4.
+#[test]
+fn published_mxfp4_is_read() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let (experts, rows, cols) = (3, 6, 96);
+    let matrix = random_matrix(Scheme::Mxfp4, experts * rows, cols, 8);
+    let (codes, scales) = (matrix.logical_codes().to_vec(), matrix.logical_block_scales());
+    let blocks = vec![experts, rows, cols / 32, 16];
+    foreign(
+        &path,
+        &[
+            ("e.gate_up_proj_blocks", Dtype::U8, blocks, codes.clone()),
+            ("e.gate_up_proj_scales", Dtype::U8, vec![experts, rows, cols / 32], scales.clone()),
+            ("e.gate_up_proj_bias", Dtype::BF16, vec![experts, rows], vec![0; 2 * experts * rows]),
+            ("l.weight_packed", Dtype::U8, vec![experts * rows, cols / 2], codes.clone()),
+            ("l.weight_scale", Dtype::U8, vec![experts * rows, cols / 32], scales),
+        ],
+        None,
+    );
+    let file = Checkpoint::open(&path).unwrap();
+    assert_eq!(file.quantized(), ["e.gate_up_proj", "l.weight"]);
+    assert!(file.is_scale("e.gate_up_proj_scales") && !file.is_scale("e.gate_up_proj_bias"));
+    assert_eq!(file.quant_dimensions("e.gate_up_proj").unwrap(), [experts, rows, cols]);
+    assert_eq!(file.quant_dimensions("l.weight").unwrap(), [experts * rows, cols]);
+    for name in ["e.gate_up_proj", "l.weight"] {
+        assert_eq!(file.scheme(name).unwrap(), Scheme::Mxfp4);
+        assert!(file.quant_matrix(name).unwrap() == matrix, "{name}");
+        // The second expert.
+        let expert = reference::dequantize(&file.quant_rows(name, rows..2 * rows).unwrap(), DType::F32);
+        let want = reference::dequantize(&matrix, DType::F32);
+        assert!(expert.iter().eq(want.slice(ndarray::s![rows..2 * rows, ..]).iter()), "{name}");
+    }
+    // By hand: transformers' integrations/mxfp4.py takes the low half first, and 2^(byte - 127).
+    let lut = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0f64];
+    let values = reference::dequantize(&matrix, DType::F32);
+    for (i, value) in values.iter().enumerate() {
+        let byte = codes[i / 2];
+        let code = if i % 2 == 0 { byte & 15 } else { byte >> 4 };
+        let scale = (f64::from(matrix.block_scale_at(i / cols, i % cols / 32)) - 127.0).exp2();
+        let exact = lut[usize::from(code)] * scale;
+        assert_eq!(*value, exact as f32, "{i}");
+    }
+    // What fits nothing is refused, or is no matrix.
+    let wrong = |scales: Vec<usize>| {
+        let bytes = vec![127; scales.iter().product()];
+        foreign(
+            &path,
+            &[
+                ("l.weight_packed", Dtype::U8, vec![18, 48], codes.clone()),
+                ("l.weight_scale", Dtype::U8, scales, bytes),
+            ],
+            None,
+        );
+        Checkpoint::open(&path).unwrap().quant_matrix("l.weight").unwrap_err().to_string()
+    };
+    for shape in [vec![18, 4], vec![18], vec![3, 18], vec![18, 3, 1]] {
+        assert!(wrong(shape.clone()).contains("must be U8 [18, 3] for 18 x 96"), "{shape:?}");
+    }
+}

@@ -18,7 +18,7 @@ use crate::data::{to_bytes, undo_hadamard};
 use crate::device::{self, Device};
 use crate::folder;
 use crate::non_finite::NonFinite;
-use crate::output::{Failure, Form, Outcome, byte_bar, count, shown, table};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Part, Sent};
 
 /// A quantized matrix, in the place of its codes.
@@ -27,6 +27,8 @@ struct Matrix {
     scheme: Scheme,
     rows: usize,
     cols: usize,
+    /// Rows and columns, or more where experts are in one tensor.
+    shape: Vec<usize>,
 }
 
 /// What becomes of a tensor.
@@ -66,15 +68,15 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
     let none = Found::default();
     for (at, matrix) in plans.iter().enumerate().filter_map(|(at, plan)| plan.matrix().map(|matrix| (at, matrix))) {
-        let Matrix { name, scheme, rows: n, cols: k } = matrix;
+        let Matrix { name, scheme, shape, .. } = matrix;
         let found = found.get(&at).unwrap_or(&none);
         said += &found.describe(name);
         done.push(json!({
-            "tensor": name, "scheme": scheme.to_string(), "shape": [n, k], "inverse_hadamard": found.transformed,
+            "tensor": name, "scheme": scheme.to_string(), "shape": shape, "inverse_hadamard": found.transformed,
             "nan": found.codes.nan, "infinite": found.codes.infinite, "beyond_fp32": found.beyond.count,
         }));
         let transform = if found.transformed { "inverse of hadamard16" } else { "" };
-        rows.push([name.clone(), scheme.to_string(), transform.to_string(), format!("{n} x {k}")]);
+        rows.push([name.clone(), scheme.to_string(), transform.to_string(), product(shape)]);
     }
     let text = format!(
         "{}\n{said}{} to {} in {}\n",
@@ -128,7 +130,8 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure>
         Ok(match parts.get(&tensor.name) {
             Some(Some(name)) => {
                 let (rows, cols) = input.quant_shape(name)?;
-                Plan::Dequantize(Matrix { name: name.to_string(), scheme: input.scheme(name)?, rows, cols })
+                let (scheme, shape) = (input.scheme(name)?, input.quant_dimensions(name)?);
+                Plan::Dequantize(Matrix { name: name.to_string(), scheme, rows, cols, shape })
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
@@ -160,9 +163,7 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     }
     for (tensor, plan) in input.tensors().iter().zip(plans) {
         match plan {
-            Plan::Dequantize(Matrix { name, rows, cols, .. }) => {
-                layout.tensor(name, file_dtype(args.dtype), &[*rows, *cols]);
-            }
+            Plan::Dequantize(Matrix { name, shape, .. }) => layout.tensor(name, file_dtype(args.dtype), shape),
             Plan::Drop => {}
             Plan::Copy => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }

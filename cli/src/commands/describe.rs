@@ -8,7 +8,7 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 use scaled_gemm::model_folder::{ModelConfig, fused_groups};
 use serde_json::{Value, json};
 
-use crate::output::{Failure, Form, Outcome, bytes, count, starred, table};
+use crate::output::{Failure, Form, Outcome, bytes, count, product, starred, table};
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -83,7 +83,12 @@ fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
 /// True for a tensor that belongs to a quantized matrix.
 fn is_part(input: &Checkpoint, name: &str) -> bool {
     let is_codes = |name: &str| input.tensors_of(name).is_ok_and(|all| all.first().is_some_and(|first| first == name));
-    input.is_scale(name) || is_codes(name) || name.strip_suffix("_packed").is_some_and(|n| input.tensors_of(n).is_ok())
+    input.is_scale(name)
+        || is_codes(name)
+        || name
+            .strip_suffix("_packed")
+            .or_else(|| name.strip_suffix("_blocks"))
+            .is_some_and(|n| input.tensors_of(n).is_ok())
 }
 
 /// Matrices and tensors, those together that differ in a number alone.
@@ -104,8 +109,7 @@ fn tables(input: &Checkpoint, matrices: &[Matrix<'_>]) -> String {
         }
     }
     for tensor in input.tensors().iter().filter(|tensor| !is_part(input, &tensor.name)) {
-        let shape = tensor.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        add([starred(&tensor.name), tensor.dtype.to_string(), shape], tensor.bytes());
+        add([starred(&tensor.name), tensor.dtype.to_string(), product(&tensor.shape)], tensor.bytes());
     }
     let rows: Vec<_> =
         lines.into_iter().map(|([name, what, shape], n, b)| [name, what, n.to_string(), shape, bytes(b)]).collect();

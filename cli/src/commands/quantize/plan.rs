@@ -233,9 +233,11 @@ fn plan(
             Plan::Copy("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
         }
         Ok(())
-            if dialect != Dialect::Plain && matches!(recipe.scheme(), Scheme::Mxfp8(_)) && !cols.is_multiple_of(32) =>
+            if dialect != Dialect::Plain
+                && matches!(recipe.scheme(), Scheme::Mxfp8(_) | Scheme::Mxfp4)
+                && !cols.is_multiple_of(32) =>
         {
-            Plan::Copy("columns not a multiple of 32, which engines need for mxfp8")
+            Plan::Copy("columns not a multiple of 32, which engines need for MX")
         }
         Ok(()) => Plan::Quantize(Weight { rows, cols, source, recipe, group: None }),
         Err(_) => Plan::Copy("columns not a multiple of 16"),
