@@ -139,7 +139,7 @@ pub struct QuantizeArgs {
     /// What to write: a file, or for a folder or an index a new folder, with config, tokenizer and what else is no tensor.
     #[arg(short, long, required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
-    /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, nvfp4 or nvfp4-row.
+    /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
     #[arg(long, value_parser = parse_recipe)]
     pub recipe: &'static str,
     /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
@@ -152,7 +152,7 @@ pub struct QuantizeArgs {
     /// fp8: round scales to powers of two.
     #[arg(long)]
     pub power_of_two: bool,
-    /// mxfp8: rule for the scales: up (default), floor, ceil, even or rceil.
+    /// mxfp8 and mxfp4: rule for the scales: up (default), floor, ceil, even or rceil.
     #[arg(long, value_name = "RULE")]
     pub mx_rounding: Option<MxScaleRule>,
     /// nvfp4: scale each block to 6 or to 4, whichever has the smaller error: mae or mse.

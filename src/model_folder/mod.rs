@@ -6,8 +6,9 @@
 //! | dialect | schemes | `quant_method` | loaded by |
 //! |---|---|---|---|
 //! | `fp8` | `fp8-128x128`, `fp8-tensor` | `fp8` | vLLM, SGLang, mistral.rs, transformers (`fp8-128x128`) |
-//! | `compressed-tensors` | `fp8-row`, `fp8-tensor`, `fp8-128x128`, `nvfp4`, `mxfp8` | `compressed-tensors` | vLLM, transformers, SGLang (not `mxfp8`) |
+//! | `compressed-tensors` | `fp8-row`, `fp8-tensor`, `fp8-128x128`, `nvfp4`, `mxfp8`, `mxfp4` | `compressed-tensors` | vLLM, transformers, SGLang (neither MX) |
 //! | `modelopt` | `nvfp4`, `mxfp8`, `fp8-tensor` (with input scales) | `modelopt` | vLLM, SGLang, TensorRT-LLM |
+//! | `comfyui` | `nvfp4`, `mxfp8`, `fp8-tensor` | none, marks in the file | ComfyUI |
 //! | `plain` | all | none | this crate |
 //!
 //! Sources, read in 2026-11: vLLM 0.33.0, SGLang 0.5.23, transformers 5.23.0, compressed-tensors 0.20.0, ModelOpt 0.47.0,
