@@ -6,7 +6,7 @@
 //!
 //! | step | operations |
 //! |---|---|
-//! | 0 transform | Hadamard recipes only: 16 elements of a row become 16 BF16 numbers ([`hadamard16`]); below, x is these |
+//! | 0 transform | Hadamard recipes only: 16 elements of a row become 16 BF16 numbers ([`hadamard16`](super::hadamard16)); below, x is these |
 //! | 1 amax | `max abs x`, NaN ignored, 0 if nothing is left: of the matrix or of each row, and of each block or tile |
 //! | 2 second level | `encode = min((6 E) / amax, FLT_MAX)`, 1 if amax or encode is 0; stored `scale = amax / (6 E)` |
 //! | 3 plain scale | `s = E4M3(min(amax_b * (encode * (1 / 6)), FLT_MAX))`, `1 / 6 = 0x3E2AAAAB` |
@@ -14,7 +14,7 @@
 //! | 4 multiplier | `inv = min(1 / (s * (1 / encode)), FLT_MAX)`: s = 0 gives FLT_MAX |
 //! | 2 torchao | stored `scale = amax * (1 / 2688)`; torchao-cpu `amax / 2688` |
 //! | 3, 4 torchao | `s = E4M3(clamp((amax_b * (1 / 6)) / scale, 2^-6, 448)); inv = (1 / scale) / s`, a scale of 0 counting as 1; torchao-cpu `amax_b / 6` |
-//! | 5 codes | `E2M1(x * inv)`, or with random bytes [`codec::encode_e2m1_stochastic`]`(x * inv, u)` |
+//! | 5 codes | `E2M1(x * inv)`, or with random bytes [`codec::encode_e2m1_stochastic`](crate::codec::encode_e2m1_stochastic)`(x * inv, u)` |
 //! | 6 error, strict | `q = value of E2M1(x * inv); d = (((q * s) * amax) / (6 E)) - x`, with the amax of step 2 |
 //! | 6 error, fast | `d = (q * s) - (x * encode)`; `q * s` is exact |
 //! | 7 sum of a line | `e = 0; for i in 0..16 { e = e + t_i }`, `t = abs d` (MAE) or `d * d` (MSE) |
