@@ -142,7 +142,7 @@ pub struct QuantizeArgs {
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
     #[arg(long, value_parser = parse_recipe)]
     pub recipe: &'static str,
-    /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4.
+    /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4 and mxfp4.
     #[arg(long)]
     pub format: Option<CodeFormat>,
     /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek, deepgemm (e4m3

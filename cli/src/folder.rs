@@ -47,7 +47,7 @@ pub fn create(
 }
 
 /// Copies config, tokenizer and whatever else is no tensor. Says what was left behind.
-pub fn copy_others(from: &Path, to: &OutputFolder) -> Result<Option<String>, Failure> {
+pub fn copy_others(input: &Checkpoint, from: &Path, to: &OutputFolder) -> Result<Option<String>, Failure> {
     let io = |source| Failure::from(Error::Io { path: from.to_path_buf(), source });
     let mut left = Vec::new();
     let mut entries = fs::read_dir(from).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?;
@@ -55,7 +55,12 @@ pub fn copy_others(from: &Path, to: &OutputFolder) -> Result<Option<String>, Fai
     for entry in entries {
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        if REPLACED.contains(&&*text) || text.ends_with(".safetensors.index.json") || text.ends_with(".safetensors") {
+        // The folder that is being written may be in the one that is read.
+        if to.temporary().file_name() == Some(&name) {
+            continue;
+        }
+        let is_read = input.files().iter().any(|file| file.file_name() == Some(&name));
+        if is_read || REPLACED.contains(&&*text) || text.ends_with(".safetensors.index.json") {
             continue;
         }
         let ending = Path::new(&name).extension().map(|e| e.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
@@ -73,7 +78,7 @@ pub fn copy_others(from: &Path, to: &OutputFolder) -> Result<Option<String>, Fai
     let number = count(left.len(), "entry", "entries");
     left.truncate(8);
     Ok(Some(format!(
-        "not copied, being folders, hidden, or weights in another format: {number} of {} ({})",
+        "not copied, being folders, hidden, or other weights: {number} of {} ({})",
         from.display(),
         left.join(", ")
     )))

@@ -577,7 +577,7 @@ fn input_scales_are_written_as_each_dialect_has_them() {
         assert!(!Path::new(&output).exists());
     };
     refuse("{}", &["has no amax for model.layers.0.", "calibrate"]);
-    refuse(r#"{"a": -1}"#, &["a", "finite and above 0"]);
+    refuse(r#"{"a": -1}"#, &["a", "above 0 and finite"]);
     refuse(r#"{"a": "large"}"#, &["a", "not a number"]);
     refuse("{\"a\": 1", &["no JSON"]);
     refuse("a: 1 and more than this", &["not a safetensors file"]);

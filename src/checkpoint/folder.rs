@@ -83,8 +83,25 @@ fn of_folder(folder: &Path) -> Result<Files> {
         let reason = "holds no safetensors file";
         return Err(refuse_file(folder, reason, "give a folder with model.safetensors, or shards and their index"));
     }
+    // Their names say how many there are.
+    for name in &shards {
+        let Some((stem, count)) = numbered(name) else { continue };
+        let missing = (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}{SHARD}"));
+        if let Some(missing) = missing.into_iter().find(|name| !shards.contains(&name)) {
+            let reason = format!("holds {name}, and not {missing}");
+            return Err(refuse_file(folder, printable(&reason), "fetch the shards that are missing"));
+        }
+    }
     let paths = shards.into_iter().map(|name| folder.join(name)).collect();
     Ok(Files { paths, index: None, folder: Some(folder.to_path_buf()) })
+}
+
+/// `model` and 3 of `model-00001-of-00003.safetensors`.
+fn numbered(name: &str) -> Option<(&str, u32)> {
+    let (rest, count) = name.strip_suffix(SHARD)?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(count) && is_number(number)).then(|| Some((stem, count.parse().ok()?)))?
 }
 
 fn of_index(path: &Path, folder: &Path) -> Result<Files> {

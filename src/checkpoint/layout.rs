@@ -89,7 +89,7 @@ impl CheckpointLayout {
     pub fn input_scale(&mut self, name: &str) -> String {
         let nvfp4 = self.matrices.get(name).is_some_and(|planned| planned.scheme.is_nvfp4());
         let tensor = input_scale_tensor(self.dialect, nvfp4);
-        let full = format!("{}{}", name.strip_suffix("weight").unwrap_or(name), tensor.suffix);
+        let full = format!("{}.{}", comfy::layer(name), tensor.suffix);
         self.push(full.clone(), tensor.dtype, &tensor.shape);
         full
     }

@@ -40,6 +40,10 @@ impl OutputFolder {
         let target = follow_links(&path)?;
         match fs::read_dir(&target) {
             Ok(mut entries) => {
+                if is_mount(&target) {
+                    let reason = "is a place where a file system is mounted, which cannot be given to a new folder";
+                    return Err(refuse_file(&path, reason, "give the name of a new folder in it"));
+                }
                 if entries.next().is_some() {
                     let reason = "is there, and not empty";
                     return Err(refuse_file(&path, reason, "give the name of a new folder, or of an empty one"));
@@ -125,7 +129,8 @@ impl OutputFolder {
         let Some(name) = from.file_name() else {
             return Err(refuse_file(from, "has no name", "copy files only"));
         };
-        let copied = fs::copy(from, self.partial.join(name)).map(drop);
+        let to = self.partial.join(name);
+        let copied = fs::copy(from, &to).and_then(|_| File::open(&to)?.sync_all());
         copied.map_err(|source| Error::Io { path: from.to_path_buf(), source })
     }
 
@@ -181,6 +186,21 @@ impl Drop for OutputFolder {
             // The mark is locked until this is over.
             let _ = fs::remove_dir_all(&self.partial);
         }
+    }
+}
+
+/// True for a folder whose file system is another one than that around it.
+fn is_mount(folder: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+        device(folder) != device(folder_of(folder))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = folder;
+        false
     }
 }
 

@@ -91,8 +91,8 @@ impl Listing {
     pub(super) fn is_compressed(&self, name: &str) -> bool {
         let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
         let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
-        has(PACKED_SUFFIX, Dtype::U8)
-            && (has(SCALE_SUFFIXES[0], Dtype::F8_E4M3) || has(SCALE_SUFFIXES[0], Dtype::U8) || divisor)
+        let scales = [Dtype::F8_E4M3, Dtype::U8, Dtype::F8_E8M0].iter().any(|dtype| has(SCALE_SUFFIXES[0], *dtype));
+        has(PACKED_SUFFIX, Dtype::U8) && (scales || divisor)
     }
 
     /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it: `[.., k/32, 16]` and `[.., k/32]`.
@@ -151,7 +151,7 @@ impl Listing {
             }
             let codes = self.info(&format!("{name}{PACKED_SUFFIX}"))?;
             let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0]));
-            if let Some(scale) = scale.filter(|scale| scale.dtype == Dtype::U8)
+            if let Some(scale) = scale.filter(|scale| is_e8m0(scale.dtype))
                 && self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_none()
             {
                 return Ok(Parts::Mxfp4 { codes, scale });
@@ -292,7 +292,9 @@ impl Listing {
             Parts::Mxfp4 { codes, scale } => {
                 let scheme = Scheme::Mxfp4;
                 let grid = scheme.block_grid(rows, cols);
-                let of_blocks = codes.shape.len() > 2 && scale.shape == codes.shape[..codes.shape.len() - 1];
+                let of_blocks = codes.shape.len() > 2
+                    && codes.shape.last() == Some(&16)
+                    && scale.shape == codes.shape[..codes.shape.len() - 1];
                 if !is_e8m0(scale.dtype) || !(of_blocks || scale.shape == grid) {
                     let found =
                         format!("is {} {:?}, but must be U8 {grid:?} for {rows} x {cols}", scale.dtype, scale.shape);

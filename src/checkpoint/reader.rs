@@ -1,6 +1,6 @@
 //! [`Checkpoint`]: safetensors files opened for reading; what is asked for is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -49,6 +49,18 @@ impl Checkpoint {
             sources.push(source);
             headers.push(header);
         }
+        // Each file marks its own layers.
+        let mut comfy: HashMap<String, String> = HashMap::new();
+        for (layer, format) in headers.iter().flat_map(|header| comfy::of_metadata(&header.metadata)) {
+            if let Some(other) = comfy.insert(layer.clone(), format.clone()).filter(|other| *other != format) {
+                return Err(Error::File {
+                    path: path.to_path_buf(),
+                    tensor: Some(printable(&layer)),
+                    reason: printable(&format!("is {format} by the metadata of one file, and {other} by another's")),
+                    remedy: "remove the file that does not belong to the model".into(),
+                });
+            }
+        }
         let header = Header::merge(headers).map_err(|name| {
             let (name, reason) = match name.strip_prefix(RECIPE_KEY) {
                 Some(matrix) => (matrix, "has different recipes in two files"),
@@ -63,7 +75,6 @@ impl Checkpoint {
                 remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
             }
         })?;
-        let comfy = comfy::of_metadata(&header.metadata);
         let listing = Listing { path: path.to_path_buf(), files: paths, header, nibble_order: None, comfy };
         if let Some(index) = index {
             check_index(&listing, &index)?;

@@ -1,13 +1,16 @@
 //! [`InputScales`]: the largest activations that calibration saw, from a file.
 
 use std::collections::HashMap;
-use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, printable};
+use crate::checkpoint::{Checkpoint, open_regular, printable};
 use crate::error::{Error, Result};
+
+/// Longest JSON read.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// The largest magnitude of the inputs of each layer, by calibration.
 ///
@@ -38,7 +41,7 @@ impl InputScales {
         let mut add = |name: &str, value: f64| {
             let found = value as f32;
             if !(found.is_finite() && found > 0.0) {
-                return Err(refuse(Some(name), format!("is {value}: an amax is finite and above 0")));
+                return Err(refuse(Some(name), format!("is {value}: an amax is above 0 and finite in FP32")));
             }
             let module = name.strip_suffix(".weight").unwrap_or(name);
             match amax.insert(module.to_string(), found) {
@@ -46,11 +49,20 @@ impl InputScales {
                 None => Ok(()),
             }
         };
-        match fs::read(path).ok().filter(|bytes| bytes.trim_ascii_start().first() == Some(&b'{')) {
+        let mut text = Vec::new();
+        let file = open_regular(path, "give a JSON or safetensors file on a disk")?;
+        let io = |source| Error::Io { path: path.to_path_buf(), source };
+        // A safetensors file begins with its length, and is read in its own way.
+        file.take(MOST_BYTES).read_to_end(&mut text).map_err(io)?;
+        let is_length = text.first_chunk::<8>().is_some_and(|first| u64::from_le_bytes(*first) < MOST_BYTES);
+        let is_json = text.trim_ascii_start().first().is_some_and(|b| b"{[".contains(b)) && !is_length;
+        match Some(text).filter(|_| is_json) {
             Some(text) => {
                 let value: Value =
                     serde_json::from_slice(&text).map_err(|e| refuse(None, format!("is no JSON: {e}")))?;
-                let entries = value.as_object().into_iter().flatten();
+                let Some(entries) = value.as_object() else {
+                    return Err(refuse(None, "is JSON, and no object".into()));
+                };
                 for (name, value) in entries {
                     let number =
                         value.as_f64().ok_or_else(|| refuse(Some(name), format!("is {value}, not a number")))?;

@@ -53,21 +53,21 @@ impl ModelConfig {
         if text.len() as u64 > MOST_BYTES {
             return Err(refuse(format!("is longer than {MOST_BYTES} bytes")));
         }
+        let text = String::from_utf8(text).map_err(|_| refuse("is no UTF-8".into()))?;
         let entries: Map<String, Value> =
-            serde_json::from_slice(&text).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
+            serde_json::from_str(&quoted(&text)).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
         let quantization = entries.get("quantization_config");
         let texts = lists.iter().filter_map(|key| quantization?.get(key)?.as_array()).flatten();
-        let ignored = texts.filter_map(Value::as_str).map(|text| match text.strip_prefix("re:") {
-            Some(pattern) => Regex::new(&format!("^(?:{pattern})")).map(Ignored::Pattern).map_err(|e| {
-                refuse(format!("its quantization_config names modules by {text:?}, which is no pattern: {e}"))
-            }),
-            None => Ok(match text.strip_suffix('*') {
+        // Python has patterns that are none here; what they leave alone is not known.
+        let ignored = texts.filter_map(Value::as_str).filter_map(|text| match text.strip_prefix("re:") {
+            Some(pattern) => Regex::new(&format!("^(?:{pattern})")).map(Ignored::Pattern).ok(),
+            None => Some(match text.strip_suffix('*') {
                 Some(beginning) => Ignored::Beginning(beginning.into()),
                 None => Ignored::Module(text.into()),
             }),
         });
-        let ignored = ignored.collect::<Result<_>>()?;
+        let ignored = ignored.collect();
         Ok(Some(Self { path, entries, ignored }))
     }
 
@@ -104,6 +104,51 @@ impl ModelConfig {
             Some(value) => drop(entries.insert("quantization_config".into(), value)),
             None => drop(entries.remove("quantization_config")),
         }
-        format!("{:#}\n", Value::Object(entries))
+        let text = format!("{:#}\n", Value::Object(entries));
+        NUMBERS.iter().fold(text, |text, number| text.replace(&format!("\"\\u0001{number}\""), number))
+    }
+}
+
+/// Numbers that Python writes and JSON does not have.
+const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// The text with such numbers as strings that no config has.
+fn quoted(text: &str) -> String {
+    let (mut out, mut rest, mut in_string) = (String::with_capacity(text.len()), text, false);
+    while let Some(c) = rest.chars().next() {
+        if let Some(number) = NUMBERS.iter().find(|number| !in_string && rest.starts_with(**number)) {
+            out += &format!("\"\\u0001{number}\"");
+            rest = &rest[number.len()..];
+            continue;
+        }
+        let len = match c {
+            // An escape: what follows ends no string.
+            '\\' if in_string => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            '"' => {
+                in_string = !in_string;
+                1
+            }
+            _ => c.len_utf8(),
+        };
+        out += &rest[..len];
+        rest = &rest[len..];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pythons_numbers_come_back_and_strings_stay() {
+        let text = r#"{"a": [0.0, Infinity, -Infinity, NaN], "NaN": "NaN \" Infinity", "quantization_config": {"ignore": ["re:(?!x).*", "h"]}}"#;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), text).unwrap();
+        let config = ModelConfig::read(folder.path()).unwrap().unwrap();
+        assert!(config.ignores("h.0") && !config.ignores("x"));
+        let back = config.with_quantization(None);
+        let compact: String = back.split_whitespace().collect();
+        assert_eq!(compact, r#"{"NaN":"NaN\"Infinity","a":[0.0,Infinity,-Infinity,NaN]}"#);
     }
 }

@@ -31,21 +31,31 @@ const WIDER: [(&str, &str, &[&str]); 4] = [
 ///
 /// An engine that fuses such layers keeps one scale for all of them: the largest of ModelOpt's, or the smallest divisor's of
 /// compressed-tensors'. Where they differ, all weights but those of one layer are read wrongly. `architecture` is that of
-/// [`ModelConfig`](super::ModelConfig), and may be empty. `own` gives a name to groups that the caller knows; what it names is in no
-/// other group.
+/// [`ModelConfig`](super::ModelConfig), and may be empty. `own` gives names to groups that the caller knows besides; groups with a
+/// module in common are one.
 pub fn fused_groups(modules: &[&str], architecture: &str, own: impl Fn(&str) -> Option<String>) -> Vec<Vec<usize>> {
-    let mut places: HashMap<(String, usize), usize> = HashMap::new();
-    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut first: HashMap<(String, usize), usize> = HashMap::new();
+    // Each module points at one before it in its group, the first at itself.
+    let mut before: Vec<usize> = (0..modules.len()).collect();
+    let root = |before: &[usize], mut at: usize| {
+        while before[at] != at {
+            at = before[at];
+        }
+        at
+    };
     for (at, module) in modules.iter().enumerate() {
         let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
-        let key = match own(module) {
-            Some(name) => (name, usize::MAX),
-            None => match group_of(last, architecture) {
-                Some(group) => (parent.to_string(), group),
-                None => continue,
-            },
-        };
-        let place = *places.entry(key).or_insert_with(|| {
+        let known = group_of(last, architecture).map(|group| (parent.to_string(), group));
+        for key in known.into_iter().chain(own(module).map(|name| (name, usize::MAX))) {
+            let other = *first.entry(key).or_insert(at);
+            let (a, b) = (root(&before, at), root(&before, other));
+            before[a.max(b)] = a.min(b);
+        }
+    }
+    let mut places: HashMap<usize, usize> = HashMap::new();
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for at in 0..modules.len() {
+        let place = *places.entry(root(&before, at)).or_insert_with(|| {
             groups.push(Vec::new());
             groups.len() - 1
         });
@@ -99,9 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn a_callers_groups_come_first() {
+    fn a_callers_groups_widen_those_of_engines() {
         let modules = ["a.q_proj", "a.k_proj", "b.x", "b.y"];
         let own = |name: &str| (name.starts_with('b') || name == "a.q_proj").then(|| "mine".to_string());
-        assert_eq!(fused_groups(&modules, "", own), [vec![0, 2, 3]]);
+        assert_eq!(fused_groups(&modules, "", own), [vec![0, 1, 2, 3]]);
+        // Two groups that meet late.
+        let modules = ["a.x", "b.q_proj", "b.k_proj", "a.y"];
+        let own = |name: &str| ["a.x", "b.k_proj"].contains(&name).then(|| "mine".to_string());
+        assert_eq!(fused_groups(&modules, "", own), [vec![0, 1, 2]]);
     }
 }

@@ -53,7 +53,10 @@ impl QuantizationConfig {
         }
         if dialect == Dialect::ModelOpt && name == "fp8-tensor" && !input_scales {
             let reason = "its engines take the scales of activations from the file".to_string();
-            return refuse(reason, "give input scales, or use the dialect fp8, which finds them while it runs");
+            return refuse(
+                reason,
+                "give input scales (--input-scales FILE), or use the dialect fp8, which finds them while it runs",
+            );
         }
         if input_scales && !takes_input_scales(name) {
             return refuse("it has no place for calibrated scales of activations".into(), "leave the input scales out");

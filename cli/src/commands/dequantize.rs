@@ -59,7 +59,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
             if let Some(config) = &config {
                 writer.folder()?.write("config.json", config.with_quantization(None).as_bytes())?;
             }
-            folder::copy_others(from, writer.folder()?)?
+            folder::copy_others(&input, from, writer.folder()?)?
         }
         None => None,
     };

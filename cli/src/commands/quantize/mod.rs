@@ -5,7 +5,7 @@ mod report;
 mod stream;
 
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, Dtype, TensorInfo, WrittenRecipe, printable,
 };
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
 use scaled_gemm::{Recipe, Scheme};
@@ -52,13 +52,16 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     };
     write_inputs(&writer, inputs.as_deref())?;
     let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
-    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
+    // Before the long work: a file that cannot be copied is found now.
     let copied = write_folder(&input, config.as_ref(), &plans, &writer)?;
+    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
+    let replaced = config.as_ref().filter(|config| config.quantization().is_some() && dialect != Dialect::Plain);
+    let replaced = replaced.map(|config| format!("{}: its quantization_config is replaced", config.path().display()));
     writer.finish()?;
     bar.finish_and_clear();
     let value = form.value(|| report.value(device.name(), Some(&found)));
     let outcome = Outcome::new(device.as_ref(), form, report.text(Some(&found)), value);
-    Ok(notes.into_iter().chain(copied).fold(outcome, Outcome::note))
+    Ok(notes.into_iter().chain(replaced).chain(copied).fold(outcome, Outcome::note))
 }
 
 /// The dialect asked for; else, for a folder, the one that most engines load.
@@ -72,14 +75,20 @@ fn dialect(args: &QuantizeArgs, recipe: Recipe, input: &Checkpoint) -> Dialect {
 
 /// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
 fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialect: Dialect) -> Result<(), Failure> {
-    let Some(quantization) = config.and_then(ModelConfig::quantization) else { return Ok(()) };
-    if dialect == Dialect::Plain || input.quantized().is_empty() {
+    let Some(folder) = input.folder().filter(|_| dialect != Dialect::Plain) else { return Ok(()) };
+    let quantization = config.and_then(ModelConfig::quantization);
+    let says = quantization.is_some() || folder.join("hf_quant_config.json").exists();
+    // Of methods that are not read here: their codes are integers.
+    let integers = |tensor: &TensorInfo| {
+        tensor.shape.len() > 1 && !matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64)
+    };
+    if input.quantized().is_empty() && !(says && input.tensors().iter().any(integers)) {
         return Ok(());
     }
-    let method = quantization.get("quant_method").and_then(|method| method.as_str()).unwrap_or("no method named");
+    let method = quantization.and_then(|q| q.get("quant_method")?.as_str()).unwrap_or("no method named");
     Err(Failure::Use(format!(
         "{}: is quantized already ({}); dequantize it first, or write --dialect plain",
-        config.map(|config| config.path().display().to_string()).unwrap_or_default(),
+        folder.display(),
         printable(method)
     )))
 }
@@ -180,5 +189,5 @@ fn write_folder(
     if let Some(value) = plans.quantization.hf_quant_config(&ignored) {
         to.write("hf_quant_config.json", format!("{value:#}\n").as_bytes())?;
     }
-    folder::copy_others(from, to)
+    folder::copy_others(input, from, to)
 }

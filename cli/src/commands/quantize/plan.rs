@@ -1,6 +1,6 @@
 //! What becomes of each tensor: which are quantized, by which recipe, and which share a scale.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, TensorInfo};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, fused_groups, left_alone};
@@ -75,7 +75,7 @@ impl Plans {
             let count = members.iter().filter(quantized).count();
             if dialect != Dialect::Plain {
                 if count > 0 && count < members.len() {
-                    let reason = "engines fuse it with a layer that is left alone";
+                    let reason = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
                     leave(&mut tensors, &members, reason);
                 }
                 // A block of one layer would hold rows of the next.
@@ -84,7 +84,7 @@ impl Plans {
                     leave(&mut tensors, &members, "engines fuse it, and 128 does not divide the rows of its group");
                 }
             }
-            let shared = matches!(first.scheme(), Scheme::Nvfp4 | Scheme::Fp8Tensor(_)) && is_divisible(first);
+            let shared = has_whole(first);
             let quantized: Vec<usize> =
                 members.into_iter().filter(|at| matches!(tensors[*at], Plan::Quantize(_))).collect();
             if shared && quantized.len() > 1 {
@@ -94,6 +94,17 @@ impl Plans {
                     }
                 }
                 groups.push(quantized);
+            }
+        }
+        if dialect != Dialect::Plain {
+            leave_torn_experts(input, &mut tensors, &linear);
+            groups.retain(|group: &Vec<usize>| matches!(tensors[group[0]], Plan::Quantize(_)));
+            for (place, group) in groups.iter().enumerate() {
+                for at in group {
+                    if let Plan::Quantize(weight) = &mut tensors[*at] {
+                        weight.group = Some(place);
+                    }
+                }
             }
         }
         // Each matrix rounds with random bytes of its own.
@@ -122,6 +133,12 @@ impl Plans {
             matches!(plan, Plan::Copy(_)) && is_linear(tensor) && !embedding
         });
         let mut modules: Vec<String> = left.map(|(tensor, _)| module(&tensor.name).to_string()).collect();
+        // Experts in one tensor are a layer of their own.
+        let experts = input.tensors().iter().filter(|tensor| is_of_experts(tensor));
+        let mut layers: Vec<String> =
+            experts.filter_map(|t| Some(t.name[..t.name.find(EXPERTS)? + EXPERTS.len()].to_string())).collect();
+        layers.dedup();
+        modules.extend(layers);
         let head = "lm_head".to_string();
         if input.get("lm_head.weight").is_none() && !modules.contains(&head) {
             modules.push(head);
@@ -139,6 +156,39 @@ pub fn is_divisible(recipe: Recipe) -> bool {
             options.basis == scaled_gemm::Basis::Plain && options.rounding == scaled_gemm::CodeRounding::Nearest
         }
         _ => true,
+    }
+}
+
+/// True for schemes with one scale for the matrix, which is to be known before the first part. Of transformed rows it is another one.
+pub fn has_whole(recipe: Recipe) -> bool {
+    matches!(recipe.scheme(), Scheme::Nvfp4 | Scheme::Fp8Tensor(_)) && recipe.basis() == scaled_gemm::Basis::Plain
+}
+
+/// How the names of a layer's experts go on.
+const EXPERTS: &str = ".experts";
+
+/// True for the weights of all experts in one tensor.
+fn is_of_experts(tensor: &TensorInfo) -> bool {
+    tensor.shape.len() == 3 && tensor.name.contains(EXPERTS) && source(tensor.dtype).is_some()
+}
+
+/// Engines run the experts of a layer as one: where some are left alone, all are.
+fn leave_torn_experts(input: &Checkpoint, tensors: &mut [Plan], linear: &[usize]) {
+    let mut layers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for &at in linear {
+        let name = &input.tensors()[at].name;
+        if let Some(found) = name.find(".experts.") {
+            layers.entry(&name[..found]).or_default().push(at);
+        }
+    }
+    for members in layers.values() {
+        if members.iter().any(|at| matches!(tensors[*at], Plan::Copy(_))) {
+            leave(
+                tensors,
+                members,
+                "engines run it with experts that are left alone: quantize those too, or write plain",
+            );
+        }
     }
 }
 
@@ -205,6 +255,9 @@ fn plan(
     let [rows, cols] = match *tensor.shape.as_slice() {
         [rows, cols] if rows > 0 && cols > 0 => [rows, cols],
         [_, _] => return Plan::Copy("without an element"),
+        _ if is_of_experts(tensor) => {
+            return Plan::Copy("experts in one tensor, of which the axis to quantize is not known");
+        }
         _ => return Plan::Copy("not a matrix"),
     };
     if args.only.is_none() {

@@ -7,9 +7,9 @@ use std::sync::mpsc::SyncSender;
 use ndarray::{Array2, s};
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect};
 use scaled_gemm::reference::{self, sqnr_db};
-use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
+use scaled_gemm::{DType, GivenScale, Scheme};
 
-use super::plan::{Plan, Plans, Weight, is_divisible};
+use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
 use crate::device::Device;
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
@@ -68,11 +68,6 @@ fn parts(weight: &Weight) -> impl Iterator<Item = Range<usize>> + use<> {
         false => weight.rows,
     };
     pipeline::parts(weight.rows, step)
-}
-
-/// True for schemes with one scale for the matrix, which is to be known before the first part.
-fn has_whole(recipe: Recipe) -> bool {
-    matches!(recipe.scheme(), Scheme::Nvfp4 | Scheme::Fp8Tensor(_)) && is_divisible(recipe)
 }
 
 fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Sent, Failure> {
@@ -147,7 +142,11 @@ fn compute<'a>(
         }
     }
     if let Some(whole) = whole.filter(|whole| rows.start == 0 && whole.own != whole.shared) {
-        found.shared.insert(at, cost(&x, weight, work.dialect, whole)?);
+        let cost = cost(&x, weight, work.dialect, whole)?;
+        // Of rows of zeros, or with NaN, there is none.
+        if cost.iter().all(|db| db.is_finite()) {
+            found.shared.insert(at, cost);
+        }
     }
     let given = whole.map(|whole| given(work.dialect, weight, whole.shared)).transpose()?;
     Ok(Some(Part::Rows(name, device.quantize_part(x.view(), weight.source, weight.recipe, given)?)))

@@ -1,0 +1,134 @@
+//! `quantize` of folders that are not what they should be, or hold more than matrices: what was found by readers.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use serde_json::{Value, json};
+
+/// A folder with one file of these F32 tensors, 32 columns each, and this config.
+fn model(folder: &Folder, name: &str, tensors: &[&str], config: Value) -> String {
+    let path = folder.file(name);
+    fs::create_dir(&path).unwrap();
+    let all: Vec<_> = tensors.iter().enumerate().map(|(i, name)| f32_tensor(name, [32, 32], i as u32 + 1)).collect();
+    write(&format!("{path}/model.safetensors"), &all);
+    fs::write(format!("{path}/config.json"), config.to_string()).unwrap();
+    path
+}
+
+fn groups(value: &Value) -> Vec<usize> {
+    let all = value["quantized"].as_array().unwrap().iter();
+    all.map(|q| q["shares_its_scale_with"].as_array().map_or(0, Vec::len)).collect()
+}
+
+const QKV: [&str; 4] = ["l.q_proj.weight", "l.k_proj.weight", "l.v_proj.weight", "l.o_proj.weight"];
+
+/// (Random rounding switched sharing off, and a pattern of the caller's took layers out of the engines' groups.)
+#[test]
+fn no_option_divides_what_engines_fuse() {
+    let folder = Folder::new();
+    let input = model(&folder, "in", &QKV, json!({}));
+    let plan = |options: &[&str]| {
+        let args = [&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json"][..], options].concat();
+        groups(&json_of(&args))
+    };
+    assert_eq!(plan(&["--stochastic", "1"]), [2, 0, 2, 2]);
+    assert_eq!(plan(&["--fuse", "q_proj"]), [2, 0, 2, 2]);
+    assert_eq!(plan(&["--fuse", "(q|k)_proj"]), [2, 0, 2, 2]);
+    assert_eq!(plan(&["--fuse", "(q|o)_proj"]), [3, 3, 3, 3]);
+    // The bytes, too.
+    let output = folder.file("out");
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--stochastic", "1"]);
+    assert!(!good(&["info", &output]).contains("What is wrong"));
+}
+
+fn json_of(args: &[&str]) -> Value {
+    json(args)
+}
+
+/// Engines run the experts of a layer as one.
+#[test]
+fn experts_are_quantized_together_and_named_where_they_are_not() {
+    let folder = Folder::new();
+    let names = ["w1", "w2", "w3"].map(|w| [0, 1].map(|e| format!("m.layers.0.mlp.experts.{e}.{w}.weight")));
+    let names: Vec<&str> =
+        names.as_flattened().iter().map(String::as_str).chain(["m.layers.0.o_proj.weight"]).collect();
+    let input = model(&folder, "in", &names, json!({}));
+    let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json", "--exclude", "experts.0"];
+    let value = json(&args);
+    let quantized: Vec<_> = value["quantized"].as_array().unwrap().iter().map(|q| q["tensor"].clone()).collect();
+    assert_eq!(quantized, ["m.layers.0.o_proj.weight"]);
+    // Those in one tensor stay, and the config says so.
+    let path = folder.file("three");
+    fs::create_dir(&path).unwrap();
+    let (three, two) = (f32_bytes(&values(2 * 32 * 32, 1)), f32_bytes(&values(32 * 32, 2)));
+    let view =
+        |shape: &[usize], bytes| safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes);
+    let tensors = [
+        ("m.layers.0.mlp.experts.down_proj", view(&[2, 32, 32], &three).unwrap()),
+        ("m.layers.0.o_proj.weight", view(&[32, 32], &two).unwrap()),
+    ];
+    fs::write(format!("{path}/model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+    fs::write(format!("{path}/config.json"), "{}").unwrap();
+    let output = folder.file("out");
+    assert_words(&good(&["quantize", &path, "-o", &output, "--recipe", "nvfp4"]), &["experts in one tensor"]);
+    let config: Value = serde_json::from_slice(&fs::read(format!("{output}/config.json")).unwrap()).unwrap();
+    assert_eq!(config["quantization_config"]["ignore"], json!(["m.layers.0.mlp.experts", "lm_head"]));
+}
+
+/// (A GPTQ model with one plain layer was written as FP8, and what GPTQ needs to be read was gone.)
+#[test]
+fn a_model_of_another_method_is_refused() {
+    let folder = Folder::new();
+    let input = model(&folder, "in", &QKV, json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}));
+    let bytes = vec![0; 64];
+    let codes = safetensors::tensor::TensorView::new(safetensors::Dtype::I32, vec![4, 4], &bytes).unwrap();
+    fs::write(
+        format!("{input}/model-2.safetensors"),
+        safetensors::serialize([("l.up_proj.qweight", codes)], None).unwrap(),
+    )
+    .unwrap();
+    fs::rename(format!("{input}/model.safetensors"), format!("{input}/model-1.safetensors")).unwrap();
+    let output = folder.file("out");
+    let said = bad(2, &["quantize", &input, "-o", &output, "--recipe", "fp8-128x128"]);
+    assert_words(&said, &["quantized already (gptq)", "dequantize it first"]);
+    assert_eq!(folder.names(), ["in"]);
+}
+
+#[test]
+fn shards_whose_names_say_that_some_are_missing_are_refused() {
+    let folder = Folder::new();
+    let input = model(&folder, "in", &QKV, json!({}));
+    fs::rename(format!("{input}/model.safetensors"), format!("{input}/model-00001-of-00002.safetensors")).unwrap();
+    let said = bad(2, &["quantize", &input, "--dry-run", "--recipe", "nvfp4"]);
+    assert_words(&said, &["model-00001-of-00002.safetensors, and not model-00002-of-00002.safetensors"]);
+    fs::rename(
+        format!("{input}/model-00001-of-00002.safetensors"),
+        format!("{input}/model-00001-of-00001.safetensors"),
+    )
+    .unwrap();
+    good(&["quantize", &input, "--dry-run", "--recipe", "nvfp4"]);
+}
+
+/// The words are those of what failed, not of the tensor that was therefore not written whole.
+#[test]
+fn a_failure_of_the_reader_is_the_one_that_is_told() {
+    let folder = Folder::new();
+    let (n, k) = (3000, 1024);
+    let codes = vec![0x38u8; n * k];
+    let mut scales = vec![127u8; n * k / 32];
+    let at = scales.len() - 5;
+    scales[at] = 0xFF;
+    let view =
+        |dtype, shape: [usize; 2], bytes| safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes).unwrap();
+    let tensors = [
+        ("w", view(safetensors::Dtype::F8_E4M3, [n, k], &codes)),
+        ("w_scale", view(safetensors::Dtype::U8, [n, k / 32], &scales)),
+    ];
+    let input = folder.file("in");
+    fs::write(&input, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    let said = bad(2, &["dequantize", &input, "-o", &folder.file("out")]);
+    assert_words(&said, &["w_scale", &format!("0xff at element {at}"), "NaN"]);
+    assert_eq!(folder.names(), ["in"]);
+}
