@@ -31,7 +31,7 @@ fn no_option_divides_what_engines_fuse() {
     let input = model(&folder, "in", &QKV, json!({}));
     let plan = |options: &[&str]| {
         let args = [&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json"][..], options].concat();
-        groups(&json_of(&args))
+        groups(&json(&args))
     };
     assert_eq!(plan(&["--stochastic", "1"]), [2, 0, 2, 2]);
     assert_eq!(plan(&["--fuse", "q_proj"]), [2, 0, 2, 2]);
@@ -41,10 +41,6 @@ fn no_option_divides_what_engines_fuse() {
     let output = folder.file("out");
     good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--stochastic", "1"]);
     assert!(!good(&["info", &output]).contains("What is wrong"));
-}
-
-fn json_of(args: &[&str]) -> Value {
-    json(args)
 }
 
 /// Engines run the experts of a layer as one.

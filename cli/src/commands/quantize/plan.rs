@@ -88,22 +88,18 @@ impl Plans {
             let quantized: Vec<usize> =
                 members.into_iter().filter(|at| matches!(tensors[*at], Plan::Quantize(_))).collect();
             if shared && quantized.len() > 1 {
-                for at in &quantized {
-                    if let Plan::Quantize(weight) = &mut tensors[*at] {
-                        weight.group = Some(groups.len());
-                    }
-                }
                 groups.push(quantized);
             }
         }
         if dialect != Dialect::Plain {
             leave_torn_experts(input, &mut tensors, &linear);
             groups.retain(|group: &Vec<usize>| matches!(tensors[group[0]], Plan::Quantize(_)));
-            for (place, group) in groups.iter().enumerate() {
-                for at in group {
-                    if let Plan::Quantize(weight) = &mut tensors[*at] {
-                        weight.group = Some(place);
-                    }
+        }
+        // When no more is left alone: places in the list are final.
+        for (place, group) in groups.iter().enumerate() {
+            for at in group {
+                if let Plan::Quantize(weight) = &mut tensors[*at] {
+                    weight.group = Some(place);
                 }
             }
         }
