@@ -53,7 +53,11 @@ mod tests {
                 opened.push(place);
                 Ok(File::create(path).unwrap())
             };
-            files.get(place, open, |which, _| Ok(closed.push(which))).unwrap();
+            let close = |which, _: &File| {
+                closed.push(which);
+                Ok(())
+            };
+            files.get(place, open, close).unwrap();
         };
         (0..MOST).for_each(&mut get);
         get(0);
