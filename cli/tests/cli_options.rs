@@ -58,7 +58,7 @@ fn options_that_would_do_nothing_are_refused() {
     let cases: [(&str, &str, &[&str], &[&str]); 9] = [
         (&input, "nvfp4", &["--exclude", "^down_proj"], &["--exclude ^down_proj", "no tensor"]),
         (&input, "nvfp4", &["--exclude", "q_proj", "--exclude", "nowhere"], &["--exclude nowhere", "no tensor"]),
-        (&input, "nvfp4", &["--fuse", "experts"], &["--fuse experts", "no linear layer"]),
+        (&input, "nvfp4", &["--fuse", "experts"], &["--fuse experts", "no layer"]),
         (&input, "nvfp4", &["--only", "experts"], &["--only experts", "no matrix"]),
         (&input, "fp8-row", &["--dialect", "plain", "--no-fuse"], &["--no-fuse", "fp8-row", "leave it out"]),
         (&input, "nvfp4-row", &["--fuse", "[qk]_proj"], &["--fuse", "nvfp4-row", "leave it out"]),

@@ -1,13 +1,15 @@
 //! What is refused or warned of before the work: options that would do nothing, models that are quantized already, tensors that
 //! engines do not read quantized.
 
+use std::collections::HashSet;
+
 use regex::Regex;
 use scaled_gemm::Recipe;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{InputScales, ModelConfig, left_alone};
 use serde_json::Value;
 
-use super::plan::{Plans, has_whole, is_linear, module};
+use super::plan::{Plans, has_whole, module};
 use crate::args::QuantizeArgs;
 use crate::folder::{self, some};
 use crate::output::{Failure, count, shown};
@@ -22,18 +24,6 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, re
             folder.display()
         )));
     }
-    let refuse = |option: &str, regex: &Regex, what: &str| {
-        let (regex, path) = (printable(regex.as_str()), shown(&args.input));
-        Err(Failure::Use(format!("{option} {regex}: matches no {what} of {path}; mend it, or leave it out")))
-    };
-    let tensors = input.tensors();
-    if let Some(regex) = args.exclude.iter().find(|regex| !tensors.iter().any(|t| regex.is_match(&t.name))) {
-        return refuse("--exclude", regex, "tensor");
-    }
-    let fuses = |regex: &&Regex| !tensors.iter().any(|t| is_linear(t) && regex.is_match(module(&t.name)));
-    if let Some(regex) = args.fuse.iter().find(fuses) {
-        return refuse("--fuse", regex, "linear layer");
-    }
     // In a dialect, what engines fuse is quantized together or not at all, whatever the recipe.
     let option = if args.no_fuse { "--no-fuse" } else { "--fuse" };
     if (args.no_fuse || !args.fuse.is_empty()) && dialect == Dialect::Plain && !has_whole(recipe) {
@@ -43,6 +33,22 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, re
         )));
     }
     Ok(())
+}
+
+/// Refuses regular expressions that match none of these tensors. (Where `--only` matches none there is nothing to quantize.)
+pub fn refuse_unmatched(args: &QuantizeArgs, names: &[&str]) -> Result<(), Failure> {
+    let refuse = |option: &str, regex: &Regex, what: &str| {
+        let (regex, path) = (printable(regex.as_str()), shown(&args.input));
+        Err(Failure::Use(format!("{option} {regex}: matches no {what} of {path}; mend it, or leave it out")))
+    };
+    if let Some(regex) = args.exclude.iter().find(|regex| !names.iter().any(|name| regex.is_match(name))) {
+        return refuse("--exclude", regex, "tensor");
+    }
+    let fuses = |regex: &Regex| names.iter().any(|name| name.ends_with(".weight") && regex.is_match(module(name)));
+    match args.fuse.iter().find(|regex| !fuses(regex)) {
+        Some(regex) => refuse("--fuse", regex, "layer"),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
@@ -65,21 +71,22 @@ pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
     !input.quantized().is_empty() || (says() && !unread_codes(input).is_empty())
 }
 
-/// What there is to say of tensors that are left alone by default, and that `--only` selects.
+/// What there is to say of tensors that are left alone by default, and that `--only` selects. `names`: one for each place of the
+/// plans.
 ///
 /// # Errors
 /// [`Failure::Use`] for embeddings: engines replace linear layers by quantized ones, and look embeddings up in plain tables.
 pub fn unusual(
     args: &QuantizeArgs,
-    input: &Checkpoint,
     config: Option<&ModelConfig>,
     dialect: Dialect,
     plans: &Plans,
+    names: &[&str],
 ) -> Result<Option<String>, Failure> {
     if args.only.is_none() || dialect == Dialect::Plain {
         return Ok(None);
     }
-    let weights = || plans.weights().map(|(at, _)| input.tensors()[at].name.as_str());
+    let weights = || plans.weights().map(|(at, _)| names[at]);
     let embeddings: Vec<&str> = weights().filter(|name| left_alone(module(name)) == Some("an embedding")).collect();
     if let Some(first) = some(embeddings.iter().copied()).filter(|_| dialect != Dialect::ComfyUi) {
         return Err(Failure::Use(format!(
@@ -103,9 +110,9 @@ pub fn unusual(
 }
 
 /// What there is to say of scales of layers that the model does not have.
-pub fn unknown_layers(args: &QuantizeArgs, input: &Checkpoint, scales: &InputScales) -> Option<String> {
-    let is_there = |name: &str| input.get(name).is_some() || input.get(&format!("{name}.weight")).is_some();
-    let mut unknown: Vec<&str> = scales.modules().filter(|name| !is_there(name)).collect();
+pub fn unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str]) -> Option<String> {
+    let modules: HashSet<&str> = names.iter().map(|name| module(name)).collect();
+    let mut unknown: Vec<&str> = scales.modules().filter(|name| !modules.contains(name)).collect();
     unknown.sort_unstable();
     let first = some(unknown.iter().copied())?;
     Some(format!(

@@ -27,12 +27,15 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     checks::refuse_idle(args, &input, dialect, first)?;
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let plans = Plans::new(args, &input, config.as_ref(), dialect)?;
+    // One for each place of the plans.
+    let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    checks::refuse_unmatched(args, &names)?;
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(args, input.tensors(), &plans.tensors)));
     }
-    let unusual = checks::unusual(args, &input, config.as_ref(), dialect, &plans)?;
+    let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, &input, scales));
+    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &names));
     let notes = || unusual.into_iter().chain(unknown).chain(folder::not_in_index(&input));
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;

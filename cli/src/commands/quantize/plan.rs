@@ -193,8 +193,7 @@ pub fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
-/// True for the weight of a linear layer by its name and shape.
-pub fn is_linear(tensor: &TensorInfo) -> bool {
+fn is_linear(tensor: &TensorInfo) -> bool {
     tensor.name.ends_with(".weight") && tensor.shape.len() == 2 && source(tensor.dtype).is_some()
 }
 
