@@ -8,7 +8,6 @@ mod quantize;
 
 use common::gemm::*;
 use common::*;
-use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::E2M1_VALUES;
 use scaled_gemm::{
@@ -24,17 +23,7 @@ fn recipes() -> Vec<Recipe> {
 #[test]
 fn each_kernel_once() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(140);
-    for (rows, cols) in [(48, 144), (3, 1040)] {
-        for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for offset in [0, 1] {
-                let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
-                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-            }
-            check_dequantize(&handle, &reference::quantize(x.view(), dtype, Recipe::new(Scheme::Mxfp4)).unwrap());
-        }
-    }
+    check_once(&handle, &mut Noise::new(140), &recipes(), &[Recipe::new(Scheme::Mxfp4)]);
 }
 
 #[test]
@@ -66,24 +55,13 @@ fn special_values() {
     let minus_nan = f32::from_bits(0xFFC0_0000);
     let specials =
         [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0, minus_nan];
-    for dtype in INPUTS {
-        let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
-        let mut lone = Array2::zeros((16, 256));
-        lone[[5, 77]] = f32::NAN;
-        let matrices = [
+    check_specials(&handle, recipes, |dtype, tiny| {
+        vec![
             with_specials(&mut rng, dtype, 1.0, &specials),
             with_specials(&mut rng, dtype, tiny, &specials[3..6]),
             with_specials(&mut rng, dtype, 2e4, &[6.0, 57344.0, -7.0, 61440.0, 6.5, minus_nan]),
-            Array2::zeros((16, 256)),
-            Array2::from_elem((16, 256), -0.0),
-            Array2::from_elem((16, 256), f32::NAN),
-            lone,
-        ];
-        for x in matrices {
-            let x = Source::new(&handle, x, dtype);
-            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
+        ]
+    });
 }
 
 /// Every exponent with the mantissas at which any of the rules changes its mind, as the largest magnitude of a block; and
@@ -91,30 +69,8 @@ fn special_values() {
 #[test]
 fn scale_boundaries() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(145);
-    let mut tops: Vec<(DType, Vec<f32>)> = vec![(DType::F32, Vec::new())];
-    for exponent in 0..256u32 {
-        // Powers of two, MAX (1.5), and where a mantissa of one bit rounds up to the next exponent (1.75).
-        for mantissa in [0u32, 0x40_0000, 0x60_0000, 0x80_0000] {
-            tops[0].1.extend((-2i32..=2).map(|d| {
-                let bits = (exponent << 23 | mantissa.min(0x7F_FFFF)).saturating_add_signed(d);
-                f32::from_bits(bits & 0x7FFF_FFFF)
-            }));
-        }
-    }
-    let halves: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    tops.extend([DType::Bf16, DType::F16].map(|dtype| (dtype, values_of(dtype, &halves))));
-    for (dtype, tops) in tops {
-        let blocks: Vec<_> = tops
-            .into_iter()
-            .map(|top| {
-                let near = rng.uniform();
-                (top, (0..31).map(|i| round_to(dtype, top * near * (i as f32 / 31.0))).collect())
-            })
-            .collect();
-        let x = Source::new(&handle, in_blocks(&blocks, 32, 32), dtype);
-        recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-    }
+    // Powers of two, MAX (1.5), and where a mantissa of one bit rounds up to the next exponent (1.75).
+    check_tops(&handle, &mut Noise::new(145), &[0, 0x40_0000, 0x60_0000, 0x80_0000], recipes);
 }
 
 /// Each FP32 value as near as possible to where the rounding of codes turns, and to where they saturate, at scales from the smallest
@@ -129,8 +85,7 @@ fn rounding_boundaries() {
     // The largest value of a block is 6, and 7.9, which saturates by floor and is half as large a code by the others.
     for top in [6.0, 7.9] {
         for power in [-147, -140, -128, -127, -126, -120, -60, -8, 0, 60, 124, 125] {
-            // In two steps: 2^-147 is a subnormal number, and its inverse does not exist.
-            let scale = |v: f32| v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2);
+            let scale = |v: f32| by_power(v, power);
             let near = edges.iter().flat_map(|edge| around(scale(*edge)));
             blocks.push((scale(top), near.filter(|v| v.abs() <= scale(top)).collect()));
         }
@@ -143,19 +98,7 @@ fn rounding_boundaries() {
 #[test]
 fn the_amax_is_found_in_every_place() {
     let Some(handle) = handle() else { return };
-    for dtype in INPUTS {
-        let mut x = Array2::from_elem((1024, 1040), 1.0f32);
-        // The diagonal meets every place of a block in both directions, and crosses every tile of the transposing kernel.
-        (0..1024).for_each(|i| x[[i, i]] = if i % 2 == 0 { 2.5 } else { -2.5 });
-        let diagonal = Source::new(&handle, x, dtype);
-        let mut x = Array2::from_elem((64, 2048), 1.0f32);
-        (0..64).for_each(|i| (0..64).for_each(|b| x[[i, 32 * b + (i + b) % 32]] = -2.5));
-        let blocks = Source::new(&handle, x, dtype);
-        for recipe in recipes() {
-            diagonal.check(&handle, recipe);
-            blocks.check(&handle, recipe);
-        }
-    }
+    check_places(&handle, recipes);
 }
 
 #[test]
@@ -212,10 +155,6 @@ fn refusals_name_operand_numbers_and_rule() {
     let buffer = poisoned(&handle, 65536);
     let recipe = Recipe::new(Scheme::Mxfp4);
     let x = |dtype, rows, cols| MatRef::new(&buffer, dtype, rows, cols).unwrap();
-    let refused = |result: scaled_gemm::Result<()>, words: &[&str]| {
-        let text = result.unwrap_err().to_string();
-        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
-    };
     refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
     refused(handle.quantize(&x(DType::E4M3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Mxfp8(Fp8Format::E4M3), 4, 32).unwrap();

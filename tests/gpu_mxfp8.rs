@@ -7,7 +7,6 @@ mod common;
 mod quantize;
 
 use common::*;
-use ndarray::Array2;
 use quantize::*;
 use scaled_gemm::codec::decode;
 use scaled_gemm::{
@@ -28,19 +27,7 @@ fn recipes() -> Vec<Recipe> {
 #[test]
 fn each_kernel_once() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(80);
-    for (rows, cols) in [(48, 144), (3, 1040)] {
-        for dtype in INPUTS {
-            let x = spread(&mut rng, rows, cols, dtype);
-            for offset in [0, 1] {
-                let x = Source::strided(&handle, x.clone(), dtype, cols, offset);
-                recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-            }
-            for recipe in FORMATS.map(|f| Recipe::new(Scheme::Mxfp8(f))) {
-                check_dequantize(&handle, &reference::quantize(x.view(), dtype, recipe).unwrap());
-            }
-        }
-    }
+    check_once(&handle, &mut Noise::new(80), &recipes(), &FORMATS.map(|f| Recipe::new(Scheme::Mxfp8(f))));
 }
 
 #[test]
@@ -70,24 +57,13 @@ fn special_values() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(84);
     let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0];
-    for dtype in INPUTS {
-        let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
-        let mut lone = Array2::zeros((16, 256));
-        lone[[5, 77]] = f32::NAN;
-        let matrices = [
+    check_specials(&handle, recipes, |dtype, tiny| {
+        vec![
             with_specials(&mut rng, dtype, 1.0, &specials),
             with_specials(&mut rng, dtype, tiny, &specials[3..6]),
             with_specials(&mut rng, dtype, 2e4, &[448.0, 57344.0, -480.0, 61440.0, 464.0]),
-            Array2::zeros((16, 256)),
-            Array2::from_elem((16, 256), -0.0),
-            Array2::from_elem((16, 256), f32::NAN),
-            lone,
-        ];
-        for x in matrices {
-            let x = Source::new(&handle, x, dtype);
-            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
+        ]
+    });
 }
 
 /// Every exponent with the mantissas at which any of the rules changes its mind, as the largest magnitude of a block; and
@@ -95,30 +71,9 @@ fn special_values() {
 #[test]
 fn scale_boundaries() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(85);
-    let mut tops: Vec<(DType, Vec<f32>)> = vec![(DType::F32, Vec::new())];
-    for exponent in 0..256u32 {
-        // Powers of two, halves, MAX (1.75), and where a mantissa of 3 or 2 bits rounds up to the next exponent.
-        for mantissa in [0u32, 0x40_0000, 0x60_0000, 0x70_0000, 0x78_0000, 0x80_0000] {
-            tops[0].1.extend((-2i32..=2).map(|d| {
-                let bits = (exponent << 23 | mantissa.min(0x7F_FFFF)).saturating_add_signed(d);
-                f32::from_bits(bits & 0x7FFF_FFFF)
-            }));
-        }
-    }
-    let halves: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    tops.extend([DType::Bf16, DType::F16].map(|dtype| (dtype, values_of(dtype, &halves))));
-    for (dtype, tops) in tops {
-        let blocks: Vec<_> = tops
-            .into_iter()
-            .map(|top| {
-                let near = rng.uniform();
-                (top, (0..31).map(|i| round_to(dtype, top * near * (i as f32 / 31.0))).collect())
-            })
-            .collect();
-        let x = Source::new(&handle, in_blocks(&blocks, 32, 32), dtype);
-        recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-    }
+    // Powers of two, halves, MAX (1.75), and where a mantissa of 3 or 2 bits rounds up to the next exponent.
+    let mantissas = [0, 0x40_0000, 0x60_0000, 0x70_0000, 0x78_0000, 0x80_0000];
+    check_tops(&handle, &mut Noise::new(85), &mantissas, recipes);
 }
 
 /// Each FP32 value as near as possible to where the rounding of codes turns, at scales from the smallest to the largest.
@@ -133,8 +88,7 @@ fn rounding_boundaries_of_both_formats() {
         let largest = if format == Fp8Format::E4M3 { 119 } else { 112 };
         let mut blocks = Vec::new();
         for power in [-145, -140, -127, -120, -60, -8, 0, 60, largest] {
-            // In two steps: 2^-145 is a subnormal number, and its inverse does not exist.
-            let scale = |v: f32| v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2);
+            let scale = |v: f32| by_power(v, power);
             let near = edges.iter().flat_map(|edge| around(scale(*edge)));
             blocks.push((scale(top), near.filter(|v| v.abs() <= scale(top)).collect()));
         }
@@ -147,19 +101,7 @@ fn rounding_boundaries_of_both_formats() {
 #[test]
 fn the_amax_is_found_in_every_place() {
     let Some(handle) = handle() else { return };
-    for dtype in INPUTS {
-        let mut x = Array2::from_elem((1024, 1040), 1.0f32);
-        // The diagonal meets every place of a block in both directions, and crosses every tile of the transposing kernel.
-        (0..1024).for_each(|i| x[[i, i]] = if i % 2 == 0 { 2.5 } else { -2.5 });
-        let diagonal = Source::new(&handle, x, dtype);
-        let mut x = Array2::from_elem((64, 2048), 1.0f32);
-        (0..64).for_each(|i| (0..64).for_each(|b| x[[i, 32 * b + (i + b) % 32]] = -2.5));
-        let blocks = Source::new(&handle, x, dtype);
-        for recipe in recipes() {
-            diagonal.check(&handle, recipe);
-            blocks.check(&handle, recipe);
-        }
-    }
+    check_places(&handle, recipes);
 }
 
 #[test]
@@ -191,19 +133,15 @@ fn refusals_name_operand_numbers_and_rule() {
     let buffer = poisoned(&handle, 65536);
     let recipe = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
     let x = |dtype, rows, cols| MatRef::new(&buffer, dtype, rows, cols).unwrap();
-    let refused = |result: scaled_gemm::Result<()>, words: &[&str]| {
-        let text = result.unwrap_err().to_string();
-        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
-    };
-    refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4M3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
+    gemm::refused(handle.quantize(&x(DType::Bf16, 4, 24), recipe).map(|_| ()), &["24", "multiple of 16"]);
+    gemm::refused(handle.quantize(&x(DType::E4M3, 4, 32), recipe).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Mxfp8(Fp8Format::E5M2), 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut wrong);
-    refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);
+    gemm::refused(handle.quantize_into(&x(DType::Bf16, 4, 32), recipe, to), &["mxfp8:e5m2", "mxfp8:e4m3"]);
     let number = handle.stream().clone_htod(&[5.0f32]).unwrap();
     let amax = GivenScale::Amax(DeviceBytes::from(&number));
     let mut out = QuantMatrix::zeros(&handle, recipe.scheme(), 4, 32).unwrap();
     let to = QuantizeTo::Plain(&mut out);
-    refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, to), &["mxfp8"]);
+    gemm::refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), recipe, &amax, to), &["mxfp8"]);
     assert!(handle.quantize(&x(DType::Bf16, 0, 32), recipe).is_ok());
 }

@@ -89,9 +89,7 @@ fn every_magnitude() {
     let mut rng = Noise::new(75);
     for dtype in [DType::Bf16, DType::F32] {
         for power in (-148..=126).step_by(6) {
-            // In two steps: a power of two below 2^-126 is a subnormal number.
-            let scale = |v: f32| round_to(dtype, v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2));
-            let x = rng.matrix(32, 272, dtype).mapv(scale);
+            let x = rng.matrix(32, 272, dtype).mapv(|v| round_to(dtype, by_power(v, power)));
             let x = Source::new(&handle, x, dtype);
             recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
         }
@@ -104,26 +102,15 @@ fn special_values() {
     let mut rng = Noise::new(64);
     let subnormal = f32::from_bits(1);
     let small = [f32::NAN, -0.0, subnormal, -1e-40, 1e-30, -1e-12, 1e-4, 6e-8];
-    for dtype in INPUTS {
-        let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
-        let mut lone = Array2::zeros((16, 256));
-        lone[[5, 77]] = f32::NAN;
-        let matrices = [
+    check_specials(&handle, recipes, |dtype, tiny| {
+        vec![
             with_specials(&mut rng, dtype, 1.0, &small),
             with_specials(&mut rng, dtype, tiny, &small[..4]),
             with_specials(&mut rng, dtype, 1.0, &[f32::INFINITY, f32::NAN, f32::NEG_INFINITY, 2.0]),
             with_specials(&mut rng, dtype, 100.0, &[3.3e38, -3e38, 65504.0, f32::NAN]),
             with_specials(&mut rng, dtype, 1.0, &[1e30, -1e20, 1e10, 3e4]),
-            Array2::zeros((16, 256)),
-            Array2::from_elem((16, 256), -0.0),
-            Array2::from_elem((16, 256), f32::NAN),
-            lone,
-        ];
-        for x in matrices {
-            let x = Source::new(&handle, x, dtype);
-            recipes().into_iter().for_each(|recipe| x.check(&handle, recipe));
-        }
-    }
+        ]
+    });
     // Without rows there are no blocks; the one second-level scale is that of amax 0.
     let empty = Source::new(&handle, Array2::zeros((0, 64)), DType::F32);
     for recipe in others() {
@@ -188,8 +175,7 @@ fn every_half_precision_number() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(66);
     for dtype in [DType::Bf16, DType::F16] {
-        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        let all = values_of(dtype, &bytes);
+        let all = every_half(dtype);
         // With encode 448 the scale of every block that holds 6 is 448, and the multiplier 1.
         let fixed = Source::new(&handle, in_blocks(&[(6.0, all.clone())], 16, 10), dtype);
         let sorted = Source::new(&handle, Array2::from_shape_vec((64, 1024), all.clone()).unwrap(), dtype);
@@ -536,25 +522,27 @@ fn refusals_name_operand_numbers_and_rule() {
     let amax = GivenScale::Amax(DeviceBytes::from(&number));
     let plain = Recipe::new(Scheme::Nvfp4);
     let x = |dtype, rows, cols| MatRef::new(&buffer, dtype, rows, cols).unwrap();
-    let refused = |result: scaled_gemm::Result<()>, words: &[&str]| {
-        let text = result.unwrap_err().to_string();
-        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
-    };
-    refused(handle.quantize(&x(DType::Bf16, 4, 24), plain).map(|_| ()), &["24", "multiple of 16"]);
-    refused(handle.quantize(&x(DType::E4M3, 4, 32), plain).map(|_| ()), &["e4m3"]);
+    gemm::refused(handle.quantize(&x(DType::Bf16, 4, 24), plain).map(|_| ()), &["24", "multiple of 16"]);
+    gemm::refused(handle.quantize(&x(DType::E4M3, 4, 32), plain).map(|_| ()), &["e4m3"]);
     let mut wrong = QuantMatrix::zeros(&handle, Scheme::Nvfp4Row, 4, 32).unwrap();
-    refused(
+    gemm::refused(
         handle.quantize_into(&x(DType::Bf16, 4, 32), plain, QuantizeTo::Plain(&mut wrong)),
         &["nvfp4-row", "nvfp4"],
     );
     let mut out = QuantMatrix::zeros(&handle, Scheme::Nvfp4, 4, 32).unwrap();
-    refused(handle.quantize_into(&x(DType::Bf16, 5, 32), plain, QuantizeTo::Plain(&mut out)), &["4 x 32", "5 x 32"]);
+    gemm::refused(
+        handle.quantize_into(&x(DType::Bf16, 5, 32), plain, QuantizeTo::Plain(&mut out)),
+        &["4 x 32", "5 x 32"],
+    );
     // A second level is given for the whole matrix, and is four bytes long.
     let row = Recipe::new(Scheme::Nvfp4Row);
     let to = QuantizeTo::Plain(&mut wrong);
-    refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), row, &amax, to), &["nvfp4-row"]);
+    gemm::refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), row, &amax, to), &["nvfp4-row"]);
     let short = GivenScale::Decode(DeviceBytes::from(buffer.slice(..2)));
-    refused(handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), plain, &short, QuantizeTo::Plain(&mut out)), &["4"]);
+    gemm::refused(
+        handle.quantize_nvfp4_into(&x(DType::Bf16, 4, 32), plain, &short, QuantizeTo::Plain(&mut out)),
+        &["4"],
+    );
     let uneven = four_over_six().into_iter().find(|r| is_tiled_four_over_six(*r)).unwrap();
-    refused(handle.quantize(&x(DType::Bf16, 4, 32), uneven).map(|_| ()), &["4", "16"]);
+    gemm::refused(handle.quantize(&x(DType::Bf16, 4, 32), uneven).map(|_| ()), &["4", "16"]);
 }

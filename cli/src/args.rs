@@ -82,7 +82,7 @@ pub enum AccumulationChoice {
 #[derive(Debug, Args)]
 pub struct InfoArgs {
     /// A safetensors file, a model's folder, or the index of its shards: what it holds, how that is read, and what is wrong with
-    /// it. Without it: this machine.
+    /// it: exit code 1 then. Without it: this machine.
     pub path: Option<PathBuf>,
     /// List every pair with the formulations that it does not run by, and why.
     #[arg(long, conflicts_with = "path")]
@@ -175,10 +175,11 @@ pub struct QuantizeArgs {
     pub stochastic: Option<u64>,
     /// Quantize only the tensors whose name matches this regular expression, whatever they are. Without it the matrices, but for
     /// embeddings, output heads, norms, routers, convolutions, gates of linear attention, layers for images or sound,
-    /// multi-token prediction, and what config.json names.
+    /// multi-token prediction, and what config.json names. Those are quantized in a dialect with a warning, since engines may not
+    /// read them so; embeddings, which no engine reads so, are refused there.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
-    /// Leave the tensors whose name matches alone; may be given several times.
+    /// Leave the tensors whose name matches alone; may be given several times. One that matches none is refused.
     #[arg(long, value_name = "REGEX")]
     pub exclude: Vec<regex::Regex>,
     /// Names, types and config.json: fp8, compressed-tensors, modelopt, comfyui (files) or plain (this program's own, for every
@@ -188,22 +189,25 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub dialect: Option<Dialect>,
     /// nvfp4 and fp8-tensor: matrices whose names differ only in what this matches share one scale, besides those that engines
-    /// are known to fuse (q, k and v; gate and up; and so on); may be given several times.
+    /// are known to fuse (q, k and v; gate and up; and so on); may be given several times. In a dialect of other recipes: what is
+    /// quantized together or not at all.
     #[arg(long, value_name = "REGEX")]
     pub fuse: Vec<regex::Regex>,
-    /// nvfp4 and fp8-tensor: each matrix has a scale of its own. Engines that fuse such matrices read them wrongly.
+    /// nvfp4 and fp8-tensor: each matrix has a scale of its own. Engines that fuse such matrices read them wrongly. In a dialect of
+    /// other recipes: quantize also where engines fuse a matrix with one that is left alone, which they refuse.
     #[arg(long, conflicts_with = "fuse")]
     pub no_fuse: bool,
     /// nvfp4 and fp8-tensor: amax of the inputs of each layer, from calibration: JSON {"LAYER": AMAX} or a safetensors file of
     /// scalars. Written beside the weights as input_scale.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
-    /// Say what would be done, and write nothing.
+    /// Say what would be done, and write nothing. Whether the output may be written is found out, and what the names, types and
+    /// shapes of the tensors forbid; their values are not read (a NaN is not found), and the disk is not asked for room.
     #[arg(long)]
     pub dry_run: bool,
-    /// Most bytes of tensors in a file of a folder: 5GB, 500MB, 2GiB or a number. A tensor is never divided.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "5GB")]
-    pub shard_size: u64,
+    /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub shard_size: Option<u64>,
     /// Threads for the work on the CPU; all cores if left out.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
@@ -221,6 +225,7 @@ pub struct QuantizeArgs {
 
 /// A number of bytes, with or without a unit.
 fn parse_bytes(text: &str) -> Result<u64, String> {
+    let rule = || "write a whole number above 0 of B, KB, MB, GB, KiB, MiB or GiB, such as 5GB".to_string();
     let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unit: u64 = match text[at..].trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -230,10 +235,10 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         "kib" => 1 << 10,
         "mib" => 1 << 20,
         "gib" => 1 << 30,
-        _ => return Err("units are B, KB, MB, GB, KiB, MiB and GiB".into()),
+        _ => return Err(rule()),
     };
     let number = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    number.filter(|bytes| *bytes > 0).ok_or_else(|| "write a whole number of bytes, such as 5GB".into())
+    number.filter(|bytes| *bytes > 0).ok_or_else(rule)
 }
 
 impl QuantizeArgs {
@@ -347,9 +352,9 @@ pub struct DequantizeArgs {
     /// What to write: a file, or for a folder or an index a new folder.
     #[arg(short, long)]
     pub output: PathBuf,
-    /// Most bytes of tensors in a file of a folder: 5GB, 500MB, 2GiB or a number. A tensor is never divided.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "5GB")]
-    pub shard_size: u64,
+    /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub shard_size: Option<u64>,
     /// Element type of the result: bf16, f16 or f32. Values beyond its range are refused.
     #[arg(long, value_parser = parse_wide, default_value = "bf16")]
     pub dtype: DType,

@@ -29,12 +29,56 @@ const WEIGHTS: [&str; 14] = [
     "tflite",
 ];
 
+/// Most bytes of tensors in a file of a folder, where nobody says.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Refuses a size of shards where there are none.
+pub fn refuse_idle(input: &Checkpoint, shard_bytes: Option<u64>) -> Result<(), Failure> {
+    match shard_bytes {
+        Some(_) if input.folder().is_none() => Err(Failure::Use(format!(
+            "--shard-size: {} is one file, and so is what is written; leave it out",
+            input.path().display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an output as [`create`] does, and leaves everything as it is.
+pub fn check(layout: CheckpointLayout, input: &Checkpoint, output: &Path) -> Result<(), Failure> {
+    match input.folder() {
+        None => drop(files::create(output)?),
+        Some(_) => OutputFolder::check(output)?,
+    }
+    Ok(layout.check(output, &[input])?)
+}
+
+/// What there is to say of tensors that the index of an input does not name.
+pub fn not_in_index(input: &Checkpoint) -> Option<String> {
+    let names = input.not_in_index();
+    let first = some(names.iter().map(String::as_str))?;
+    Some(format!(
+        "{}: its index does not name {} of its shards ({first}), which engines that go by the index do not see",
+        input.path().display(),
+        count(names.len(), "tensor", "tensors")
+    ))
+}
+
+/// The first few of these names, as they may stand in a line; nothing where there are none.
+pub fn some<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
+    let number = names.len();
+    let mut first: Vec<_> = names.take(3).map(printable).collect();
+    if number > first.len() {
+        first.push("...".into());
+    }
+    (number > 0).then(|| first.join(", "))
+}
+
 /// Starts a file, or a folder where the input is one. With what there is to say of it.
 pub fn create(
     layout: CheckpointLayout,
     input: &Checkpoint,
     output: &Path,
-    shard_bytes: u64,
+    shard_bytes: Option<u64>,
 ) -> Result<(CheckpointWriter, Vec<String>), Failure> {
     if input.folder().is_none() {
         return Ok((layout.create_in(files::create(output)?, &[input])?, Vec::new()));
@@ -43,7 +87,7 @@ pub fn create(
     let over =
         format!("{}: an earlier run was interrupted; what it left is gone, and the work starts over", output.display());
     let notes = if folder.starts_over() { vec![over] } else { Vec::new() };
-    Ok((layout.create_folder(folder, shard_bytes, &[input])?, notes))
+    Ok((layout.create_folder(folder, shard_bytes.unwrap_or(SHARD_BYTES), &[input])?, notes))
 }
 
 /// Copies config, tokenizer and whatever else is no tensor. Says what was left behind.

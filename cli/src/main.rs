@@ -16,6 +16,7 @@ mod pipeline;
 mod plot;
 mod recipes;
 mod shapes;
+mod unread;
 
 use std::process::ExitCode;
 

@@ -56,7 +56,7 @@ impl NonFinite {
     /// [`Failure::Use`] with what is refused, how many there are, where the first is, and a remedy.
     pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> std::result::Result<(), Failure> {
         let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
-            (Some(_), false) => Some(instead(recipe)),
+            (Some(_), false) => Some(instead(name, recipe)),
             _ => None,
         };
         let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
@@ -69,7 +69,7 @@ impl NonFinite {
                 (count(self.infinite, "infinity", "infinities"), first, why)
             }
             (Some(first), _, None) => {
-                let remedy = "repair the data, leave the tensor out with --only, or say --allow-non-finite".to_string();
+                let remedy = format!("repair the data, {}, or say --allow-non-finite", without(name));
                 (self.total(), first, remedy)
             }
             (Some(first), _, Some(instead)) => (self.total(), first, format!("{instead} (with --allow-non-finite)")),
@@ -98,16 +98,18 @@ fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
     Ok(!reference::dequantize(&q, DType::F32).iter().any(|v| v.is_nan()))
 }
 
+/// How the tensor is left out, and no other.
+fn without(name: &str) -> String {
+    format!("leave the tensor out with --exclude '^{}$'", printable(&regex::escape(name)))
+}
+
 /// What takes infinities in the recipe's place.
-fn instead(recipe: Recipe) -> &'static str {
+fn instead(name: &str, recipe: Recipe) -> String {
+    let without = without(name);
     match recipe.scheme() {
-        Scheme::Mxfp8(_) | Scheme::Mxfp4 => {
-            "repair the data, leave the tensor out with --only, or use --mx-rounding up"
-        }
-        scheme if scheme.is_nvfp4() => {
-            "repair the data, or leave the tensor out with --only: no rule of nvfp4 takes infinities"
-        }
-        _ => "repair the data, leave the tensor out with --only, or use --preset transformer-engine",
+        Scheme::Mxfp8(_) | Scheme::Mxfp4 => format!("repair the data, {without}, or use --mx-rounding up"),
+        scheme if scheme.is_nvfp4() => format!("repair the data, or {without}: no rule of nvfp4 takes infinities"),
+        _ => format!("repair the data, {without}, or use --preset transformer-engine"),
     }
 }
 

@@ -178,9 +178,12 @@ pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
-/// `model.layers.*.mlp.up_proj.weight`.
+/// `model.layers.*.mlp.up_proj.weight`; of a tensor without a name, quotes without one.
 pub fn starred(name: &str) -> String {
-    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
+    if name.is_empty() {
+        return "\"\"".into();
+    }
+    let part = |part: &str| match !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
         true => "*".to_string(),
         false => part.to_string(),
     };
@@ -264,6 +267,13 @@ mod tests {
         let text = table(["name", "n"], 1, &[["a\n\u{1b}[2Jb".into(), "1".into()]]);
         assert_eq!(text.lines().count(), 2, "{text:?}");
         assert!(text.contains(r"a\n\u{1b}[2Jb") && !text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn numbers_are_starred_and_nothing_else() {
+        for (name, shown) in [("a.0.b", "a.*.b"), ("../../evil.1", "../../evil.*"), ("a..b.", "a..b."), ("", "\"\"")] {
+            assert_eq!(starred(name), shown);
+        }
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn an_index_says_what_is_wrong_with_it() {
         (r#"{"weight_map": {"w": "a\\u0000.safetensors"}}"#, &["no name"]),
         (
             r#"{"weight_map": {"w": "model-00001-of-00002.safetensors"}}"#,
-            &["model-00001-of-00002.safetensors", "No such"],
+            &["names model-00001-of-00002.safetensors, which is not there (1 of 1", "fetch what is missing"],
         ),
     ];
     for (text, words) in cases {

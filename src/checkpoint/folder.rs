@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
@@ -128,6 +128,15 @@ fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     }
     if shards.is_empty() {
         return Err(refuse("names no shard".into()));
+    }
+    let is_missing = |name: &&String| fs::metadata(folder.join(name)).is_err_and(|e| e.kind() == ErrorKind::NotFound);
+    let mut missing: Vec<&String> = shards.iter().filter(is_missing).collect();
+    missing.sort_unstable();
+    if let Some(first) = missing.first() {
+        let reason =
+            format!("names {first}, which is not there ({} of {} shards are missing)", missing.len(), shards.len());
+        let remedy = "fetch what is missing, or the index that belongs to the shards that are there";
+        return Err(refuse_file(path, printable(&reason), remedy));
     }
     let mut order: Vec<usize> = (0..shards.len()).collect();
     order.sort_unstable_by_key(|&i| &shards[i]);

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, NibbleOrder, input_scale_tensor, tensors_of};
+use super::names::{Dialect, NibbleOrder, ScaleMeaning, input_scale_tensor, tensors_of};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -84,14 +84,20 @@ impl CheckpointLayout {
         self.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
     }
 
-    /// Adds the scale of the activations that meet the matrix added last, under the name of its dialect, which it gives back;
-    /// its four bytes will be given to [`CheckpointWriter::write`].
-    pub fn input_scale(&mut self, name: &str) -> String {
+    /// Adds the scale of activations of this amax that meet the matrix added last. Gives back its name and its number, as the dialect
+    /// has them: the four bytes that will be given to [`CheckpointWriter::write`]. The number is infinite, or 0, for an amax that has
+    /// no such scale.
+    pub fn input_scale(&mut self, name: &str, amax: f32) -> (String, f32) {
         let nvfp4 = self.matrices.get(name).is_some_and(|planned| planned.scheme.is_nvfp4());
-        let tensor = input_scale_tensor(self.dialect, nvfp4);
+        let (tensor, meaning) = input_scale_tensor(self.dialect, nvfp4);
         let full = format!("{}.{}", comfy::layer(name), tensor.suffix);
         self.push(full.clone(), tensor.dtype, &tensor.shape);
-        full
+        let largest = if nvfp4 { 6.0 * 448.0 } else { 448.0 };
+        let number = match meaning {
+            ScaleMeaning::Multiplies => amax / largest,
+            ScaleMeaning::Divides => largest / amax,
+        };
+        (full, number)
     }
 
     /// Starts the file `path`: [`CheckpointLayout::create_in`] of an [`OutputFile`].
@@ -110,12 +116,7 @@ impl CheckpointLayout {
     /// [`Error::Io`], also where the disk has no room for the file.
     pub fn create_in(self, output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
         let path = output.path().to_path_buf();
-        let files =
-            |source: &&Checkpoint| source.files().iter().filter_map(|f| f.canonicalize().ok()).collect::<Vec<_>>();
-        let target = path.canonicalize();
-        if target.is_ok_and(|target| sources.iter().flat_map(files).any(|source| source == target)) {
-            return Err(refuse_file(&path, "it is the input", "give another name for the output"));
-        }
+        refuse_source(&path, sources)?;
         let (header, matrices) = self.plan(path.clone(), vec![path], u64::MAX, sources)?;
         CheckpointWriter::start(Target::File(output), header, matrices)
     }
@@ -134,6 +135,17 @@ impl CheckpointLayout {
         let path = output.path().to_path_buf();
         let (header, matrices) = self.plan(path, Vec::new(), shard_bytes, sources)?;
         CheckpointWriter::start(Target::Folder(output), header, matrices)
+    }
+
+    /// Refuses what [`CheckpointLayout::create_in`] and [`CheckpointLayout::create_folder`] refuse of an output of this name, but for
+    /// what the system says, and writes nothing.
+    ///
+    /// # Errors
+    /// As [`CheckpointLayout::create_in`].
+    pub fn check(self, path: impl AsRef<Path>, sources: &[&Checkpoint]) -> Result<()> {
+        let path = path.as_ref().to_path_buf();
+        refuse_source(&path, sources)?;
+        self.plan(path.clone(), vec![path], u64::MAX, sources).map(drop)
     }
 
     /// Places of all tensors; `files` are named by number where none are given.
@@ -186,6 +198,17 @@ impl CheckpointLayout {
         unreadable(&planned, &self.matrices, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
         Ok((planned.header, self.matrices))
+    }
+}
+
+/// Refuses an output that is one of the files read for it.
+fn refuse_source(path: &Path, sources: &[&Checkpoint]) -> Result<()> {
+    let files = |source: &&Checkpoint| source.files().iter().filter_map(|f| f.canonicalize().ok()).collect::<Vec<_>>();
+    match path.canonicalize() {
+        Ok(target) if sources.iter().flat_map(files).any(|source| source == target) => {
+            Err(refuse_file(path, "it is the input", "give another name for the output"))
+        }
+        _ => Ok(()),
     }
 }
 

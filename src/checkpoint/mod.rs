@@ -40,6 +40,7 @@ mod layout;
 mod listing;
 mod matrix_writer;
 mod names;
+mod open_files;
 mod output;
 mod output_folder;
 mod parts;

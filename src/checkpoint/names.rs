@@ -164,10 +164,13 @@ pub(super) fn scale_tensor(
 }
 
 /// The scale of activations, as written; its name follows that of the layer.
-pub(super) fn input_scale_tensor(dialect: Dialect, nvfp4: bool) -> Tensor {
-    let divides = dialect == Dialect::CompressedTensors && nvfp4;
+pub(super) fn input_scale_tensor(dialect: Dialect, nvfp4: bool) -> (Tensor, ScaleMeaning) {
     let shape = if dialect == Dialect::ComfyUi { vec![] } else { vec![1] };
-    Tensor { suffix: if divides { "input_global_scale" } else { "input_scale" }, dtype: Dtype::F32, shape }
+    let (suffix, meaning) = match dialect {
+        Dialect::CompressedTensors if nvfp4 => ("input_global_scale", ScaleMeaning::Divides),
+        _ => ("input_scale", ScaleMeaning::Multiplies),
+    };
+    (Tensor { suffix, dtype: Dtype::F32, shape }, meaning)
 }
 
 /// The scheme of an `rows x cols` matrix of this format whose FP32 scales have this name ending and shape; NVFP4 if the

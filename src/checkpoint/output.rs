@@ -46,13 +46,24 @@ impl OutputFile {
                 OpenOptions::new().write(true).open(&target).map_err(io)?;
                 Some(old)
             }
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => None,
             Err(e) => return Err(io(e)),
         };
+        // `x/` and `x/.` have the name `x` by their parts, which a file could not be given in the end.
+        let text = target.to_string_lossy();
+        if text.ends_with(std::path::is_separator)
+            || text.strip_suffix('.').is_some_and(|t| t.ends_with(std::path::is_separator))
+        {
+            return Err(refuse_file(
+                &path,
+                "is the name of a folder",
+                "give the name of a file to be made or replaced",
+            ));
+        }
         let folder = folder_of(&target);
-        let Some(name) = target.file_name().filter(|_| folder.is_dir()) else {
-            let reason = format!("there is no folder {}", folder.display());
-            return Err(refuse_file(&path, reason, "make it first, or give another name"));
+        require_folder(&path, folder)?;
+        let Some(name) = target.file_name() else {
+            return Err(refuse_file(&path, "is no name of a file", "give the name of a file to be made or replaced"));
         };
         let prefix = format!(".{}.", name.to_string_lossy().chars().take(64).collect::<String>());
         let mut builder = Builder::new();
@@ -113,6 +124,23 @@ impl OutputFile {
 
     fn io(&self, source: io::Error) -> Error {
         Error::Io { path: self.path.clone(), source }
+    }
+}
+
+/// Refuses an output whose folder is not there.
+pub(super) fn require_folder(path: &Path, folder: &Path) -> Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    match folder.ancestors().find(|part| part.exists()).filter(|part| !part.is_dir()) {
+        Some(file) => {
+            let reason = format!("cannot be in {}, which is a file", file.display());
+            Err(refuse_file(path, reason, "give a name in a folder"))
+        }
+        None => {
+            let reason = format!("there is no folder {}", folder.display());
+            Err(refuse_file(path, reason, "make it first, or give another name"))
+        }
     }
 }
 

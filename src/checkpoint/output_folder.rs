@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use super::output::{folder_of, follow_links};
+use super::output::{folder_of, follow_links, require_folder};
 use super::source::{file_kind, refuse_file};
 use crate::error::{Error, Result};
 
@@ -35,47 +35,14 @@ impl OutputFolder {
     /// [`Error::File`] if `path` is there and no empty folder, if the folder around it is not there or may not be written to, or if
     /// another process is writing it; [`Error::Io`] if the system refuses, or fails.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref().to_path_buf();
+        let place = Place::of(path.as_ref())?;
+        let Place { path, target, partial } = place;
         let io = |source| Error::Io { path: path.clone(), source };
-        let target = follow_links(&path)?;
-        match fs::read_dir(&target) {
-            Ok(mut entries) => {
-                if is_mount(&target) {
-                    let reason = "is a place where a file system is mounted, which cannot be given to a new folder";
-                    return Err(refuse_file(&path, reason, "give the name of a new folder in it"));
-                }
-                if entries.next().is_some() {
-                    let reason = "is there, and not empty";
-                    return Err(refuse_file(&path, reason, "give the name of a new folder, or of an empty one"));
-                }
-            }
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(_) if target.exists() => {
-                let kind = fs::metadata(&target).map_err(io)?.file_type();
-                let what = if kind.is_file() { "a file" } else { file_kind(kind) };
-                return Err(refuse_file(&path, format!("is {what}"), "give the name of a new folder"));
-            }
-            Err(e) => return Err(io(e)),
-        }
-        let around = folder_of(&target);
-        // `..` has no name, and a folder cannot take that of one it is in.
-        let Some(name) = target.file_name().filter(|_| around.is_dir()) else {
-            let reason = match around.is_dir() {
-                true => "has no name of its own".into(),
-                false => format!("there is no folder {}", around.display()),
-            };
-            return Err(refuse_file(&path, reason, "make it first, or give another name"));
-        };
-        let mut partial = std::ffi::OsString::from(".");
-        partial.push(name);
-        partial.push(".partial");
-        let partial = around.join(partial);
         let starts_over = match fs::create_dir(&partial) {
             Ok(()) => false,
             Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
-                let reason = format!("no folder can be made in {}: {}", around.display(), io::Error::from(e.kind()));
-                return Err(refuse_file(&path, reason, "give a name in a folder that you may write to"));
+                return Err(refuse_around(&path, &target, e.kind()));
             }
             Err(e) => return Err(io(e)),
         };
@@ -85,6 +52,27 @@ impl OutputFolder {
             folder.empty()?;
         }
         Ok(folder)
+    }
+
+    /// Refuses what [`OutputFolder::create`] refuses, and leaves everything as it is.
+    ///
+    /// # Errors
+    /// As [`OutputFolder::create`].
+    pub fn check(path: impl AsRef<Path>) -> Result<()> {
+        let Place { path, target, partial } = Place::of(path.as_ref())?;
+        if partial.exists() {
+            refuse_foreign(&path, &partial)?;
+            let mark = OpenOptions::new().write(true).open(partial.join(MARK));
+            return mark.map_or(Ok(()), |mark| try_lock(&path, &partial, &mark));
+        }
+        // Asked of the system: what permissions say is not all that it goes by.
+        match tempfile::Builder::new().prefix(".").suffix(".partial").tempdir_in(folder_of(&target)) {
+            Ok(_) => Ok(()),
+            Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+                Err(refuse_around(&path, &target, e.kind()))
+            }
+            Err(e) => Err(Error::Io { path, source: e.kind().into() }),
+        }
     }
 
     /// The name it was created for.
@@ -110,6 +98,12 @@ impl OutputFolder {
         let path = self.place(name)?;
         let made = OpenOptions::new().read(true).write(true).create_new(true).open(path);
         made.map_err(|source| self.io(name, source))
+    }
+
+    /// A file of the folder that [`OutputFolder::file`] made.
+    pub(super) fn reopen(&self, name: &str) -> Result<File> {
+        let opened = OpenOptions::new().read(true).write(true).open(self.place(name)?);
+        opened.map_err(|source| self.io(name, source))
     }
 
     /// Writes a whole file.
@@ -180,6 +174,58 @@ impl OutputFolder {
     }
 }
 
+/// Where a folder will be, and where it is until then.
+struct Place {
+    path: PathBuf,
+    target: PathBuf,
+    partial: PathBuf,
+}
+
+impl Place {
+    /// Refuses names that no new folder can have.
+    fn of(path: &Path) -> Result<Self> {
+        let path = path.to_path_buf();
+        let io = |source| Error::Io { path: path.clone(), source };
+        // Without the end of `x/.`, which is no name to rename to.
+        let target = follow_links(&path.components().collect::<PathBuf>())?;
+        match fs::read_dir(&target) {
+            Ok(mut entries) => {
+                if is_mount(&target) {
+                    let reason = "is a place where a file system is mounted, which cannot be given to a new folder";
+                    return Err(refuse_file(&path, reason, "give the name of a new folder in it"));
+                }
+                if entries.next().is_some() {
+                    let reason = "is there, and not empty";
+                    return Err(refuse_file(&path, reason, "give the name of a new folder, or of an empty one"));
+                }
+            }
+            Err(_) if target.exists() => {
+                let kind = fs::metadata(&target).map_err(io)?.file_type();
+                let what = if kind.is_file() { "a file" } else { file_kind(kind) };
+                return Err(refuse_file(&path, format!("is {what}"), "give the name of a new folder"));
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(e) => return Err(io(e)),
+        }
+        let around = folder_of(&target);
+        require_folder(&path, around)?;
+        // `..` has no name, and a folder cannot take that of one it is in.
+        let Some(name) = target.file_name() else {
+            return Err(refuse_file(&path, "has no name of its own", "give the name of a new folder"));
+        };
+        let mut partial = std::ffi::OsString::from(".");
+        partial.push(name);
+        partial.push(".partial");
+        let partial = around.join(partial);
+        Ok(Self { path, target, partial })
+    }
+}
+
+fn refuse_around(path: &Path, target: &Path, kind: ErrorKind) -> Error {
+    let reason = format!("no folder can be made in {}: {}", folder_of(target).display(), io::Error::from(kind));
+    refuse_file(path, reason, "give a name in a folder that you may write to")
+}
+
 impl Drop for OutputFolder {
     fn drop(&mut self) {
         if self.mark.is_some() {
@@ -204,22 +250,34 @@ fn is_mount(folder: &Path) -> bool {
     }
 }
 
-/// The lock of a folder that is being written. Of one that was there it must hold the mark of this crate: nobody else's folder is
-/// emptied.
+/// The lock of a folder that is being written.
 fn lock(path: &Path, partial: &Path, there: bool) -> Result<File> {
     let io = |source| Error::Io { path: partial.to_path_buf(), source };
-    let mark = partial.join(MARK);
-    if there && !mark.exists() && fs::read_dir(partial).map_err(io)?.next().is_some() {
+    if there {
+        refuse_foreign(path, partial)?;
+    }
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(partial.join(MARK)).map_err(io)?;
+    try_lock(path, partial, &file)?;
+    Ok(file)
+}
+
+/// Refuses a folder without the mark of this crate: nobody else's is emptied.
+fn refuse_foreign(path: &Path, partial: &Path) -> Result<()> {
+    let io = |source| Error::Io { path: partial.to_path_buf(), source };
+    if !partial.join(MARK).exists() && fs::read_dir(partial).map_err(io)?.next().is_some() {
         let reason = format!("cannot be written by way of {}, which is there and not ours", partial.display());
         return Err(refuse_file(path, reason, "move that folder away"));
     }
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&mark).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
+    Ok(())
+}
+
+fn try_lock(path: &Path, partial: &Path, mark: &File) -> Result<()> {
+    match mark.try_lock() {
+        Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             Err(refuse_file(path, "is being written by another process", "wait for it, or give another name"))
         }
-        Err(TryLockError::Error(e)) => Err(io(e)),
+        Err(TryLockError::Error(source)) => Err(Error::Io { path: partial.to_path_buf(), source }),
     }
 }
 

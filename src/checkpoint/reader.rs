@@ -17,6 +17,7 @@ use super::folder::{Files, Index, files_of};
 use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
+use super::open_files::OpenFiles;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -28,7 +29,9 @@ use crate::format::DType;
 pub struct Checkpoint {
     pub(super) listing: Listing,
     sources: Vec<Source>,
+    open: OpenFiles,
     folder: Option<PathBuf>,
+    not_in_index: Vec<String>,
 }
 
 impl Checkpoint {
@@ -43,9 +46,11 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let Files { paths, index, folder } = files_of(path)?;
-        let (mut sources, mut headers) = (Vec::new(), Vec::new());
-        for path in &paths {
-            let (source, header) = Source::open(path)?;
+        let (mut sources, mut headers) = (Vec::<Source>::new(), Vec::new());
+        let open = OpenFiles::default();
+        for (place, path) in paths.iter().enumerate() {
+            let (source, file, header) = Source::open(path)?;
+            open.get(place, || Ok(file), |_, _| Ok(()))?;
             sources.push(source);
             headers.push(header);
         }
@@ -66,7 +71,7 @@ impl Checkpoint {
                 Some(matrix) => (matrix, "has different recipes in two files"),
                 None => (name.as_str(), "is in two files"),
             };
-            let has = |source: &&Source| Source::open(&source.path).is_ok_and(|(_, h)| h.get(name).is_some());
+            let has = |source: &&Source| Source::open(&source.path).is_ok_and(|(_, _, h)| h.get(name).is_some());
             let places: Vec<_> = sources.iter().filter(has).map(|s| s.path.display().to_string()).collect();
             Error::File {
                 path: path.to_path_buf(),
@@ -76,10 +81,8 @@ impl Checkpoint {
             }
         })?;
         let listing = Listing { path: path.to_path_buf(), files: paths, header, nibble_order: None, comfy };
-        if let Some(index) = index {
-            check_index(&listing, &index)?;
-        }
-        let mut checkpoint = Self { listing, sources, folder };
+        let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
+        let mut checkpoint = Self { listing, sources, open, folder, not_in_index };
         checkpoint.read_marks()?;
         Ok(checkpoint)
     }
@@ -120,6 +123,12 @@ impl Checkpoint {
     /// The folder of a model, where that or the index in it was opened.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
+    }
+
+    /// Tensors that the files hold and their index does not name, which are read here all the same: engines that go by the index
+    /// do not see them. Sorted; none where there is no index.
+    pub fn not_in_index(&self) -> &[String] {
+        &self.not_in_index
     }
 
     /// Every tensor, in the order of the files and of the data.
@@ -177,17 +186,21 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// Fills `bytes` from byte `at` of a tensor on. Allocates nothing; several threads may read at once.
+    /// Fills `bytes` from byte `at` of a tensor on. Allocates nothing, unless the file is opened again: of many a few are open.
+    /// Several threads may read at once.
     ///
     /// # Errors
-    /// [`Error::File`] for an unknown name, or a part that does not lie in the tensor; [`Error::Io`] if the file cannot be read.
+    /// [`Error::File`] for an unknown name, a part that does not lie in the tensor, or a file that was replaced since the checkpoint
+    /// was opened; [`Error::Io`] if the file cannot be read.
     pub fn read(&self, name: &str, at: u64, bytes: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
         if at.checked_add(bytes.len() as u64).is_none_or(|end| end > info.bytes()) {
             let found = format!("has {} bytes, and {} from byte {at} on were to be read", info.bytes(), bytes.len());
             return Err(self.listing.refuse(name, found, "read what is there"));
         }
-        self.sources[info.file].read(info.start + at, bytes)
+        let source = &self.sources[info.file];
+        let file = self.open.get(info.file, || source.reopen(), |_, _| Ok(()))?;
+        source.read(&file, info.start + at, bytes)
     }
 
     /// The values of a BF16, F16 or F32 tensor of any shape, widened to FP32 (exact), and the type they had.
@@ -252,8 +265,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// Refuses an index that is of other files than those that are there.
-fn check_index(listing: &Listing, index: &Index) -> Result<()> {
+/// Refuses an index that is of other files than those that are there. Gives the tensors that it does not name.
+fn check_index(listing: &Listing, index: Index) -> Result<Vec<String>> {
     for (name, file) in &index.tensors {
         let there = listing.get(name).map(|tensor| tensor.file);
         if there == Some(*file) {
@@ -270,7 +283,12 @@ fn check_index(listing: &Listing, index: &Index) -> Result<()> {
             remedy: "fetch the index and its shards again".into(),
         });
     }
-    Ok(())
+    let mut named: Vec<&str> = index.tensors.iter().map(|(name, _)| name.as_str()).collect();
+    named.sort_unstable();
+    let names = listing.header.tensors.iter().map(|tensor| &tensor.name);
+    let mut others: Vec<String> = names.filter(|name| named.binary_search(&name.as_str()).is_err()).cloned().collect();
+    others.sort_unstable();
+    Ok(others)
 }
 
 /// Little-endian BF16, F16 or F32 values as FP32; a signalling NaN becomes a quiet one on the way from 16 bits.

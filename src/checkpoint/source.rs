@@ -1,25 +1,49 @@
 //! One safetensors file, opened: its header read and checked, its data read by place.
 
-use std::fs::{self, File, FileType};
+use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::foreign::{BEGINNING, kind};
 use super::header::{Fault, Header, header_len};
 use super::printable;
 use crate::error::{Error, Result};
 
-/// A file whose data lie from `data_start` on.
+/// A file whose data lie from `data_start` on. It may be closed between two reads.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) path: PathBuf,
-    file: File,
+    identity: Identity,
     data_start: u64,
+}
+
+/// What tells a file from another of its name, and from itself after a write.
+#[derive(Debug, PartialEq)]
+struct Identity {
+    len: u64,
+    /// Nothing where the system does not say.
+    modified: Option<SystemTime>,
+    /// Device and number; 0 where the system has none.
+    inode: (u64, u64),
+}
+
+impl Identity {
+    fn of(found: &Metadata) -> Self {
+        #[cfg(unix)]
+        let inode = {
+            use std::os::unix::fs::MetadataExt;
+            (found.dev(), found.ino())
+        };
+        #[cfg(not(unix))]
+        let inode = (0, 0);
+        Self { len: found.len(), modified: found.modified().ok(), inode }
+    }
 }
 
 impl Source {
     /// Opens a file and checks its header: every tensor's size, no overlap, no hole, nothing missing at the end.
-    pub(super) fn open(path: &Path) -> Result<(Self, Header)> {
+    pub(super) fn open(path: &Path) -> Result<(Self, File, Header)> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
         let broken = |fault: Fault| Error::File {
             path: path.to_path_buf(),
@@ -28,7 +52,8 @@ impl Source {
             remedy: "fetch or write the file again".into(),
         };
         let file = open_regular(path, "give a safetensors file on a disk")?;
-        let file_len = file.metadata().map_err(io)?.len();
+        let identity = Identity::of(&file.metadata().map_err(io)?);
+        let file_len = identity.len;
         let mut beginning = Vec::new();
         (&file).take(BEGINNING).read_to_end(&mut beginning).map_err(io)?;
         let Some(first) = beginning.first_chunk::<8>() else {
@@ -43,12 +68,26 @@ impl Source {
         read_at(&file, &mut json, 8).map_err(io)?;
         let data_start = 8 + header_len as u64;
         let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
-        Ok((Self { path: path.to_path_buf(), file, data_start }, header))
+        Ok((Self { path: path.to_path_buf(), identity, data_start }, file, header))
     }
 
-    /// Fills `bytes` from this place of the data. Several threads may read at once.
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let read = read_at(&self.file, bytes, self.data_start + at);
+    /// Opens the file again.
+    ///
+    /// # Errors
+    /// [`Error::File`] if another one has its name now, or it was written to: the header that was read is not its own.
+    pub(super) fn reopen(&self) -> Result<File> {
+        let file = open_regular(&self.path, "give a safetensors file on a disk")?;
+        let found = file.metadata().map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        if Identity::of(&found) != self.identity {
+            let reason = "was replaced or written to while it was being read";
+            return Err(refuse_file(&self.path, reason, "start again when nobody writes it"));
+        }
+        Ok(file)
+    }
+
+    /// Fills `bytes` from this place of the data of the file, which was opened here. Several threads may read at once.
+    pub(super) fn read(&self, file: &File, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let read = read_at(file, bytes, self.data_start + at);
         read.map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 }

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::header::{Header, TensorInfo};
 use super::layout::{Planned, shard_names};
 use super::matrix_writer::MatrixWriter;
+use super::open_files::OpenFiles;
 use super::{OutputFile, OutputFolder, printable};
 use crate::error::{Error, Result};
 use crate::format::HostQuantMatrix;
@@ -24,6 +26,7 @@ pub(super) enum Target {
 pub struct CheckpointWriter {
     target: Target,
     shards: Vec<Shard>,
+    open: OpenFiles,
     pub(super) header: Header,
     pub(super) matrices: HashMap<String, Planned>,
     /// One for each tensor of the header.
@@ -33,8 +36,6 @@ pub struct CheckpointWriter {
 #[derive(Debug)]
 struct Shard {
     name: String,
-    /// A second handle of the same file.
-    file: File,
     data_start: u64,
 }
 
@@ -47,24 +48,40 @@ impl CheckpointWriter {
     /// Opens the files and writes their headers. The disk keeps room for the whole, where it knows how.
     pub(super) fn start(target: Target, header: Header, matrices: HashMap<String, Planned>) -> Result<Self> {
         let count = header.tensors.iter().map(|t| t.file + 1).max().unwrap_or(1);
-        let mut shards = Vec::with_capacity(count);
+        let states = header.tensors.iter().map(|_| AtomicU8::new(UNTOUCHED)).collect();
         let mut data_bytes = vec![0; count];
         header.tensors.iter().for_each(|t| data_bytes[t.file] = t.end);
+        let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
+        let mut writer = Self { target, shards, open, header, matrices, states };
         for (i, name) in shard_names(count).into_iter().enumerate() {
-            let bytes = header.to_bytes(i);
+            let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;
-            let (file, name) = match &target {
-                Target::File(output) => (output.file().try_clone(), String::new()),
-                Target::Folder(folder) => (Ok(folder.file(&name)?), name),
-            };
-            let io = |source| target.io(&name, source);
-            let file = file.map_err(io)?;
+            if let Target::Folder(folder) = &writer.target {
+                folder.file(&name)?;
+            }
+            writer.shards.push(Shard { name, data_start });
+            let file = writer.file(i)?;
+            let io = |source| writer.io(i, source);
             file.set_len(0).and_then(|()| reserve(&file, data_start + data_bytes[i])).map_err(io)?;
             write_at(&file, &bytes, 0).map_err(io)?;
-            shards.push(Shard { name, file, data_start });
         }
-        let states = header.tensors.iter().map(|_| AtomicU8::new(UNTOUCHED)).collect();
-        Ok(Self { target, shards, header, matrices, states })
+        Ok(writer)
+    }
+
+    /// A handle of a shard. What is closed for it reaches the disk first: a later handle would not hear of a write that failed.
+    fn file(&self, shard: usize) -> Result<Arc<File>> {
+        let open = || match &self.target {
+            Target::File(output) => output.file().try_clone().map_err(|source| self.io(shard, source)),
+            Target::Folder(folder) => folder.reopen(&self.shards[shard].name),
+        };
+        self.open.get(shard, open, |other, file| file.sync_all().map_err(|source| self.io(other, source)))
+    }
+
+    fn io(&self, shard: usize, source: io::Error) -> Error {
+        match &self.target {
+            Target::File(file) => Error::Io { path: file.path().to_path_buf(), source },
+            Target::Folder(folder) => folder.io(&self.shards[shard].name, source),
+        }
     }
 
     /// Begins a tensor of the layout, in any order of tensors. Several may be under way, also on several threads.
@@ -139,8 +156,8 @@ impl CheckpointWriter {
         if let Some(i) = self.states.iter().position(missing) {
             return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
         }
-        for shard in &self.shards {
-            shard.file.sync_all().map_err(|source| self.target.io(&shard.name, source))?;
+        for shard in 0..self.shards.len() {
+            self.file(shard)?.sync_all().map_err(|source| self.io(shard, source))?;
         }
         match self.target {
             Target::File(output) => output.finish(),
@@ -164,15 +181,6 @@ impl CheckpointWriter {
             Target::Folder(folder) => folder.path(),
         };
         Error::File { path: path.to_path_buf(), tensor: Some(printable(tensor)), reason, remedy: remedy.into() }
-    }
-}
-
-impl Target {
-    fn io(&self, name: &str, source: io::Error) -> Error {
-        match self {
-            Self::File(file) => Error::Io { path: file.path().to_path_buf(), source },
-            Self::Folder(folder) => folder.io(name, source),
-        }
     }
 }
 
@@ -201,8 +209,8 @@ impl TensorWriter<'_> {
             return Err(self.writer.refuse(&info.name, found));
         }
         let shard = &self.writer.shards[info.file];
-        let wrote = write_at(&shard.file, bytes, shard.data_start + info.start + self.written);
-        wrote.map_err(|source| self.writer.target.io(&shard.name, source))?;
+        let wrote = write_at(&*self.writer.file(info.file)?, bytes, shard.data_start + info.start + self.written);
+        wrote.map_err(|source| self.writer.io(info.file, source))?;
         self.written += len;
         Ok(())
     }

@@ -1,9 +1,11 @@
 //! [`InputScales`]: the largest activations that calibration saw, from a file.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::Read;
 use std::path::Path;
 
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, open_regular, printable};
@@ -27,7 +29,7 @@ impl InputScales {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::File`] if it is neither of the two, or a number is not finite and above 0; [`Error::Io`].
+    /// [`Error::File`] if it is neither of the two, a layer is there twice, or a number is not finite and above 0; [`Error::Io`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let refuse = |tensor: Option<&str>, reason: String| Error::File {
@@ -58,12 +60,12 @@ impl InputScales {
         let is_json = text.trim_ascii_start().first().is_some_and(|b| b"{[".contains(b)) && !is_length;
         match Some(text).filter(|_| is_json) {
             Some(text) => {
-                let value: Value =
-                    serde_json::from_slice(&text).map_err(|e| refuse(None, format!("is no JSON: {e}")))?;
-                let Some(entries) = value.as_object() else {
+                if text.trim_ascii_start().first() == Some(&b'[') {
                     return Err(refuse(None, "is JSON, and no object".into()));
-                };
-                for (name, value) in entries {
+                }
+                let Entries(entries) =
+                    serde_json::from_slice(&text).map_err(|e| refuse(None, format!("is no JSON: {e}")))?;
+                for (name, value) in &entries {
                     let number =
                         value.as_f64().ok_or_else(|| refuse(Some(name), format!("is {value}, not a number")))?;
                     add(name, number)?;
@@ -92,5 +94,30 @@ impl InputScales {
     /// Its modules, in no order.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.amax.keys().map(String::as_str)
+    }
+}
+
+/// The entries of a JSON object, also those whose name is there before: a map would keep the last.
+struct Entries(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of layers and the amax of their inputs")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Object)
     }
 }

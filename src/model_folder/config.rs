@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::{open_regular, printable};
 use crate::error::{Error, Result};
+use crate::format::DType;
 
 /// Longest config accepted.
 const MOST_BYTES: u64 = 64 << 20;
@@ -97,6 +98,19 @@ impl ModelConfig {
         })
     }
 
+    /// The same for weights of this plain type, where it names one (`torch_dtype`, `dtype`).
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
+        let name = match dtype {
+            DType::F32 => "float32",
+            DType::F16 => "float16",
+            DType::Bf16 => "bfloat16",
+            // What weights are stored as is no type that a model computes in.
+            DType::E4M3 | DType::E5M2 => return self,
+        };
+        set_dtype(&mut self.entries, name);
+        self
+    }
+
     /// The text of the config with this `quantization_config`, or without one.
     pub fn with_quantization(&self, quantization: Option<Value>) -> String {
         let mut entries = self.entries.clone();
@@ -106,6 +120,17 @@ impl ModelConfig {
         }
         let text = format!("{:#}\n", Value::Object(entries));
         NUMBERS.iter().fold(text, |text, number| text.replace(&format!("\"\\u0001{number}\""), number))
+    }
+}
+
+/// Writes the name of a type wherever one is named: models of several parts have a config for each.
+fn set_dtype(entries: &mut Map<String, Value>, name: &str) {
+    for (key, value) in entries {
+        match value {
+            Value::String(text) if key == "torch_dtype" || key == "dtype" => *text = name.into(),
+            Value::Object(part) if key.ends_with("_config") && key != "quantization_config" => set_dtype(part, name),
+            _ => {}
+        }
     }
 }
 
@@ -139,6 +164,18 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_part_names_the_type_that_is_written() {
+        let text = r#"{"torch_dtype": "bfloat16", "text_config": {"dtype": "float32", "torch_dtype": null}, "other": {"dtype": "x"},
+            "quantization_config": {"dtype": "int4"}}"#;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), text).unwrap();
+        let config = ModelConfig::read(folder.path()).unwrap().unwrap().with_dtype(DType::F16);
+        let compact: String = config.with_quantization(config.quantization().cloned()).split_whitespace().collect();
+        let want = r#"{"other":{"dtype":"x"},"quantization_config":{"dtype":"int4"},"text_config":{"dtype":"float16","torch_dtype":null},"torch_dtype":"float16"}"#;
+        assert_eq!(compact, want);
+    }
 
     #[test]
     fn pythons_numbers_come_back_and_strings_stay() {

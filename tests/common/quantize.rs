@@ -166,6 +166,95 @@ pub fn check_strides(
     }
 }
 
+/// Every recipe on aligned rows and others, in every direction, and back for the plain ones: small, for runs under a sanitizer.
+pub fn check_once(handle: &Handle, rng: &mut Noise, recipes: &[Recipe], plain: &[Recipe]) {
+    for (rows, cols) in [(48, 144), (3, 1040)] {
+        for dtype in INPUTS {
+            let x = spread(rng, rows, cols, dtype);
+            for offset in [0, 1] {
+                let x = Source::strided(handle, x.clone(), dtype, cols, offset);
+                recipes.iter().for_each(|recipe| x.check(handle, *recipe));
+            }
+            for recipe in plain {
+                check_dequantize(handle, &reference::quantize(x.view(), dtype, *recipe).unwrap());
+            }
+        }
+    }
+}
+
+/// Every recipe on the matrices that `drawn` gives for a type and a tiny number of it, on zeros of both signs, on NaN alone, and on
+/// one NaN among zeros.
+pub fn check_specials(
+    handle: &Handle,
+    recipes: impl Fn() -> Vec<Recipe>,
+    mut drawn: impl FnMut(DType, f32) -> Vec<Array2<f32>>,
+) {
+    let mut lone = Array2::zeros((16, 256));
+    lone[[5, 77]] = f32::NAN;
+    let same = |v: f32| Array2::from_elem((16, 256), v);
+    let blank = [same(0.0), same(-0.0), same(f32::NAN), lone];
+    for dtype in INPUTS {
+        let tiny = if dtype == DType::F16 { 2e-6 } else { 1e-39 };
+        for x in drawn(dtype, tiny).into_iter().chain(blank.clone()) {
+            let x = Source::new(handle, x, dtype);
+            recipes().into_iter().for_each(|recipe| x.check(handle, recipe));
+        }
+    }
+}
+
+/// Every BF16 or F16 number.
+pub fn every_half(dtype: DType) -> Vec<f32> {
+    values_of(dtype, &(0..=u16::MAX).flat_map(u16::to_le_bytes).collect::<Vec<u8>>())
+}
+
+/// As the largest magnitude of a block of 32: every exponent with these mantissas of FP32 and their neighbours, and every BF16 and
+/// F16 number.
+pub fn check_tops(handle: &Handle, rng: &mut Noise, mantissas: &[u32], recipes: impl Fn() -> Vec<Recipe>) {
+    let mut singles = Vec::new();
+    for exponent in 0..256u32 {
+        for mantissa in mantissas {
+            singles.extend((-2i32..=2).map(|d| {
+                let bits = (exponent << 23 | (*mantissa).min(0x7F_FFFF)).saturating_add_signed(d);
+                f32::from_bits(bits & 0x7FFF_FFFF)
+            }));
+        }
+    }
+    let halves = [DType::Bf16, DType::F16].map(|dtype| (dtype, every_half(dtype)));
+    for (dtype, tops) in [(DType::F32, singles)].into_iter().chain(halves) {
+        let blocks: Vec<_> = tops
+            .into_iter()
+            .map(|top| {
+                let near = rng.uniform();
+                (top, (0..31).map(|i| round_to(dtype, top * near * (i as f32 / 31.0))).collect())
+            })
+            .collect();
+        let x = Source::new(handle, in_blocks(&blocks, 32, 32), dtype);
+        recipes().into_iter().for_each(|recipe| x.check(handle, recipe));
+    }
+}
+
+/// One largest element, in every place of a block of 32 in turn, along rows and along columns.
+pub fn check_places(handle: &Handle, recipes: impl Fn() -> Vec<Recipe>) {
+    for dtype in INPUTS {
+        let mut x = Array2::from_elem((1024, 1040), 1.0f32);
+        // The diagonal meets every place of a block in both directions, and crosses every tile of the transposing kernel.
+        (0..1024).for_each(|i| x[[i, i]] = if i % 2 == 0 { 2.5 } else { -2.5 });
+        let diagonal = Source::new(handle, x, dtype);
+        let mut x = Array2::from_elem((64, 2048), 1.0f32);
+        (0..64).for_each(|i| (0..64).for_each(|b| x[[i, 32 * b + (i + b) % 32]] = -2.5));
+        let blocks = Source::new(handle, x, dtype);
+        for recipe in recipes() {
+            diagonal.check(handle, recipe);
+            blocks.check(handle, recipe);
+        }
+    }
+}
+
+/// `v * 2^power`, in two steps: below 2^-126 a power of two is a subnormal number, and its inverse does not exist.
+pub fn by_power(v: f32, power: i32) -> f32 {
+    v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2)
+}
+
 /// Every row count with every column count.
 pub fn grid<'a>(rows: &'a [usize], cols: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
     rows.iter().flat_map(move |rows| cols.iter().map(move |cols| (*rows, *cols)))

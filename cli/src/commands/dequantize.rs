@@ -20,6 +20,7 @@ use crate::folder;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Part, Sent};
+use crate::unread;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -44,8 +45,10 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     if let Some(order) = args.nibble_order {
         input = input.with_nibble_order(order);
     }
+    folder::refuse_idle(&input, args.shard_size)?;
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
     let plans = plan(args, &input)?;
+    refuse_unread(&input, config.as_ref())?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let mut device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
@@ -56,8 +59,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let found = work(args, &input, &plans, &writer, device.as_mut(), &mut step)?;
     let copied = match input.folder() {
         Some(from) => {
-            if let Some(config) = &config {
-                writer.folder()?.write("config.json", config.with_quantization(None).as_bytes())?;
+            if let Some(config) = config {
+                let text = config.with_dtype(args.dtype).with_quantization(None);
+                writer.folder()?.write("config.json", text.as_bytes())?;
             }
             folder::copy_others(&input, from, writer.folder()?)?
         }
@@ -90,7 +94,19 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    Ok(notes.into_iter().chain(copied).fold(outcome, Outcome::note))
+    Ok(notes.into_iter().chain(copied).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
+}
+
+/// Refuses codes that would be copied beside a config that no longer speaks of them.
+fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
+    let Some(folder) = input.folder().filter(|folder| unread::says_quantized(folder, config)) else { return Ok(()) };
+    match unread::named(&unread::unread_codes(input)) {
+        None => Ok(()),
+        Some(codes) => Err(Failure::Use(format!(
+            "{}: is quantized, and the codes of {codes} are in a format that is not read here; dequantize it with what wrote it",
+            folder.display()
+        ))),
+    }
 }
 
 impl Plan {
@@ -142,10 +158,11 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure>
     input.tensors().iter().map(plan).collect()
 }
 
-/// True for the scale of the activations that meet a quantized matrix.
+/// True for the scale of the activations that meet a quantized matrix; the last is that of ComfyUI's older files.
 fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
-    let layer = ["input_scale", "input_global_scale"].iter().find_map(|suffix| name.strip_suffix(suffix));
-    layer.is_some_and(|layer| input.folder().is_some() && input.scheme(&format!("{layer}weight")).is_ok())
+    let suffixes = ["input_scale", "input_global_scale", "scale_input"];
+    let layer = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
+    layer.is_some_and(|layer| input.scheme(&format!("{layer}weight")).is_ok())
 }
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {

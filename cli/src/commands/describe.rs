@@ -8,7 +8,9 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 use scaled_gemm::model_folder::{ModelConfig, fused_groups};
 use serde_json::{Value, json};
 
+use crate::folder;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, starred, table};
+use crate::unread;
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -22,6 +24,10 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
     let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
     let problems = problems(&input, config.as_ref(), &matrices);
+    let notes = match input.folder() {
+        Some(_) if config.is_none() => vec!["no config.json: engines load no folder without one"],
+        _ => Vec::new(),
+    };
     let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
     let quantization = config.as_ref().and_then(ModelConfig::quantization);
     let dialect = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
@@ -42,7 +48,7 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
             "tensors": Value::from_iter(plain.map(|t| json!({
                 "tensor": t.name, "dtype": t.dtype.to_string(), "shape": t.shape, "bytes": t.bytes(),
             }))),
-            "problems": problems,
+            "problems": problems, "notes": notes,
         })
     });
     let mut text = format!(
@@ -52,22 +58,21 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
         count(input.files().len(), "file", "files"),
         bytes(total)
     );
-    match (&config, dialect) {
-        (Some(config), dialect) => {
-            let architecture = Some(config.architecture()).filter(|name| !name.is_empty());
-            text += &format!("architecture  {}\n", printable(architecture.unwrap_or("not said")));
-            text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")));
-        }
-        (None, _) if input.folder().is_some() => text += "no config.json\n",
-        (None, _) => {}
+    if let Some(config) = &config {
+        let architecture = Some(config.architecture()).filter(|name| !name.is_empty());
+        text += &format!("architecture  {}\n", printable(architecture.unwrap_or("not said")));
+        text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")));
     }
+    notes.iter().for_each(|note| text += &format!("{note}\n"));
     text.push('\n');
     text += &tables(&input, &matrices);
     text += &match problems.as_slice() {
         [] => String::new(),
         all => format!("\nWhat is wrong:\n{}", all.iter().map(|p| format!("  {p}\n")).collect::<String>()),
     };
-    Ok(Outcome { text, value, form, notes: Vec::new(), failed: None })
+    let failed = (!problems.is_empty())
+        .then(|| format!("{}: {} wrong with it", path.display(), count(problems.len(), "thing is", "things are")));
+    Ok(Outcome { text, value, form, notes: Vec::new(), failed })
 }
 
 fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
@@ -137,14 +142,18 @@ fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             ));
         }
     }
-    let says = config.is_some_and(|config| config.quantization().is_some());
+    found.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
+    let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if input.folder().is_some() && !matrices.is_empty() && config.is_some() && !says {
         found.push("config.json has no quantization_config: engines take the weights for plain ones".into());
     }
-    if says && matrices.is_empty() {
-        found.push(
-            "config.json has a quantization_config, and no quantized matrix is there that this program reads".into(),
-        );
+    match unread::named(&unread::unread_codes(input)).filter(|_| says) {
+        Some(codes) => found
+            .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
+        None if says && matrices.is_empty() => {
+            found.push("its config says that it is quantized, and no quantized matrix is there".into());
+        }
+        None => {}
     }
     found
 }

@@ -30,6 +30,22 @@ pub fn good(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Standard error of a run on the CPU that must succeed: what it had to say beside its result.
+pub fn said(args: &[&str]) -> String {
+    let output = run_on("cpu", args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {error}");
+    error
+}
+
+/// Standard output and error of a run on the CPU that found something wrong: exit code 1.
+pub fn wrong(args: &[&str]) -> (String, String) {
+    let output = run_on("cpu", args);
+    let [text, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {text}{error}");
+    (text, error)
+}
+
 /// The JSON of a run on the CPU that must succeed.
 pub fn json(args: &[&str]) -> Value {
     serde_json::from_str(&good(args)).unwrap()
@@ -119,6 +135,15 @@ pub fn write(path: &str, tensors: &[Tensor]) {
 
 pub fn f32_tensor<'a>(name: &'a str, shape: [usize; 2], seed: u32) -> Tensor<'a> {
     (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape[0] * shape[1], seed)))
+}
+
+/// A folder with these tensors, and with this config if there is one.
+pub fn model_folder(path: &str, tensors: &[Tensor], config: Option<Value>) {
+    fs::create_dir(path).unwrap();
+    write(&format!("{path}/model.safetensors"), tensors);
+    if let Some(config) = config {
+        fs::write(format!("{path}/config.json"), config.to_string()).unwrap();
+    }
 }
 
 /// A small model: two weights, one with odd columns, a bias, and indices.

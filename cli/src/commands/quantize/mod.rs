@@ -1,19 +1,20 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
+mod checks;
 mod plan;
 mod report;
 mod stream;
 
+use scaled_gemm::Recipe;
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, Dtype, TensorInfo, WrittenRecipe, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
 };
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
-use scaled_gemm::{Recipe, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
-use crate::output::{Failure, Form, Outcome, byte_bar};
+use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use plan::{Plan, Plans, module};
 use report::Report;
 use stream::Work;
@@ -23,13 +24,21 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let input = Checkpoint::open(&args.input)?;
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
     let dialect = dialect(args, first, &input);
-    refuse_quantized(&input, config.as_ref(), dialect)?;
+    checks::refuse_idle(args, &input, dialect, first)?;
+    checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let plans = Plans::new(args, &input, config.as_ref(), dialect)?;
+    // One for each place of the plans.
+    let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    checks::refuse_unmatched(args, &names)?;
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(args, input.tensors(), &plans.tensors)));
     }
+    let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    let inputs = scales.as_ref().map(|scales| activations(args, &input, &plans, scales, dialect)).transpose()?;
+    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &names));
+    let notes = || unusual.into_iter().chain(unknown).chain(folder::not_in_index(&input));
+    let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
+    let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {
         // Asked for once, before any work.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
@@ -39,29 +48,39 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let device = device::open(choice);
     if args.dry_run {
         let device = device?;
+        args.output.as_ref().map_or(Ok(()), |output| folder::check(layout, &input, output))?;
         let value = form.value(|| report.value(device.name(), None));
-        return Ok(Outcome::new(device.as_ref(), form, report.text(None), value));
+        return Ok(notes().fold(Outcome::new(device.as_ref(), form, report.text(None), value), Outcome::note));
     }
-    let layout = layout(&input, &plans, dialect, inputs.as_deref());
-    let (writer, notes) = folder::create(layout, &input, args.output()?, args.shard_size)?;
+    let (writer, begun) = folder::create(layout, &input, args.output()?, args.shard_size)?;
     let mut device = device?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
     let mut step = |name: &str, bytes: u64| {
         bar.set_message(printable(name));
         bar.inc(bytes);
     };
-    write_inputs(&writer, inputs.as_deref())?;
+    for (name, number) in &inputs {
+        writer.write(name, &number.to_le_bytes())?;
+    }
     let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
     let copied = write_folder(&input, config.as_ref(), &plans, &writer)?;
     let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
-    let replaced = config.as_ref().filter(|config| config.quantization().is_some() && dialect != Dialect::Plain);
-    let replaced = replaced.map(|config| format!("{}: its quantization_config is replaced", config.path().display()));
+    let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
+        let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
+            (Dialect::Plain, true) => {
+                "stays as it was, for what was quantized before; it does not speak of what is written now"
+            }
+            (Dialect::Plain, false) => "is left out: nothing was quantized",
+            _ => "is replaced",
+        };
+        format!("{}: its quantization_config {fate}", config.path().display())
+    });
     writer.finish()?;
     bar.finish_and_clear();
     let value = form.value(|| report.value(device.name(), Some(&found)));
     let outcome = Outcome::new(device.as_ref(), form, report.text(Some(&found)), value);
-    Ok(notes.into_iter().chain(replaced).chain(copied).fold(outcome, Outcome::note))
+    Ok(begun.into_iter().chain(notes()).chain(replaced).chain(copied).fold(outcome, Outcome::note))
 }
 
 /// The dialect asked for; else, for a folder, the one that most engines load.
@@ -73,33 +92,15 @@ fn dialect(args: &QuantizeArgs, recipe: Recipe, input: &Checkpoint) -> Dialect {
     })
 }
 
-/// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
-fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialect: Dialect) -> Result<(), Failure> {
-    let Some(folder) = input.folder().filter(|_| dialect != Dialect::Plain) else { return Ok(()) };
-    let quantization = config.and_then(ModelConfig::quantization);
-    let says = quantization.is_some() || folder.join("hf_quant_config.json").exists();
-    // Of methods that are not read here: their codes are integers.
-    let integers = |tensor: &TensorInfo| {
-        tensor.shape.len() > 1 && !matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64)
-    };
-    if input.quantized().is_empty() && !(says && input.tensors().iter().any(integers)) {
-        return Ok(());
-    }
-    let method = quantization.and_then(|q| q.get("quant_method")?.as_str()).unwrap_or("no method named");
-    Err(Failure::Use(format!(
-        "{}: is quantized already ({}); dequantize it first, or write --dialect plain",
-        folder.display(),
-        printable(method)
-    )))
-}
-
+/// What will be written, with the scales of activations: name and number.
 fn layout(
+    args: &QuantizeArgs,
     input: &Checkpoint,
     plans: &Plans,
     dialect: Dialect,
-    inputs: Option<&[(usize, String, f32)]>,
-) -> CheckpointLayout {
-    let mut layout = CheckpointLayout::of_dialect(dialect);
+    amax: &[(usize, f32)],
+) -> Result<(CheckpointLayout, Vec<(String, f32)>), Failure> {
+    let (mut layout, mut inputs) = (CheckpointLayout::of_dialect(dialect), Vec::new());
     if input.folder().is_some() {
         // Readers of models ask for it.
         layout.metadata("format", "pt");
@@ -113,25 +114,33 @@ fn layout(
                 let written = WrittenRecipe { recipe: weight.recipe, source: weight.source };
                 layout.quantized(&tensor.name, weight.rows, weight.cols, written);
                 // In the order of the tensors.
-                if inputs.is_some_and(|inputs| inputs.binary_search_by_key(&at, |(which, ..)| *which).is_ok()) {
-                    layout.input_scale(&tensor.name);
+                if let Ok(place) = amax.binary_search_by_key(&at, |(which, _)| *which) {
+                    let (name, number) = layout.input_scale(&tensor.name, amax[place].1);
+                    if !(number.is_finite() && number > 0.0) {
+                        return Err(Failure::Use(format!(
+                            "{}: the amax {} of {} has no FP32 scale; give one nearer to 1",
+                            args.input_scales.as_deref().map(shown).unwrap_or_default(),
+                            amax[place].1,
+                            printable(&tensor.name)
+                        )));
+                    }
+                    inputs.push((name, number));
                 }
             }
             Plan::Copy(_) => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
         }
     }
-    layout
+    Ok((layout, inputs))
 }
 
-/// The scales of activations: the tensor whose layer they meet, the name of theirs, the number that is stored.
+/// The largest activations that meet each tensor to be quantized.
 fn activations(
     args: &QuantizeArgs,
     input: &Checkpoint,
     plans: &Plans,
     scales: &InputScales,
-    dialect: Dialect,
-) -> Result<Vec<(usize, String, f32)>, Failure> {
-    let mut stored = Vec::new();
+) -> Result<Vec<(usize, f32)>, Failure> {
+    let mut all = Vec::new();
     for (at, weight) in plans.weights() {
         let alone = [at];
         let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
@@ -142,35 +151,15 @@ fn activations(
             let amax = scales.amax(module).ok_or_else(|| {
                 Failure::Use(format!(
                     "{}: has no amax for {}, which is quantized; calibrate it, or leave it out with --exclude",
-                    args.input_scales.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+                    args.input_scales.as_deref().map(shown).unwrap_or_default(),
                     printable(module)
                 ))
             })?;
             largest = largest.max(amax);
         }
-        let name = &input.tensors()[at].name;
-        let (suffix, number) = match (weight.recipe.scheme(), dialect) {
-            (Scheme::Nvfp4, Dialect::CompressedTensors) => ("input_global_scale", 2688.0 / largest),
-            (Scheme::Nvfp4, _) => ("input_scale", largest / 2688.0),
-            _ => ("input_scale", largest / 448.0),
-        };
-        if !(number.is_finite() && number > 0.0) {
-            return Err(Failure::Use(format!(
-                "{}: the amax {largest} of {} has no FP32 scale; give one nearer to 1",
-                args.input_scales.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-                printable(name)
-            )));
-        }
-        stored.push((at, format!("{}.{suffix}", module(name)), number));
+        all.push((at, largest));
     }
-    Ok(stored)
-}
-
-fn write_inputs(writer: &CheckpointWriter, inputs: Option<&[(usize, String, f32)]>) -> Result<(), Failure> {
-    for (_, name, number) in inputs.unwrap_or_default() {
-        writer.write(name, &number.to_le_bytes())?;
-    }
-    Ok(())
+    Ok(all)
 }
 
 /// The other files of a folder. Says what was not copied.
@@ -182,12 +171,19 @@ fn write_folder(
 ) -> Result<Option<String>, Failure> {
     let Some(from) = input.folder() else { return Ok(None) };
     let (to, ignored) = (writer.folder()?, plans.ignored(input));
-    let quantization = plans.quantization.value(&ignored);
+    // The plain dialect has no such entry, and what is copied still needs its own.
+    let stays = plans.quantization.value(&ignored).is_none() && checks::is_quantized(input, config);
+    let old = || config.and_then(ModelConfig::quantization).filter(|_| stays).cloned();
+    let quantization = plans.quantization.value(&ignored).or_else(old);
     if let Some(config) = config {
         to.write("config.json", config.with_quantization(quantization).as_bytes())?;
     }
     if let Some(value) = plans.quantization.hf_quant_config(&ignored) {
         to.write("hf_quant_config.json", format!("{value:#}\n").as_bytes())?;
+    }
+    let old = from.join("hf_quant_config.json");
+    if stays && old.is_file() {
+        to.copy(&old)?;
     }
     folder::copy_others(input, from, to)
 }

@@ -1,0 +1,150 @@
+//! Options of `quantize` and `dequantize` on models: what would do nothing is refused, what is seldom meant is said.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+/// A folder of one layer with an embedding, an output head and a vision tower.
+fn layered(folder: &Folder) -> String {
+    let path = folder.file("model");
+    let names = [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "vision_tower.fc1.weight",
+        "l.0.q_proj.weight",
+        "l.0.k_proj.weight",
+    ];
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [128, 128], seed)).collect();
+    model_folder(&path, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    path
+}
+
+#[test]
+fn what_only_selects_against_the_defaults_is_said_or_refused() {
+    let folder = Folder::new();
+    let input = layered(&folder);
+    let only = |regex: &'static str, dialect: &'static str| {
+        ["quantize", &input, "--recipe", "fp8-tensor", "--dry-run", "--dialect", dialect, "--only", regex]
+            .map(str::to_string)
+    };
+    let run = |regex, dialect| {
+        let args = only(regex, dialect);
+        run_on("cpu", &args.each_ref().map(String::as_str))
+    };
+    let text = String::from_utf8(run("head|fc1|_proj", "fp8").stderr).unwrap();
+    assert_words(&text, &["--only: selects 2 tensors", "lm_head.weight, vision_tower.fc1.weight", "may not read"]);
+    // Ordinary layers, and files of this program's own.
+    for (regex, dialect) in [("_proj", "fp8"), (".", "plain")] {
+        let output = run(regex, dialect);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && !text.contains("--only"), "{text}");
+    }
+    for dialect in ["fp8", "compressed-tensors"] {
+        let error = error_of(&run("embed|_proj", dialect), 2);
+        assert_words(&error, &["1 embedding (model.embed_tokens.weight)", dialect, "--dialect plain"]);
+    }
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let folder = Folder::new();
+    let (input, file) = (layered(&folder), folder.file("in"));
+    model(&file);
+    let (names, output) = (folder.names(), folder.file("out"));
+    let cases: [(&str, &str, &[&str], &[&str]); 9] = [
+        (&input, "nvfp4", &["--exclude", "^down_proj"], &["--exclude ^down_proj", "no tensor"]),
+        (&input, "nvfp4", &["--exclude", "q_proj", "--exclude", "nowhere"], &["--exclude nowhere", "no tensor"]),
+        (&input, "nvfp4", &["--fuse", "experts"], &["--fuse experts", "no layer"]),
+        (&input, "nvfp4", &["--only", "experts"], &["--only experts", "no matrix"]),
+        (&input, "fp8-row", &["--dialect", "plain", "--no-fuse"], &["--no-fuse", "fp8-row", "leave it out"]),
+        (&input, "nvfp4-row", &["--fuse", "[qk]_proj"], &["--fuse", "nvfp4-row", "leave it out"]),
+        (&input, "nvfp4", &["--dialect", "comfyui"], &["ComfyUI reads single files", "another dialect"]),
+        (&file, "fp8-row", &["--shard-size", "5GB"], &["--shard-size", "one file", "leave it out"]),
+        (&file, "mxfp8", &["--no-fuse"], &["--no-fuse", "leave it out"]),
+    ];
+    for (input, recipe, options, words) in cases {
+        for end in [&["-o", &output][..], &["--dry-run"]] {
+            let args = [&["quantize", input, "--recipe", recipe][..], options, end].concat();
+            assert_words(&bad(2, &args), words);
+            assert_eq!(folder.names(), names);
+        }
+    }
+    // What does something.
+    for options in [&["--no-fuse"][..], &["--fuse", "[qk]_proj"]] {
+        good(&[&["quantize", &input, "--recipe", "fp8-128x128", "--dry-run"][..], options].concat());
+        good(&[&["quantize", &input, "--recipe", "nvfp4", "--dialect", "plain", "--dry-run"][..], options].concat());
+    }
+    let packed = folder.file("q");
+    good(&["quantize", &file, "-o", &packed, "--recipe", "fp8-row"]);
+    let error = bad(2, &["dequantize", &packed, "-o", &output, "--shard-size", "1MB"]);
+    assert_words(&error, &["--shard-size", "leave it out"]);
+}
+
+#[test]
+fn sizes_of_shards_say_how_they_are_written() {
+    for size in ["0", "1.5GB", "5G", "GB", "-1", "99999999999GB", "5 TB"] {
+        let option = format!("--shard-size={size}");
+        let error = bad(2, &["quantize", "in", "-o", "out", "--recipe", "nvfp4", &option]);
+        assert_words(
+            &error,
+            &["--shard-size", "a whole number above 0 of B, KB, MB, GB, KiB, MiB or GiB, such as 5GB"],
+        );
+    }
+}
+
+#[test]
+fn input_scales_are_those_of_the_layers_and_once() {
+    let folder = Folder::new();
+    let (input, scales) = (layered(&folder), folder.file("amax"));
+    let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--input-scales", &scales];
+    let entries = |more: &str| format!(r#"{{"l.0.q_proj": 3, "l.0.k_proj": 2{more}}}"#);
+    let cases: [(&str, &[&str]); 9] = [
+        (r#", "l.0.q_proj": 9"#, &["l.0.q_proj", "there twice"]),
+        (r#", "l.0.q_proj.weight": 3"#, &["l.0.q_proj", "there twice"]),
+        (r#", "x": NaN"#, &["no JSON"]),
+        (r#", "x": Infinity"#, &["no JSON"]),
+        (r#", "x": 1e400"#, &["no JSON"]),
+        (r#", "x": 1e39"#, &["x", "above 0 and finite"]),
+        (r#", "x": 0"#, &["x", "above 0 and finite"]),
+        (r#", "x": -0.5"#, &["x", "above 0 and finite"]),
+        (r#", "x": 1e-60"#, &["x", "above 0 and finite"]),
+    ];
+    for (more, words) in cases {
+        fs::write(&scales, entries(more)).unwrap();
+        assert_words(&bad(2, &args), words);
+    }
+    fs::write(&scales, "[1, 2]").unwrap();
+    assert_words(&bad(2, &args), &["no object"]);
+    for value in [f32::NAN, f32::INFINITY, -1.0, 0.0] {
+        write(&scales, &[("l.0.q_proj", Dtype::F32, vec![], f32_bytes(&[value]))]);
+        assert_words(&bad(2, &args), &["l.0.q_proj", "above 0 and finite"]);
+    }
+    // Those that are never used are named.
+    fs::write(&scales, entries(r#", "lm_head": 1, "l.0.qkv_proj": 1, "l.7.q_proj.weight": 1"#)).unwrap();
+    assert_words(&said(&args), &["2 layers that", "does not have", "(l.0.qkv_proj, l.7.q_proj)"]);
+    fs::write(&scales, entries(r#", "lm_head": 1"#)).unwrap();
+    assert!(!said(&args).contains("does not have"));
+    fs::remove_file(&scales).unwrap();
+    fs::create_dir(&scales).unwrap();
+    assert_words(&bad(2, &args), &["amax: is a folder", "a JSON or safetensors file"]);
+}
+
+/// The remedy names the tensor as the option takes it.
+#[test]
+fn what_is_not_finite_is_excluded_by_its_name() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let mut bad_values = values(16 * 32, 1);
+    bad_values[40] = f32::NAN;
+    write(&input, &[("a+b.0", Dtype::F32, vec![16, 32], f32_bytes(&bad_values)), f32_tensor("axb.0", [16, 32], 1)]);
+    let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
+    let error = bad(2, &args);
+    let option = error.split("--exclude '").nth(1).and_then(|rest| rest.split('\'').next()).unwrap();
+    assert_eq!(option, r"^a\+b\.0$", "{error}");
+    let text = good(&[&args[..], &["--exclude", option]].concat());
+    assert_words(&text, &["matched by --exclude: 1 (a+b.0", "1 matrix"]);
+}
