@@ -136,7 +136,13 @@ impl Checkpoint {
                 (Vec::new(), bytes(scale, |b| b == 0xFF)?)
             }
             Parts::Mxfp4 { scale, .. } => (Vec::new(), bytes(scale, |b| b == 0xFF)?),
-            Parts::Bytes { scale, .. } => (floats(scale, Second::Factor)?, Vec::new()),
+            Parts::Bytes { scale, .. } => match reading.fused_rows {
+                Some(height) => {
+                    let scales = self.float_scales(scale, Second::Factor, 0..all / height, 1)?;
+                    (groups.clone().map(|row| scales[row / height]).collect(), Vec::new())
+                }
+                None => (floats(scale, Second::Factor)?, Vec::new()),
+            },
             Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
         };
         if reading.nibble_order == Some(NibbleOrder::HighFirst) {
