@@ -1,6 +1,7 @@
 //! One thread reads, this one computes, one writes: parts of tensors on their way, so that none is in memory as a whole.
 
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::ScopedJoinHandle;
 
@@ -9,10 +10,30 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, MatrixWriter, Tensor
 
 use crate::output::Failure;
 
-/// Bytes of a part, about: enough that its work is worth passing on.
-pub const PART: usize = 2 << 20;
+/// Bytes of a part that is copied.
+const PART: usize = 2 << 20;
 /// Parts on their way from one thread to the next.
 const DEPTH: usize = 2;
+
+/// Bytes that were written, to be read into again: new ones are pages that the system first has to clear.
+#[derive(Default)]
+pub struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+impl Buffers {
+    /// One, with or without room.
+    pub fn take(&self) -> Vec<u8> {
+        self.0.lock().ok().and_then(|mut free| free.pop()).unwrap_or_default()
+    }
+
+    /// Keeps one for later, where there are not more than can be on their way.
+    pub fn give(&self, buffer: Vec<u8>) {
+        if let Ok(mut free) = self.0.lock()
+            && free.len() < 2 * DEPTH + 3
+        {
+            free.push(buffer);
+        }
+    }
+}
 
 /// Whether a thread has passed on all that it had.
 pub enum Sent {
@@ -27,17 +48,19 @@ pub enum Part<'a> {
     Bytes(&'a str, Vec<u8>),
 }
 
-/// Runs the three. `compute` gives what is to be written, if anything. The first failure ends all.
+/// Runs the three. `compute` gives what is to be written, if anything; bytes that were written go to `buffers`. The first failure
+/// ends all.
 pub fn run<'a, R: Send>(
     read: impl FnOnce(&SyncSender<R>) -> Result<Sent, Failure> + Send,
     mut compute: impl FnMut(R) -> Result<Option<Part<'a>>, Failure>,
     writer: &CheckpointWriter,
+    buffers: &Buffers,
 ) -> Result<(), Failure> {
     std::thread::scope(|scope| {
         let (to_compute, reads) = sync_channel(DEPTH);
         let (to_write, parts) = sync_channel(DEPTH);
         let reader = scope.spawn(move || read(&to_compute));
-        let writing = scope.spawn(move || write(writer, parts));
+        let writing = scope.spawn(move || write(writer, parts, buffers));
         let mut computed = Ok(());
         // The ends of both channels go with this: who waits for them stops.
         for message in reads {
@@ -72,9 +95,9 @@ fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Failure>>) -> Result<T, Fail
     thread.join().unwrap_or_else(|_| Err(Failure::Check("a thread of the work panicked; report it".into())))
 }
 
-/// Rows of a part, of so many bytes each: whole groups of rows of every scheme.
-pub fn part_rows(row_bytes: usize) -> usize {
-    (PART / row_bytes.max(1) / 128 * 128).max(128)
+/// Rows of a part of so many bytes, about: whole groups of rows of every scheme.
+pub fn part_rows(part_bytes: usize, row_bytes: usize) -> usize {
+    (part_bytes / row_bytes.max(1) / 128 * 128).max(128)
 }
 
 /// The parts of `rows` rows, `step` in each.
@@ -83,11 +106,17 @@ pub fn parts(rows: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Reads a tensor in parts; `send` says whether somebody takes them. An empty tensor is one part, since it is to be written.
-pub fn copy(input: &Checkpoint, tensor: &TensorInfo, mut send: impl FnMut(Vec<u8>) -> bool) -> Result<Sent, Failure> {
+pub fn copy(
+    input: &Checkpoint,
+    tensor: &TensorInfo,
+    buffers: &Buffers,
+    mut send: impl FnMut(Vec<u8>) -> bool,
+) -> Result<Sent, Failure> {
     let mut place = 0;
     loop {
         let len = (tensor.bytes() - place).min(PART as u64);
-        let mut bytes = vec![0; len as usize];
+        let mut bytes = buffers.take();
+        bytes.resize(len as usize, 0);
         input.read(&tensor.name, place, &mut bytes)?;
         if !send(bytes) {
             return Ok(Sent::NotAll);
@@ -114,7 +143,7 @@ impl Open<'_> {
     }
 }
 
-fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>) -> Result<(), Failure> {
+fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>, buffers: &Buffers) -> Result<(), Failure> {
     let mut open: Option<(&str, Open<'_>)> = None;
     for part in from {
         let (Part::Rows(name, _) | Part::Bytes(name, _)) = part;
@@ -129,7 +158,10 @@ fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>) -> Result<(), Fail
         }
         match (part, open.as_mut()) {
             (Part::Rows(_, rows), Some((_, Open::Matrix(matrix)))) => matrix.append(&rows)?,
-            (Part::Bytes(_, bytes), Some((_, Open::Tensor(tensor)))) => tensor.append(&bytes)?,
+            (Part::Bytes(_, bytes), Some((_, Open::Tensor(tensor)))) => {
+                tensor.append(&bytes)?;
+                buffers.give(bytes);
+            }
             _ => {}
         }
     }

@@ -11,6 +11,9 @@
 //! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss) |
 //! | `nvfp4-row` | same | same, `NAME_scale_2` F32 `[n]` | `[n, 1]` |
 //!
+//! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` of three times as many rows as columns with `[3]`, have one scale for
+//! each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
+//!
 //! Scales lie in logical order, row-major, and multiply the codes under all these names (`_scale_inv` is the published name
 //! of a decode factor, not of an inverse). For FP8 either of the first two names is read with any of the shapes; BF16 and
 //! F16 scales are widened, which is exact. A scale is never assumed: a file that lacks one, or whose scale fits no scheme,
@@ -44,6 +47,7 @@ mod open_files;
 mod output;
 mod output_folder;
 mod parts;
+mod plain_rows;
 mod quantized;
 mod reader;
 mod recipe;
@@ -56,6 +60,7 @@ pub use matrix_writer::MatrixWriter;
 pub use names::{Dialect, NibbleOrder};
 pub use output::OutputFile;
 pub use output_folder::OutputFolder;
+pub use plain_rows::PlainRows;
 pub use reader::{Checkpoint, printable};
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;

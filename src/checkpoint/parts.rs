@@ -276,6 +276,12 @@ impl Listing {
         let comfy = self.comfy.get(comfy::layer(name)).map(String::as_str);
         let tiled = matches!(comfy, Some("nvfp4" | "mxfp8"));
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
+        let fused_rows = match *parts {
+            Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) && metadata.is_none() => {
+                fused_rows(name, [rows, cols], &scale.shape)
+            }
+            _ => None,
+        };
         let scheme = match *parts {
             Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) && tiled => {
                 let scheme = Scheme::Mxfp8(format);
@@ -286,6 +292,7 @@ impl Listing {
             Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) => {
                 recognise_e8m0(format, [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
             }
+            Parts::Bytes { format, .. } if fused_rows.is_some() => Scheme::Fp8Row(format),
             Parts::Bytes { format, scale, .. } => {
                 recognise(format.into(), [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
             }
@@ -342,7 +349,7 @@ impl Listing {
                 Some(said.or(self.nibble_order).unwrap_or(default))
             }
         };
-        Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled })
+        Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled, fused_rows })
     }
 
     /// Refuses scales that are not padded to whole tiles, as ComfyUI has them.
@@ -353,6 +360,18 @@ impl Listing {
         let found =
             format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
         Err(self.refuse(&scale.name, found, "a scale is never reshaped"))
+    }
+}
+
+/// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the heads of all
+/// are as many, and then the matrix is three times as high as wide. Other rows cannot be known from a file.
+fn fused_rows(name: &str, [rows, cols]: [usize; 2], scales: &[usize]) -> Option<usize> {
+    let layer = name.strip_suffix(".weight").unwrap_or(name);
+    let is = |fused: &str| layer.rsplit('.').next() == Some(fused);
+    match scales {
+        [2] if is("gate_up_proj") && rows > 2 && rows.is_multiple_of(2) => Some(rows / 2),
+        [3] if is("qkv_proj") && rows > 3 && rows == 3 * cols => Some(cols),
+        _ => None,
     }
 }
 

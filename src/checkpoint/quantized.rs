@@ -6,7 +6,8 @@ use super::comfy;
 use super::header::TensorInfo;
 use super::names::{NibbleOrder, is_e8m0, wide_dtype};
 use super::parts::{Parts, Second, is_marker};
-use super::reader::{Checkpoint, widen};
+use super::plain_rows::widen;
+use super::reader::Checkpoint;
 use super::recipe::WrittenRecipe;
 use crate::error::Result;
 use crate::format::layout::ScaleLayout;
@@ -135,7 +136,13 @@ impl Checkpoint {
                 (Vec::new(), bytes(scale, |b| b == 0xFF)?)
             }
             Parts::Mxfp4 { scale, .. } => (Vec::new(), bytes(scale, |b| b == 0xFF)?),
-            Parts::Bytes { scale, .. } => (floats(scale, Second::Factor)?, Vec::new()),
+            Parts::Bytes { scale, .. } => match reading.fused_rows {
+                Some(height) => {
+                    let scales = self.float_scales(scale, Second::Factor, 0..all / height, 1)?;
+                    (groups.clone().map(|row| scales[row / height]).collect(), Vec::new())
+                }
+                None => (floats(scale, Second::Factor)?, Vec::new()),
+            },
             Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
         };
         if reading.nibble_order == Some(NibbleOrder::HighFirst) {
@@ -169,11 +176,11 @@ impl Checkpoint {
             }
             return Ok(bytes.iter().map(|b| codec::decode_block_scale(BlockScaleFormat::Ue8m0, *b)).collect());
         }
-        if wide_dtype(scale.dtype).is_none() {
+        let Some(dtype) = wide_dtype(scale.dtype) else {
             let remedy = "such scales are F32 (BF16 and F16 are widened)";
             return Err(self.listing.refuse(&scale.name, format!("has dtype {}", scale.dtype), remedy));
-        }
-        let stored = widen(scale.dtype, &self.slice(scale, groups.clone(), across)?);
+        };
+        let stored = widen(dtype, &self.slice(scale, groups.clone(), across)?);
         let factor = |s: &f32| if meaning == Second::Divisor { 1.0 / s } else { *s };
         let scales: Vec<f32> = stored.iter().map(factor).collect();
         // A divisor must be finite as well: its inverse would be a zero that nobody wrote.

@@ -5,9 +5,6 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-use multiversion::multiversion;
 use ndarray::Array2;
 use safetensors::Dtype;
 
@@ -18,6 +15,7 @@ use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
 use super::open_files::OpenFiles;
+use super::plain_rows::{PlainRows, widen};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -165,6 +163,13 @@ impl Checkpoint {
 
     /// `len` bytes of a tensor, from byte `at` on.
     pub(super) fn part(&self, name: &str, at: u64, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.fill(name, at, len, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The same in a buffer that may have been used before.
+    fn fill(&self, name: &str, at: u64, len: u64, bytes: &mut Vec<u8>) -> Result<()> {
         let len = usize::try_from(len).map_err(|_| {
             self.listing.refuse(
                 name,
@@ -172,9 +177,8 @@ impl Checkpoint {
                 "read it on a machine with a larger address space",
             )
         })?;
-        let mut bytes = Vec::new();
         // A header may promise more than any machine has.
-        bytes.try_reserve_exact(len).map_err(|_| Error::Io {
+        bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| Error::Io {
             path: self.listing.path.clone(),
             source: io::Error::new(
                 io::ErrorKind::OutOfMemory,
@@ -182,8 +186,7 @@ impl Checkpoint {
             ),
         })?;
         bytes.resize(len, 0);
-        self.read(name, at, &mut bytes)?;
-        Ok(bytes)
+        self.read(name, at, bytes)
     }
 
     /// Fills `bytes` from byte `at` of a tensor on. Allocates nothing, unless the file is opened again: of many a few are open.
@@ -213,7 +216,7 @@ impl Checkpoint {
             let remedy = "BF16, F16 and F32 are read as plain values; quantized matrices with their scales";
             return Err(self.listing.refuse(name, format!("has dtype {}", info.dtype), remedy));
         };
-        Ok((widen(info.dtype, &self.bytes(name)?), dtype))
+        Ok((widen(dtype, &self.bytes(name)?), dtype))
     }
 
     /// A BF16, F16 or F32 matrix, widened to FP32 (exact), and the type it had.
@@ -235,6 +238,14 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::matrix`], and [`Error::File`] for rows that are not there.
     pub fn matrix_rows(&self, name: &str, rows: Range<usize>) -> Result<Array2<f32>> {
+        Ok(self.plain_rows(name, rows, Vec::new())?.to_f32())
+    }
+
+    /// The same as they lie in the file, in `buffer`, whose bytes are replaced. Allocates where its room is too small.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix_rows`].
+    pub fn plain_rows(&self, name: &str, rows: Range<usize>, mut buffer: Vec<u8>) -> Result<PlainRows> {
         let [all, cols] = self.listing.two_dimensions(name)?;
         let info = self.info(name)?;
         let Some(dtype) = wide_dtype(info.dtype) else {
@@ -246,9 +257,8 @@ impl Checkpoint {
             return Err(self.listing.refuse(name, found, "read what is there"));
         }
         let row = (cols * dtype.bytes()) as u64;
-        let bytes = self.part(name, rows.start as u64 * row, rows.len() as u64 * row)?;
-        Array2::from_shape_vec((rows.len(), cols), widen(info.dtype, &bytes))
-            .map_err(|e| self.listing.refuse(name, format!("has {all} x {cols} elements: {e}"), "write it again"))
+        self.fill(name, rows.start as u64 * row, rows.len() as u64 * row, &mut buffer)?;
+        PlainRows::new(dtype, rows.len(), cols, buffer)
     }
 }
 
@@ -289,62 +299,4 @@ fn check_index(listing: &Listing, index: Index) -> Result<Vec<String>> {
     let mut others: Vec<String> = names.filter(|name| named.binary_search(&name.as_str()).is_err()).cloned().collect();
     others.sort_unstable();
     Ok(others)
-}
-
-/// Little-endian BF16, F16 or F32 values as FP32; a signalling NaN becomes a quiet one on the way from 16 bits.
-pub(super) fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    /// Values at a time, which stay in the nearest cache: the result is written once, and not zeroed before.
-    const PIECE: usize = 1024;
-    let size = dtype.bitsize().div_ceil(8);
-    let mut values = Vec::with_capacity(bytes.len() / size);
-    let (mut piece, mut halves) = ([0.0; PIECE], [f16::ZERO; PIECE]);
-    for bytes in bytes.chunks(PIECE * size) {
-        let (piece, halves) = (&mut piece[..bytes.len() / size], &mut halves[..bytes.len() / size]);
-        match dtype {
-            Dtype::BF16 => widen_bf16(bytes, piece),
-            Dtype::F16 => {
-                halves.iter_mut().zip(bytes.as_chunks().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
-                // The crate's conversion of slices uses the CPU's.
-                halves.convert_to_f32_slice(piece);
-            }
-            _ => piece.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
-        }
-        values.extend_from_slice(piece);
-    }
-    values
-}
-
-/// `bf16::to_f32` of each, without a branch.
-#[multiversion(targets("x86_64+avx2+fma"))]
-fn widen_bf16(bytes: &[u8], values: &mut [f32]) {
-    for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-        let bits = u16::from_le_bytes(*bytes);
-        let quiet = if bits & 0x7FFF > 0x7F80 { bits | 0x0040 } else { bits };
-        *value = f32::from_bits(u32::from(quiet) << 16);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use half::bf16;
-
-    use super::*;
-
-    #[test]
-    fn every_16_bits_widen_as_one_number_does() {
-        // A length that is no multiple of a piece, from an odd address on.
-        let bytes: Vec<u8> = [0].into_iter().chain((0..=u16::MAX).flat_map(u16::to_le_bytes)).chain([1, 2]).collect();
-        for (dtype, one) in [
-            (Dtype::BF16, (|b| bf16::from_bits(b).to_f32()) as fn(u16) -> f32),
-            (Dtype::F16, |b| f16::from_bits(b).to_f32()),
-        ] {
-            let values = widen(dtype, &bytes[1..]);
-            assert_eq!(values.len(), (1 << 16) + 1);
-            for (bits, value) in (0..=u16::MAX).chain([0x0201]).zip(values) {
-                assert_eq!(value.to_bits(), one(bits).to_bits(), "{dtype:?} {bits:#x}");
-            }
-        }
-        let signalling = f32::from_bits(0x7F80_0001);
-        assert_eq!(widen(Dtype::F32, &signalling.to_le_bytes())[0].to_bits(), signalling.to_bits());
-    }
 }

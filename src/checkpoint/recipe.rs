@@ -103,6 +103,8 @@ pub(super) struct Reading {
     pub(super) nibble_order: Option<NibbleOrder>,
     /// Block scales lie in tiles of 128 x 4.
     pub(super) tiled: bool,
+    /// Rows that have one scale of the file, where they are those of one of the matrices that were fused.
+    pub(super) fused_rows: Option<usize>,
 }
 
 impl Reading {
@@ -117,7 +119,7 @@ impl Reading {
             CodeFormat::E2M1 => (word(&value, "basis")?, Some(word(&value, "nibble_order")?)),
             _ => (Basis::Plain, None),
         };
-        Ok(Self { scheme, basis, nibble_order, tiled: false })
+        Ok(Self { scheme, basis, nibble_order, tiled: false, fused_rows: None })
     }
 }
 
@@ -197,7 +199,13 @@ mod tests {
             let text = written.to_json(NibbleOrder::LowFirst);
             assert_eq!(WrittenRecipe::from_json(&text), Ok(written), "{text}");
             let nibble_order = (recipe.format() == CodeFormat::E2M1).then_some(NibbleOrder::LowFirst);
-            let reading = Reading { scheme: recipe.scheme(), basis: recipe.basis(), nibble_order, tiled: false };
+            let reading = Reading {
+                scheme: recipe.scheme(),
+                basis: recipe.basis(),
+                nibble_order,
+                tiled: false,
+                fused_rows: None,
+            };
             assert_eq!(Reading::from_json(&text), Ok(reading), "{text}");
         }
     }

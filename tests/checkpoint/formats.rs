@@ -286,3 +286,42 @@ fn published_mxfp4_is_read() {
         assert!(wrong(shape.clone()).contains("must be U8 [18, 3] for 18 x 96"), "{shape:?}");
     }
 }
+
+/// As mistral.rs takes them: one scale for each of the matrices in a fused one, whose rows are as many.
+#[test]
+fn scales_of_fused_matrices_are_those_of_their_rows() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let (rows, cols) = (96, 32);
+    let mut random = Noise::new(3);
+    let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7F) as u8).collect();
+    let open = |layer: &str, scales: &[f32]| {
+        let name = format!("{layer}.weight");
+        let scale = (&*format!("{name}_scale"), Dtype::F32, vec![scales.len()], f32_bytes(scales));
+        foreign(&path, &[(&name, Dtype::F8_E4M3, vec![rows, cols], codes.clone()), scale], None);
+        (Checkpoint::open(&path).unwrap(), name)
+    };
+    for (layer, scales) in [("l.gate_up_proj", &[0.5, 3.0][..]), ("l.qkv_proj", &[1.0, 0.25, 2.0])] {
+        let (file, name) = open(layer, scales);
+        let each: Vec<f32> = (0..rows).map(|row| scales[row / (rows / scales.len())]).collect();
+        let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), rows, cols, codes.clone(), &each).unwrap();
+        assert_eq!(file.scheme(&name).unwrap(), Scheme::Fp8Row(E4M3));
+        assert!(file.quant_matrix(&name).unwrap() == want, "{layer}");
+        let some = codes[31 * cols..65 * cols].to_vec();
+        let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), 34, cols, some, &each[31..65]).unwrap();
+        assert!(file.quant_rows(&name, 31..65).unwrap() == want, "{layer}");
+    }
+    // Other numbers of scales, and layers whose rows nobody knows.
+    for (layer, scales) in [
+        ("l.gate_up_proj", &[0.5; 3][..]),
+        ("l.qkv_proj", &[0.5; 2]),
+        ("l.down_proj", &[0.5; 2]),
+        ("my_qkv_proj", &[0.5; 3]),
+    ] {
+        let (file, name) = open(layer, scales);
+        let error = file.quant_matrix(&name).unwrap_err().to_string();
+        assert!(error.contains(&name) && error.contains(&format!("[{}]", scales.len())), "{error}");
+    }
+    let (file, name) = open("l.gate_up_proj", &[0.5, f32::NAN]);
+    assert!(file.quant_matrix(&name).unwrap_err().to_string().contains("l.gate_up_proj.weight_scale"));
+}

@@ -7,19 +7,20 @@ use std::ops::Range;
 use std::sync::mpsc::SyncSender;
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, TensorInfo, printable};
-use scaled_gemm::codec::round_to;
+use scaled_gemm::checkpoint::{
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, TensorInfo, printable,
+};
 use scaled_gemm::model_folder::ModelConfig;
 use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
-use crate::data::{to_bytes, undo_hadamard};
+use crate::data::undo_hadamard;
 use crate::device::{self, Device};
 use crate::folder;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
-use crate::pipeline::{self, Part, Sent};
+use crate::pipeline::{self, Buffers, Part, Sent};
 use crate::unread;
 
 /// A quantized matrix, in the place of its codes.
@@ -203,6 +204,7 @@ fn work(
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<HashMap<usize, Found>, Failure> {
     let mut found: HashMap<usize, Found> = HashMap::new();
+    let (buffers, part_bytes) = (Buffers::default(), device.part_bytes());
     let compute = |message| {
         let (at, rows, part) = match message {
             Read::Bytes(at, bytes) => {
@@ -215,24 +217,30 @@ fn work(
         let Some(matrix) = plans[at].matrix() else { return Ok(None) };
         step(&matrix.name, part.logical_codes().len() as u64);
         let found = found.entry(at).or_default();
-        let values = plain(device, &part, args.dtype, rows.start, found)?;
+        let values = plain(device, &part, args.dtype, rows.start, found, buffers.take())?;
         if rows.end == matrix.rows {
             found.refuse(&matrix.name, args)?;
         }
-        Ok((!found.is_refused(args)).then(|| Part::Bytes(matrix.name.as_str(), to_bytes(&values, args.dtype))))
+        Ok((!found.is_refused(args)).then(|| Part::Bytes(matrix.name.as_str(), values.into_bytes())))
     };
-    pipeline::run(|to| read(input, plans, to), compute, writer)?;
+    pipeline::run(|to| read(input, plans, part_bytes, &buffers, to), compute, writer, &buffers)?;
     Ok(found)
 }
 
-fn read(input: &Checkpoint, plans: &[Plan], to: &SyncSender<Read>) -> Result<Sent, Failure> {
+fn read(
+    input: &Checkpoint,
+    plans: &[Plan],
+    part_bytes: usize,
+    buffers: &Buffers,
+    to: &SyncSender<Read>,
+) -> Result<Sent, Failure> {
     for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
         let sent = match plan {
             Plan::Drop => Sent::All,
-            Plan::Copy => pipeline::copy(input, tensor, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?,
+            Plan::Copy => pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?,
             Plan::Dequantize(matrix) => {
                 let mut sent = Sent::All;
-                for rows in pipeline::parts(matrix.rows, pipeline::part_rows(matrix.cols * 2)) {
+                for rows in pipeline::parts(matrix.rows, pipeline::part_rows(part_bytes, matrix.cols * 2)) {
                     let part = input.quant_rows(&matrix.name, rows.clone())?;
                     if to.send(Read::Rows(at, rows, part)).is_err() {
                         sent = Sent::NotAll;
@@ -249,23 +257,24 @@ fn read(input: &Checkpoint, plans: &[Plan], to: &SyncSender<Read>) -> Result<Sen
     Ok(Sent::All)
 }
 
-/// The values of the data in the type asked for; `found` gets which of them are not finite. `first` is the first row.
+/// The values of the data in the type asked for, in `buffer`; `found` gets which of them are not finite. `first` is the first row.
 fn plain(
     device: &mut dyn Device,
     part: &HostQuantMatrix,
     dtype: DType,
     first: usize,
     found: &mut Found,
-) -> Result<Array2<f32>, Failure> {
+    buffer: Vec<u8>,
+) -> Result<PlainRows, Failure> {
     found.transformed = part.basis() != Basis::Plain;
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
-        false => device.dequantize(part, dtype)?,
-        true => exact(device, part)?.mapv_into(|v| round_to(dtype, v)),
+        false => device.dequantize(part, dtype, buffer)?,
+        true => PlainRows::from_f32(exact(device, part)?.view(), dtype, buffer)?,
     };
-    if !values.iter().all(|v| v.is_finite()) {
+    if !values.is_finite() {
         let exact = exact(device, part)?;
-        found.add(part, values.view(), exact.view(), first);
+        found.add(part, values.to_f32().view(), exact.view(), first);
     }
     Ok(values)
 }
@@ -368,7 +377,7 @@ impl Found {
 
 /// The values in FP32, of the data where the rows are in a Hadamard basis.
 fn exact(device: &mut dyn Device, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
-    let mut values = device.dequantize(matrix, DType::F32)?;
+    let mut values = device.dequantize(matrix, DType::F32, Vec::new())?.to_f32();
     if matrix.basis() != Basis::Plain {
         undo_hadamard(&mut values);
     }

@@ -4,6 +4,7 @@
 //! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 use ndarray::Array2;
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::codec::round_to;
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{self, GemmInputs, Noise, definition, sqnr_db};
@@ -154,11 +155,11 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
     for (i, dtype) in WIDE.into_iter().enumerate() {
         let x = test_matrix(rows, cols, dtype, seed + i as u64);
         let want = definition::quantize(x.view(), dtype, recipe)?;
-        let got = device.quantize_part(x.view(), dtype, recipe, None)?;
+        let got = device.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None)?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
         scales += differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits());
         scales += differences(want.block_scales(), got.block_scales(), |a, b| a == b);
-        let mut decoded = device.dequantize(&got, DType::F32)?;
+        let mut decoded = device.dequantize(&got, DType::F32, Vec::new())?.to_f32();
         let right = definition::dequantize(&got, DType::F32);
         values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         if got.basis() != recipe.basis() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ndarray::{Array2, ArrayView2, s};
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{DType, Error, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
@@ -23,10 +24,12 @@ struct Cpu {
     cores: usize,
     /// Why no GPU, where one was looked for.
     because: Option<String>,
+    /// Of the part at hand: kept, since new memory is pages that the system first has to clear.
+    values: Vec<f32>,
 }
 
 pub fn open(because: Option<String>) -> Box<dyn Device> {
-    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()), because })
+    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()), because, values: Vec::new() })
 }
 
 /// Median microseconds of at least three runs, and of more where they are short.
@@ -91,21 +94,21 @@ impl Device for Cpu {
         ))
     }
 
-    fn quantize_part(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        source: DType,
-        recipe: Recipe,
-        whole: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix> {
+    fn part_bytes(&self) -> usize {
+        2 << 20
+    }
+
+    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix> {
+        x.widen_into(&mut self.values);
+        let values = ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are");
         match whole {
-            Some(whole) => reference::quantize_part(x, source, recipe, whole),
-            None => reference::quantize(x, source, recipe),
+            Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
+            None => reference::quantize(values, x.dtype(), recipe),
         }
     }
 
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>> {
-        Ok(reference::dequantize(q, out))
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
+        PlainRows::from_f32(reference::dequantize(q, out).view(), out, buffer)
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {

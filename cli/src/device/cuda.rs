@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::Array2;
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
@@ -273,15 +274,13 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn quantize_part(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        source: DType,
-        recipe: Recipe,
-        whole: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix> {
-        let (rows, cols) = x.dim();
-        let data = self.upload(&to_bytes(x, source))?;
+    fn part_bytes(&self) -> usize {
+        32 << 20
+    }
+
+    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix> {
+        let (source, rows, cols) = (x.dtype(), x.rows(), x.cols());
+        let data = self.upload(x.bytes())?;
         let x = MatRef::new(&data, source, rows, cols)?;
         let Some(whole) = whole else { return self.handle.quantize(&x, recipe)?.to_host(&self.handle) };
         let mut q = QuantMatrix::zeros(&self.handle, recipe.scheme(), rows, cols)?;
@@ -308,12 +307,19 @@ impl Device for Cuda {
         }
     }
 
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>> {
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, mut buffer: Vec<u8>) -> Result<PlainRows> {
         let (rows, cols) = (q.rows(), q.cols());
-        let mut y = self.zeros(rows * cols * out.bytes())?;
+        let bytes = rows * cols * out.bytes();
+        let mut y = self.zeros(bytes)?;
         let q = QuantMatrix::from_host(&self.handle, q)?;
         self.handle.dequantize_into(&q, &mut MatMut::new(&mut y, out, rows, cols)?)?;
-        self.download(&y, rows, cols, out)
+        buffer.resize(bytes, 0);
+        self.handle
+            .stream()
+            .memcpy_dtoh(&y.slice(..bytes), &mut buffer)
+            .map_err(|e| driver("copying from the GPU", e))?;
+        self.handle.synchronize()?;
+        PlainRows::new(out, rows, cols, buffer)
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {

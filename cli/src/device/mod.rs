@@ -7,7 +7,8 @@ mod cuda;
 
 use std::path::Path;
 
-use ndarray::{Array2, ArrayView2};
+use ndarray::Array2;
+use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
 use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
@@ -143,18 +144,15 @@ pub trait Device {
     /// Takes measured choices from a file that `tune` wrote.
     fn use_tuning(&mut self, path: &Path) -> Result<()>;
 
-    /// Quantizes some rows of a matrix, or all, of values that `source` holds exactly; `whole` is the scale of all of it, where its
-    /// scheme has one that is not found from these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part).
-    fn quantize_part(
-        &mut self,
-        x: ArrayView2<'_, f32>,
-        source: DType,
-        recipe: Recipe,
-        whole: Option<GivenScale>,
-    ) -> Result<HostQuantMatrix>;
+    /// Bytes of the parts that it takes of a matrix, about: enough that its work is worth passing on.
+    fn part_bytes(&self) -> usize;
 
-    /// The values of a quantized matrix, rounded to `out`. Rows in a Hadamard basis stay in it.
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType) -> Result<Array2<f32>>;
+    /// Quantizes some rows of a matrix, or all; `whole` is the scale of all of it, where its scheme has one that is not found from
+    /// these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part).
+    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix>;
+
+    /// The values of a quantized matrix, rounded to `out`, in `buffer`, whose bytes are replaced. Rows in a Hadamard basis stay in it.
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
 
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;

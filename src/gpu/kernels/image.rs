@@ -166,6 +166,8 @@ fn flatten(source: &'static str, seen: &mut Vec<&'static str>, out: &mut String)
 
 #[cfg(test)]
 mod tests {
+    use rayon::prelude::*;
+
     use super::*;
 
     /// The text of each kernel of a PTX file, by its name.
@@ -215,16 +217,16 @@ mod tests {
             wanted.push((90, "compute_90".into()));
         }
         let files = || FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
-        for (gpu, arch) in wanted {
-            for file in files().filter(|file| file.gpus.contains(&gpu)) {
-                let ptx = file.nvrtc(&arch).unwrap();
-                let entries = entries(&ptx);
-                assert!(!entries.is_empty(), "{} for {arch}", file.name);
-                for (name, body) in entries.iter().filter(|_| gpu >= 90) {
-                    assert_waits_before_memory(&format!("{name} of {} for {arch}", file.name), body);
-                }
+        let all: Vec<_> = wanted.iter().flat_map(|of| files().map(move |file| (of, file))).collect();
+        // Most of the time of CI: on all cores.
+        all.into_par_iter().filter(|((gpu, _), file)| file.gpus.contains(gpu)).for_each(|((gpu, arch), file)| {
+            let (gpu, ptx) = (*gpu, file.nvrtc(arch).unwrap());
+            let entries = entries(&ptx);
+            assert!(!entries.is_empty(), "{} for {arch}", file.name);
+            for (name, body) in entries.iter().filter(|_| gpu >= 90) {
+                assert_waits_before_memory(&format!("{name} of {} for {arch}", file.name), body);
             }
-        }
+        });
     }
 
     #[test]

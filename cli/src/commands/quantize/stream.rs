@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::mpsc::SyncSender;
 
 use ndarray::{Array2, s};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect};
+use rayon::prelude::*;
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Scheme};
 
@@ -13,7 +14,10 @@ use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
 use crate::device::Device;
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
-use crate::pipeline::{self, Part, Sent};
+use crate::pipeline::{self, Buffers, Part, Sent};
+
+/// Bytes read at a time where only the largest value is asked for: it stays in a cache.
+const AMAX_PART: usize = 512 << 10;
 
 /// Rows that say what sharing a scale costs.
 const SAMPLE: usize = 128;
@@ -45,7 +49,7 @@ struct Whole {
 }
 
 enum Read {
-    Rows(usize, Range<usize>, Array2<f32>, Option<Whole>),
+    Rows(usize, Range<usize>, PlainRows, Option<Whole>),
     Bytes(usize, Vec<u8>),
 }
 
@@ -57,24 +61,31 @@ pub fn run(
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<Found, Failure> {
     let mut found = Found::default();
-    let compute = |message| compute(work, message, &mut found, device, step);
-    pipeline::run(|to| read(work, to), compute, writer)?;
+    let buffers = Buffers::default();
+    let part_bytes = device.part_bytes();
+    let compute = |message| compute(work, message, &buffers, &mut found, device, step);
+    pipeline::run(|to| read(work, part_bytes, &buffers, to), compute, writer, &buffers)?;
     Ok(found)
 }
 
-fn parts(weight: &Weight) -> impl Iterator<Item = Range<usize>> + use<> {
+fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let step = match is_divisible(weight.recipe) {
-        true => pipeline::part_rows(weight.cols * weight.source.bytes()),
+        true => pipeline::part_rows(part_bytes, weight.cols * weight.source.bytes()),
         false => weight.rows,
     };
     pipeline::parts(weight.rows, step)
 }
 
-fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Sent, Failure> {
+fn read(
+    Work { input, plans, .. }: Work<'_>,
+    part_bytes: usize,
+    buffers: &Buffers,
+    to: &SyncSender<Read>,
+) -> Result<Sent, Failure> {
     let mut known: HashMap<usize, f32> = HashMap::new();
     for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
         let Plan::Quantize(weight) = plan else {
-            match pipeline::copy(input, tensor, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
+            match pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
                 Sent::All => continue,
                 Sent::NotAll => return Ok(Sent::NotAll),
             }
@@ -87,14 +98,14 @@ fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Se
                 if !known.contains_key(&member)
                     && let Plan::Quantize(weight) = &plans.tensors[member]
                 {
-                    known.insert(member, amax(input, &input.tensors()[member].name, weight)?);
+                    known.insert(member, amax(input, &input.tensors()[member].name, weight, buffers)?);
                 }
             }
             let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
             whole = Some(Whole { own: known[&at], shared });
         }
-        for rows in parts(weight) {
-            let x = input.matrix_rows(&tensor.name, rows.clone())?;
+        for rows in parts(weight, part_bytes) {
+            let x = input.plain_rows(&tensor.name, rows.clone(), buffers.take())?;
             if to.send(Read::Rows(at, rows, x, whole)).is_err() {
                 return Ok(Sent::NotAll);
             }
@@ -103,19 +114,22 @@ fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Se
     Ok(Sent::All)
 }
 
-/// The largest value of a matrix, by parts.
-fn amax(input: &Checkpoint, name: &str, weight: &Weight) -> Result<f32, Failure> {
-    let mut largest = 0.0f32;
-    for rows in parts(weight) {
-        let x = input.matrix_rows(name, rows)?;
-        largest = largest.max(reference::amax(x.as_slice().unwrap_or_default()));
-    }
-    Ok(largest)
+/// The largest value of a matrix, by parts, on all cores: nothing else goes on meanwhile.
+fn amax(input: &Checkpoint, name: &str, weight: &Weight, buffers: &Buffers) -> Result<f32, Failure> {
+    let parts: Vec<_> = parts(weight, AMAX_PART).collect();
+    let amax = |rows| {
+        let x = input.plain_rows(name, rows, buffers.take())?;
+        let amax = x.amax();
+        buffers.give(x.into_bytes());
+        Ok(amax)
+    };
+    parts.into_par_iter().map(amax).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
 }
 
 fn compute<'a>(
     work: Work<'a>,
     message: Read,
+    buffers: &Buffers,
     found: &mut Found,
     device: &mut dyn Device,
     step: &mut dyn FnMut(&str, u64),
@@ -130,10 +144,10 @@ fn compute<'a>(
     };
     let name = &work.input.tensors()[at].name;
     let Plan::Quantize(weight) = &work.plans.tensors[at] else { return Ok(None) };
-    step(name, (x.len() * weight.source.bytes()) as u64);
-    if !is_finite(&x) || found.non_finite.contains_key(&at) {
+    step(name, x.bytes().len() as u64);
+    if !x.is_finite() || found.non_finite.contains_key(&at) {
         let counts = found.non_finite.entry(at).or_default();
-        counts.add_rows(&x, rows.start);
+        counts.add_rows(&x.to_f32(), rows.start);
         // The words say how many there are in all.
         match counts.check(name, work.allow_non_finite, weight.recipe, weight.source) {
             Err(refused) if rows.end == weight.rows => return Err(refused),
@@ -142,19 +156,16 @@ fn compute<'a>(
         }
     }
     if let Some(whole) = whole.filter(|whole| rows.start == 0 && whole.own != whole.shared) {
-        let cost = cost(&x, weight, work.dialect, whole)?;
+        let cost = cost(&x.to_f32(), weight, work.dialect, whole)?;
         // Of rows of zeros, or with NaN, there is none.
         if cost.iter().all(|db| db.is_finite()) {
             found.shared.insert(at, cost);
         }
     }
     let given = whole.map(|whole| given(work.dialect, weight, whole.shared)).transpose()?;
-    Ok(Some(Part::Rows(name, device.quantize_part(x.view(), weight.source, weight.recipe, given)?)))
-}
-
-fn is_finite(x: &Array2<f32>) -> bool {
-    let largest = |x: &[f32]| x.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7FFF_FFFF));
-    x.as_slice().is_some_and(|x| largest(x) < f32::INFINITY.to_bits())
+    let part = device.quantize_part(&x, weight.recipe, given)?;
+    buffers.give(x.into_bytes());
+    Ok(Some(Part::Rows(name, part)))
 }
 
 /// The scale of a matrix of this amax, as the dialect can say it.
