@@ -52,6 +52,7 @@ mod quantized;
 mod reader;
 mod recipe;
 mod source;
+mod writeback;
 mod writer;
 
 pub use header::TensorInfo;

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::header::{Header, TensorInfo};
 use super::layout::{Planned, shard_names};
 use super::matrix_writer::MatrixWriter;
 use super::open_files::OpenFiles;
+use super::writeback::{STEP, Writeback};
 use super::{OutputFile, OutputFolder, printable};
 use crate::error::{Error, Result};
 use crate::format::HostQuantMatrix;
@@ -27,6 +28,9 @@ pub struct CheckpointWriter {
     target: Target,
     shards: Vec<Shard>,
     open: OpenFiles,
+    writeback: Writeback,
+    /// Bytes since the last sync was begun.
+    unsynced: AtomicU64,
     pub(super) header: Header,
     pub(super) matrices: HashMap<String, Planned>,
     /// One for each tensor of the header.
@@ -52,7 +56,8 @@ impl CheckpointWriter {
         let mut data_bytes = vec![0; count];
         header.tensors.iter().for_each(|t| data_bytes[t.file] = t.end);
         let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
-        let mut writer = Self { target, shards, open, header, matrices, states };
+        let (writeback, unsynced) = (Writeback::start(), AtomicU64::new(0));
+        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, states };
         for (i, name) in shard_names(count).into_iter().enumerate() {
             let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;
@@ -151,11 +156,12 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(mut self) -> Result<()> {
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {
             return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
         }
+        self.writeback.finish().map_err(|(shard, source)| self.io(shard, source))?;
         for shard in 0..self.shards.len() {
             self.file(shard)?.sync_all().map_err(|source| self.io(shard, source))?;
         }
@@ -208,10 +214,15 @@ impl TensorWriter<'_> {
             let found = format!("got {} bytes where the layout says {}", self.written + len, info.bytes());
             return Err(self.writer.refuse(&info.name, found));
         }
-        let shard = &self.writer.shards[info.file];
-        let wrote = write_at(&*self.writer.file(info.file)?, bytes, shard.data_start + info.start + self.written);
-        wrote.map_err(|source| self.writer.io(info.file, source))?;
+        let (writer, shard) = (self.writer, info.file);
+        let file = writer.file(shard)?;
+        write_at(&file, bytes, writer.shards[shard].data_start + info.start + self.written)
+            .map_err(|source| writer.io(shard, source))?;
         self.written += len;
+        if writer.unsynced.fetch_add(len, Ordering::Relaxed) + len >= STEP {
+            writer.unsynced.store(0, Ordering::Relaxed);
+            writer.writeback.begin(shard, &file);
+        }
         Ok(())
     }
 

@@ -51,6 +51,14 @@ pub struct Plans {
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
 
 impl Plans {
+    /// The places of all that share the scale of the tensor at this place, itself among them.
+    pub fn sharing(&self, at: usize) -> Vec<usize> {
+        match &self.tensors[at] {
+            Plan::Quantize(Weight { group: Some(group), .. }) => self.groups[*group].clone(),
+            _ => vec![at],
+        }
+    }
+
     pub fn new(
         args: &QuantizeArgs,
         input: &Checkpoint,

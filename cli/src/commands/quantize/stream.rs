@@ -1,8 +1,8 @@
 //! The work: matrices pass in parts, so that none is in memory as a whole.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use ndarray::{Array2, s};
 use rayon::prelude::*;
@@ -18,6 +18,9 @@ use crate::pipeline::{self, Buffers, Part, Sent};
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
+
+/// Matrices whose largest value is known before they are quantized: their bytes are in memory yet.
+const AHEAD: usize = 2;
 
 /// Rows that say what sharing a scale costs.
 const SAMPLE: usize = 128;
@@ -76,10 +79,39 @@ fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize
     pipeline::parts(weight.rows, step)
 }
 
-fn read(
+fn read(work: Work<'_>, part_bytes: usize, buffers: &Buffers, to: &SyncSender<Read>) -> Result<Sent, Failure> {
+    std::thread::scope(|scope| {
+        let (sender, largest) = sync_channel(AHEAD);
+        scope.spawn(move || find_largest(work, buffers, &sender));
+        stream(work, part_bytes, buffers, &largest, to)
+    })
+}
+
+/// Sends the largest value of each matrix that has one scale, those that share it together, in the order in which they are asked for.
+fn find_largest(
+    Work { input, plans, .. }: Work<'_>,
+    buffers: &Buffers,
+    to: &SyncSender<Result<(usize, f32), Failure>>,
+) {
+    let mut sent = HashSet::new();
+    for (at, plan) in plans.tensors.iter().enumerate() {
+        for member in plans.sharing(at) {
+            let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
+            if matches!(plan, Plan::Quantize(_)) && has_whole(weight.recipe) && sent.insert(member) {
+                let found = amax(input, &input.tensors()[member].name, weight, buffers);
+                if to.send(found.map(|amax| (member, amax))).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn stream(
     Work { input, plans, .. }: Work<'_>,
     part_bytes: usize,
     buffers: &Buffers,
+    largest: &Receiver<Result<(usize, f32), Failure>>,
     to: &SyncSender<Read>,
 ) -> Result<Sent, Failure> {
     let mut known: HashMap<usize, f32> = HashMap::new();
@@ -92,14 +124,11 @@ fn read(
         };
         let mut whole = None;
         if has_whole(weight.recipe) {
-            let alone = [at];
-            let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
-            for &member in members {
-                if !known.contains_key(&member)
-                    && let Plan::Quantize(weight) = &plans.tensors[member]
-                {
-                    known.insert(member, amax(input, &input.tensors()[member].name, weight, buffers)?);
-                }
+            let members = plans.sharing(at);
+            while members.iter().any(|member| !known.contains_key(member)) {
+                let (member, amax) =
+                    largest.recv().map_err(|_| Failure::Check("a thread of the work panicked; report it".into()))??;
+                known.insert(member, amax);
             }
             let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
             whole = Some(Whole { own: known[&at], shared });
@@ -114,7 +143,7 @@ fn read(
     Ok(Sent::All)
 }
 
-/// The largest value of a matrix, by parts, on all cores: nothing else goes on meanwhile.
+/// The largest value of a matrix, by parts, on all cores.
 fn amax(input: &Checkpoint, name: &str, weight: &Weight, buffers: &Buffers) -> Result<f32, Failure> {
     let parts: Vec<_> = parts(weight, AMAX_PART).collect();
     let amax = |rows| {
