@@ -9,7 +9,9 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Scheme};
 
+use super::items::Item;
 use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
+use super::rows::Rows;
 use crate::device::Device;
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
@@ -72,9 +74,10 @@ fn parts(weight: &Weight) -> impl Iterator<Item = Range<usize>> + use<> {
 
 fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Sent, Failure> {
     let mut known: HashMap<usize, f32> = HashMap::new();
-    for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
+    let mut source = Rows::new(input);
+    for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         let Plan::Quantize(weight) = plan else {
-            match pipeline::copy(input, tensor, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
+            match pipeline::copy(input, &input.tensors()[item.tensor], |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
                 Sent::All => continue,
                 Sent::NotAll => return Ok(Sent::NotAll),
             }
@@ -87,14 +90,14 @@ fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Se
                 if !known.contains_key(&member)
                     && let Plan::Quantize(weight) = &plans.tensors[member]
                 {
-                    known.insert(member, amax(input, &input.tensors()[member].name, weight)?);
+                    known.insert(member, amax(&mut source, &plans.items[member], weight)?);
                 }
             }
             let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
             whole = Some(Whole { own: known[&at], shared });
         }
         for rows in parts(weight) {
-            let x = input.matrix_rows(&tensor.name, rows.clone())?;
+            let x = source.read(item, weight.source, rows.clone())?;
             if to.send(Read::Rows(at, rows, x, whole)).is_err() {
                 return Ok(Sent::NotAll);
             }
@@ -104,10 +107,10 @@ fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Se
 }
 
 /// The largest value of a matrix, by parts.
-fn amax(input: &Checkpoint, name: &str, weight: &Weight) -> Result<f32, Failure> {
+fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight) -> Result<f32, Failure> {
     let mut largest = 0.0f32;
     for rows in parts(weight) {
-        let x = input.matrix_rows(name, rows)?;
+        let x = source.read(item, weight.source, rows)?;
         largest = largest.max(reference::amax(x.as_slice().unwrap_or_default()));
     }
     Ok(largest)
@@ -122,13 +125,13 @@ fn compute<'a>(
 ) -> Result<Option<Part<'a>>, Failure> {
     let (at, rows, x, whole) = match message {
         Read::Bytes(at, bytes) => {
-            let name = &work.input.tensors()[at].name;
+            let name = &work.plans.items[at].name;
             step(name, bytes.len() as u64);
             return Ok(Some(Part::Bytes(name, bytes)));
         }
         Read::Rows(at, rows, x, whole) => (at, rows, x, whole),
     };
-    let name = &work.input.tensors()[at].name;
+    let name = &work.plans.items[at].name;
     let Plan::Quantize(weight) = &work.plans.tensors[at] else { return Ok(None) };
     step(name, (x.len() * weight.source.bytes()) as u64);
     if !is_finite(&x) || found.non_finite.contains_key(&at) {
