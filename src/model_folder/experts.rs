@@ -44,19 +44,13 @@ const KNOWN: [(&[&str], &[ExpertTensor]); 7] = [
     // one, SGLang models/mllama4.py:663; llm-compressor 0.14.0.1 modeling/moe/llama4.py writes them so.
     (
         &["llama4", "llama4_text"],
-        &[
-            transposed(".experts.gate_up_proj", ".experts", GATE_UP),
-            transposed(".experts.down_proj", ".experts", DOWN),
-        ],
+        &[transposed(".experts.gate_up_proj", ".experts", GATE_UP), transposed(".experts.down_proj", ".experts", DOWN)],
     ),
     // transformers conversion_mapping.py:1361: the files are transposed, the class is not; vLLM models/qwen3_vl_moe.py with
     // qwen3_moe.py, SGLang models/qwen3_vl_moe.py:228; ModelOpt 0.47.0 torch/export/moe_utils.py:47 writes them one by one.
     (
         &["qwen3_vl_moe", "qwen3_vl_moe_text"],
-        &[
-            transposed(".experts.gate_up_proj", ".experts", GATE_UP),
-            transposed(".experts.down_proj", ".experts", DOWN),
-        ],
+        &[transposed(".experts.gate_up_proj", ".experts", GATE_UP), transposed(".experts.down_proj", ".experts", DOWN)],
     ),
     // transformers models/qwen3_5_moe/modeling_qwen3_5_moe.py:840 and models/gemma4/modeling_gemma4.py:1271; SGLang
     // models/qwen3_5.py:2112 and models/gemma4_causal.py:1281 read both forms.
@@ -76,10 +70,7 @@ const KNOWN: [(&[&str], &[ExpertTensor]); 7] = [
     // transformers conversion_mapping.py:843, models/aria/modeling_aria.py:284; vLLM models/aria.py:218.
     (
         &["aria", "aria_text"],
-        &[
-            transposed(".experts.fc1.weight", ".experts", GATE_UP),
-            transposed(".experts.fc2.weight", ".experts", DOWN),
-        ],
+        &[transposed(".experts.fc1.weight", ".experts", GATE_UP), transposed(".experts.fc2.weight", ".experts", DOWN)],
     ),
     // vLLM models/step3p5.py:600 (`[experts, out, in]`, gate and up apart) and :667 (one by one).
     (
@@ -100,10 +91,7 @@ const KNOWN: [(&[&str], &[ExpertTensor]); 7] = [
                 dialects: &[Dialect::GptOss],
                 ..transposed(".experts.gate_up_proj", ".experts", GATE_UP)
             },
-            ExpertTensor {
-                dialects: &[Dialect::GptOss],
-                ..transposed(".experts.down_proj", ".experts", DOWN)
-            },
+            ExpertTensor { dialects: &[Dialect::GptOss], ..transposed(".experts.down_proj", ".experts", DOWN) },
         ],
     ),
 ];
@@ -216,6 +204,8 @@ mod tests {
         assert_eq!([oss.rows_of(0, 6), oss.rows_of(1, 6)], [Some([0, 2, 3]), Some([1, 2, 3])]);
         assert_eq!([llama.rows_of(0, 5), llama.rows_of(2, 6)], [None, None]);
         assert!(llama.is_read_in(Dialect::Fp8) && !llama.is_read_in(Dialect::ComfyUi));
-        assert!(oss.is_read_in(Dialect::GptOss) && oss.is_read_in(Dialect::Plain) && !oss.is_read_in(Dialect::ModelOpt));
+        assert!(
+            oss.is_read_in(Dialect::GptOss) && oss.is_read_in(Dialect::Plain) && !oss.is_read_in(Dialect::ModelOpt)
+        );
     }
 }

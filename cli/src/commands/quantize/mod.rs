@@ -209,11 +209,7 @@ fn write_inputs(writer: &CheckpointWriter, inputs: Option<&[(usize, String, f32)
 }
 
 /// The other files of a folder. Says what was not copied.
-fn write_folder(
-    given: Given<'_>,
-    plans: &Plans,
-    writer: &CheckpointWriter,
-) -> Result<Option<String>, Failure> {
+fn write_folder(given: Given<'_>, plans: &Plans, writer: &CheckpointWriter) -> Result<Option<String>, Failure> {
     let Given { input, config, .. } = given;
     let Some(from) = input.folder() else { return Ok(None) };
     let (to, ignored) = (writer.folder()?, plans.ignored(given));

@@ -50,6 +50,7 @@ impl Report<'_> {
         if self.dialect != Dialect::Plain || self.input.folder().is_some() {
             text += &format!("dialect {}{}\n", self.dialect, self.config.map_or(", without a config.json", |_| ""));
         }
+        text += &self.experts();
         text += &self.sharing(found);
         text + &copied_lines(&self.copied())
     }
@@ -65,6 +66,9 @@ impl Report<'_> {
                 "bytes_before": tensor.bytes(), "bytes_after": weight.bytes(),
                 "nan": counts.map_or(0, |c| c.nan), "infinite": counts.map_or(0, |c| c.infinite),
             });
+            if tensor.slice.is_some() {
+                value["of"] = json!(self.input.tensors()[tensor.tensor].name);
+            }
             if let Some(group) = weight.group {
                 let members = self.plans.groups[group].iter().filter(|other| **other != at);
                 value["shares_its_scale_with"] = members.map(|other| tensors[*other].name.as_str()).collect();
@@ -122,6 +126,27 @@ impl Report<'_> {
             .map(|([name, shape, source], [_, before, after])| [name, shape, source, bytes(before), bytes(after)])
             .collect();
         table(["tensor", "shape", "from", "before", "after"], 1, &rows)
+    }
+
+    /// Which tensors become several.
+    fn experts(&self) -> String {
+        let slices = self.plans.items.iter().filter(|item| item.slice.is_some_and(|slice| slice.experts[1] == 1));
+        let (mut tensors, mut matrices) = (Vec::new(), 0);
+        for item in slices {
+            matrices += 1;
+            if tensors.last() != Some(&item.tensor) {
+                tensors.push(item.tensor);
+            }
+        }
+        let Some(first) = tensors.first().map(|at| &self.input.tensors()[*at]) else { return String::new() };
+        format!(
+            "experts that are in one tensor are written one by one: {} ({} {:?}{}), {}\n",
+            count(tensors.len(), "tensor", "tensors"),
+            printable(&first.name),
+            first.shape,
+            if tensors.len() > 1 { ", ..." } else { "" },
+            count(matrices, "matrix", "matrices")
+        )
     }
 
     fn sizes(&self) -> (u64, u64) {

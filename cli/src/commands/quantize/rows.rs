@@ -89,14 +89,7 @@ fn turn(block: &[u8], pitch: usize, from: usize, step: usize, size: usize, cols:
     }
 }
 
-fn turn_by<const SIZE: usize>(
-    block: &[u8],
-    pitch: usize,
-    from: usize,
-    step: usize,
-    cols: usize,
-    out: &mut [u8],
-) {
+fn turn_by<const SIZE: usize>(block: &[u8], pitch: usize, from: usize, step: usize, cols: usize, out: &mut [u8]) {
     for first in (0..cols).step_by(STRIP) {
         for (i, row) in out.chunks_exact_mut(cols * SIZE).enumerate() {
             let (strip, _) = row[first * SIZE..].as_chunks_mut::<SIZE>();

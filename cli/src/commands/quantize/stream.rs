@@ -77,7 +77,8 @@ fn read(Work { input, plans, .. }: Work<'_>, to: &SyncSender<Read>) -> Result<Se
     let mut source = Rows::new(input);
     for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         let Plan::Quantize(weight) = plan else {
-            match pipeline::copy(input, &input.tensors()[item.tensor], |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
+            match pipeline::copy(input, &input.tensors()[item.tensor], |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?
+            {
                 Sent::All => continue,
                 Sent::NotAll => return Ok(Sent::NotAll),
             }
