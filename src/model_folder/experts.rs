@@ -67,10 +67,14 @@ const KNOWN: [(&[&str], &[ExpertTensor]); 7] = [
             tensor(".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts", DOWN),
         ],
     ),
-    // transformers conversion_mapping.py:843, models/aria/modeling_aria.py:284; vLLM models/aria.py:218.
+    // transformers conversion_mapping.py:843, models/aria/modeling_aria.py:284. vLLM's mapper of Llama (models/llama.py:354, taken
+    // over in models/aria.py:272) makes `experts.E.gate_proj` half of a fused layer, and so misreads experts one by one.
     (
         &["aria", "aria_text"],
-        &[transposed(".experts.fc1.weight", ".experts", GATE_UP), transposed(".experts.fc2.weight", ".experts", DOWN)],
+        &[
+            ExpertTensor { dialects: &[], ..transposed(".experts.fc1.weight", ".experts", GATE_UP) },
+            ExpertTensor { dialects: &[], ..transposed(".experts.fc2.weight", ".experts", DOWN) },
+        ],
     ),
     // vLLM models/step3p5.py:600 (`[experts, out, in]`, gate and up apart) and :667 (one by one).
     (

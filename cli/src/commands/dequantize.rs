@@ -33,12 +33,12 @@ struct Matrix {
     /// Rows and columns, or more where experts are in one tensor.
     shape: Vec<usize>,
     /// The matrices that it is made of, where it is a tensor of experts.
-    experts: Option<Experts>,
+    experts: Option<Box<Experts>>,
 }
 
 impl Matrix {
     fn experts(&self) -> Option<&Experts> {
-        self.experts.as_ref()
+        self.experts.as_deref()
     }
 }
 
@@ -149,7 +149,14 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
                 Some(experts) => {
                     let ([count, rows, cols], scheme) = (experts.sizes, input.scheme(name)?);
                     let (name, shape) = (experts.name.clone(), experts.shape());
-                    Plan::Dequantize(Matrix { name, scheme, rows: count * rows, cols, shape, experts: Some(experts) })
+                    Plan::Dequantize(Matrix {
+                        name,
+                        scheme,
+                        rows: count * rows,
+                        cols,
+                        shape,
+                        experts: Some(experts.into()),
+                    })
                 }
                 None => Plan::Drop,
             },
