@@ -346,7 +346,8 @@ impl QuantizeArgs {
 pub struct DequantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// What to write: a file, or for a folder or an index a new folder.
+    /// What to write: a file, or for a folder or an index a new folder, in which the experts of a layer are one tensor again
+    /// where they are in the checkpoints of this model_type.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Most bytes of tensors in a file of a folder: 5GB, 500MB, 2GiB or a number. A tensor is never divided.

@@ -484,3 +484,36 @@ fn one_amax_may_stand_for_all_experts() {
     assert_eq!([scale("0.gate_proj"), scale("2.up_proj")], [4.0 / 2688.0; 2]);
     assert_eq!([scale("0.down_proj"), scale("1.down_proj")], [2.0 / 2688.0, 3.0 / 2688.0]);
 }
+
+/// Parts of 128 rows here: the third of gpt-oss's has rows of both experts.
+#[test]
+fn parts_end_where_they_do_and_not_with_an_expert() {
+    let folder = Folder::new();
+    let [experts, cols, rows] = [2, 8192, 320];
+    let all: Vec<f32> =
+        values(experts * cols * rows, 7).into_iter().map(|v| bf16::from_f32(v * 0.02).to_f32()).collect();
+    let turned = ndarray::ArrayView3::from_shape((experts, cols, rows), &all).unwrap();
+    let tensor = ("m.experts.gate_up_proj".to_string(), vec![experts, cols, rows], bf16_bytes(&all));
+    let input = of_tensors(&folder, "oss", &json!({"model_type": "gpt_oss"}), std::slice::from_ref(&tensor));
+    let output = folder.file("oss-out");
+    good(&["quantize", &input, "-o", &output, "--recipe", "mxfp4"]);
+    let x = turned.permuted_axes([0, 2, 1]);
+    let stacked = Array2::from_shape_vec((experts * rows, cols), x.iter().copied().collect()).unwrap();
+    let want = reference::quantize(stacked.view(), DType::Bf16, Recipe::new(Scheme::Mxfp4)).unwrap();
+    assert!(Checkpoint::open(&output).unwrap().quant_matrix(&tensor.0).unwrap() == want);
+
+    let input = of_tensors(&folder, "llama", &json!({"text_config": {"model_type": "llama4_text"}}), &[tensor]);
+    let output = folder.file("llama-out");
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+    let checkpoint = Checkpoint::open(&output).unwrap();
+    for e in 0..experts {
+        let given = GivenScale::Amax(reference::amax(&all[e * cols * rows..(e + 1) * cols * rows]));
+        for (p, part) in ["gate_proj", "up_proj"].iter().enumerate() {
+            let matrix = x.slice(ndarray::s![e, p * rows / 2..(p + 1) * rows / 2, ..]).to_owned();
+            let recipe = Recipe::new(Scheme::Nvfp4);
+            let want = reference::quantize_part(matrix.view(), DType::Bf16, recipe, given).unwrap();
+            let name = format!("m.experts.{e}.{part}.weight");
+            assert!(checkpoint.quant_matrix(&name).unwrap() == want, "{name}");
+        }
+    }
+}
