@@ -1,6 +1,7 @@
 //! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
-//! basis are transformed back, and the experts of a folder become one tensor where they are in the checkpoints of its model_type. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
-//! would turn into infinities. Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
+//! basis are transformed back, and the experts of a folder become one tensor where they are in the checkpoints of its model_type.
+//! Codes that are no matrix are refused rather than copied, and so are values that the type asked for would turn into infinities.
+//! Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
 
 mod experts;
 

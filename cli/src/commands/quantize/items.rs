@@ -54,7 +54,7 @@ impl Item {
 pub type Whole = HashMap<usize, &'static str>;
 
 /// The kind of a tensor of experts, by the architecture that the config names.
-pub fn expert_tensor(config: Option<&ModelConfig>, tensor: &TensorInfo) -> Option<ExpertTensor> {
+fn expert_tensor(config: Option<&ModelConfig>, tensor: &TensorInfo) -> Option<ExpertTensor> {
     let known = config.map(ModelConfig::expert_tensors).unwrap_or_default();
     known.iter().find(|known| tensor.shape.len() == 3 && known.is(&tensor.name)).copied()
 }

@@ -305,7 +305,8 @@ fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, r
         if let Some(reason) = left_alone(module) {
             return Plan::Copy(reason);
         }
-        if config.is_some_and(|config| config.ignores(module)) {
+        let of = self::module(&input.tensors()[item.tensor].name);
+        if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
             return Plan::Copy("left alone by config.json");
         }
     }
