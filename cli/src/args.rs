@@ -176,16 +176,18 @@ pub struct QuantizeArgs {
     /// Quantize only the tensors whose name matches this regular expression, whatever they are. Without it the matrices, but for
     /// embeddings, output heads, norms, routers, convolutions, gates of linear attention, layers for images or sound,
     /// multi-token prediction, and what config.json names. Those are quantized in a dialect with a warning, since engines may not
-    /// read them so; embeddings, which no engine reads so, are refused there.
+    /// read them so; embeddings, which no engine reads so, are refused there. Experts that are in one tensor are written one by one
+    /// where the model_type of config.json says how they lie there (of a file the config.json beside it), and else left alone.
     #[arg(long, value_name = "REGEX")]
     pub only: Option<regex::Regex>,
-    /// Leave the tensors whose name matches alone; may be given several times. One that matches none is refused.
+    /// Leave the tensors whose name matches alone; may be given several times. One that matches none is refused. Experts in one
+    /// tensor go by its name and by those that they are written under.
     #[arg(long, value_name = "REGEX")]
     pub exclude: Vec<regex::Regex>,
-    /// Names, types and config.json: fp8, compressed-tensors, modelopt, comfyui (files) or plain (this program's own, for every
-    /// recipe). For a
-    /// folder, if left out: fp8 for fp8-128x128 and fp8-tensor, modelopt for nvfp4 and mxfp8, compressed-tensors for fp8-row,
-    /// plain for what no engine reads; for a file plain.
+    /// Names, types and config.json: fp8, compressed-tensors, modelopt, gpt-oss (the experts of that model in mxfp4), comfyui
+    /// (files) or plain (this program's own, for every recipe). For a folder, if left out: fp8 for fp8-128x128 and fp8-tensor,
+    /// modelopt for nvfp4 and mxfp8, compressed-tensors for fp8-row and mxfp4, gpt-oss for that model in mxfp4, plain for what
+    /// no engine reads; for a file plain.
     #[arg(long)]
     pub dialect: Option<Dialect>,
     /// nvfp4 and fp8-tensor: matrices whose names differ only in what this matches share one scale, besides those that engines
@@ -349,7 +351,8 @@ impl QuantizeArgs {
 pub struct DequantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// What to write: a file, or for a folder or an index a new folder.
+    /// What to write: a file, or for a folder or an index a new folder, in which the experts of a layer are one tensor again
+    /// where they are in the checkpoints of this model_type.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, NibbleOrder, ScaleMeaning, input_scale_tensor, tensors_of};
+use super::names::{Dialect, NibbleOrder, ScaleMeaning, input_scale_tensor, of_blocks, tensors_of};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -68,11 +68,22 @@ impl CheckpointLayout {
 
     /// Adds a quantized matrix: its codes, its scales under the names of the dialect, and its recipe in the metadata.
     pub fn quantized(&mut self, name: &str, rows: usize, cols: usize, written: WrittenRecipe) {
+        self.quantized_experts(name, [1, rows, cols], written);
+    }
+
+    /// The same for the matrices of several experts, `[experts, rows, cols]`, whose rows follow one another: one matrix to all
+    /// readers. [`Dialect::GptOss`] has the experts as a dimension of its own.
+    pub fn quantized_experts(&mut self, name: &str, [experts, each, cols]: [usize; 3], written: WrittenRecipe) {
+        let rows = experts.saturating_mul(each);
         let dialect = self.dialect;
         let scheme = written.recipe.scheme();
         self.units.push(self.tensors.len());
         for tensor in tensors_of(dialect, scheme, rows, cols) {
-            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
+            let mut shape = tensor.shape;
+            if of_blocks(dialect, scheme) {
+                shape.splice(..1, [experts, each]);
+            }
+            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &shape);
         }
         if self.dialect == Dialect::ComfyUi {
             let mark = comfy::tensor(dialect_format(scheme));

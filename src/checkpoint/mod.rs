@@ -8,7 +8,7 @@
 //! | `fp8-128x128` (DeepSeek-V3) | same | `NAME_scale_inv` F32 `[ceil(n/128), ceil(k/128)]` | |
 //! | `mxfp8` | same | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | dtype F8_E8M0 |
 //! | `nvfp4` (ModelOpt) | U8 `[n, k/2]` | `NAME_scale` F8_E4M3 `[n, k/16]`, `NAME_scale_2` F32 `[1]` | `[]`, `[1, 1]` |
-//! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss) |
+//! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss; written in [`Dialect::GptOss`]) |
 //! | `nvfp4-row` | same | same, `NAME_scale_2` F32 `[n]` | `[n, 1]` |
 //!
 //! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` of three times as many rows as columns with `[3]`, have one scale for

@@ -78,12 +78,14 @@ pub enum Dialect {
     CompressedTensors,
     /// NVIDIA ModelOpt's (`modelopt`).
     ModelOpt,
+    /// Those of gpt-oss's experts in MXFP4: `NAME_blocks` `[experts, rows, k/32, 16]` and `NAME_scales` `[experts, rows, k/32]`.
+    GptOss,
     /// ComfyUI's, in one file: block scales in tiles, even columns in the high half of a byte.
     ComfyUi,
 }
 
 named!(
-    Dialect, "dialect", Plain => "plain", Fp8 => "fp8", CompressedTensors => "compressed-tensors", ModelOpt => "modelopt", ComfyUi => "comfyui",
+    Dialect, "dialect", Plain => "plain", Fp8 => "fp8", CompressedTensors => "compressed-tensors", ModelOpt => "modelopt", GptOss => "gpt-oss", ComfyUi => "comfyui",
 );
 
 /// What an FP32 scale does to the codes.
@@ -118,6 +120,9 @@ pub(super) fn code_tensor(dialect: Dialect, scheme: Scheme, rows: usize, cols: u
         CodeFormat::E5M2 => (Dtype::F8_E5M2, cols),
         CodeFormat::E2M1 => (Dtype::U8, cols / 2),
     };
+    if of_blocks(dialect, scheme) {
+        return Tensor { suffix: BLOCKS_SUFFIX, dtype, shape: vec![rows, cols / 32, 16] };
+    }
     let packed = dialect == Dialect::CompressedTensors && scheme.spec().format == CodeFormat::E2M1;
     Tensor { suffix: if packed { PACKED_SUFFIX } else { "" }, dtype, shape: vec![rows, width] }
 }
@@ -133,7 +138,13 @@ pub(super) fn block_scale_tensor(dialect: Dialect, scheme: Scheme, rows: usize, 
         Dialect::ComfyUi => vec![rows.next_multiple_of(128), blocks.next_multiple_of(4)],
         _ => vec![rows, blocks],
     };
-    Some(Tensor { suffix: SCALE_SUFFIXES[0], dtype, shape })
+    let suffix = if of_blocks(dialect, scheme) { BLOCK_SCALES_SUFFIX } else { SCALE_SUFFIXES[0] };
+    Some(Tensor { suffix, dtype, shape })
+}
+
+/// True for MXFP4 as gpt-oss has it. The first dimension is still that of all rows.
+pub(super) fn of_blocks(dialect: Dialect, scheme: Scheme) -> bool {
+    dialect == Dialect::GptOss && scheme == Scheme::Mxfp4
 }
 
 /// The FP32 scales, as written; `None` where the scheme has none.

@@ -82,6 +82,12 @@ impl ModelConfig {
         self.entries.get("architectures").and_then(|list| list.get(0)?.as_str()).unwrap_or_default()
     }
 
+    /// Its `model_type`, and that of its text model, where it has one inside.
+    pub fn model_types(&self) -> impl Iterator<Item = &str> {
+        let inner = self.entries.get("text_config").and_then(|text| text.get("model_type"));
+        self.entries.get("model_type").into_iter().chain(inner).filter_map(Value::as_str)
+    }
+
     /// The `quantization_config`, where there is one.
     pub fn quantization(&self) -> Option<&Value> {
         self.entries.get("quantization_config").filter(|value| !value.is_null())

@@ -8,6 +8,7 @@
 //! | `fp8` | `fp8-128x128`, `fp8-tensor` | `fp8` | vLLM, SGLang, mistral.rs, transformers (`fp8-128x128`) |
 //! | `compressed-tensors` | `fp8-row`, `fp8-tensor`, `fp8-128x128`, `nvfp4`, `mxfp8`, `mxfp4` | `compressed-tensors` | vLLM, transformers, SGLang (neither MX) |
 //! | `modelopt` | `nvfp4`, `mxfp8`, `fp8-tensor` (with input scales) | `modelopt` | vLLM, SGLang, TensorRT-LLM |
+//! | `gpt-oss` | `mxfp4` (the experts of gpt-oss) | `mxfp4` | vLLM, SGLang, transformers |
 //! | `comfyui` | `nvfp4`, `mxfp8`, `fp8-tensor` | none, marks in the file | ComfyUI |
 //! | `plain` | all | none | this crate |
 //!
@@ -16,12 +17,14 @@
 
 mod calibration;
 mod config;
+mod experts;
 mod fuse;
 mod quantization;
 mod select;
 
 pub use calibration::InputScales;
 pub use config::ModelConfig;
+pub use experts::ExpertTensor;
 pub use fuse::fused_groups;
 pub use quantization::{QuantizationConfig, default_dialect};
 pub use select::left_alone;

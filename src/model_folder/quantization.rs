@@ -46,6 +46,7 @@ impl QuantizationConfig {
             Dialect::CompressedTensors => &["fp8-row", "fp8-tensor", "fp8-128x128", "nvfp4", "mxfp8", "mxfp4"],
             Dialect::ModelOpt => &["nvfp4", "mxfp8", "fp8-tensor"],
             Dialect::ComfyUi => &["nvfp4", "mxfp8", "fp8-tensor"],
+            Dialect::GptOss => &["mxfp4"],
         };
         let name = scheme.spec().name;
         if !known.contains(&name) {
@@ -80,6 +81,8 @@ impl QuantizationConfig {
             }),
             Dialect::CompressedTensors => self.compressed_tensors(ignore),
             Dialect::ModelOpt => self.modelopt(ignore),
+            // transformers 5.23.0 utils/quantization_config.py:1791 takes no other key.
+            Dialect::GptOss => json!({"quant_method": "mxfp4", "modules_to_not_convert": ignore}),
         })
     }
 

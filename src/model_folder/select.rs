@@ -30,6 +30,9 @@ pub fn left_alone(module: &str) -> Option<&'static str> {
     if last.contains("norm") || last.starts_with("ln_") {
         return Some("a norm");
     }
+    if last == "bias" || last.ends_with("_bias") {
+        return Some("a bias");
+    }
     if last.contains("conv1d") {
         return Some("a convolution");
     }
@@ -55,6 +58,7 @@ mod tests {
             "model.layers.3.mlp.router",
             "model.layers.3.mlp.shared_expert_gate",
             "model.layers.0.input_layernorm",
+            "model.layers.0.mlp.experts.gate_up_proj_bias",
             "model.layers.0.linear_attn.conv1d",
             "model.layers.0.linear_attn.in_proj_ba",
             "model.visual.blocks.0.attn.qkv",

@@ -325,3 +325,41 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
     let (file, name) = open("l.gate_up_proj", &[0.5, f32::NAN]);
     assert!(file.quant_matrix(&name).unwrap_err().to_string().contains("l.gate_up_proj.weight_scale"));
 }
+
+#[test]
+fn experts_are_written_in_the_layout_of_gpt_oss() {
+    let folder = Folder::new();
+    let path = folder.file("out");
+    let [experts, rows, cols] = [3, 80, 96];
+    let matrix = random_matrix(Scheme::Mxfp4, experts * rows, cols, 8);
+    let one = random_matrix(Scheme::Mxfp4, rows, cols, 9);
+    let mut layout = CheckpointLayout::of_dialect(Dialect::GptOss);
+    layout.quantized_experts("l.experts.down_proj", [experts, rows, cols], written(Scheme::Mxfp4));
+    layout.quantized("one", rows, cols, written(Scheme::Mxfp4));
+    let writer = layout.create(&path, &[]).unwrap();
+    let mut parts = writer.matrix("l.experts.down_proj").unwrap();
+    for (start, len) in [(0, 128), (128, 112)] {
+        parts.append(&reference::rows_of(&matrix, start, len).unwrap()).unwrap();
+    }
+    parts.finish().unwrap();
+    writer.write_quantized("one", &one).unwrap();
+    writer.finish().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let blocks = tensors.tensor("l.experts.down_proj_blocks").unwrap();
+    assert_eq!((blocks.dtype(), blocks.shape()), (Dtype::U8, &[experts, rows, cols / 32, 16][..]));
+    assert_eq!(blocks.data(), matrix.logical_codes());
+    let scales = tensors.tensor("l.experts.down_proj_scales").unwrap();
+    assert_eq!((scales.dtype(), scales.shape()), (Dtype::U8, &[experts, rows, cols / 32][..]));
+    assert_eq!(scales.data(), &*matrix.logical_block_scales());
+    let file = Checkpoint::open(&path).unwrap();
+    assert_eq!(file.quant_dimensions("l.experts.down_proj").unwrap(), [experts, rows, cols]);
+    assert!(file.quant_matrix("l.experts.down_proj").unwrap() == matrix && file.quant_matrix("one").unwrap() == one);
+    // In other dialects they are one matrix of all rows.
+    let mut layout = CheckpointLayout::new();
+    layout.quantized_experts("w", [experts, rows, cols], written(Scheme::Mxfp4));
+    let writer = layout.create(&path, &[]).unwrap();
+    writer.write_quantized("w", &matrix).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(Checkpoint::open(&path).unwrap().quant_dimensions("w").unwrap(), [experts * rows, cols]);
+}

@@ -1,6 +1,9 @@
 //! `dequantize`: every quantized matrix of a file becomes a plain one; its scales go, the rest is copied. Rows in a Hadamard
-//! basis are transformed back. Codes that are no matrix are refused rather than copied, and so are values that the type asked for
-//! would turn into infinities. Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
+//! basis are transformed back, and the experts of a folder become one tensor where they are in the checkpoints of its model_type.
+//! Codes that are no matrix are refused rather than copied, and so are values that the type asked for would turn into infinities.
+//! Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
+
+mod experts;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -22,6 +25,7 @@ use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent};
 use crate::unread;
+use experts::Experts;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -31,6 +35,14 @@ struct Matrix {
     cols: usize,
     /// Rows and columns, or more where experts are in one tensor.
     shape: Vec<usize>,
+    /// The matrices that it is made of, where it is a tensor of experts.
+    experts: Option<Box<Experts>>,
+}
+
+impl Matrix {
+    fn experts(&self) -> Option<&Experts> {
+        self.experts.as_deref()
+    }
 }
 
 /// What becomes of a tensor.
@@ -48,7 +60,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     }
     folder::refuse_idle(&input, args.shard_size)?;
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
-    let plans = plan(args, &input)?;
+    let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let mut device = device::open(choice)?;
@@ -120,7 +132,7 @@ impl Plan {
 }
 
 /// What becomes of each tensor. Refuses what cannot be read before a byte is written.
-fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure> {
+fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
         return Err(Failure::Use(format!(
@@ -143,12 +155,33 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint) -> Result<Vec<Plan>, Failure>
             parts.insert(tensor, (i == 0).then_some(name));
         }
     }
+    // By the first of their matrices, in whose place the tensor stands; the others go with it.
+    let mut gathered: HashMap<String, Option<Experts>> = HashMap::new();
+    for experts in experts::find(input, config) {
+        gathered.extend(experts.matrices.iter().skip(1).map(|name| (name.clone(), None)));
+        gathered.extend(experts.matrices.first().cloned().map(|name| (name, Some(experts))));
+    }
     let plan = |tensor: &TensorInfo| {
         Ok(match parts.get(&tensor.name) {
+            Some(Some(name)) if gathered.contains_key(*name) => match gathered.remove(*name).flatten() {
+                Some(experts) => {
+                    let ([count, rows, cols], scheme) = (experts.sizes, input.scheme(name)?);
+                    let (name, shape) = (experts.name.clone(), experts.shape());
+                    Plan::Dequantize(Matrix {
+                        name,
+                        scheme,
+                        rows: count * rows,
+                        cols,
+                        shape,
+                        experts: Some(experts.into()),
+                    })
+                }
+                None => Plan::Drop,
+            },
             Some(Some(name)) => {
                 let (rows, cols) = input.quant_shape(name)?;
                 let (scheme, shape) = (input.scheme(name)?, input.quant_dimensions(name)?);
-                Plan::Dequantize(Matrix { name: name.to_string(), scheme, rows, cols, shape })
+                Plan::Dequantize(Matrix { name: name.to_string(), scheme, rows, cols, shape, experts: None })
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
@@ -168,7 +201,10 @@ fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {
     let mut layout = CheckpointLayout::new();
-    let names: HashSet<&str> = plans.iter().filter_map(Plan::matrix).map(|matrix| matrix.name.as_str()).collect();
+    let matrices = plans.iter().filter_map(Plan::matrix);
+    let of_experts = |matrix| Matrix::experts(matrix).map(|experts| &experts.matrices).into_iter().flatten();
+    let names = matrices.clone().map(|matrix| matrix.name.as_str());
+    let names: HashSet<&str> = names.chain(matrices.flat_map(of_experts).map(String::as_str)).collect();
     let gone = |name: &str| names.contains(name);
     for (key, value) in input.metadata() {
         // ComfyUI's list of quantized layers.
@@ -191,6 +227,8 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
 
 enum Read {
     Rows(usize, Range<usize>, HostQuantMatrix),
+    /// The matrices of one expert.
+    Expert(usize, usize, Vec<HostQuantMatrix>),
     Bytes(usize, Vec<u8>),
 }
 
@@ -207,6 +245,26 @@ fn work(
     let (buffers, part_bytes) = (Buffers::default(), device.part_bytes());
     let compute = |message| {
         let (at, rows, part) = match message {
+            Read::Expert(at, number, parts) => {
+                let Some((matrix, experts)) = plans[at].matrix().and_then(|m| Some((m, m.experts()?))) else {
+                    return Ok(None);
+                };
+                let (found, each) = (found.entry(at).or_default(), experts.sizes[1]);
+                let (mut first, mut values) = (number * each, Vec::with_capacity(parts.len()));
+                for part in &parts {
+                    step(&matrix.name, part.logical_codes().len() as u64);
+                    values.push(plain(device, part, args.dtype, first, found, Vec::new())?.to_f32());
+                    first += part.rows();
+                }
+                if first == matrix.rows {
+                    found.refuse(&matrix.name, args)?;
+                }
+                if found.is_refused(args) {
+                    return Ok(None);
+                }
+                let values = PlainRows::from_f32(experts.gather(values).view(), args.dtype, buffers.take())?;
+                return Ok(Some(Part::Bytes(matrix.name.as_str(), values.into_bytes())));
+            }
             Read::Bytes(at, bytes) => {
                 let name = &input.tensors()[at].name;
                 step(name, bytes.len() as u64);
@@ -240,6 +298,14 @@ fn read(
             Plan::Copy => pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?,
             Plan::Dequantize(matrix) => {
                 let mut sent = Sent::All;
+                if let Some(experts) = matrix.experts() {
+                    for number in 0..experts.sizes[0] {
+                        if to.send(Read::Expert(at, number, experts.read(input, number)?)).is_err() {
+                            return Ok(Sent::NotAll);
+                        }
+                    }
+                    continue;
+                }
                 for rows in pipeline::parts(matrix.rows, pipeline::part_rows(part_bytes, matrix.cols * 2)) {
                     let part = input.quant_rows(&matrix.name, rows.clone())?;
                     if to.send(Read::Rows(at, rows, part)).is_err() {

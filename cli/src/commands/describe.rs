@@ -15,7 +15,8 @@ use crate::unread;
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
     name: &'a str,
-    found: Result<(Scheme, [usize; 2]), String>,
+    /// With its dimensions: rows and columns, or of experts in one tensor more.
+    found: Result<(Scheme, Vec<usize>), String>,
     bytes: u64,
 }
 
@@ -76,10 +77,7 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
 }
 
 fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
-    let read = || -> scaled_gemm::Result<_> {
-        let (rows, cols) = input.quant_shape(name)?;
-        Ok((input.scheme(name)?, [rows, cols]))
-    };
+    let read = || -> scaled_gemm::Result<_> { Ok((input.scheme(name)?, input.quant_dimensions(name)?)) };
     let parts = input.tensors_of(name).unwrap_or_default();
     let bytes = parts.iter().filter_map(|part| input.get(part)).map(|tensor| tensor.bytes()).sum();
     Matrix { name, found: read().map_err(|e| e.to_string()), bytes }
@@ -109,8 +107,8 @@ fn tables(input: &Checkpoint, matrices: &[Matrix<'_>]) -> String {
         lines[place].2 += bytes;
     };
     for matrix in matrices {
-        if let Ok((scheme, [rows, cols])) = &matrix.found {
-            add([starred(matrix.name), scheme.to_string(), format!("{rows} x {cols}")], matrix.bytes);
+        if let Ok((scheme, shape)) = &matrix.found {
+            add([starred(matrix.name), scheme.to_string(), product(shape)], matrix.bytes);
         }
     }
     for tensor in input.tensors().iter().filter(|tensor| !is_part(input, &tensor.name)) {

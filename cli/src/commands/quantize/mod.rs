@@ -1,21 +1,25 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
 mod checks;
+mod items;
 mod plan;
 mod report;
+mod rows;
 mod stream;
 
-use scaled_gemm::Recipe;
+use std::path::Path;
+
 use scaled_gemm::checkpoint::{
     Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
 };
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
+use scaled_gemm::{Recipe, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
-use plan::{Plan, Plans, module};
+use plan::{Given, Plan, Plans, module};
 use report::Report;
 use stream::Work;
 
@@ -23,19 +27,26 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let first = args.recipe(0)?;
     let input = Checkpoint::open(&args.input)?;
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
-    let dialect = dialect(args, first, &input);
+    let beside = config.is_none().then(|| config_beside(&args.input)).flatten();
+    let model = config.as_ref().or(beside.as_ref());
+    let dialect = dialect(args, first, &input, model)?;
     checks::refuse_idle(args, &input, dialect, first)?;
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
-    let plans = Plans::new(args, &input, config.as_ref(), dialect)?;
+    let given = Given { args, input: &input, config: config.as_ref(), model, dialect };
+    let plans = Plans::new(given)?;
     // One for each place of the plans.
-    let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
-    checks::refuse_unmatched(args, &names)?;
+    let names: Vec<&str> = plans.items.iter().map(|item| item.name.as_str()).collect();
+    // Experts in one tensor go by its name too, and by their own also where they are left with it.
+    let each = items::items(&input, model, dialect, &mut items::Whole::new());
+    let tensors = input.tensors().iter().map(|tensor| tensor.name.as_str());
+    let both: Vec<&str> = each.iter().map(|item| item.name.as_str()).chain(tensors).collect();
+    checks::refuse_unmatched(args, &both)?;
     if plans.weights().next().is_none() {
-        return Err(Failure::Use(report::nothing_to_do(args, input.tensors(), &plans.tensors)));
+        return Err(Failure::Use(report::nothing_to_do(args, &plans.items, &plans.tensors)));
     }
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &names));
+    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
     let notes = || unusual.into_iter().chain(unknown).chain(folder::not_in_index(&input));
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
@@ -64,7 +75,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     }
     let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
-    let copied = write_folder(&input, config.as_ref(), &plans, &writer)?;
+    let copied = write_folder(given, &plans, &writer)?;
     let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
     let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
         let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
@@ -84,12 +95,36 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
 }
 
 /// The dialect asked for; else, for a folder, the one that most engines load.
-fn dialect(args: &QuantizeArgs, recipe: Recipe, input: &Checkpoint) -> Dialect {
-    args.dialect.unwrap_or_else(|| match input.folder() {
+fn dialect(
+    args: &QuantizeArgs,
+    recipe: Recipe,
+    input: &Checkpoint,
+    model: Option<&ModelConfig>,
+) -> Result<Dialect, Failure> {
+    let experts = model.map(ModelConfig::expert_tensors).unwrap_or_default();
+    let is_gpt_oss = experts.iter().any(|tensor| tensor.is_read_in(Dialect::GptOss));
+    let dialect = args.dialect.unwrap_or_else(|| match input.folder() {
+        Some(_) if is_gpt_oss && recipe.scheme() == Scheme::Mxfp4 => Dialect::GptOss,
         // With calibrated activations fp8-tensor is what ModelOpt writes, too; the names are those of fp8.
         Some(_) => default_dialect(recipe),
         None => Dialect::Plain,
-    })
+    });
+    if dialect == Dialect::GptOss && !is_gpt_oss {
+        let found = model.and_then(|model| model.model_types().next()).unwrap_or("none");
+        return Err(Failure::Use(format!(
+            "{}: the dialect gpt-oss is for the model_type gpt_oss, and its config.json names {}; choose another dialect",
+            args.input.display(),
+            printable(found)
+        )));
+    }
+    Ok(dialect)
+}
+
+/// The config of the model that a file is of, which names its architecture. Nothing else is taken from it.
+fn config_beside(file: &Path) -> Option<ModelConfig> {
+    let folder = file.parent()?;
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    ModelConfig::read(folder).ok().flatten()
 }
 
 /// What will be written, with the scales of activations: name and number.
@@ -108,26 +143,27 @@ fn layout(
     for (key, value) in input.metadata() {
         layout.metadata(key, value);
     }
-    for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
+    for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         match plan {
             Plan::Quantize(weight) => {
                 let written = WrittenRecipe { recipe: weight.recipe, source: weight.source };
-                layout.quantized(&tensor.name, weight.rows, weight.cols, written);
+                let experts = item.slice.map_or(1, |slice| slice.experts[1]);
+                layout.quantized_experts(&item.name, [experts, weight.rows / experts, weight.cols], written);
                 // In the order of the tensors.
                 if let Ok(place) = amax.binary_search_by_key(&at, |(which, _)| *which) {
-                    let (name, number) = layout.input_scale(&tensor.name, amax[place].1);
+                    let (name, number) = layout.input_scale(&item.name, amax[place].1);
                     if !(number.is_finite() && number > 0.0) {
                         return Err(Failure::Use(format!(
                             "{}: the amax {} of {} has no FP32 scale; give one nearer to 1",
                             args.input_scales.as_deref().map(shown).unwrap_or_default(),
                             amax[place].1,
-                            printable(&tensor.name)
+                            printable(&item.name)
                         )));
                     }
                     inputs.push((name, number));
                 }
             }
-            Plan::Copy(_) => layout.tensor(&tensor.name, tensor.dtype, &tensor.shape),
+            Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
         }
     }
     Ok((layout, inputs))
@@ -147,8 +183,11 @@ fn activations(
         let mut largest = 0.0f32;
         // Layers that are fused have one input, of which engines keep one scale.
         for member in members {
-            let module = module(&input.tensors()[*member].name);
-            let amax = scales.amax(module).ok_or_else(|| {
+            let item = &plans.items[*member];
+            let module = module(&item.name);
+            // Of experts in one tensor, whose inputs are those of a layer, one amax may stand for all.
+            let whole = self::module(&input.tensors()[item.tensor].name);
+            let amax = scales.amax(module).or_else(|| scales.amax(whole)).ok_or_else(|| {
                 Failure::Use(format!(
                     "{}: has no amax for {}, which is quantized; calibrate it, or leave it out with --exclude",
                     args.input_scales.as_deref().map(shown).unwrap_or_default(),
@@ -163,14 +202,10 @@ fn activations(
 }
 
 /// The other files of a folder. Says what was not copied.
-fn write_folder(
-    input: &Checkpoint,
-    config: Option<&ModelConfig>,
-    plans: &Plans,
-    writer: &CheckpointWriter,
-) -> Result<Option<String>, Failure> {
+fn write_folder(given: Given<'_>, plans: &Plans, writer: &CheckpointWriter) -> Result<Option<String>, Failure> {
+    let Given { input, config, .. } = given;
     let Some(from) = input.folder() else { return Ok(None) };
-    let (to, ignored) = (writer.folder()?, plans.ignored(input));
+    let (to, ignored) = (writer.folder()?, plans.ignored(given));
     // The plain dialect has no such entry, and what is copied still needs its own.
     let stays = plans.quantization.value(&ignored).is_none() && checks::is_quantized(input, config);
     let old = || config.and_then(ModelConfig::quantization).filter(|_| stays).cloned();

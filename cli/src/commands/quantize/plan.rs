@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, TensorInfo};
+use regex::Regex;
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Recipe, Scheme};
 
+use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::output::Failure;
 
@@ -40,15 +42,28 @@ impl Weight {
 
 /// What happens to every tensor of a checkpoint.
 pub struct Plans {
-    /// One for each tensor.
+    /// Its tensors, and the matrices of experts, in its order. Places are those in this list.
+    pub items: Vec<Item>,
+    /// One for each item.
     pub tensors: Vec<Plan>,
-    /// Places of tensors that share one scale.
+    /// Places of items that share one scale.
     pub groups: Vec<Vec<usize>>,
     pub quantization: QuantizationConfig,
 }
 
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
+const TORN: &str = "experts in one tensor, of which some are left alone: quantize all of them or none";
+
+/// What the plans are made from. `model`: the config that names the architecture, also where it is not read for anything else.
+#[derive(Clone, Copy)]
+pub struct Given<'a> {
+    pub args: &'a QuantizeArgs,
+    pub input: &'a Checkpoint,
+    pub config: Option<&'a ModelConfig>,
+    pub model: Option<&'a ModelConfig>,
+    pub dialect: Dialect,
+}
 
 impl Plans {
     /// The places of all that share the scale of the tensor at this place, itself among them.
@@ -59,20 +74,39 @@ impl Plans {
         }
     }
 
-    pub fn new(
-        args: &QuantizeArgs,
-        input: &Checkpoint,
-        config: Option<&ModelConfig>,
-        dialect: Dialect,
-    ) -> Result<Self, Failure> {
+    pub fn new(given: Given<'_>) -> Result<Self, Failure> {
+        let mut whole = Whole::new();
+        loop {
+            let plans = Self::of_items(given, &mut whole)?;
+            // Where one expert of a tensor is copied, all are, with their tensor; what follows of that is seen then.
+            let known = whole.len();
+            for (item, plan) in plans.items.iter().zip(&plans.tensors).filter(|(item, _)| item.slice.is_some()) {
+                if let Plan::Copy(reason) = plan {
+                    whole.entry(item.tensor).or_insert(reason);
+                }
+            }
+            for (at, reason) in &mut whole {
+                let mut of_tensor = plans.items.iter().zip(&plans.tensors).filter(|(item, _)| item.tensor == *at);
+                if of_tensor.any(|(item, plan)| item.slice.is_some() && *plan != Plan::Copy(reason)) {
+                    *reason = TORN;
+                }
+            }
+            if whole.len() == known {
+                return Ok(plans);
+            }
+        }
+    }
+
+    fn of_items(given: Given<'_>, whole: &mut Whole) -> Result<Self, Failure> {
+        let Given { args, input, config, model, dialect } = given;
         let first = args.recipe(0)?;
         let quantization = QuantizationConfig::new(dialect, first, args.input_scales.is_some())?;
         let codes = codes(input);
-        let mut tensors: Vec<_> =
-            input.tensors().iter().map(|tensor| plan(args, input, config, dialect, &codes, tensor, first)).collect();
+        let items = items(input, model, dialect, whole);
+        let mut tensors: Vec<_> = items.iter().map(|item| plan(given, whole, &codes, item, first)).collect();
         // Engines fuse what they do not quantize, too: a group is quantized whole or not at all.
-        let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&input.tensors()[at])).collect();
-        let modules: Vec<&str> = linear.iter().map(|&at| module(&input.tensors()[at].name)).collect();
+        let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&items[at])).collect();
+        let modules: Vec<&str> = linear.iter().map(|&at| module(&items[at].name)).collect();
         let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
         let own = |module: &str| args.fuse.iter().find_map(|fuse| own_group(fuse, module));
         let fused = if args.no_fuse { Vec::new() } else { fused_groups(&modules, architecture, own) };
@@ -87,7 +121,7 @@ impl Plans {
                     leave(&mut tensors, &members, reason);
                 }
                 // A block of one layer would hold rows of the next.
-                let ragged = |at: &usize| !input.tensors()[*at].shape[0].is_multiple_of(128);
+                let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
                 if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) && members.iter().any(ragged) {
                     leave(&mut tensors, &members, "engines fuse it, and 128 does not divide the rows of its group");
                 }
@@ -100,7 +134,7 @@ impl Plans {
             }
         }
         if dialect != Dialect::Plain {
-            leave_torn_experts(input, &mut tensors, &linear);
+            leave_torn_experts(model, &items, &mut tensors, dialect);
             groups.retain(|group: &Vec<usize>| matches!(tensors[group[0]], Plan::Quantize(_)));
         }
         // When no more is left alone: places in the list are final.
@@ -118,7 +152,7 @@ impl Plans {
                 weight.recipe = args.recipe(matrices.next().unwrap_or_default())?;
             }
         }
-        Ok(Self { tensors, groups, quantization })
+        Ok(Self { items, tensors, groups, quantization })
     }
 
     /// The matrices to be quantized, with their places.
@@ -131,20 +165,20 @@ impl Plans {
 
     /// The linear layers that are left alone, each in full: how every engine reads the list. An output head is named also where it
     /// is tied to the embeddings and has no tensor.
-    pub fn ignored(&self, input: &Checkpoint) -> Vec<String> {
-        let left = input.tensors().iter().zip(&self.tensors).filter(|(tensor, plan)| {
-            let embedding = left_alone(module(&tensor.name)) == Some("an embedding");
-            matches!(plan, Plan::Copy(_)) && is_linear(tensor) && !embedding
+    pub fn ignored(&self, given: Given<'_>) -> Vec<String> {
+        let copied = self.items.iter().zip(&self.tensors).filter(|(_, plan)| matches!(plan, Plan::Copy(_)));
+        let left = copied.clone().filter(|(item, _)| {
+            let embedding = left_alone(module(&item.name)) == Some("an embedding");
+            is_linear(item) && !embedding
         });
-        let mut modules: Vec<String> = left.map(|(tensor, _)| module(&tensor.name).to_string()).collect();
+        let mut modules: Vec<String> = left.map(|(item, _)| module(&item.name).to_string()).collect();
         // Experts in one tensor are a layer of their own.
-        let experts = input.tensors().iter().filter(|tensor| is_of_experts(tensor));
-        let mut layers: Vec<String> =
-            experts.filter_map(|t| Some(t.name[..t.name.find(EXPERTS)? + EXPERTS.len()].to_string())).collect();
-        layers.dedup();
-        modules.extend(layers);
+        let mut seen = HashSet::new();
+        let experts = copied.filter(|(item, _)| is_of_experts(given.model, item));
+        let layers = experts.filter_map(|(item, _)| layer_of_experts(given.model, item));
+        modules.extend(layers.filter(|layer| seen.insert(layer.clone())));
         let head = "lm_head".to_string();
-        if input.get("lm_head.weight").is_none() && !modules.contains(&head) {
+        if given.input.get("lm_head.weight").is_none() && !modules.contains(&head) {
             modules.push(head);
         }
         modules
@@ -172,17 +206,26 @@ pub fn has_whole(recipe: Recipe) -> bool {
 const EXPERTS: &str = ".experts";
 
 /// True for the weights of all experts in one tensor.
-fn is_of_experts(tensor: &TensorInfo) -> bool {
-    tensor.shape.len() == 3 && tensor.name.contains(EXPERTS) && source(tensor.dtype).is_some()
+fn is_of_experts(model: Option<&ModelConfig>, item: &Item) -> bool {
+    item.shape.len() == 3 && source(item.dtype).is_some() && layer_of_experts(model, item).is_some()
 }
 
-/// Engines run the experts of a layer as one: where some are left alone, all are.
-fn leave_torn_experts(input: &Checkpoint, tensors: &mut [Plan], linear: &[usize]) {
-    let mut layers: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for &at in linear {
-        let name = &input.tensors()[at].name;
-        if let Some(found) = name.find(".experts.") {
-            layers.entry(&name[..found]).or_default().push(at);
+/// The layer that is run with all its experts: `model.layers.0.mlp.experts`.
+fn layer_of_experts(model: Option<&ModelConfig>, item: &Item) -> Option<String> {
+    let known = model.map(ModelConfig::expert_tensors).unwrap_or_default().iter().find_map(|t| t.layer(&item.name));
+    known.or_else(|| item.name.find(EXPERTS).map(|at| item.name[..at + EXPERTS.len()].to_string()))
+}
+
+/// Engines run the experts of a layer as one: where some are left alone, all are. Those of gpt-oss are all in MXFP4.
+fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut [Plan], dialect: Dialect) {
+    let mut layers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (at, item) in items.iter().enumerate() {
+        let of_one = is_linear(item) && item.name.contains(".experts.");
+        if (of_one || is_of_experts(model, item))
+            && let Some(layer) = layer_of_experts(model, item)
+        {
+            let layer = if dialect == Dialect::GptOss { String::new() } else { layer };
+            layers.entry(layer).or_default().push(at);
         }
     }
     for members in layers.values() {
@@ -201,8 +244,8 @@ pub fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
-fn is_linear(tensor: &TensorInfo) -> bool {
-    tensor.name.ends_with(".weight") && tensor.shape.len() == 2 && source(tensor.dtype).is_some()
+fn is_linear(item: &Item) -> bool {
+    item.name.ends_with(".weight") && item.shape.len() == 2 && source(item.dtype).is_some()
 }
 
 fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {
@@ -214,7 +257,7 @@ fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {
 }
 
 /// The group of a module by a pattern of the caller's: what the pattern matches may differ within a group.
-fn own_group(fuse: &regex::Regex, module: &str) -> Option<String> {
+fn own_group(fuse: &Regex, module: &str) -> Option<String> {
     let found = fuse.find(module)?;
     Some(format!("{}\0{}\0{}", fuse.as_str(), &module[..found.start()], &module[found.end()..]))
 }
@@ -228,51 +271,57 @@ fn source(dtype: Dtype) -> Option<DType> {
     }
 }
 
-fn plan(
-    args: &QuantizeArgs,
-    input: &Checkpoint,
-    config: Option<&ModelConfig>,
-    dialect: Dialect,
-    codes: &HashSet<String>,
-    tensor: &TensorInfo,
-    recipe: Recipe,
-) -> Plan {
-    if input.is_scale(&tensor.name) {
+fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, recipe: Recipe) -> Plan {
+    let Given { args, input, config, model, dialect } = given;
+    if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
     }
-    let module = module(&tensor.name);
-    if args.only.as_ref().is_some_and(|regex| !regex.is_match(&tensor.name)) {
+    let module = module(&item.name);
+    let reason = whole.get(&item.tensor).copied();
+    if let Some(reason) = reason.filter(|reason| *reason == TORN) {
+        return Plan::Copy(reason);
+    }
+    // Of experts the name in the input, or that of the matrix.
+    let matches = |regex: &Regex| regex.is_match(&item.name) || regex.is_match(&input.tensors()[item.tensor].name);
+    if args.only.as_ref().is_some_and(|regex| !matches(regex)) {
         return Plan::Copy(NOT_ASKED_FOR);
     }
-    if args.exclude.iter().any(|regex| regex.is_match(&tensor.name)) {
+    if args.exclude.iter().any(matches) {
         return Plan::Copy("matched by --exclude");
     }
-    let source = match tensor.dtype {
+    if let Some(reason) = reason {
+        return Plan::Copy(reason);
+    }
+    let source = match item.dtype {
         Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy("FP8 already"),
-        Dtype::U8 if codes.contains(&tensor.name) => return Plan::Copy("NVFP4 already"),
+        Dtype::U8 if codes.contains(&item.name) => return Plan::Copy("NVFP4 already"),
         Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
         dtype => match source(dtype) {
             Some(source) => source,
             None => return Plan::Copy("neither BF16 nor F16 nor F32"),
         },
     };
-    let [rows, cols] = match *tensor.shape.as_slice() {
-        [rows, cols] if rows > 0 && cols > 0 => [rows, cols],
-        [_, _] => return Plan::Copy("without an element"),
-        _ if is_of_experts(tensor) => {
-            return Plan::Copy("experts in one tensor, of which the axis to quantize is not known");
+    let [rows, cols] = match item.matrix() {
+        Some([rows, cols]) if rows > 0 && cols > 0 => [rows, cols],
+        Some(_) => return Plan::Copy("without an element"),
+        None if is_of_experts(model, item) => {
+            return Plan::Copy("experts in one tensor, of which the axis to quantize is not known for this model_type");
         }
-        _ => return Plan::Copy("not a matrix"),
+        None => return Plan::Copy("not a matrix"),
     };
     if args.only.is_none() {
         if let Some(reason) = left_alone(module) {
             return Plan::Copy(reason);
         }
-        if config.is_some_and(|config| config.ignores(module)) {
+        let of = self::module(&input.tensors()[item.tensor].name);
+        if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
             return Plan::Copy("left alone by config.json");
         }
     }
-    if dialect != Dialect::Plain && !tensor.name.ends_with(".weight") {
+    if dialect == Dialect::GptOss && item.slice.is_none() {
+        return Plan::Copy("not of the experts, which alone engines read in the MXFP4 of gpt-oss");
+    }
+    if dialect != Dialect::Plain && item.slice.is_none() && !item.name.ends_with(".weight") {
         return Plan::Copy("not the weight of a layer by its name");
     }
     let padded = match recipe.scheme() {
@@ -285,7 +334,7 @@ fn plan(
         return Plan::Copy("rows that ComfyUI would pad, not a multiple of 16 (nvfp4) or 32 (mxfp8)");
     }
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
-    match check_quantize_cols(&tensor.name, cols) {
+    match check_quantize_cols(&item.name, cols) {
         Ok(()) if !rows.is_multiple_of(recipe.row_multiple()) => {
             Plan::Copy("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
         }

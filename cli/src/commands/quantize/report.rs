@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use scaled_gemm::Recipe;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::ModelConfig;
 use serde_json::{Value, json};
 
+use super::items::Item;
 use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
@@ -29,7 +30,7 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// For people. `found`: nothing before the work is done.
     pub fn text(&self, found: Option<&Found>) -> String {
-        let tensors = self.input.tensors();
+        let tensors = &self.plans.items;
         let mut text = self.table();
         text.push('\n');
         for (at, counts) in found.iter().flat_map(|found| &found.non_finite) {
@@ -49,13 +50,14 @@ impl Report<'_> {
         if self.dialect != Dialect::Plain || self.input.folder().is_some() {
             text += &format!("dialect {}{}\n", self.dialect, self.config.map_or(", without a config.json", |_| ""));
         }
+        text += &self.experts();
         text += &self.sharing(found);
         text + &copied_lines(&self.copied())
     }
 
     /// For programs.
     pub fn value(&self, device: &str, found: Option<&Found>) -> Value {
-        let tensors = self.input.tensors();
+        let tensors = &self.plans.items;
         let quantized = self.plans.weights().map(|(at, weight)| {
             let tensor = &tensors[at];
             let counts = found.and_then(|found| found.non_finite.get(&at));
@@ -64,6 +66,9 @@ impl Report<'_> {
                 "bytes_before": tensor.bytes(), "bytes_after": weight.bytes(),
                 "nan": counts.map_or(0, |c| c.nan), "infinite": counts.map_or(0, |c| c.infinite),
             });
+            if tensor.slice.is_some() {
+                value["of"] = json!(self.input.tensors()[tensor.tensor].name);
+            }
             if let Some(group) = weight.group {
                 let members = self.plans.groups[group].iter().filter(|other| **other != at);
                 value["shares_its_scale_with"] = members.map(|other| tensors[*other].name.as_str()).collect();
@@ -89,7 +94,7 @@ impl Report<'_> {
 
     /// A line for each matrix; where there are many, one for all that differ in a number.
     fn table(&self) -> String {
-        let tensors = self.input.tensors();
+        let tensors = &self.plans.items;
         let many = self.plans.weights().count() > MANY;
         // In the order of their first.
         let mut lines: Vec<([String; 3], [u64; 3])> = Vec::new();
@@ -123,8 +128,29 @@ impl Report<'_> {
         table(["tensor", "shape", "from", "before", "after"], 1, &rows)
     }
 
+    /// Which tensors become several.
+    fn experts(&self) -> String {
+        let slices = self.plans.items.iter().filter(|item| item.slice.is_some_and(|slice| slice.experts[1] == 1));
+        let (mut tensors, mut matrices) = (Vec::new(), 0);
+        for item in slices {
+            matrices += 1;
+            if tensors.last() != Some(&item.tensor) {
+                tensors.push(item.tensor);
+            }
+        }
+        let Some(first) = tensors.first().map(|at| &self.input.tensors()[*at]) else { return String::new() };
+        format!(
+            "experts that are in one tensor are written one by one: {} ({} {:?}{}), {}\n",
+            count(tensors.len(), "tensor", "tensors"),
+            printable(&first.name),
+            first.shape,
+            if tensors.len() > 1 { ", ..." } else { "" },
+            count(matrices, "matrix", "matrices")
+        )
+    }
+
     fn sizes(&self) -> (u64, u64) {
-        let sizes = self.plans.weights().map(|(at, weight)| (self.input.tensors()[at].bytes(), weight.bytes()));
+        let sizes = self.plans.weights().map(|(at, weight)| (self.plans.items[at].bytes(), weight.bytes()));
         sizes.fold((0, 0), |(before, after), (b, a)| (before + b, after + a))
     }
 
@@ -136,7 +162,7 @@ impl Report<'_> {
         }
         let names = |group: &Vec<usize>| {
             let last = |at: &usize| {
-                let name = super::module(&self.input.tensors()[*at].name);
+                let name = super::module(&self.plans.items[*at].name);
                 printable(name.rsplit('.').next().unwrap_or(name))
             };
             group.iter().map(last).collect::<Vec<_>>().join(", ")
@@ -156,14 +182,14 @@ impl Report<'_> {
             text += &format!(
                 "sharing cost {median:.2} dB of SQNR in the median of {}, at most {most:.2} dB in {} (first 128 rows)\n",
                 count(costs.len(), "matrix whose scale it changed", "matrices whose scale it changed"),
-                printable(&self.input.tensors()[*at].name)
+                printable(&self.plans.items[*at].name)
             );
         }
         text
     }
 
-    fn copied(&self) -> Vec<(&TensorInfo, &'static str)> {
-        let all = self.input.tensors().iter().zip(&self.plans.tensors);
+    fn copied(&self) -> Vec<(&Item, &'static str)> {
+        let all = self.plans.items.iter().zip(&self.plans.tensors);
         all.filter_map(|(tensor, plan)| match plan {
             Plan::Copy(reason) => Some((tensor, *reason)),
             Plan::Quantize(_) => None,
@@ -173,8 +199,8 @@ impl Report<'_> {
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.
-pub fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]) -> String {
-    let copied: Vec<_> = tensors
+pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> String {
+    let copied: Vec<_> = items
         .iter()
         .zip(plans)
         .filter_map(|(tensor, plan)| match plan {
@@ -188,18 +214,18 @@ pub fn nothing_to_do(args: &QuantizeArgs, tensors: &[TensorInfo], plans: &[Plan]
     format!(
         "{}: no matrix to quantize{filter} among its {}{}",
         args.input.display(),
-        count(tensors.len(), "tensor", "tensors"),
+        count(items.len(), "tensor", "tensors"),
         reasons.concat()
     )
 }
 
 /// One line for each reason, with the first few tensors: models have hundreds of biases.
-fn copied_lines(copied: &[(&TensorInfo, &'static str)]) -> String {
+fn copied_lines(copied: &[(&Item, &'static str)]) -> String {
     by_reason(copied).iter().map(|(reason, list)| format!("copied as they are, {reason}: {list}\n")).collect()
 }
 
 /// Each reason with how many tensors it holds for, and the first few of them.
-fn by_reason(copied: &[(&TensorInfo, &'static str)]) -> Vec<(&'static str, String)> {
+fn by_reason(copied: &[(&Item, &'static str)]) -> Vec<(&'static str, String)> {
     let mut reasons: Vec<_> = copied.iter().map(|(_, reason)| *reason).collect();
     reasons.sort_unstable();
     reasons.dedup();

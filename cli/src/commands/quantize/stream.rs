@@ -10,7 +10,9 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Scheme};
 
+use super::items::Item;
 use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
+use super::rows::Rows;
 use crate::device::Device;
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
@@ -93,12 +95,12 @@ fn find_largest(
     buffers: &Buffers,
     to: &SyncSender<Result<(usize, f32), Failure>>,
 ) {
-    let mut sent = HashSet::new();
+    let (mut sent, mut source) = (HashSet::new(), Rows::new(input));
     for (at, plan) in plans.tensors.iter().enumerate() {
         for member in plans.sharing(at) {
             let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
             if matches!(plan, Plan::Quantize(_)) && has_whole(weight.recipe) && sent.insert(member) {
-                let found = amax(input, &input.tensors()[member].name, weight, buffers);
+                let found = amax(&mut source, &plans.items[member], weight, buffers);
                 if to.send(found.map(|amax| (member, amax))).is_err() {
                     return;
                 }
@@ -115,8 +117,10 @@ fn stream(
     to: &SyncSender<Read>,
 ) -> Result<Sent, Failure> {
     let mut known: HashMap<usize, f32> = HashMap::new();
-    for (at, (tensor, plan)) in input.tensors().iter().zip(&plans.tensors).enumerate() {
+    let mut source = Rows::new(input);
+    for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         let Plan::Quantize(weight) = plan else {
+            let tensor = &input.tensors()[item.tensor];
             match pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
                 Sent::All => continue,
                 Sent::NotAll => return Ok(Sent::NotAll),
@@ -134,7 +138,7 @@ fn stream(
             whole = Some(Whole { own: known[&at], shared });
         }
         for rows in parts(weight, part_bytes) {
-            let x = input.plain_rows(&tensor.name, rows.clone(), buffers.take())?;
+            let x = source.read(item, weight.source, rows.clone(), buffers.take())?;
             if to.send(Read::Rows(at, rows, x, whole)).is_err() {
                 return Ok(Sent::NotAll);
             }
@@ -143,15 +147,20 @@ fn stream(
     Ok(Sent::All)
 }
 
-/// The largest value of a matrix, by parts, on all cores.
-fn amax(input: &Checkpoint, name: &str, weight: &Weight, buffers: &Buffers) -> Result<f32, Failure> {
+/// The largest value of a matrix, by parts; of tensors that are read as they lie on all cores.
+fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight, buffers: &Buffers) -> Result<f32, Failure> {
     let parts: Vec<_> = parts(weight, AMAX_PART).collect();
-    let amax = |rows| {
-        let x = input.plain_rows(name, rows, buffers.take())?;
+    let largest = |x: PlainRows| {
         let amax = x.amax();
         buffers.give(x.into_bytes());
-        Ok(amax)
+        amax
     };
+    if item.slice.is_some() {
+        let each = parts.into_iter().map(|rows| source.read(item, weight.source, rows, buffers.take()).map(largest));
+        return each.collect::<Result<Vec<f32>, _>>().map(|all| all.into_iter().fold(0.0, f32::max));
+    }
+    let input = source.input();
+    let amax = |rows| Ok(largest(input.plain_rows(&item.name, rows, buffers.take())?));
     parts.into_par_iter().map(amax).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
 }
 
@@ -165,13 +174,13 @@ fn compute<'a>(
 ) -> Result<Option<Part<'a>>, Failure> {
     let (at, rows, x, whole) = match message {
         Read::Bytes(at, bytes) => {
-            let name = &work.input.tensors()[at].name;
+            let name = &work.plans.items[at].name;
             step(name, bytes.len() as u64);
             return Ok(Some(Part::Bytes(name, bytes)));
         }
         Read::Rows(at, rows, x, whole) => (at, rows, x, whole),
     };
-    let name = &work.input.tensors()[at].name;
+    let name = &work.plans.items[at].name;
     let Plan::Quantize(weight) = &work.plans.tensors[at] else { return Ok(None) };
     step(name, x.bytes().len() as u64);
     if !x.is_finite() || found.non_finite.contains_key(&at) {
