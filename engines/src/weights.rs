@@ -1,6 +1,6 @@
 //! A folder's tensors in F32 for candle, the quantized ones read by this crate.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
@@ -37,17 +37,17 @@ pub fn fused_group(name: &str) -> Option<(String, usize)> {
 /// What [`Checkpoint`] refuses; a folder without quantized matrices where `kept` asks for some.
 pub fn read(folder: &Path, kept: Kept) -> Outcome<HashMap<String, Tensor>> {
     let checkpoint = Checkpoint::open(folder)?;
-    let mut tensors = HashMap::new();
+    let (mut tensors, mut matrices, mut parts) = (HashMap::new(), BTreeMap::new(), HashSet::new());
+    for name in checkpoint.quantized() {
+        matrices.insert(name.to_string(), checkpoint.quant_matrix(name)?);
+        parts.extend(checkpoint.tensors_of(name)?);
+    }
     for tensor in checkpoint.tensors() {
-        let quantized = checkpoint.tensors_of(&tensor.name).is_ok();
-        if !(quantized || checkpoint.is_scale(&tensor.name) || is_part(&checkpoint, &tensor.name)) {
+        let of_activations = [".input_scale", ".input_global_scale"].iter().any(|end| tensor.name.ends_with(end));
+        if !(parts.contains(&tensor.name) || of_activations) {
             let (values, _) = checkpoint.values(&tensor.name)?;
             tensors.insert(tensor.name.clone(), Tensor::from_vec(values, tensor.shape.as_slice(), &Device::Cpu)?);
         }
-    }
-    let mut matrices = BTreeMap::new();
-    for name in checkpoint.quantized() {
-        matrices.insert(name.to_string(), checkpoint.quant_matrix(name)?);
     }
     if kept != Kept::Own {
         keep_one_scale(&mut matrices, kept)?;
@@ -56,14 +56,6 @@ pub fn read(folder: &Path, kept: Kept) -> Outcome<HashMap<String, Tensor>> {
         tensors.insert(name, dequantized(&matrix)?);
     }
     Ok(tensors)
-}
-
-/// True for what a quantized matrix is made of: it has another name there, or is its scale for activations.
-fn is_part(checkpoint: &Checkpoint, name: &str) -> bool {
-    let parts = |matrix: &&str| checkpoint.tensors_of(matrix).is_ok_and(|parts| parts.iter().any(|part| part == name));
-    name.ends_with(".input_scale")
-        || name.ends_with(".input_global_scale")
-        || checkpoint.quantized().iter().any(|matrix| parts(&matrix))
 }
 
 /// A matrix in F32.
