@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use super::NibbleOrder;
 use super::header::{Header, TensorInfo};
-use super::reader::printable;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 
 /// The tensors and metadata of a checkpoint, without their data. The rules by which matrices are found are in `quantized`; a writer
 /// asks them before it writes.

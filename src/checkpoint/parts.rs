@@ -89,18 +89,20 @@ impl Listing {
 
     /// True if `NAME_packed` is NVFP4 of compressed-tensors. (Its other packed formats have other types or no global scale.)
     pub(super) fn is_compressed(&self, name: &str) -> bool {
-        let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
-        let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
-        let scales = [Dtype::F8_E4M3, Dtype::U8, Dtype::F8_E8M0].iter().any(|dtype| has(SCALE_SUFFIXES[0], *dtype));
-        has(PACKED_SUFFIX, Dtype::U8) && (scales || divisor)
+        let dtype = |suffix: &str| self.get(&format!("{name}{suffix}")).map(|t| t.dtype);
+        let is_scale = |dtype| matches!(dtype, Dtype::F8_E4M3 | Dtype::U8 | Dtype::F8_E8M0);
+        // Asked of every name: most have no such tensor, and no more is asked of them.
+        dtype(PACKED_SUFFIX) == Some(Dtype::U8)
+            && (dtype(SCALE_SUFFIXES[0]).is_some_and(is_scale) || dtype(DIVISOR_SUFFIX).is_some())
     }
 
     /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it: `[.., k/32, 16]` and `[.., k/32]`.
     fn is_of_blocks(&self, name: &str) -> bool {
         let tensor = |suffix: &str| self.get(&format!("{name}{suffix}")).filter(|t| t.dtype == Dtype::U8);
-        tensor(BLOCKS_SUFFIX).zip(tensor(BLOCK_SCALES_SUFFIX)).is_some_and(|(blocks, scales)| {
-            blocks.shape.split_last().is_some_and(|(last, rest)| *last == 16 && rest == scales.shape && rest.len() > 1)
-        })
+        let Some(blocks) = tensor(BLOCKS_SUFFIX) else { return false };
+        tensor(BLOCK_SCALES_SUFFIX)
+            .zip(blocks.shape.split_last())
+            .is_some_and(|(scales, (last, rest))| *last == 16 && rest == scales.shape && rest.len() > 1)
     }
 
     /// True if the metadata say that a matrix is MXFP4: its bytes could be anything.
@@ -134,10 +136,9 @@ impl Listing {
 
     /// True if a U8 tensor is NVFP4 as ModelOpt and this crate write it, complete or not.
     fn is_modelopt(&self, tensor: &TensorInfo) -> bool {
-        let name = &tensor.name;
-        let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0])).is_some_and(|t| t.dtype == Dtype::F8_E4M3);
-        let second = self.get(&format!("{name}{SECOND_SUFFIX}")).is_some();
-        tensor.dtype == Dtype::U8 && (scale || second || self.written(name).is_some())
+        let get = |suffix: &str| self.get(&format!("{}{suffix}", tensor.name));
+        let scale = || get(SCALE_SUFFIXES[0]).is_some_and(|t| t.dtype == Dtype::F8_E4M3);
+        tensor.dtype == Dtype::U8 && (scale() || get(SECOND_SUFFIX).is_some() || self.written(&tensor.name).is_some())
     }
 
     pub(super) fn parts(&self, name: &str) -> Result<Parts<'_>> {

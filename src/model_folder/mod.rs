@@ -17,6 +17,7 @@
 mod calibration;
 mod config;
 mod fuse;
+mod ignored;
 mod quantization;
 mod select;
 
