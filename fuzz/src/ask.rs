@@ -32,6 +32,13 @@ pub fn everything(file: &Checkpoint, architecture: &str) {
             file.quant_rows(name, rows).map(drop).unwrap_or_else(said);
         }
         let shape = file.quant_shape(name);
+        match file.quant_info(name) {
+            Ok((scheme, [rows, cols], tensors)) => {
+                assert_eq!((file.scheme(name).ok(), shape.as_ref().ok()), (Some(scheme), Some(&(rows, cols))));
+                assert_eq!(tensors.len(), file.tensors_of(name).unwrap().len());
+            }
+            Err(error) => said(error),
+        }
         match file.quant_matrix(name) {
             Ok(matrix) => {
                 assert_eq!(shape.ok(), Some((matrix.rows(), matrix.cols())));

@@ -59,6 +59,17 @@ impl Checkpoint {
         self.listing.scheme(name)
     }
 
+    /// All of this at once: scheme, rows and columns, and the tensors, as [`Checkpoint::tensors_of`] names them.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::scheme`].
+    pub fn quant_info(&self, name: &str) -> Result<(Scheme, [usize; 2], Vec<&TensorInfo>)> {
+        let parts = self.listing.parts(name)?;
+        let scheme = self.listing.reading(name, &parts)?.scheme;
+        let (rows, cols) = self.listing.logical_shape(name, &parts)?;
+        Ok((scheme, [rows, cols], parts.tensors()))
+    }
+
     /// The recipe a matrix was written with; `None` where the file does not say.
     ///
     /// # Errors

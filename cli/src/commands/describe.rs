@@ -15,7 +15,7 @@ struct Matrix<'a> {
     name: &'a str,
     found: Result<(Scheme, [usize; 2]), String>,
     /// Its tensors, where none is missing.
-    parts: Vec<String>,
+    parts: Vec<&'a TensorInfo>,
     bytes: u64,
 }
 
@@ -72,19 +72,22 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome { text, value, form, notes: Vec::new(), failed: None })
 }
 
-fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
-    let read = || -> scaled_gemm::Result<_> {
-        let (rows, cols) = input.quant_shape(name)?;
-        Ok((input.scheme(name)?, [rows, cols]))
+fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
+    let (found, parts) = match input.quant_info(name) {
+        Ok((scheme, shape, parts)) => (Ok((scheme, shape)), parts),
+        Err(e) => {
+            let parts = input.tensors_of(name).unwrap_or_default();
+            (Err(e.to_string()), parts.iter().filter_map(|part| input.get(part)).collect())
+        }
     };
-    let parts = input.tensors_of(name).unwrap_or_default();
-    let bytes = parts.iter().filter_map(|part| input.get(part)).map(|tensor| tensor.bytes()).sum();
-    Matrix { name, found: read().map_err(|e| e.to_string()), parts, bytes }
+    let bytes = parts.iter().map(|tensor| tensor.bytes()).sum();
+    Matrix { name, found, parts, bytes }
 }
 
 /// The tensors that belong to no quantized matrix.
 fn plain<'a>(input: &'a Checkpoint, matrices: &[Matrix<'_>]) -> Vec<&'a TensorInfo> {
-    let parts: HashSet<&str> = matrices.iter().flat_map(|matrix| &matrix.parts).map(String::as_str).collect();
+    let parts: HashSet<&str> =
+        matrices.iter().flat_map(|matrix| &matrix.parts).map(|part| part.name.as_str()).collect();
     let is_part = |name: &str| parts.contains(name) || input.is_scale(name);
     input.tensors().iter().filter(|tensor| !is_part(&tensor.name)).collect()
 }
