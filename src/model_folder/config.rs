@@ -80,7 +80,9 @@ impl ModelConfig {
             None => drop(entries.remove("quantization_config")),
         }
         let text = format!("{:#}\n", Value::Object(entries));
-        NUMBERS.iter().fold(text, |text, number| text.replace(&format!("\"\\u0001{number}\""), number))
+        // Before a string that stands for a number is a space; before a quote within another string, a backslash.
+        let plain = |text: String, number: &&str| text.replace(&format!(" \"\\u0001{number}\""), &format!(" {number}"));
+        NUMBERS.iter().fold(text, plain)
     }
 }
 
@@ -125,5 +127,9 @@ mod tests {
         let back = config.with_quantization(None);
         let compact: String = back.split_whitespace().collect();
         assert_eq!(compact, r#"{"NaN":"NaN\"Infinity","a":[0.0,Infinity,-Infinity,NaN]}"#);
+        // A quote, and then what stands for a number, within a string.
+        std::fs::write(folder.path().join("config.json"), r#"{"a": "b \"\u0001NaN"}"#).unwrap();
+        let back = ModelConfig::read(folder.path()).unwrap().unwrap().with_quantization(None);
+        assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), serde_json::json!({"a": "b \"\u{1}NaN"}), "{back}");
     }
 }
