@@ -1,6 +1,6 @@
 //! What can go wrong, said so that the reader can mend it: operand, numbers, rule, remedy.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::format::{Operand, Scheme};
 use crate::names::UnknownName;
@@ -127,7 +127,7 @@ pub enum Error {
         remedy: String,
     },
     /// A file that is broken, or not what it says it is.
-    #[error("{path}: {tensor}{reason}; {remedy}", path = path.display(), tensor = tensor.as_ref().map(|t| format!("tensor {t}: ")).unwrap_or_default())]
+    #[error("{path}: {tensor}{reason}; {remedy}", path = shown(path), tensor = tensor.as_ref().map(|t| format!("tensor {t}: ")).unwrap_or_default())]
     File {
         /// The file.
         path: PathBuf,
@@ -139,7 +139,7 @@ pub enum Error {
         remedy: String,
     },
     /// The operating system refused a file operation.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}", path = shown(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -181,4 +181,22 @@ impl Error {
     pub fn unsupported(what: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Unsupported { what: what.into(), reason: reason.into(), remedy: remedy.into() }
     }
+}
+
+/// Text of a file as it may go to a terminal, on one line: control characters and those that turn the direction of what
+/// follows are escaped, `\u{1b}`.
+pub fn printable(text: &str) -> String {
+    let hidden = |c: char| {
+        c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
+/// A path as it may go to a terminal: that of a shard is whatever a folder has.
+fn shown(path: &Path) -> String {
+    printable(&path.display().to_string())
 }

@@ -129,6 +129,9 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
             want.push(f32_bytes(&matrix.logical_scales()));
             want.retain(|bytes| !bytes.is_empty());
             let names = file.tensors_of("w").unwrap();
+            let (scheme_again, shape, tensors) = file.quant_info("w").unwrap();
+            assert_eq!((scheme_again, shape), (scheme, vec![rows, cols]));
+            assert!(tensors.iter().map(|tensor| &tensor.name).eq(&names));
             let found: Vec<_> = names.iter().map(|n| other.tensor(n).unwrap().data().to_vec()).collect();
             assert_eq!(found, want, "{scheme}: {names:?}");
             assert_eq!(file.scale_name("w").unwrap(), names[1]);

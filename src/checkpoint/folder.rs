@@ -106,11 +106,12 @@ fn numbered(name: &str) -> Option<(&str, u32)> {
 
 fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     let refuse = |reason: String| refuse_file(path, printable(&reason), "fetch or write the index again");
-    let mut text = Vec::new();
+    let io = |source| Error::Io { path: path.to_path_buf(), source };
     let file = open_regular(path, "give the index of a model's shards")?;
-    file.take(MOST_BYTES + 1)
-        .read_to_end(&mut text)
-        .map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+    // Not grown step by step, which would take twice the text.
+    let len = file.metadata().map_err(io)?.len().min(MOST_BYTES);
+    let mut text = Vec::with_capacity(len as usize + 1);
+    file.take(MOST_BYTES + 1).read_to_end(&mut text).map_err(io)?;
     if text.len() as u64 > MOST_BYTES {
         return Err(refuse(format!("is longer than {MOST_BYTES} bytes, the most for an index of shards")));
     }

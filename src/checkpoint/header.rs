@@ -12,6 +12,8 @@ use serde::de::value::BorrowedStrDeserializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
+use super::by_name::ByName;
+
 /// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
 const MAX_DIMENSIONS: usize = 64;
 
@@ -42,8 +44,7 @@ impl TensorInfo {
 pub(super) struct Header {
     pub(super) tensors: Vec<TensorInfo>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// Places in `tensors`, by name: a map would hold every name a second time.
-    by_name: Vec<usize>,
+    by_name: ByName,
 }
 
 /// What is wrong with a header: the tensor to blame, if one is, and the reason.
@@ -72,19 +73,19 @@ pub(super) fn header_len(first: [u8; 8], file_len: u64) -> Result<usize, Fault> 
 impl Header {
     /// The header of these tensors. `Err` is a name that is there twice, or that of the metadata.
     pub(super) fn new(tensors: Vec<TensorInfo>, metadata: BTreeMap<String, String>) -> Result<Self, String> {
-        let name = |i: &usize| tensors[*i].name.as_str();
-        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
-        by_name.sort_unstable_by_key(|i| name(i));
-        let twice = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])).map(|pair| pair[0]);
-        let reserved = by_name.iter().copied().find(|i| name(i) == METADATA);
-        match twice.or(reserved) {
-            Some(i) => Err(name(&i).to_string()),
-            None => Ok(Self { tensors, metadata, by_name }),
+        let twice = ByName::new(&tensors);
+        let reserved = tensors.iter().position(|tensor| tensor.name == METADATA);
+        match (twice, reserved) {
+            (Err(place), _) | (_, Some(place)) => Err(tensors[place].name.clone()),
+            (Ok(by_name), None) => Ok(Self { tensors, metadata, by_name }),
         }
     }
 
     /// Those of several files as one, in their order. `Err` is a name that two files have, or whose metadata differ.
-    pub(super) fn merge(headers: Vec<Self>) -> Result<Self, String> {
+    pub(super) fn merge(mut headers: Vec<Self>) -> Result<Self, String> {
+        if headers.len() == 1 {
+            return Ok(headers.remove(0));
+        }
         let mut metadata = BTreeMap::new();
         let mut tensors = Vec::with_capacity(headers.iter().map(|h| h.tensors.len()).sum());
         for (file, header) in headers.into_iter().enumerate() {
@@ -105,8 +106,7 @@ impl Header {
 
     /// Where the tensor of this name is.
     pub(super) fn position(&self, name: &str) -> Option<usize> {
-        let found = self.by_name.binary_search_by(|&i| self.tensors[i].name.as_str().cmp(name)).ok()?;
-        Some(self.by_name[found])
+        self.by_name.get(&self.tensors, name)
     }
 
     /// The tensor of this name.

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use super::NibbleOrder;
 use super::header::{Header, TensorInfo};
-use super::reader::printable;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 
 /// The tensors and metadata of a checkpoint, without their data. The rules by which matrices are found are in `quantized`; a writer
 /// asks them before it writes.
@@ -26,6 +25,12 @@ pub(super) struct Listing {
 impl Listing {
     pub(super) fn get(&self, name: &str) -> Option<&TensorInfo> {
         self.header.get(name)
+    }
+
+    /// The tensor of a name with this ending.
+    pub(super) fn ending(&self, name: &str, ending: &str) -> Option<&TensorInfo> {
+        // Not `format!`, which takes twice as long, and is what a listing of a hundred thousand matrices would wait for.
+        self.get(&[name, ending].concat())
     }
 
     /// The tensor of this name, or a refusal naming a few that are there.

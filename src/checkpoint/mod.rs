@@ -35,6 +35,7 @@
 //! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
+mod by_name;
 mod comfy;
 mod folder;
 mod foreign;
@@ -55,6 +56,7 @@ mod source;
 mod writeback;
 mod writer;
 
+pub use crate::error::printable;
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
@@ -62,7 +64,7 @@ pub use names::{Dialect, NibbleOrder};
 pub use output::OutputFile;
 pub use output_folder::OutputFolder;
 pub use plain_rows::PlainRows;
-pub use reader::{Checkpoint, printable};
+pub use reader::Checkpoint;
 pub use recipe::WrittenRecipe;
 pub use safetensors::Dtype;
 pub(crate) use source::open_regular;

@@ -67,7 +67,7 @@ impl Listing {
 
     pub(super) fn is_scale(&self, name: &str) -> bool {
         let base_is_there = |suffix: &str, packed: &str| {
-            name.strip_suffix(suffix).is_some_and(|base| self.get(&format!("{base}{packed}")).is_some())
+            name.strip_suffix(suffix).is_some_and(|base| self.ending(base, packed).is_some())
         };
         [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
             || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
@@ -84,23 +84,25 @@ impl Listing {
     }
 
     pub(super) fn written(&self, name: &str) -> Option<&String> {
-        self.header.metadata.get(&format!("{RECIPE_KEY}{name}"))
+        self.header.metadata.get(&[RECIPE_KEY, name].concat())
     }
 
     /// True if `NAME_packed` is NVFP4 of compressed-tensors. (Its other packed formats have other types or no global scale.)
     pub(super) fn is_compressed(&self, name: &str) -> bool {
-        let has = |suffix: &str, dtype| self.get(&format!("{name}{suffix}")).is_some_and(|t| t.dtype == dtype);
-        let divisor = self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_some();
-        let scales = [Dtype::F8_E4M3, Dtype::U8, Dtype::F8_E8M0].iter().any(|dtype| has(SCALE_SUFFIXES[0], *dtype));
-        has(PACKED_SUFFIX, Dtype::U8) && (scales || divisor)
+        let dtype = |suffix: &str| self.ending(name, suffix).map(|t| t.dtype);
+        let is_scale = |dtype| matches!(dtype, Dtype::F8_E4M3 | Dtype::U8 | Dtype::F8_E8M0);
+        // Asked of every name: most have no such tensor, and no more is asked of them.
+        dtype(PACKED_SUFFIX) == Some(Dtype::U8)
+            && (dtype(SCALE_SUFFIXES[0]).is_some_and(is_scale) || dtype(DIVISOR_SUFFIX).is_some())
     }
 
     /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it: `[.., k/32, 16]` and `[.., k/32]`.
     fn is_of_blocks(&self, name: &str) -> bool {
-        let tensor = |suffix: &str| self.get(&format!("{name}{suffix}")).filter(|t| t.dtype == Dtype::U8);
-        tensor(BLOCKS_SUFFIX).zip(tensor(BLOCK_SCALES_SUFFIX)).is_some_and(|(blocks, scales)| {
-            blocks.shape.split_last().is_some_and(|(last, rest)| *last == 16 && rest == scales.shape && rest.len() > 1)
-        })
+        let tensor = |suffix: &str| self.ending(name, suffix).filter(|t| t.dtype == Dtype::U8);
+        let Some(blocks) = tensor(BLOCKS_SUFFIX) else { return false };
+        tensor(BLOCK_SCALES_SUFFIX)
+            .zip(blocks.shape.split_last())
+            .is_some_and(|(scales, (last, rest))| *last == 16 && rest == scales.shape && rest.len() > 1)
     }
 
     /// True if the metadata say that a matrix is MXFP4: its bytes could be anything.
@@ -111,9 +113,8 @@ impl Listing {
 
     /// Dimensions of the values of a matrix: rows and columns, or of experts in one tensor more, all but the last of which are its
     /// rows.
-    pub(super) fn dimensions(&self, name: &str) -> Result<Vec<usize>> {
-        let parts = self.parts(name)?;
-        let (rows, cols) = self.logical_shape(name, &parts)?;
+    pub(super) fn dimensions(&self, name: &str, parts: &Parts<'_>) -> Result<Vec<usize>> {
+        let (rows, cols) = self.logical_shape(name, parts)?;
         Ok(match parts.codes().shape.as_slice() {
             [outer @ .., _, _] if outer.len() > 1 => outer.iter().copied().chain([cols]).collect(),
             _ => vec![rows, cols],
@@ -134,10 +135,9 @@ impl Listing {
 
     /// True if a U8 tensor is NVFP4 as ModelOpt and this crate write it, complete or not.
     fn is_modelopt(&self, tensor: &TensorInfo) -> bool {
-        let name = &tensor.name;
-        let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0])).is_some_and(|t| t.dtype == Dtype::F8_E4M3);
-        let second = self.get(&format!("{name}{SECOND_SUFFIX}")).is_some();
-        tensor.dtype == Dtype::U8 && (scale || second || self.written(name).is_some())
+        let get = |suffix: &str| self.ending(&tensor.name, suffix);
+        let scale = || get(SCALE_SUFFIXES[0]).is_some_and(|t| t.dtype == Dtype::F8_E4M3);
+        tensor.dtype == Dtype::U8 && (scale() || get(SECOND_SUFFIX).is_some() || self.written(&tensor.name).is_some())
     }
 
     pub(super) fn parts(&self, name: &str) -> Result<Parts<'_>> {
@@ -150,9 +150,9 @@ impl Listing {
                 ));
             }
             let codes = self.info(&format!("{name}{PACKED_SUFFIX}"))?;
-            let scale = self.get(&format!("{name}{}", SCALE_SUFFIXES[0]));
+            let scale = self.ending(name, SCALE_SUFFIXES[0]);
             if let Some(scale) = scale.filter(|scale| is_e8m0(scale.dtype))
-                && self.get(&format!("{name}{DIVISOR_SUFFIX}")).is_none()
+                && self.ending(name, DIVISOR_SUFFIX).is_none()
             {
                 return Ok(Parts::Mxfp4 { codes, scale });
             }
@@ -170,7 +170,7 @@ impl Listing {
         let codes = self.info(name)?;
         if let Some(format) = code_format(codes.dtype) {
             let scale = self.fp8_scale(name)?;
-            if self.get(&format!("{name}{SECOND_SUFFIX}")).is_some() {
+            if self.ending(name, SECOND_SUFFIX).is_some() {
                 let found = format!("is FP8 with a second scale {name}{SECOND_SUFFIX}, which no FP8 scheme has");
                 return Err(self.refuse(name, found, "it is of a format that is not read here"));
             }
@@ -203,9 +203,9 @@ impl Listing {
 
     /// The one scale of an FP8 matrix.
     fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
-        let old = name.strip_suffix("weight").map(|layer| format!("{layer}{OLD_COMFY_SCALE}"));
-        let names = SCALE_SUFFIXES.iter().map(|suffix| format!("{name}{suffix}")).chain(old);
-        let found: Vec<_> = names.filter_map(|name| self.get(&name)).collect();
+        let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
+        let names = SCALE_SUFFIXES.into_iter().map(|suffix| (name, suffix)).chain(old);
+        let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
         match *found.as_slice() {
             [scale] => Ok(scale),
             [] => Err(self.refuse(
@@ -223,7 +223,7 @@ impl Listing {
 
     /// A scale of an NVFP4 matrix.
     fn companion(&self, name: &str, suffix: &str) -> Result<&TensorInfo> {
-        self.get(&format!("{name}{suffix}")).ok_or_else(|| {
+        self.ending(name, suffix).ok_or_else(|| {
             let found = format!("is NVFP4 but has no scale {name}{suffix}");
             self.refuse(name, found, "use a file that carries both levels of scales; none is ever assumed")
         })

@@ -29,7 +29,9 @@ impl PlainRows {
             return Err(Error::dtype("x", dtype, "is no type of plain rows", "pass bf16, f16 or f32"));
         }
         let need = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.bytes()));
-        if need != Some(bytes.len()) {
+        // Without a row, too, a row must be one that memory could hold.
+        let row = cols.checked_mul(dtype.bytes().max(4)).filter(|row| isize::try_from(*row).is_ok());
+        if need != Some(bytes.len()) || row.is_none() {
             let found = format!("{} bytes for {rows} x {cols} of {dtype}", bytes.len());
             return Err(Error::shape("x", found, "must have those of every value", "pass the bytes of whole rows"));
         }
@@ -269,7 +271,8 @@ mod tests {
 
     #[test]
     fn other_sizes_are_refused() {
-        for (rows, cols, bytes) in [(1, 16, 31), (2, 16, 32), (usize::MAX, 16, 32), (0, 16, 1)] {
+        for (rows, cols, bytes) in [(1, 16, 31), (2, 16, 32), (usize::MAX, 16, 32), (0, 16, 1), (0, usize::MAX / 2, 0)]
+        {
             assert!(PlainRows::new(DType::Bf16, rows, cols, vec![0; bytes]).is_err());
         }
         assert!(PlainRows::new(DType::E4M3, 1, 16, vec![0; 16]).is_err());

@@ -60,6 +60,17 @@ impl Checkpoint {
         self.listing.scheme(name)
     }
 
+    /// All of this at once: scheme, dimensions ([`Checkpoint::quant_dimensions`]), and the tensors, as [`Checkpoint::tensors_of`] names
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::scheme`].
+    pub fn quant_info(&self, name: &str) -> Result<(Scheme, Vec<usize>, Vec<&TensorInfo>)> {
+        let parts = self.listing.parts(name)?;
+        let scheme = self.listing.reading(name, &parts)?.scheme;
+        Ok((scheme, self.listing.dimensions(name, &parts)?, parts.tensors()))
+    }
+
     /// The recipe a matrix was written with; `None` where the file does not say.
     ///
     /// # Errors
@@ -98,7 +109,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::scheme`].
     pub fn quant_dimensions(&self, name: &str) -> Result<Vec<usize>> {
-        self.listing.dimensions(name)
+        self.listing.dimensions(name, &self.listing.parts(name)?)
     }
 
     /// Some rows of a quantized matrix with the scales that they have in the whole: a matrix of its own. Allocates; several

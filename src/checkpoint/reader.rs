@@ -17,7 +17,7 @@ use super::names::wide_dtype;
 use super::open_files::OpenFiles;
 use super::plain_rows::{PlainRows, widen};
 use super::source::Source;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, printable};
 use crate::format::DType;
 
 /// A safetensors file, or the several that a model is in, headers read and checked.
@@ -224,11 +224,9 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::values`], and [`Error::File`] for a tensor that is not 2-D.
     pub fn matrix(&self, name: &str) -> Result<(Array2<f32>, DType)> {
-        let [rows, cols] = self.listing.two_dimensions(name)?;
-        let (values, dtype) = self.values(name)?;
-        let matrix = Array2::from_shape_vec((rows, cols), values)
-            .map_err(|e| self.listing.refuse(name, format!("has shape [{rows}, {cols}]: {e}"), "write it again"))?;
-        Ok((matrix, dtype))
+        let [rows, _] = self.listing.two_dimensions(name)?;
+        let matrix = self.plain_rows(name, 0..rows, Vec::new())?;
+        Ok((matrix.to_f32(), matrix.dtype()))
     }
 }
 
@@ -256,23 +254,12 @@ impl Checkpoint {
             let found = format!("has {all} rows, and {} to {} were to be read", rows.start, rows.end);
             return Err(self.listing.refuse(name, found, "read what is there"));
         }
-        let row = (cols * dtype.bytes()) as u64;
+        // Without a row, a shape may say what no number holds.
+        let row = (cols as u64).saturating_mul(dtype.bytes() as u64);
         self.fill(name, rows.start as u64 * row, rows.len() as u64 * row, &mut buffer)?;
         PlainRows::new(dtype, rows.len(), cols, buffer)
+            .map_err(|e| self.listing.refuse(name, format!("has {all} x {cols} elements: {e}"), "write it again"))
     }
-}
-
-/// Text of a file as it may go to a terminal, on one line: control characters and those that turn the direction of what
-/// follows are escaped, `\u{1b}`.
-pub fn printable(text: &str) -> String {
-    let hidden = |c: char| {
-        c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
-    }
-    shown
 }
 
 /// Refuses an index that is of other files than those that are there. Gives the tensors that it does not name.

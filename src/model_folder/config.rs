@@ -3,40 +3,29 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use regex::Regex;
 use serde_json::{Map, Value};
 
+use super::ignored::Ignored;
 use crate::checkpoint::{open_regular, printable};
 use crate::error::{Error, Result};
 use crate::format::DType;
 
-/// Longest config accepted.
-const MOST_BYTES: u64 = 64 << 20;
+/// Longest config accepted: its tree takes many times as much.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// The `config.json` of a model's folder.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
     path: PathBuf,
     entries: Map<String, Value>,
-    /// What an earlier quantization left alone.
-    ignored: Vec<Ignored>,
-}
-
-/// One entry of a list of modules that are not quantized.
-#[derive(Debug, Clone)]
-enum Ignored {
-    /// A module, and all within it.
-    Module(String),
-    /// Names that begin so.
-    Beginning(String),
-    Pattern(Regex),
+    ignored: Ignored,
 }
 
 impl ModelConfig {
     /// Reads `config.json` of a folder; `None` if it has none.
     ///
     /// # Errors
-    /// [`Error::File`] if it is no JSON object, longer than 64 MiB, or names modules by a pattern that is none; [`Error::Io`].
+    /// [`Error::File`] if it is no JSON object, longer than 16 MiB, or leaves modules alone by very many patterns; [`Error::Io`].
     pub fn read(folder: impl AsRef<Path>) -> Result<Option<Self>> {
         let path = folder.as_ref().join("config.json");
         if !path.exists() {
@@ -60,15 +49,7 @@ impl ModelConfig {
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
         let quantization = entries.get("quantization_config");
         let texts = lists.iter().filter_map(|key| quantization?.get(key)?.as_array()).flatten();
-        // Python has patterns that are none here; what they leave alone is not known.
-        let ignored = texts.filter_map(Value::as_str).filter_map(|text| match text.strip_prefix("re:") {
-            Some(pattern) => Regex::new(&format!("^(?:{pattern})")).map(Ignored::Pattern).ok(),
-            None => Some(match text.strip_suffix('*') {
-                Some(beginning) => Ignored::Beginning(beginning.into()),
-                None => Ignored::Module(text.into()),
-            }),
-        });
-        let ignored = ignored.collect();
+        let ignored = Ignored::new(texts.filter_map(Value::as_str)).map_err(refuse)?;
         Ok(Some(Self { path, entries, ignored }))
     }
 
@@ -95,13 +76,7 @@ impl ModelConfig {
 
     /// True if the `quantization_config` leaves this module alone.
     pub fn ignores(&self, module: &str) -> bool {
-        self.ignored.iter().any(|ignored| match ignored {
-            Ignored::Module(name) => {
-                module.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            }
-            Ignored::Beginning(beginning) => module.starts_with(beginning.as_str()),
-            Ignored::Pattern(pattern) => pattern.is_match(module),
-        })
+        self.ignored.contains(module)
     }
 
     /// The same for weights of this plain type, where it names one (`torch_dtype`, `dtype`).
@@ -125,7 +100,9 @@ impl ModelConfig {
             None => drop(entries.remove("quantization_config")),
         }
         let text = format!("{:#}\n", Value::Object(entries));
-        NUMBERS.iter().fold(text, |text, number| text.replace(&format!("\"\\u0001{number}\""), number))
+        // Before a string that stands for a number is a space; before a quote within another string, a backslash.
+        let plain = |text: String, number: &&str| text.replace(&format!(" \"\\u0001{number}\""), &format!(" {number}"));
+        NUMBERS.iter().fold(text, plain)
     }
 }
 
@@ -193,5 +170,9 @@ mod tests {
         let back = config.with_quantization(None);
         let compact: String = back.split_whitespace().collect();
         assert_eq!(compact, r#"{"NaN":"NaN\"Infinity","a":[0.0,Infinity,-Infinity,NaN]}"#);
+        // A quote, and then what stands for a number, within a string.
+        std::fs::write(folder.path().join("config.json"), r#"{"a": "b \"\u0001NaN"}"#).unwrap();
+        let back = ModelConfig::read(folder.path()).unwrap().unwrap().with_quantization(None);
+        assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), serde_json::json!({"a": "b \"\u{1}NaN"}), "{back}");
     }
 }

@@ -19,6 +19,7 @@ mod calibration;
 mod config;
 mod experts;
 mod fuse;
+mod ignored;
 mod quantization;
 mod select;
 

@@ -89,6 +89,66 @@ fn what_is_wrong_with_shards_is_said() {
     refused(&folder, &["several indices"]);
 }
 
+/// Shards of a folder without an index have any names that its file system takes.
+#[cfg(unix)]
+#[test]
+fn names_of_shards_reach_no_terminal_as_they_are() {
+    let folder = Folder::new();
+    one(&folder, "\u{1b}[2J.safetensors", "a", 1.0);
+    let file = Checkpoint::open(&folder.0).unwrap();
+    let error = file.quant_matrix("a").unwrap_err().to_string();
+    assert!(error.contains(r"\u{1b}[2J.safetensors: tensor a") && !error.contains('\u{1b}'), "{error:?}");
+    fs::write(folder.file("\u{1b}[2J.safetensors"), "").unwrap();
+    let error = Checkpoint::open(&folder.0).unwrap_err().to_string();
+    assert!(error.contains(r"\u{1b}[2J") && !error.contains('\u{1b}'), "{error:?}");
+}
+
+/// Patterns of a few bytes that stand for programs of megabytes, or are very many.
+#[test]
+fn patterns_of_a_config_have_limits() {
+    let folder = Folder::new();
+    let config = |patterns: &[String]| {
+        let config = serde_json::json!({"quantization_config": {"ignore": patterns}});
+        fs::write(folder.file("config.json"), config.to_string()).unwrap();
+        ModelConfig::read(&folder.0)
+    };
+    // Each of these would be compiled in a second or take megabytes: it is not known what they leave alone.
+    let heavy: Vec<_> = (0..100).map(|i| format!("re:((a{{1,99}}){{1,99}}){{1,9}}{i}")).collect();
+    let mut list = heavy.clone();
+    list.extend(["re:.*gate$".to_string(), "lm_head".to_string(), "visual*".to_string(), "a.b".to_string()]);
+    let read = config(&list).unwrap().unwrap();
+    for (module, ignored) in [
+        ("l.gate", true),
+        ("lm_head", true),
+        ("visual.x", true),
+        ("a.b", true),
+        ("a.b.c", true),
+        ("a.bc", false),
+        ("a", false),
+    ] {
+        assert_eq!(read.ignores(module), ignored, "{module}");
+    }
+    let many: Vec<_> = (0..300).map(|i| format!("re:{i}")).collect();
+    let long = [format!("re:{}", "\\w".repeat(10_000))];
+    for patterns in [many.as_slice(), &long] {
+        let error = config(patterns).unwrap_err().to_string();
+        assert!(error.contains("patterns of") && error.contains("256 of 16384"), "{error}");
+    }
+}
+
+/// Shapes whose rows would have more bytes than a number holds, where there is no row.
+#[test]
+fn rows_that_no_number_measures_are_no_panic() {
+    let folder = Folder::new();
+    for cols in ["9223372036854775808", "4611686018427387904", "18446744073709551615"] {
+        let header = format!(r#"{{"a":{{"dtype":"F32","shape":[0,{cols}],"data_offsets":[0,0]}}}}"#);
+        super::raw(&folder.file("a"), &header, &[]);
+        let file = Checkpoint::open(folder.file("a")).unwrap();
+        assert_eq!(file.matrix("a").is_ok(), file.matrix_rows("a", 0..0).is_ok(), "{cols}");
+        assert!(file.matrix_rows("a", 0..1).is_err(), "{cols}");
+    }
+}
+
 /// Every file of a small model, and what an engine keeps of it.
 fn model(folder: &Folder) -> Vec<(&'static str, Vec<u8>)> {
     let out = folder.file("seed");

@@ -1,10 +1,10 @@
 //! `info FILE|FOLDER`: what a checkpoint holds, how it is read, and what is wrong with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, printable};
+use scaled_gemm::checkpoint::{Checkpoint, TensorInfo, printable};
 use scaled_gemm::model_folder::{ModelConfig, fused_groups};
 use serde_json::{Value, json};
 
@@ -17,6 +17,8 @@ struct Matrix<'a> {
     name: &'a str,
     /// With its dimensions: rows and columns, or of experts in one tensor more.
     found: Result<(Scheme, Vec<usize>), String>,
+    /// Its tensors, where none is missing.
+    parts: Vec<&'a TensorInfo>,
     bytes: u64,
 }
 
@@ -24,6 +26,7 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let input = Checkpoint::open(path)?;
     let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
     let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
+    let plain = plain(&input, &matrices);
     let problems = problems(&input, config.as_ref(), &matrices);
     let notes = match input.folder() {
         Some(_) if config.is_none() => vec!["no config.json: engines load no folder without one"],
@@ -41,12 +44,11 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
             }
             Err(reason) => json!({"tensor": m.name, "problem": reason, "bytes": m.bytes}),
         });
-        let plain = input.tensors().iter().filter(|t| !is_part(&input, &t.name));
         json!({
             "path": path.display().to_string(), "files": input.files().len(), "bytes": total,
             "architecture": config.as_ref().map(ModelConfig::architecture), "quant_method": dialect,
             "quantized": Value::from_iter(matrices),
-            "tensors": Value::from_iter(plain.map(|t| json!({
+            "tensors": Value::from_iter(plain.iter().map(|t| json!({
                 "tensor": t.name, "dtype": t.dtype.to_string(), "shape": t.shape, "bytes": t.bytes(),
             }))),
             "problems": problems, "notes": notes,
@@ -66,7 +68,7 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     }
     notes.iter().for_each(|note| text += &format!("{note}\n"));
     text.push('\n');
-    text += &tables(&input, &matrices);
+    text += &tables(&plain, &matrices);
     text += &match problems.as_slice() {
         [] => String::new(),
         all => format!("\nWhat is wrong:\n{}", all.iter().map(|p| format!("  {p}\n")).collect::<String>()),
@@ -76,26 +78,28 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome { text, value, form, notes: Vec::new(), failed })
 }
 
-fn matrix<'a>(input: &Checkpoint, name: &'a str) -> Matrix<'a> {
-    let read = || -> scaled_gemm::Result<_> { Ok((input.scheme(name)?, input.quant_dimensions(name)?)) };
-    let parts = input.tensors_of(name).unwrap_or_default();
-    let bytes = parts.iter().filter_map(|part| input.get(part)).map(|tensor| tensor.bytes()).sum();
-    Matrix { name, found: read().map_err(|e| e.to_string()), bytes }
+fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
+    let (found, parts) = match input.quant_info(name) {
+        Ok((scheme, shape, parts)) => (Ok((scheme, shape)), parts),
+        Err(e) => {
+            let parts = input.tensors_of(name).unwrap_or_default();
+            (Err(e.to_string()), parts.iter().filter_map(|part| input.get(part)).collect())
+        }
+    };
+    let bytes = parts.iter().map(|tensor| tensor.bytes()).sum();
+    Matrix { name, found, parts, bytes }
 }
 
-/// True for a tensor that belongs to a quantized matrix.
-fn is_part(input: &Checkpoint, name: &str) -> bool {
-    let is_codes = |name: &str| input.tensors_of(name).is_ok_and(|all| all.first().is_some_and(|first| first == name));
-    input.is_scale(name)
-        || is_codes(name)
-        || name
-            .strip_suffix("_packed")
-            .or_else(|| name.strip_suffix("_blocks"))
-            .is_some_and(|n| input.tensors_of(n).is_ok())
+/// The tensors that belong to no quantized matrix.
+fn plain<'a>(input: &'a Checkpoint, matrices: &[Matrix<'_>]) -> Vec<&'a TensorInfo> {
+    let parts: HashSet<&str> =
+        matrices.iter().flat_map(|matrix| &matrix.parts).map(|part| part.name.as_str()).collect();
+    let is_part = |name: &str| parts.contains(name) || input.is_scale(name);
+    input.tensors().iter().filter(|tensor| !is_part(&tensor.name)).collect()
 }
 
 /// Matrices and tensors, those together that differ in a number alone.
-fn tables(input: &Checkpoint, matrices: &[Matrix<'_>]) -> String {
+fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
     let mut lines: Vec<([String; 3], u64, u64)> = Vec::new();
     let mut places = BTreeMap::new();
     let mut add = |key: [String; 3], bytes: u64| {
@@ -111,7 +115,7 @@ fn tables(input: &Checkpoint, matrices: &[Matrix<'_>]) -> String {
             add([starred(matrix.name), scheme.to_string(), product(shape)], matrix.bytes);
         }
     }
-    for tensor in input.tensors().iter().filter(|tensor| !is_part(input, &tensor.name)) {
+    for tensor in plain {
         add([starred(&tensor.name), tensor.dtype.to_string(), product(&tensor.shape)], tensor.bytes());
     }
     let rows: Vec<_> =

@@ -1,0 +1,91 @@
+//! What opening a checkpoint of 100,000 tensors allocates. Alone in its program: the allocator counts for all threads.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use scaled_gemm::checkpoint::Checkpoint;
+
+const TENSORS: usize = 100_000;
+const SHARDS: usize = 50;
+
+/// The system's allocator, and how much of it is in use: now, and at the most.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn more(bytes: usize) {
+    MOST.fetch_max(NOW.fetch_add(bytes, Relaxed) + bytes, Relaxed);
+}
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        more(layout.size());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Old and new may be there at once.
+        more(size);
+        NOW.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+fn name(i: usize) -> String {
+    format!("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 256, i % 256)
+}
+
+/// A file of these tensors; the length of its header.
+fn write(path: &Path, tensors: std::ops::Range<usize>) -> usize {
+    let entry = r#"{"dtype":"BF16","shape":[0,7168],"data_offsets":[0,0]}"#;
+    let entries: Vec<_> = tensors.map(|i| format!("\"{}\":{entry}", name(i))).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    header.len()
+}
+
+/// Opens it within four times the text that it reads.
+fn open(path: &Path, text: usize) {
+    let before = NOW.load(Relaxed);
+    MOST.store(before, Relaxed);
+    let opened = Checkpoint::open(path).unwrap();
+    let (most, kept) = (MOST.load(Relaxed) - before, NOW.load(Relaxed) - before);
+    println!("{text} bytes of text took {most} at once, and {kept} stay");
+    assert!(most < 4 * text, "{text} bytes of text took {most}");
+    assert_eq!(opened.tensors().len(), TENSORS);
+    assert!(opened.get(&name(TENSORS - 1)).is_some() && opened.get(&name(TENSORS)).is_none());
+}
+
+#[test]
+fn opening_100000_tensors_takes_less_than_four_times_their_headers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one.safetensors");
+    open(&path, write(&path, 0..TENSORS));
+    fs::remove_file(path).unwrap();
+
+    let (mut headers, mut pairs) = (0, Vec::new());
+    for shard in 0..SHARDS {
+        let file = format!("model-{:05}-of-{SHARDS:05}.safetensors", shard + 1);
+        let tensors = shard * TENSORS / SHARDS..(shard + 1) * TENSORS / SHARDS;
+        headers += write(&folder.path().join(&file), tensors.clone());
+        pairs.extend(tensors.map(|i| format!("\"{}\":\"{file}\"", name(i))));
+    }
+    let index = format!("{{\"weight_map\":{{{}}}}}", pairs.join(","));
+    fs::write(folder.path().join("model.safetensors.index.json"), &index).unwrap();
+    open(folder.path(), headers + index.len());
+}
