@@ -203,6 +203,10 @@ pub struct QuantizeArgs {
     /// scalars. Written beside the weights as input_scale.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
+    /// nvfp4 and fp8-tensor: amax that the one scale of each of these layers' weights is made for, instead of the largest of their
+    /// values, in the same formats; values beyond it become the largest code. Layers that share a scale get the largest.
+    #[arg(long, value_name = "FILE")]
+    pub weight_amax: Option<PathBuf>,
     /// Say what would be done, and write nothing. Whether the output may be written is found out, and what the names, types and
     /// shapes of the tensors forbid; their values are not read (a NaN is not found), and the disk is not asked for room.
     #[arg(long)]

@@ -6,6 +6,9 @@ use std::fs;
 
 use common::*;
 use safetensors::tensor::Dtype;
+use scaled_gemm::checkpoint::Checkpoint;
+use scaled_gemm::reference::{amax, quantize_part};
+use scaled_gemm::{Fp8Format, GivenScale, Recipe, Scheme};
 use serde_json::json;
 
 /// A folder of one layer with an embedding, an output head and a vision tower.
@@ -147,4 +150,36 @@ fn what_is_not_finite_is_excluded_by_its_name() {
     assert_eq!(option, r"^a\+b\.0$", "{error}");
     let text = good(&[&args[..], &["--exclude", option]].concat());
     assert_words(&text, &["matched by --exclude: 1 (a+b.0", "1 matrix"]);
+}
+
+/// What is written is what the reference makes of the amax that was given.
+#[test]
+fn a_given_amax_of_weights_makes_their_scale() {
+    let folder = Folder::new();
+    let (input, file, output) = (layered(&folder), folder.file("amax"), folder.file("out"));
+    fs::write(&file, r#"{"l.0.q_proj": 0.5}"#).unwrap();
+    for (recipe, scheme) in [("nvfp4", Scheme::Nvfp4), ("fp8-tensor", Scheme::Fp8Tensor(Fp8Format::E4M3))] {
+        for (fuse, own) in [(vec!["--no-fuse"], true), (vec![], false)] {
+            let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--weight-amax", &file];
+            good(&[&args[..], &["--dialect", "plain"], &fuse].concat());
+            let [q, k] = ["l.0.q_proj.weight", "l.0.k_proj.weight"].map(|name| {
+                let (x, dtype) = Checkpoint::open(&input).unwrap().matrix(name).unwrap();
+                let largest = amax(x.as_slice().unwrap());
+                assert!(largest > 0.5, "{name}: {largest}");
+                let made = |amax| quantize_part(x.view(), dtype, Recipe::new(scheme), GivenScale::Amax(amax)).unwrap();
+                let found = Checkpoint::open(&output).unwrap().quant_matrix(name).unwrap();
+                (found == made(0.5), found == made(largest))
+            });
+            // Of those that share one, the largest: that of k, which was not given one.
+            assert_eq!((q.0, q.1), (own, false), "{recipe}");
+            assert!(k.1, "{recipe}: k keeps its own");
+            fs::remove_dir_all(&output).unwrap();
+        }
+    }
+    let run = |recipe: &str| bad(2, &["quantize", &input, "--dry-run", "--recipe", recipe, "--weight-amax", &file]);
+    assert_words(&run("fp8-row"), &["--weight-amax", "no scale of the whole", "nvfp4 or fp8-tensor"]);
+    fs::write(&file, r#"{"l.0.q_proj": 0.5, "lm_head": 3, "l.0.o_proj": 1}"#).unwrap();
+    assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
+    fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
+    assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
 }

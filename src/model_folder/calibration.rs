@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Longest JSON read.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The largest magnitude of the inputs of each layer, by calibration.
+/// The largest magnitude of the inputs of each layer, by calibration; or of the weights of layers, where those are given.
 ///
 /// The file is a JSON object of names and numbers, `{"model.layers.0.self_attn.q_proj": 31.5}`, or a safetensors file with one
 /// BF16, F16 or F32 element under each name. Names are those of layers or of their weights (`.weight` is left out). The numbers are

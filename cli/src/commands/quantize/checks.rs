@@ -24,6 +24,12 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, re
             folder.display()
         )));
     }
+    if args.weight_amax.is_some() && !has_whole(recipe) {
+        return Err(Failure::Use(format!(
+            "--weight-amax: {recipe} in {} has no scale of the whole that an amax decides; leave it out, or use nvfp4 or fp8-tensor",
+            recipe.scheme()
+        )));
+    }
     // In a dialect, what engines fuse is quantized together or not at all, whatever the recipe.
     let option = if args.no_fuse { "--no-fuse" } else { "--fuse" };
     if (args.no_fuse || !args.fuse.is_empty()) && dialect == Dialect::Plain && !has_whole(recipe) {

@@ -7,6 +7,7 @@ mod report;
 mod rows;
 mod stream;
 
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::checkpoint::{
@@ -18,7 +19,7 @@ use scaled_gemm::{Recipe, Scheme};
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
-use crate::output::{Failure, Form, Outcome, byte_bar, shown};
+use crate::output::{Failure, Form, Outcome, byte_bar, count, shown};
 use plan::{Given, Plan, Plans, module};
 use report::Report;
 use stream::Work;
@@ -32,8 +33,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let dialect = dialect(args, first, &input, model)?;
     checks::refuse_idle(args, &input, dialect, first)?;
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
-    let given = Given { args, input: &input, config: config.as_ref(), model, dialect };
-    let plans = Plans::new(given)?;
+    let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
+    let plans = Plans::new(of)?;
     // One for each place of the plans.
     let names: Vec<&str> = plans.items.iter().map(|item| item.name.as_str()).collect();
     // Experts in one tensor go by its name too, and by their own also where they are left with it.
@@ -47,6 +48,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
+    let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
+    let given_amax = given.map(|given| weight_amax(args, &plans, &given)).transpose()?.unwrap_or_default();
     let notes = || unusual.into_iter().chain(unknown).chain(folder::not_in_index(&input));
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
@@ -73,9 +76,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     for (name, number) in &inputs {
         writer.write(name, &number.to_le_bytes())?;
     }
-    let work = Work { input: &input, plans: &plans, dialect, allow_non_finite: args.allow_non_finite };
+    let allow_non_finite = args.allow_non_finite;
+    let work = Work { input: &input, plans: &plans, given: &given_amax, dialect, allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
-    let copied = write_folder(given, &plans, &writer)?;
+    let copied = write_folder(of, &plans, &writer)?;
     let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
     let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
         let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
@@ -199,6 +203,29 @@ fn activations(
         all.push((at, largest));
     }
     Ok(all)
+}
+
+/// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale.
+fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Result<HashMap<usize, f32>, Failure> {
+    let mut names: HashSet<&str> = given.modules().collect();
+    let mut found = HashMap::new();
+    for (at, _) in plans.weights() {
+        let module = module(&plans.items[at].name);
+        if let Some(amax) = given.amax(module) {
+            names.remove(module);
+            found.insert(at, amax);
+        }
+    }
+    let mut unknown: Vec<&str> = names.into_iter().collect();
+    unknown.sort_unstable();
+    match folder::some(unknown.iter().copied()) {
+        None => Ok(found),
+        Some(first) => Err(Failure::Use(format!(
+            "{}: {} of which no weight is quantized ({first}); leave them out",
+            args.weight_amax.as_deref().map(shown).unwrap_or_default(),
+            count(unknown.len(), "layer", "layers")
+        ))),
+    }
 }
 
 /// The other files of a folder. Says what was not copied.

@@ -32,6 +32,8 @@ const SAMPLE: usize = 128;
 pub struct Work<'a> {
     pub input: &'a Checkpoint,
     pub plans: &'a Plans,
+    /// By place, what the scale of a weight is made for instead of its largest value.
+    pub given: &'a HashMap<usize, f32>,
     pub dialect: Dialect,
     pub allow_non_finite: bool,
 }
@@ -91,7 +93,7 @@ fn read(work: Work<'_>, part_bytes: usize, buffers: &Buffers, to: &SyncSender<Re
 
 /// Sends the largest value of each matrix that has one scale, those that share it together, in the order in which they are asked for.
 fn find_largest(
-    Work { input, plans, .. }: Work<'_>,
+    Work { input, plans, given, .. }: Work<'_>,
     buffers: &Buffers,
     to: &SyncSender<Result<(usize, f32), Failure>>,
 ) {
@@ -100,7 +102,10 @@ fn find_largest(
         for member in plans.sharing(at) {
             let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
             if matches!(plan, Plan::Quantize(_)) && has_whole(weight.recipe) && sent.insert(member) {
-                let found = amax(&mut source, &plans.items[member], weight, buffers);
+                let found = match given.get(&member) {
+                    Some(amax) => Ok(*amax),
+                    None => amax(&mut source, &plans.items[member], weight, buffers),
+                };
                 if to.send(found.map(|amax| (member, amax))).is_err() {
                     return;
                 }
