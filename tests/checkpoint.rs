@@ -327,6 +327,8 @@ fn broken_files_are_refused_with_the_reason() {
     refused(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, &["__metadata__", "twice"]);
     refused(r#"{} {}"#, 0, &["not a JSON object"]);
     refused(r#"{"__metadata__":{"x":1}}"#, 0, &["metadata entry \"x\""]);
+    let pairs: Vec<_> = (0..=1 << 20).map(|i| format!("\"{i:x}\":\"\"")).collect();
+    refused(&format!(r#"{{"__metadata__":{{{}}}}}"#, pairs.join(",")), 0, &["more than 1048576 entries"]);
     refused("[]", 0, &["not a JSON object"]);
     refused("{", 0, &["not a JSON object"]);
     refused(&"[".repeat(100_000), 0, &["not a JSON object"]);

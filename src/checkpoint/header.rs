@@ -17,6 +17,11 @@ use super::by_name::ByName;
 /// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
 const MAX_DIMENSIONS: usize = 64;
 
+/// Most entries of metadata accepted: each takes a hundred bytes, and ten in the header.
+const MAX_METADATA: usize = 1 << 20;
+/// Bytes of the shortest entry of a tensor: `"":{"dtype":"U8","shape":[],"data_offsets":[0,0]}`.
+const SHORTEST_ENTRY: usize = 49;
+
 /// One tensor of a file: what it is and where its bytes lie.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorInfo {
@@ -117,14 +122,19 @@ impl Header {
     /// Parses and checks the JSON against `data_len` bytes of data behind it.
     pub(super) fn parse(json: &[u8], data_len: u64) -> Result<Self, Fault> {
         let text = std::str::from_utf8(json).map_err(|_| file_fault("its header is not UTF-8"))?;
-        let mut entries = Entries::default();
+        // Grown step by step, the list would take twice its room. No file makes it reserve more than tensors of its length could.
+        let count = text.matches("data_offsets").count().min(text.len() / SHORTEST_ENTRY);
+        let mut entries = Entries { tensors: Vec::with_capacity(count), ..Entries::default() };
         let mut reader = serde_json::Deserializer::from_str(text);
         let read = reader.deserialize_map(&mut entries).and_then(|()| reader.end());
         if let Err(e) = read {
             return Err(entries.fault.unwrap_or_else(|| file_fault(format!("its header is not a JSON object: {e}"))));
         }
         let Entries { mut tensors, metadata, .. } = entries;
-        tensors.sort_by_key(|t| (t.start, t.end));
+        // Most writers have them in order, and sorting takes memory.
+        if !tensors.is_sorted_by_key(|t| (t.start, t.end)) {
+            tensors.sort_by_key(|t| (t.start, t.end));
+        }
         let header = Self::new(tensors, metadata.unwrap_or_default())
             .map_err(|name| fault(&name, "appears twice in the header"))?;
         check_cover(&header.tensors, data_len)?;
@@ -245,6 +255,9 @@ impl<'de> Deserialize<'de> for Metadata {
                     let value =
                         map.next_value().map_err(|e| A::Error::custom(format!("metadata entry {key:?}: {e}")))?;
                     pairs.insert(key, value);
+                    if pairs.len() > MAX_METADATA {
+                        return Err(A::Error::custom(format!("more than {MAX_METADATA} entries")));
+                    }
                 }
                 Ok(pairs)
             }
