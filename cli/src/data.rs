@@ -43,6 +43,7 @@ pub fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>, dtype: DType) -> 
 }
 
 /// Values of little-endian bytes of a wide type.
+#[cfg(feature = "cuda")]
 pub fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
     match dtype {
