@@ -128,3 +128,61 @@ fn a_failure_of_the_reader_is_the_one_that_is_told() {
     assert_words(&said, &["w_scale", &format!("0xff at element {at}"), "NaN"]);
     assert_eq!(folder.names(), ["in"]);
 }
+
+/// Groups of the caller's go through layers of experts, of which one expert that is left alone leaves the others.
+#[test]
+fn a_group_torn_by_experts_that_are_left_is_left_whole() {
+    let folder = Folder::new();
+    let parts = ["gate_proj", "up_proj", "down_proj"];
+    let names: Vec<String> = (0..12)
+        .map(|i| format!("model.layers.{}.mlp.experts.{}.{}.weight", i / 6, i / 3 % 2, parts[i % 3]))
+        .chain(["model.layers.0.self_attn.o_proj.weight".into()])
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let config = json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"});
+    let input = model(&folder, "in", &names, config);
+    // Gate and up of an expert are one group of the engines', the same of two layers one of the caller's.
+    let fuse = r"layers\.\d+\.mlp\.experts\.0";
+    for recipe in ["nvfp4", "fp8-tensor"] {
+        for layer in ["0", "1"] {
+            let exclude = format!(r"layers\.{layer}\.mlp\.experts\.1\.down");
+            let output = folder.file("out");
+            let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--fuse", fuse, "--exclude", &exclude];
+            good(&args);
+            // What is still quantized is read rightly where engines fuse it.
+            good(&["info", &output]);
+            fs::remove_dir_all(&output).unwrap();
+        }
+    }
+}
+
+/// (A weight of a type that is not quantized was not seen among those that engines fuse, nor in the list of those left alone.)
+#[test]
+fn what_cannot_be_quantized_leaves_its_group() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let mut tensors: Vec<_> = QKV[1..].iter().map(|name| f32_tensor(name, [32, 32], 1)).collect();
+    tensors.push((QKV[0], safetensors::Dtype::F64, vec![32, 32], vec![0; 8 * 32 * 32]));
+    model_folder(&path, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    let output = folder.file("out");
+    good(&["quantize", &path, "-o", &output, "--recipe", "nvfp4"]);
+    let config: Value = serde_json::from_str(&fs::read_to_string(format!("{output}/config.json")).unwrap()).unwrap();
+    let ignored = config["quantization_config"]["ignore"].to_string();
+    assert_words(&ignored, &["l.q_proj", "l.k_proj", "l.v_proj"]);
+    assert!(!ignored.contains("l.o_proj"), "{ignored}");
+}
+
+/// (The first that shares the scale was blamed.)
+#[test]
+fn an_infinity_is_said_of_the_matrix_that_holds_it() {
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    let mut tensors: Vec<_> = QKV.iter().map(|name| f32_tensor(name, [32, 32], 1)).collect();
+    // The last of the group in the file.
+    tensors[2].3[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    model_folder(&path, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    for recipe in ["nvfp4", "fp8-tensor"] {
+        let error = bad(2, &["quantize", &path, "-o", &output, "--recipe", recipe]);
+        assert_words(&error, &["tensor l.v_proj.weight", "infinity", "l.k_proj.weight", "--exclude"]);
+    }
+}

@@ -205,7 +205,7 @@ impl CheckpointLayout {
         let comfy = self.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
-        let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy };
+        let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
         unreadable(&planned, &self.matrices, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
         Ok((planned.header, self.matrices))

@@ -278,7 +278,7 @@ impl Listing {
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) && metadata.is_none() => {
-                fused_rows(name, [rows, cols], &scale.shape)
+                self.fused_rows(name, [rows, cols], &scale.shape)
             }
             _ => None,
         };
@@ -352,6 +352,18 @@ impl Listing {
         Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled, fused_rows })
     }
 
+    /// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the config
+    /// of the model says that all have as many heads. Other rows cannot be known here.
+    fn fused_rows(&self, name: &str, [rows, cols]: [usize; 2], scales: &[usize]) -> Option<usize> {
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
+        let is = |fused: &str| layer.rsplit('.').next() == Some(fused);
+        match scales {
+            [2] if is("gate_up_proj") && rows > 2 && rows.is_multiple_of(2) => Some(rows / 2),
+            [3] if is("qkv_proj") && self.equal_heads && rows > 3 && rows == 3 * cols => Some(cols),
+            _ => None,
+        }
+    }
+
     /// Refuses scales that are not padded to whole tiles, as ComfyUI has them.
     fn check_tiles(&self, scale: &TensorInfo, want: [usize; 2], [rows, cols]: [usize; 2]) -> Result<()> {
         if scale.shape == want {
@@ -360,18 +372,6 @@ impl Listing {
         let found =
             format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
         Err(self.refuse(&scale.name, found, "a scale is never reshaped"))
-    }
-}
-
-/// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the heads of all
-/// are as many, and then the matrix is three times as high as wide. Other rows cannot be known from a file.
-fn fused_rows(name: &str, [rows, cols]: [usize; 2], scales: &[usize]) -> Option<usize> {
-    let layer = name.strip_suffix(".weight").unwrap_or(name);
-    let is = |fused: &str| layer.rsplit('.').next() == Some(fused);
-    match scales {
-        [2] if is("gate_up_proj") && rows > 2 && rows.is_multiple_of(2) => Some(rows / 2),
-        [3] if is("qkv_proj") && rows > 3 && rows == 3 * cols => Some(cols),
-        _ => None,
     }
 }
 

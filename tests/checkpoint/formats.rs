@@ -287,11 +287,12 @@ fn published_mxfp4_is_read() {
     }
 }
 
-/// As mistral.rs takes them: one scale for each of the matrices in a fused one, whose rows are as many.
+/// One scale for each of the matrices in a fused one, whose rows are as many: of q, k and v where the config says so.
 #[test]
 fn scales_of_fused_matrices_are_those_of_their_rows() {
     let folder = Folder::new();
-    let path = folder.file("in");
+    fs::create_dir(folder.file("in")).unwrap();
+    let (path, config) = (folder.file("in").join("model.safetensors"), folder.file("in").join("config.json"));
     let (rows, cols) = (96, 32);
     let mut random = Noise::new(3);
     let codes: Vec<u8> = (0..rows * cols).map(|_| random.below(0x7F) as u8).collect();
@@ -299,8 +300,9 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
         let name = format!("{layer}.weight");
         let scale = (&*format!("{name}_scale"), Dtype::F32, vec![scales.len()], f32_bytes(scales));
         foreign(&path, &[(&name, Dtype::F8_E4M3, vec![rows, cols], codes.clone()), scale], None);
-        (Checkpoint::open(&path).unwrap(), name)
+        (Checkpoint::open(folder.file("in")).unwrap(), name)
     };
+    fs::write(&config, r#"{"num_attention_heads": 4}"#).unwrap();
     for (layer, scales) in [("l.gate_up_proj", &[0.5, 3.0][..]), ("l.qkv_proj", &[1.0, 0.25, 2.0])] {
         let (file, name) = open(layer, scales);
         let each: Vec<f32> = (0..rows).map(|row| scales[row / (rows / scales.len())]).collect();
@@ -310,6 +312,14 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
         let some = codes[31 * cols..65 * cols].to_vec();
         let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), 34, cols, some, &each[31..65]).unwrap();
         assert!(file.quant_rows(&name, 31..65).unwrap() == want, "{layer}");
+    }
+    // Fewer heads of keys: as many rows in all, of which those of queries are more than a third.
+    for text in
+        [r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#, "{}", "[", r#"{"num_attention_heads": "4"}"#]
+    {
+        fs::write(&config, text).unwrap();
+        let (file, name) = open("l.qkv_proj", &[1.0, 0.25, 2.0]);
+        assert!(file.quant_matrix(&name).unwrap_err().to_string().contains("[3]"), "{text}");
     }
     // Other numbers of scales, and layers whose rows nobody knows.
     for (layer, scales) in [

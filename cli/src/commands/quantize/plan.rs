@@ -110,33 +110,34 @@ impl Plans {
         let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
         let own = |module: &str| args.fuse.iter().find_map(|fuse| own_group(fuse, module));
         let fused = if args.no_fuse { Vec::new() } else { fused_groups(&modules, architecture, own) };
-        let mut groups = Vec::new();
-        for fused in fused {
-            let members: Vec<usize> = fused.into_iter().map(|at| linear[at]).collect();
-            let quantized = |at: &&usize| matches!(tensors[**at], Plan::Quantize(_));
-            let count = members.iter().filter(quantized).count();
-            if dialect != Dialect::Plain {
-                if count > 0 && count < members.len() {
-                    let reason = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
-                    leave(&mut tensors, &members, reason);
-                }
-                // A block of one layer would hold rows of the next.
-                let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
-                if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) && members.iter().any(ragged) {
-                    leave(&mut tensors, &members, "engines fuse it, and 128 does not divide the rows of its group");
-                }
-            }
-            let shared = has_whole(first);
-            let quantized: Vec<usize> =
-                members.into_iter().filter(|at| matches!(tensors[*at], Plan::Quantize(_))).collect();
-            if shared && quantized.len() > 1 {
-                groups.push(quantized);
-            }
-        }
+        let fused: Vec<Vec<usize>> =
+            fused.into_iter().map(|members| members.into_iter().map(|at| linear[at]).collect()).collect();
         if dialect != Dialect::Plain {
-            leave_torn_experts(model, &items, &mut tensors, dialect);
-            groups.retain(|group: &Vec<usize>| matches!(tensors[group[0]], Plan::Quantize(_)));
+            // A block of one layer would hold rows of the next.
+            let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
+            for members in fused.iter().filter(|members| members.iter().any(ragged)) {
+                if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) {
+                    leave(&mut tensors, members, "engines fuse it, and 128 does not divide the rows of its group");
+                }
+            }
+            // What is left of one group may tear a layer of experts, and that another group.
+            loop {
+                let before = quantized(&tensors, 0..tensors.len()).len();
+                for members in &fused {
+                    if quantized(&tensors, members.iter().copied()).len() < members.len() {
+                        let reason =
+                            "engines fuse it with a layer that is left alone: quantize that too, or write plain";
+                        leave(&mut tensors, members, reason);
+                    }
+                }
+                leave_torn_experts(model, &items, &mut tensors, dialect);
+                if quantized(&tensors, 0..tensors.len()).len() == before {
+                    break;
+                }
+            }
         }
+        let mut groups: Vec<_> = fused.into_iter().map(|members| quantized(&tensors, members.into_iter())).collect();
+        groups.retain(|members| has_whole(first) && members.len() > 1);
         // When no more is left alone: places in the list are final.
         for (place, group) in groups.iter().enumerate() {
             for at in group {
@@ -239,13 +240,19 @@ fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut
     }
 }
 
+/// Those of some places that are to be quantized.
+fn quantized(tensors: &[Plan], places: impl Iterator<Item = usize>) -> Vec<usize> {
+    places.filter(|at| matches!(tensors[*at], Plan::Quantize(_))).collect()
+}
+
 /// The name of the layer that a weight belongs to.
 pub fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)
 }
 
+/// True for the weight of a linear layer, of whatever type: also what cannot be quantized is fused.
 fn is_linear(item: &Item) -> bool {
-    item.name.ends_with(".weight") && item.shape.len() == 2 && source(item.dtype).is_some()
+    item.name.ends_with(".weight") && item.shape.len() == 2
 }
 
 fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {

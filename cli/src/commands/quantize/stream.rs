@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use ndarray::{Array2, s};
 use rayon::prelude::*;
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, printable};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Scheme};
 
@@ -115,7 +115,7 @@ fn find_largest(
 }
 
 fn stream(
-    Work { input, plans, .. }: Work<'_>,
+    Work { input, plans, allow_non_finite, .. }: Work<'_>,
     part_bytes: usize,
     buffers: &Buffers,
     largest: &Receiver<Result<(usize, f32), Failure>>,
@@ -140,6 +140,16 @@ fn stream(
                 known.insert(member, amax);
             }
             let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
+            // Said here of the matrix that holds it, not of the first that shares its scale.
+            let infinite = members.iter().find(|member| known[member].is_infinite() && **member != at);
+            if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
+                return Err(Failure::Use(format!(
+                    "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
+                    input.path().display(),
+                    printable(&plans.items[*member].name),
+                    printable(&item.name)
+                )));
+            }
             whole = Some(Whole { own: known[&at], shared });
         }
         for rows in parts(weight, part_bytes) {
@@ -154,7 +164,8 @@ fn stream(
 
 /// The largest value of a matrix, by parts; of tensors that are read as they lie on all cores.
 fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight, buffers: &Buffers) -> Result<f32, Failure> {
-    let parts: Vec<_> = parts(weight, AMAX_PART).collect();
+    let rows = (AMAX_PART / (weight.cols * weight.source.bytes()).max(1)).max(1);
+    let parts: Vec<_> = pipeline::parts(weight.rows, rows).collect();
     let largest = |x: PlainRows| {
         let amax = x.amax();
         buffers.give(x.into_bytes());
