@@ -238,9 +238,12 @@ mod tests {
                 let want = round_to(dtype, *value);
                 assert!(want.to_bits() == back.to_bits() || (want.is_nan() && back.is_nan()), "{dtype} {value:e}");
             }
-            // Columns are not adjacent.
-            assert_eq!(PlainRows::from_f32(x.t(), dtype, vec![7]).unwrap().to_f32().t().len(), values.len());
-            assert_eq!(PlainRows::from_f32(x.t(), dtype, vec![7]).unwrap().rows(), 4);
+            // Columns that are not adjacent.
+            let turned = PlainRows::from_f32(x.t(), dtype, vec![7]).unwrap();
+            assert_eq!((turned.rows(), turned.cols()), (4, values.len() / 4));
+            for (one, other) in turned.to_f32().t().iter().zip(rows.to_f32().iter()) {
+                assert_eq!(one.to_bits(), other.to_bits(), "{dtype}");
+            }
         }
         assert!(PlainRows::from_f32(x, DType::E4M3, vec![7]).is_err());
     }
