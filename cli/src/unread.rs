@@ -13,12 +13,29 @@ use crate::output::count;
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
     let read: HashSet<String> =
         input.quantized().into_iter().filter_map(|name| input.tensors_of(name).ok()).flatten().collect();
-    // Positions and masks are I64 and BOOL.
-    let is_plain = |dtype: Dtype| {
-        matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL)
+    let is_code = |tensor: &TensorInfo| match tensor.dtype {
+        Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
+        // Positions and masks are integers too.
+        Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::I16 | Dtype::U32 | Dtype::I32 | Dtype::U64 => {
+            is_name_of_codes(&tensor.name)
+        }
+        _ => true,
     };
-    let all = input.tensors().iter();
-    all.filter(|t| t.shape.len() > 1 && !is_plain(t.dtype) && !read.contains(&t.name)).collect()
+    input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !read.contains(&t.name)).collect()
+}
+
+/// Names of integers that published formats keep weights in. Losing such a weight's config is worse than to refuse a model: hence
+/// also those of layers themselves.
+fn is_name_of_codes(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name).to_ascii_lowercase();
+    // GPTQ and AWQ, QuIP, HQQ, AQLM, VPTQ, EXL3, quanto.
+    let whole = ["qzeros", "qidxs", "w_q", "codes", "indices", "trellis", "data", "_data", "blocks", "packed"];
+    let layers = ["w1", "w2", "w3", "wq", "wk", "wv", "wo"];
+    let ends = ["_packed", "_blocks", "_data", "_proj", "_codes", "_indices"];
+    last.contains("weight")
+        || whole.contains(&last.as_str())
+        || layers.contains(&last.as_str())
+        || ends.iter().any(|end| last.ends_with(end))
 }
 
 /// `3 tensors (a, b, c)`; nothing where there are none.

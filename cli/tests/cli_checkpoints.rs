@@ -161,6 +161,7 @@ fn foreign(path: &str, file: &str) {
         ("a.weight", Dtype::F8_E4M3, vec![128, 128], bytes("a.weight")),
         ("a.weight_scale_inv", Dtype::F32, vec![1, 1], bytes("a.weight_scale_inv")),
         ("c.qweight", Dtype::I32, vec![4, 32], vec![7; 512]),
+        ("c.position_ids", Dtype::I32, vec![1, 4], vec![0; 16]),
         ("c.positions", Dtype::I64, vec![1, 4], vec![0; 32]),
         f32_tensor("b.weight", [128, 128], 2),
     ];
@@ -237,4 +238,66 @@ fn scales_of_activations_go_from_files_too() {
     );
     good(&["dequantize", &packed, "-o", &back]);
     assert_eq!(Checkpoint::open(&back).unwrap().tensors().len(), 1);
+}
+
+/// (Positions in I32 passed for codes, and the config of a part stayed.)
+#[test]
+fn positions_are_no_codes_and_the_config_of_a_part_goes() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("model"), folder.file("q"), folder.file("back"));
+    let positions = ("model.embeddings.position_ids", Dtype::I32, vec![1, 4], vec![0; 16]);
+    model_folder(&input, &[f32_tensor("w.weight", [128, 128], 1), positions], Some(json!({"text_config": {}})));
+    good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-128x128"]);
+    let place = format!("{packed}/config.json");
+    let quantization = read_json(&place)["quantization_config"].clone();
+    fs::write(&place, json!({"text_config": {"quantization_config": quantization}}).to_string()).unwrap();
+    assert_words(&good(&["info", &packed]), &["quant_method  fp8"]);
+    good(&["dequantize", &packed, "-o", &back]);
+    assert_eq!(read_json(format!("{back}/config.json")), json!({"text_config": {}}));
+    let names: Vec<_> = Checkpoint::open(&back).unwrap().tensors().iter().map(|t| t.name.clone()).collect();
+    assert!(names.contains(&"model.embeddings.position_ids".to_string()), "{names:?}");
+}
+
+#[test]
+fn info_says_where_a_config_and_its_tensors_differ() {
+    let folder = Folder::new();
+    let (input, output, amax) = (folder.file("model"), folder.file("q"), folder.file("amax"));
+    let tensors = ["l.q_proj.weight", "l.k_proj.weight", "l.o_proj.weight"].map(|name| f32_tensor(name, [128, 128], 1));
+    model_folder(&input, &tensors, Some(json!({})));
+    fs::write(&amax, r#"{"l.q_proj": 3, "l.k_proj": 3, "l.o_proj": 3}"#).unwrap();
+    let quantize = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", "modelopt"];
+    good(&[&quantize[..], &["--input-scales", &amax]].concat());
+    good(&["info", &output]);
+    fs::remove_dir_all(&output).unwrap();
+    // Weights alone, and the algorithm says so.
+    good(&quantize);
+    good(&["info", &output]);
+    let place = format!("{output}/config.json");
+    let mut config = read_json(&place);
+    let mut says = |key: &str, value: Value| {
+        config["quantization_config"][key] = value;
+        fs::write(&place, config.to_string()).unwrap();
+        wrong(&["info", &output])
+    };
+    let (text, error) = says("quant_algo", "NVFP4".into());
+    assert_words(&text, &["3 layers (l.", "without input_scale", "W4A16_NVFP4"]);
+    assert_words(&error, &["1 thing is wrong"]);
+    let (text, error) = says("ignore", json!(["l.q_proj", "lm_head"]));
+    assert_words(&text, &["1 layer (l.q_proj)", "says are not quantized", "take the names out"]);
+    assert_words(&error, &["2 things are wrong"]);
+    // One of what engines fuse is plain.
+    let read = Checkpoint::open(&output).unwrap();
+    let mut parts: Vec<_> = read
+        .tensors()
+        .iter()
+        .filter(|t| !t.name.starts_with("l.k_proj"))
+        .map(|t| (t.name.as_str(), t.dtype, t.shape.clone(), read.bytes(&t.name).unwrap()))
+        .collect();
+    parts.push(f32_tensor("l.k_proj.weight", [128, 128], 1));
+    let torn = folder.file("torn");
+    let config = json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}});
+    model_folder(&torn, &parts, Some(config));
+    let (text, error) = wrong(&["info", &torn]);
+    assert_words(&text, &["l.q_proj: quantized, and l.k_proj is not", "fuse"]);
+    assert_words(&error, &["1 thing is wrong"]);
 }

@@ -25,7 +25,8 @@ impl ModelConfig {
     /// Reads `config.json` of a folder; `None` if it has none.
     ///
     /// # Errors
-    /// [`Error::File`] if it is no JSON object, longer than 16 MiB, or leaves modules alone by very many patterns; [`Error::Io`].
+    /// [`Error::File`] if it is no JSON object, longer than 16 MiB, or leaves modules alone by very many or very large
+    /// patterns; [`Error::Io`].
     pub fn read(folder: impl AsRef<Path>) -> Result<Option<Self>> {
         let path = folder.as_ref().join("config.json");
         if !path.exists() {
@@ -47,8 +48,8 @@ impl ModelConfig {
         let entries: Map<String, Value> =
             serde_json::from_str(&quoted(&text)).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
-        let quantization = entries.get("quantization_config");
-        let texts = lists.iter().filter_map(|key| quantization?.get(key)?.as_array()).flatten();
+        let quantizations = quantizations(&entries);
+        let texts = quantizations.iter().flat_map(|q| lists.iter().filter_map(|key| q.get(key)?.as_array())).flatten();
         let ignored = Ignored::new(texts.filter_map(Value::as_str)).map_err(refuse)?;
         Ok(Some(Self { path, entries, ignored }))
     }
@@ -69,14 +70,19 @@ impl ModelConfig {
         self.entries.get("model_type").into_iter().chain(inner).filter_map(Value::as_str)
     }
 
-    /// The `quantization_config`, where there is one.
+    /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).
     pub fn quantization(&self) -> Option<&Value> {
-        self.entries.get("quantization_config").filter(|value| !value.is_null())
+        quantizations(&self.entries).first().copied()
     }
 
     /// True if the `quantization_config` leaves this module alone.
     pub fn ignores(&self, module: &str) -> bool {
         self.ignored.contains(module)
+    }
+
+    /// True if the `quantization_config` names this module itself as left alone, and not by a pattern or a module around it.
+    pub fn ignores_by_name(&self, module: &str) -> bool {
+        self.ignored.names(module)
     }
 
     /// The same for weights of this plain type, where it names one (`torch_dtype`, `dtype`).
@@ -92,12 +98,12 @@ impl ModelConfig {
         self
     }
 
-    /// The text of the config with this `quantization_config`, or without one.
+    /// The text of the config with this `quantization_config` alone, or without one. The one that is there stays in its place.
     pub fn with_quantization(&self, quantization: Option<Value>) -> String {
         let mut entries = self.entries.clone();
-        match quantization {
-            Some(value) => drop(entries.insert("quantization_config".into(), value)),
-            None => drop(entries.remove("quantization_config")),
+        if quantization.is_none() || quantization.as_ref() != self.quantization() {
+            remove_quantizations(&mut entries);
+            entries.extend(quantization.map(|value| (QUANTIZATION.to_string(), value)));
         }
         let text = format!("{:#}\n", Value::Object(entries));
         // Before a string that stands for a number is a space; before a quote within another string, a backslash.
@@ -106,12 +112,34 @@ impl ModelConfig {
     }
 }
 
-/// Writes the name of a type wherever one is named: models of several parts have a config for each.
+const QUANTIZATION: &str = "quantization_config";
+
+/// True for the config of a part: models of several parts have one for each.
+fn is_of_part(key: &str) -> bool {
+    key.ends_with("_config") && key != QUANTIZATION
+}
+
+/// What it says of quantized weights: for the whole, then for the text model, then for other parts.
+fn quantizations(entries: &Map<String, Value>) -> Vec<&Value> {
+    let mut found: Vec<&Value> = entries.get(QUANTIZATION).filter(|value| !value.is_null()).into_iter().collect();
+    let mut parts: Vec<_> = entries.iter().filter(|(key, _)| is_of_part(key)).collect();
+    parts.sort_by_key(|(key, _)| *key != "text_config");
+    found.extend(parts.into_iter().filter_map(|(_, part)| part.as_object()).flat_map(quantizations));
+    found
+}
+
+fn remove_quantizations(entries: &mut Map<String, Value>) {
+    entries.remove(QUANTIZATION);
+    let parts = entries.iter_mut().filter(|(key, _)| is_of_part(key));
+    parts.filter_map(|(_, part)| part.as_object_mut()).for_each(remove_quantizations);
+}
+
+/// Writes the name of a type wherever one is named, in the parts too.
 fn set_dtype(entries: &mut Map<String, Value>, name: &str) {
     for (key, value) in entries {
         match value {
             Value::String(text) if key == "torch_dtype" || key == "dtype" => *text = name.into(),
-            Value::Object(part) if key.ends_with("_config") && key != "quantization_config" => set_dtype(part, name),
+            Value::Object(part) if is_of_part(key) => set_dtype(part, name),
             _ => {}
         }
     }
@@ -158,6 +186,23 @@ mod tests {
         let compact: String = config.with_quantization(config.quantization().cloned()).split_whitespace().collect();
         let want = r#"{"other":{"dtype":"x"},"quantization_config":{"dtype":"int4"},"text_config":{"dtype":"float16","torch_dtype":null},"torch_dtype":"float16"}"#;
         assert_eq!(compact, want);
+    }
+
+    #[test]
+    fn parts_say_that_they_are_quantized_too() {
+        let text = r#"{"audio_config": {"quantization_config": {"ignore": ["ears"]}}, "quantization_config": null,
+            "text_config": {"quantization_config": {"quant_method": "fp8", "ignore": ["l.0"]}}, "x": {"quantization_config": 1}}"#;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), text).unwrap();
+        let config = ModelConfig::read(folder.path()).unwrap().unwrap();
+        assert_eq!(config.quantization().unwrap()["quant_method"], "fp8");
+        assert!(config.ignores_by_name("l.0") && config.ignores_by_name("ears") && !config.ignores_by_name("l.0.q"));
+        let with = |value| serde_json::from_str::<Value>(&config.with_quantization(value)).unwrap();
+        let mut want = serde_json::json!({"audio_config": {}, "text_config": {}, "x": {"quantization_config": 1}});
+        assert_eq!(with(None), want);
+        assert_eq!(with(config.quantization().cloned()), serde_json::from_str::<Value>(text).unwrap());
+        want["quantization_config"] = "new".into();
+        assert_eq!(with(Some("new".into())), want);
     }
 
     #[test]

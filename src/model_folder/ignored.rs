@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 
-use regex::{Regex, RegexBuilder};
+use regex::{Error, Regex, RegexBuilder};
 
 /// Patterns accepted, and their bytes together. Published lists have some ten; a pattern of a few bytes may stand for a program of
 /// megabytes.
 const MOST_PATTERNS: usize = 256;
 const MOST_PATTERN_BYTES: usize = 16 << 10;
-/// What they may become together.
-const MOST_PROGRAM_BYTES: usize = 8 << 20;
+/// What they may become together, and one of them: of as many patterns as may be, each has room for several `\w`, which is all
+/// of Unicode.
+const MOST_PROGRAM_BYTES: usize = 64 << 20;
+const MOST_BYTES_OF_ONE: usize = 8 << 20;
 
 /// What an earlier quantization left alone.
 #[derive(Debug, Clone, Default)]
@@ -39,11 +41,27 @@ impl Ignored {
             let found = format!("leaves modules alone by {} patterns of {bytes} bytes", patterns.len());
             return Err(format!("{found}; {MOST_PATTERNS} of {MOST_PATTERN_BYTES} are read"));
         }
-        let most = MOST_PROGRAM_BYTES / patterns.len().max(1);
-        // Python has patterns that are none here; what they leave alone is not known.
-        let built = |pattern| RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(most).build().ok();
-        ignored.patterns = patterns.into_iter().filter_map(built).collect();
+        let most = MOST_BYTES_OF_ONE.min(MOST_PROGRAM_BYTES / patterns.len().max(1));
+        for pattern in patterns {
+            match RegexBuilder::new(&format!("^(?:{pattern})")).size_limit(most).build() {
+                Ok(built) => ignored.patterns.push(built),
+                // What it protects would be quantized without a word.
+                Err(Error::CompiledTooBig(_)) => {
+                    let short: String = pattern.chars().take(80).collect();
+                    return Err(format!(
+                        "leaves modules alone by the pattern {short}, whose program is over {most} bytes"
+                    ));
+                }
+                // Python has patterns that are none here; what they leave alone is not known.
+                Err(_) => {}
+            }
+        }
         Ok(ignored)
+    }
+
+    /// True if the list has this module itself, and not by a pattern.
+    pub(super) fn names(&self, module: &str) -> bool {
+        self.modules.contains(module)
     }
 
     pub(super) fn contains(&self, module: &str) -> bool {

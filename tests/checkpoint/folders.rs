@@ -112,12 +112,14 @@ fn patterns_of_a_config_have_limits() {
         fs::write(folder.file("config.json"), config.to_string()).unwrap();
         ModelConfig::read(&folder.0)
     };
-    // Each of these would be compiled in a second or take megabytes: it is not known what they leave alone.
-    let heavy: Vec<_> = (0..100).map(|i| format!("re:((a{{1,99}}){{1,99}}){{1,9}}{i}")).collect();
-    let mut list = heavy.clone();
-    list.extend(["re:.*gate$".to_string(), "lm_head".to_string(), "visual*".to_string(), "a.b".to_string()]);
+    // As many as there may be, one that is Python's alone, and names.
+    let mut list: Vec<_> = (0..254).map(|i| format!(r"re:.*layers\.{i}\.\w+\.\w+$")).collect();
+    list.extend(["re:(?!x).*", "re:.*gate$", "lm_head", "visual*", "a.b"].map(String::from));
     let read = config(&list).unwrap().unwrap();
     for (module, ignored) in [
+        ("model.layers.0.mlp.up_proj", true),
+        ("model.layers.253.mlp.up_proj", true),
+        ("model.layers.254.mlp.up_proj", false),
         ("l.gate", true),
         ("lm_head", true),
         ("visual.x", true),
@@ -127,6 +129,15 @@ fn patterns_of_a_config_have_limits() {
         ("a", false),
     ] {
         assert_eq!(read.ignores(module), ignored, "{module}");
+    }
+    // Each of these would be compiled in a second or take megabytes.
+    let heavy: Vec<_> = (0..100).map(|i| format!("re:((a{{1,99}}){{1,99}}){{1,9}}{i}")).collect();
+    for (patterns, most) in [(heavy.as_slice(), "over 671088 bytes"), (&heavy[..1], "over 8388608 bytes")] {
+        let error = config(patterns).unwrap_err().to_string();
+        assert!(
+            error.contains("config.json") && error.contains("pattern ((a{1,99}") && error.contains(most),
+            "{error}"
+        );
     }
     let many: Vec<_> = (0..300).map(|i| format!("re:{i}")).collect();
     let long = [format!("re:{}", "\\w".repeat(10_000))];
