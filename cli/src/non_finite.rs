@@ -1,11 +1,13 @@
 //! NaN and infinities: how many and where; in data to be quantized, what a recipe can do with them, and what it refuses.
 
+use std::path::Path;
+
 use ndarray::Array2;
 use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
 use scaled_gemm::{DType, Recipe, Result, Scheme};
 
-use crate::output::{Failure, count};
+use crate::output::{Failure, count, shown};
 
 /// How many of each a matrix holds, and where the first ones are.
 #[derive(Debug, Default)]
@@ -56,7 +58,7 @@ impl NonFinite {
     /// [`Failure::Use`] with what is refused, how many there are, where the first is, and a remedy.
     pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> std::result::Result<(), Failure> {
         let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
-            (Some(_), false) => Some(instead(name, recipe)),
+            (Some(_), false) => Some(instead(name, recipe, allowed)),
             _ => None,
         };
         let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
@@ -72,10 +74,10 @@ impl NonFinite {
                 let remedy = format!("repair the data, {}, or say --allow-non-finite", without(name));
                 (self.total(), first, remedy)
             }
-            (Some(first), _, Some(instead)) => (self.total(), first, format!("{instead} (with --allow-non-finite)")),
+            (Some(first), _, Some(instead)) => (self.total(), first, instead),
         };
         Err(Failure::Use(format!(
-            "tensor {}: {found}, the first at row {}, column {}; {remedy}",
+            "{TENSOR}{}: {found}, the first at row {}, column {}; {remedy}",
             printable(name),
             first.0,
             first.1
@@ -103,13 +105,30 @@ fn without(name: &str) -> String {
     format!("leave the tensor out with --exclude '^{}$'", printable(&regex::escape(name)))
 }
 
-/// What takes infinities in the recipe's place.
-fn instead(name: &str, recipe: Recipe) -> String {
+/// How a refusal of [`NonFinite::check`] begins, and no other.
+const TENSOR: &str = "tensor ";
+
+/// A refusal of [`NonFinite::check`], which knows no file, with the file; other failures as they are.
+pub fn of_file(failure: Failure, file: &Path) -> Failure {
+    match failure {
+        Failure::Use(message) if message.starts_with(TENSOR) => Failure::Use(format!("{}: {message}", shown(file))),
+        other => other,
+    }
+}
+
+/// What takes infinities in the recipe's place, and what else it needs. `allowed`: it was given already.
+fn instead(name: &str, recipe: Recipe, allowed: bool) -> String {
     let without = without(name);
+    let with = if allowed { "" } else { " with --allow-non-finite" };
     match recipe.scheme() {
-        Scheme::Mxfp8(_) | Scheme::Mxfp4 => format!("repair the data, {without}, or use --mx-rounding up"),
-        scheme if scheme.is_nvfp4() => format!("repair the data, or {without}: no rule of nvfp4 takes infinities"),
-        _ => format!("repair the data, {without}, or use --preset transformer-engine"),
+        Scheme::Mxfp8(_) | Scheme::Mxfp4 => format!("repair the data, {without}, or use --mx-rounding up{with}"),
+        scheme if scheme.is_nvfp4() => {
+            format!(
+                "repair the data, or {without}; no rule of nvfp4 has a scale for infinities, so they are refused{}",
+                if allowed { "" } else { " with --allow-non-finite too" }
+            )
+        }
+        _ => format!("repair the data, {without}, or use --preset transformer-engine{with}"),
     }
 }
 

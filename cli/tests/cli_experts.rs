@@ -304,7 +304,8 @@ fn gpt_oss_is_written_as_it_was_published() {
     // Engines read no other recipe of it: said, and copied.
     let value = json(&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json"]);
     assert_eq!(value["quantized"].as_array().unwrap().len(), 1);
-    assert!(value["copied"].to_string().contains("which no engine reads quantized in this dialect"), "{value:#}");
+    let words = ["which no engine reads quantized in this dialect", "--recipe mxfp4 with --dialect gpt-oss"];
+    assert_words(&value["copied"].to_string(), &words);
     // All or none: vLLM reads no list.
     let args = ["quantize", &input, "--recipe", "mxfp4", "--dry-run", "--exclude", "down_proj"];
     assert_words(&bad(2, &args), &["no matrix to quantize", "left alone"]);
@@ -413,6 +414,58 @@ fn what_cannot_be_quantized_is_copied_with_its_tensor_and_named() {
     assert_words(&said, &["m.mlp.experts.1.down_proj.weight", "row 7, column 5"]);
 }
 
+/// (Files of another layout than the architecture's were taken apart into rows of nothing.)
+#[test]
+fn experts_whose_tensors_do_not_fit_together_stay_whole() {
+    let folder = Folder::new();
+    let (gate_up, down) = ("m.experts.gate_up_proj", "m.experts.down_proj");
+    let tensor = |name: &str, shape: [usize; 3]| {
+        (name.to_string(), shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()])
+    };
+    let o_proj = ("m.o_proj.weight".to_string(), vec![32, 32], bf16_bytes(&values(32 * 32, 3)));
+    let unfit = "the sizes do not fit";
+    // Of [experts, in, out]: another number of experts, another inside, another outside, both turned, and only one.
+    let cases = [
+        ([2, 32, 64], Some([3, 32, 32]), unfit),
+        ([2, 32, 64], Some([2, 16, 32]), unfit),
+        ([2, 32, 64], Some([2, 32, 48]), unfit),
+        ([2, 64, 48], Some([2, 48, 32]), unfit),
+        ([2, 32, 64], None, "without the other tensors"),
+    ];
+    for (i, (first, second, why)) in cases.into_iter().enumerate() {
+        let mut all = vec![tensor(gate_up, first), o_proj.clone()];
+        all.extend(second.map(|shape| tensor(down, shape)));
+        let input = of_tensors(&folder, &format!("in{i}"), &json!({"model_type": "llama4"}), &all);
+        for dialect in ["modelopt", "plain"] {
+            let value = json(&["quantize", &input, "--recipe", "nvfp4", "--dialect", dialect, "--dry-run", "--json"]);
+            // One tensor alone contradicts nothing, and plain has no engine that needs the other.
+            if second.is_none() && dialect == "plain" {
+                assert_eq!(value["quantized"].as_array().unwrap().len(), 5);
+                continue;
+            }
+            assert_words(&reason(&value, gate_up), &[why]);
+            second.iter().for_each(|_| assert_words(&reason(&value, down), &[why]));
+            assert_eq!(value["quantized"].as_array().unwrap().len(), 1, "{i} {dialect}");
+        }
+    }
+}
+
+/// (A name for each took 1.8 GB.)
+#[test]
+fn millions_of_experts_are_not_listed() {
+    let folder = Folder::new();
+    let cases = [([4_000_000, 1, 2], "columns not a multiple of 16"), ([65_537, 16, 2], "more than 65536 experts")];
+    for (i, (shape, why)) in cases.into_iter().enumerate() {
+        let name = "m.experts.gate_up_proj";
+        let shape: Vec<usize> = shape.into();
+        let bytes = vec![0; 2 * shape.iter().product::<usize>()];
+        let all = [(name.to_string(), shape.clone(), bytes), ("m.o_proj.weight".into(), vec![16, 16], vec![0; 512])];
+        let input = of_tensors(&folder, &format!("in{i}"), &json!({"model_type": "llama4"}), &all);
+        let value = json(&["quantize", &input, "--recipe", "fp8-row", "--dialect", "plain", "--dry-run", "--json"]);
+        assert_words(&reason(&value, name), &[why]);
+    }
+}
+
 #[test]
 fn filters_know_the_tensor_and_the_matrices() {
     let folder = Folder::new();
@@ -494,7 +547,10 @@ fn parts_end_where_they_do_and_not_with_an_expert() {
         values(experts * cols * rows, 7).into_iter().map(|v| bf16::from_f32(v * 0.02).to_f32()).collect();
     let turned = ndarray::ArrayView3::from_shape((experts, cols, rows), &all).unwrap();
     let tensor = ("m.experts.gate_up_proj".to_string(), vec![experts, cols, rows], bf16_bytes(&all));
-    let input = of_tensors(&folder, "oss", &json!({"model_type": "gpt_oss"}), std::slice::from_ref(&tensor));
+    // Without the other tensor of its layer none is taken apart.
+    let down = ("m.experts.down_proj".to_string(), vec![experts, rows / 2, cols], bf16_bytes(&all[..all.len() / 2]));
+    let tensors = [tensor.clone(), down];
+    let input = of_tensors(&folder, "oss", &json!({"model_type": "gpt_oss"}), &tensors);
     let output = folder.file("oss-out");
     good(&["quantize", &input, "-o", &output, "--recipe", "mxfp4"]);
     let x = turned.permuted_axes([0, 2, 1]);
@@ -502,7 +558,7 @@ fn parts_end_where_they_do_and_not_with_an_expert() {
     let want = reference::quantize(stacked.view(), DType::Bf16, Recipe::new(Scheme::Mxfp4)).unwrap();
     assert!(Checkpoint::open(&output).unwrap().quant_matrix(&tensor.0).unwrap() == want);
 
-    let input = of_tensors(&folder, "llama", &json!({"text_config": {"model_type": "llama4_text"}}), &[tensor]);
+    let input = of_tensors(&folder, "llama", &json!({"text_config": {"model_type": "llama4_text"}}), &tensors);
     let output = folder.file("llama-out");
     good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
     let checkpoint = Checkpoint::open(&output).unwrap();

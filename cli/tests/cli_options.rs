@@ -183,3 +183,78 @@ fn a_given_amax_of_weights_makes_their_scale() {
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
     assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
 }
+
+#[test]
+fn what_no_engine_would_load_is_said() {
+    let folder = Folder::new();
+    let input = layered(&folder);
+    let run = |options: &[&str]| said(&[&["quantize", &input, "--dry-run", "--recipe"][..], options].concat());
+    let cases: [(&[&str], &str); 5] = [
+        (&["fp8-1x128"], "for --recipe fp8-1x128 choose one of"),
+        (&["nvfp4-row"], "for --recipe nvfp4-row choose one of"),
+        (&["nvfp4", "--hadamard"], "leave --hadamard out"),
+        (&["fp8-row", "--format", "e5m2"], "leave --format e5m2 out"),
+        (&["fp8-1x128", "--format", "e5m2"], "leave --format e5m2 out, for --recipe fp8-1x128 choose one of"),
+    ];
+    for (options, remedy) in cases {
+        assert_words(&run(options), &["model: engines do not load", remedy, "--dialect plain"]);
+        let asked = [options, &["--dialect", "plain"]].concat();
+        assert!(!run(&asked).contains("engines do not load"), "{options:?}");
+    }
+    let text = run(&["fp8-1x128"]);
+    let listed = text.split("choose one of ").nth(1).and_then(|rest| rest.split(", or say").next()).unwrap();
+    assert_eq!(listed, "fp8-tensor, fp8-row, fp8-128x128, mxfp8, mxfp4, nvfp4", "{text}");
+    for recipe in listed.split(", ") {
+        assert!(!run(&[recipe]).contains("engines do not load"), "{recipe}");
+    }
+    // Also where something is written.
+    let output = folder.file("out");
+    assert_words(&said(&["quantize", &input, "-o", &output, "--recipe", "fp8-1x128"]), &["engines do not load"]);
+}
+
+#[test]
+fn scales_that_engines_misread_are_said() {
+    let folder = Folder::new();
+    let input = layered(&folder);
+    let run = |recipe, dialect| {
+        said(&["quantize", &input, "--dry-run", "--no-fuse", "--recipe", recipe, "--dialect", dialect])
+    };
+    for (recipe, dialect) in [("nvfp4", "modelopt"), ("fp8-tensor", "fp8")] {
+        assert_words(&run(recipe, dialect), &["--no-fuse", "read the others wrongly", "leave it out"]);
+    }
+    for (recipe, dialect) in [("nvfp4", "plain"), ("fp8-128x128", "fp8")] {
+        assert!(!run(recipe, dialect).contains("--no-fuse"), "{recipe} {dialect}");
+    }
+}
+
+#[test]
+fn one_shard_of_several_is_said() {
+    let folder = Folder::new();
+    let input = layered(&folder);
+    let (file, index) = (format!("{input}/model.safetensors"), format!("{input}/model.safetensors.index.json"));
+    let run = || said(&["quantize", &file, "--dry-run", "--recipe", "nvfp4"]);
+    let alone = json!({"weight_map": {"a": "model.safetensors"}}).to_string();
+    let others = json!({"weight_map": {"a": "model-2.safetensors", "b": "model-3.safetensors"}}).to_string();
+    for text in ["", "[1]", r#"{"weight_map": 3}"#, r#"{"weight_map": {"a": 3}}"#, &alone, &others] {
+        fs::write(&index, text).unwrap();
+        assert!(!run().contains("shards"), "{text}");
+    }
+    fs::write(&index, json!({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}).to_string())
+        .unwrap();
+    assert_words(&run(), &["model.safetensors: is one of the shards of", "index.json", "give the folder"]);
+}
+
+#[test]
+fn a_value_that_is_refused_is_found_by_its_file() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let mut bad_values = values(16 * 32, 1);
+    bad_values[40] = f32::INFINITY;
+    write(&input, &[("w", Dtype::F32, vec![16, 32], f32_bytes(&bad_values))]);
+    let run =
+        |recipe, more: &[&str]| bad(2, &[&["quantize", &input, "-o", &output, "--recipe", recipe][..], more].concat());
+    let place = format!("{input}: tensor w: 1 non-finite value, the first at row 1, column 8");
+    assert_words(&run("nvfp4", &[]), &[&place, "for infinities, so they are refused with --allow-non-finite too"]);
+    assert_words(&run("fp8-row", &[]), &[&place, "--preset transformer-engine with --allow-non-finite"]);
+    assert!(run("nvfp4", &["--allow-non-finite"]).ends_with("so they are refused"));
+}

@@ -2,15 +2,17 @@
 //! engines do not read quantized.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
 
 use regex::Regex;
-use scaled_gemm::Recipe;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
-use scaled_gemm::model_folder::{InputScales, ModelConfig, left_alone};
+use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_alone};
+use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
 use super::plan::{Plans, has_whole, module};
-use crate::args::QuantizeArgs;
+use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, some};
 use crate::output::{Failure, count, shown};
 use crate::unread::{says_quantized, unread_codes};
@@ -75,6 +77,69 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
 pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
     let says = || input.folder().is_some_and(|folder| says_quantized(folder, config));
     !input.quantized().is_empty() || (says() && !unread_codes(input).is_empty())
+}
+
+/// Most bytes of an index beside a file: ten times those of the largest models.
+const MOST_INDEX_BYTES: u64 = 16 << 20;
+
+/// What there is to say of options and input that are seldom meant so.
+pub fn notes(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, recipe: Recipe) -> Vec<String> {
+    let no_fuse = (args.no_fuse && dialect != Dialect::Plain && has_whole(recipe)).then(|| {
+        format!(
+            "--no-fuse: each matrix in {} has a scale of its own; engines that fuse layers (q, k and v; gate and up) keep one of \
+             them and read the others wrongly; leave it out",
+            recipe.scheme()
+        )
+    });
+    [plain_by_default(args, input, dialect, recipe), no_fuse, one_shard(input)].into_iter().flatten().collect()
+}
+
+/// Why a folder is written as no engine loads it, where nobody asked for that.
+fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, recipe: Recipe) -> Option<String> {
+    let folder = input.folder().filter(|_| args.dialect.is_none() && dialect == Dialect::Plain)?;
+    let is_loaded = |name: &str| default_dialect(Recipe::new(scheme(name, Fp8Format::E4M3))) != Dialect::Plain;
+    let mut remedies = Vec::new();
+    if recipe.basis() != Basis::Plain {
+        remedies.push("leave --hadamard out".to_string());
+    }
+    if recipe.format() == CodeFormat::E5M2 {
+        remedies.push("leave --format e5m2 out".to_string());
+    }
+    if !is_loaded(args.recipe) {
+        let known: Vec<_> = scheme_names().into_iter().filter(|name| is_loaded(name)).collect();
+        remedies.push(format!("for --recipe {} choose one of {}", args.recipe, known.join(", ")));
+    }
+    Some(format!(
+        "{}: engines do not load what is written: no dialect of theirs has this recipe, so it is plain; {}, or say --dialect plain",
+        folder.display(),
+        remedies.join(", ")
+    ))
+}
+
+/// Of one shard of a model, that the others are not seen.
+fn one_shard(input: &Checkpoint) -> Option<String> {
+    let file = Some(input.path()).filter(|_| input.folder().is_none())?;
+    let (name, folder) = (file.file_name()?.to_str()?, file.parent()?);
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    let mut indices: Vec<_> = entries.filter(|path| path.to_string_lossy().ends_with(".index.json")).collect();
+    indices.sort_unstable();
+    let index = indices.into_iter().find(|index| is_one_of_several(index, name))?;
+    Some(format!(
+        "{}: is one of the shards of {}; layers that engines fuse with its own, and experts, may lie in the others, which are not \
+         seen; give the folder",
+        file.display(),
+        shown(&index)
+    ))
+}
+
+/// True if an index names this file and others. What is no index is not asked for, and says nothing.
+fn is_one_of_several(index: &Path, name: &str) -> bool {
+    let fits = |found: fs::Metadata| found.is_file() && found.len() <= MOST_INDEX_BYTES;
+    let text = fs::metadata(index).is_ok_and(fits).then(|| fs::read(index).ok()).flatten();
+    let value = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok()).unwrap_or_default();
+    let files = || value["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
+    files().any(|file| file == name) && files().any(|file| file != name)
 }
 
 /// What there is to say of tensors that are left alone by default, and that `--only` selects. `names`: one for each place of the

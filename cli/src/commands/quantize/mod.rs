@@ -19,6 +19,7 @@ use scaled_gemm::{Recipe, Scheme};
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
+use crate::non_finite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, shown};
 use plan::{Given, Plan, Plans, module};
 use report::Report;
@@ -38,9 +39,9 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     // One for each place of the plans.
     let names: Vec<&str> = plans.items.iter().map(|item| item.name.as_str()).collect();
     // Experts in one tensor go by its name too, and by their own also where they are left with it.
-    let each = items::items(&input, model, dialect, &mut items::Whole::new());
+    let left = items::left_whole(&input, model, dialect, &plans.items);
     let tensors = input.tensors().iter().map(|tensor| tensor.name.as_str());
-    let both: Vec<&str> = each.iter().map(|item| item.name.as_str()).chain(tensors).collect();
+    let both: Vec<&str> = names.iter().copied().chain(left.iter().map(String::as_str)).chain(tensors).collect();
     checks::refuse_unmatched(args, &both)?;
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(args, &plans.items, &plans.tensors)));
@@ -50,7 +51,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
     let given_amax = given.map(|given| weight_amax(args, &plans, &given)).transpose()?.unwrap_or_default();
-    let notes = || unusual.into_iter().chain(unknown).chain(folder::not_in_index(&input));
+    let unasked = checks::notes(args, &input, dialect, first);
+    let notes = || unasked.into_iter().chain(unusual).chain(unknown).chain(folder::not_in_index(&input));
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {
@@ -80,7 +82,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let work = Work { input: &input, plans: &plans, given: &given_amax, dialect, allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
     let copied = write_folder(of, &plans, &writer)?;
-    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
+    let found = stream::run(work, &writer, device.as_mut(), &mut step)
+        .map_err(|failure| non_finite::of_file(failure, &args.input))?;
     let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
         let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
             (Dialect::Plain, true) => {
