@@ -199,6 +199,29 @@ mod tests {
         }
     }
 
+    /// The first instruction that takes a maximum of floating-point numbers of 16 bits, one or two at a time.
+    fn narrow_maximum(body: &str) -> Option<&str> {
+        let narrow = |word: &str| {
+            let mut parts = word.split('.');
+            parts.next() == Some("max") && parts.any(|part| ["f16", "bf16", "f16x2", "bf16x2"].contains(&part))
+        };
+        body.lines().find(|line| line.split([' ', '\t', '{']).any(narrow))
+    }
+
+    #[test]
+    fn a_narrow_maximum_is_found_in_any_spelling() {
+        for line in [
+            "max.bf16x2 \t%r1, %r2, %r3;",
+            "@%p1 max.NaN.xorsign.abs.bf16x2 %r1, %r2, %r3;",
+            "{max.ftz.f16 %h1, %h2, %h3;\n}",
+        ] {
+            let body = format!("add.f32 %f1, %f2, %f3;\n\t{line}");
+            assert!(narrow_maximum(&body).is_some(), "{line}");
+        }
+        let other = "max.f32 %f1, %f2, %f3;\nmax.u16x2 %r1, %r2, %r3;\ncvt.rn.bf16x2.f32 %r1, %f1, %f2;\nredux.sync.max.u32 %r1, %r2, %r3;";
+        assert_eq!(narrow_maximum(other), None);
+    }
+
     /// NVRTC takes every kernel for every architecture, those of build.rs and its forward image among them, with no GPU.
     ///
     /// All of them take minutes, and belong to CI, which sets the variable. Elsewhere, on GPU machines above all, one small
@@ -218,15 +241,23 @@ mod tests {
         }
         let files = || FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
         let all: Vec<_> = wanted.iter().flat_map(|of| files().map(move |file| (of, file))).collect();
-        // Most of the time of CI: on all cores.
-        all.into_par_iter().filter(|((gpu, _), file)| file.gpus.contains(gpu)).for_each(|((gpu, arch), file)| {
-            let (gpu, ptx) = (*gpu, file.nvrtc(arch).unwrap());
-            let entries = entries(&ptx);
-            assert!(!entries.is_empty(), "{} for {arch}", file.name);
-            for (name, body) in entries.iter().filter(|_| gpu >= 90) {
-                assert_waits_before_memory(&format!("{name} of {} for {arch}", file.name), body);
-            }
-        });
+        // Most of the time of CI: on all cores, but not on the threads that other tests wait for.
+        let threads = rayon::ThreadPoolBuilder::new().build().unwrap();
+        let compile = || {
+            all.into_par_iter().filter(|((gpu, _), file)| file.gpus.contains(gpu)).for_each(|((gpu, arch), file)| {
+                let (gpu, ptx) = (*gpu, file.nvrtc(arch).unwrap());
+                let entries = entries(&ptx);
+                assert!(!entries.is_empty(), "{} for {arch}", file.name);
+                for (name, body) in entries {
+                    let name = format!("{name} of {} for {arch}", file.name);
+                    assert_eq!(narrow_maximum(body), None, "{name}: amax is FP32 from its first step");
+                    if gpu >= 90 {
+                        assert_waits_before_memory(&name, body);
+                    }
+                }
+            })
+        };
+        threads.install(compile);
     }
 
     #[test]
