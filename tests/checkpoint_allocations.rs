@@ -1,50 +1,17 @@
 //! What opening a checkpoint of 100,000 tensors allocates. Alone in its program: the allocator counts for all threads.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/allocations.rs"]
+mod allocations;
+
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
+use allocations::{MOST, NOW};
 use scaled_gemm::checkpoint::Checkpoint;
 
 const TENSORS: usize = 100_000;
 const SHARDS: usize = 50;
-
-/// The system's allocator, and how much of it is in use: now, and at the most.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
-fn more(bytes: usize) {
-    MOST.fetch_max(NOW.fetch_add(bytes, Relaxed) + bytes, Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        more(layout.size());
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new may be there at once.
-        more(size);
-        NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 fn name(i: usize) -> String {
     format!("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 256, i % 256)

@@ -42,17 +42,6 @@ pub fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>, dtype: DType) -> 
     }
 }
 
-/// Values of little-endian bytes of a wide type.
-#[cfg(feature = "cuda")]
-pub fn from_bytes(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    let pairs = || bytes.as_chunks::<2>().0.iter();
-    match dtype {
-        DType::Bf16 => pairs().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-        DType::F16 => pairs().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-        _ => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-    }
-}
-
 /// The values of the data whose transform these are: [`hadamard16_inverse`] of each 16 columns.
 pub fn undo_hadamard(values: &mut Array2<f32>) {
     for mut row in values.rows_mut() {

@@ -29,6 +29,11 @@ const WEIGHTS: [&str; 14] = [
     "tflite",
 ];
 
+/// The folder that a file is in.
+pub fn of_file(file: &Path) -> Option<&Path> {
+    file.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+}
+
 /// Most bytes of tensors in a file of a folder, where nobody says.
 const SHARD_BYTES: u64 = 5_000_000_000;
 

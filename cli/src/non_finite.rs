@@ -56,7 +56,13 @@ impl NonFinite {
     ///
     /// # Errors
     /// [`Failure::Use`] with what is refused, how many there are, where the first is, and a remedy.
-    pub fn check(&self, name: &str, allowed: bool, recipe: Recipe, source: DType) -> std::result::Result<(), Failure> {
+    pub fn check(
+        &self,
+        (file, name): (&Path, &str),
+        allowed: bool,
+        recipe: Recipe,
+        source: DType,
+    ) -> std::result::Result<(), Failure> {
         let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
             (Some(_), false) => Some(instead(name, recipe, allowed)),
             _ => None,
@@ -77,7 +83,8 @@ impl NonFinite {
             (Some(first), _, Some(instead)) => (self.total(), first, instead),
         };
         Err(Failure::Use(format!(
-            "{TENSOR}{}: {found}, the first at row {}, column {}; {remedy}",
+            "{}: tensor {}: {found}, the first at row {}, column {}; {remedy}",
+            shown(file),
             printable(name),
             first.0,
             first.1
@@ -103,17 +110,6 @@ fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
 /// How the tensor is left out, and no other.
 fn without(name: &str) -> String {
     format!("leave the tensor out with --exclude '^{}$'", printable(&regex::escape(name)))
-}
-
-/// How a refusal of [`NonFinite::check`] begins, and no other.
-const TENSOR: &str = "tensor ";
-
-/// A refusal of [`NonFinite::check`], which knows no file, with the file; other failures as they are.
-pub fn of_file(failure: Failure, file: &Path) -> Failure {
-    match failure {
-        Failure::Use(message) if message.starts_with(TENSOR) => Failure::Use(format!("{}: {message}", shown(file))),
-        other => other,
-    }
 }
 
 /// What takes infinities in the recipe's place, and what else it needs. `allowed`: it was given already.

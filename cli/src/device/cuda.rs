@@ -21,7 +21,7 @@ use scaled_gemm::{DType, Error, GivenScale, HostParts, HostQuantMatrix, Operand,
 use super::check::sampled_error;
 use super::{Activations, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
-use crate::data::{from_bytes, normal_bytes, to_bytes};
+use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
 use crate::output::Failure;
 
@@ -112,8 +112,7 @@ impl Cuda {
         let mut bytes = self.handle.stream().clone_dtoh(data).map_err(|e| driver("copying from the GPU", e))?;
         self.handle.synchronize()?;
         bytes.truncate(rows * cols * dtype.bytes());
-        Array2::from_shape_vec((rows, cols), from_bytes(&bytes, dtype))
-            .map_err(|e| Error::shape("D", format!("{rows} x {cols}"), e.to_string(), "report it: the program made it"))
+        Ok(PlainRows::new(dtype, rows, cols, bytes)?.to_f32())
     }
 
     /// How many sets of this many bytes exceed the L2 cache three times over.

@@ -119,8 +119,7 @@ fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, r
 /// Of one shard of a model, that the others are not seen.
 fn one_shard(input: &Checkpoint) -> Option<String> {
     let file = Some(input.path()).filter(|_| input.folder().is_none())?;
-    let (name, folder) = (file.file_name()?.to_str()?, file.parent()?);
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let (name, folder) = (file.file_name()?.to_str()?, folder::of_file(file)?);
     let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
     let mut indices: Vec<_> = entries.filter(|path| path.to_string_lossy().ends_with(".index.json")).collect();
     indices.sort_unstable();

@@ -19,7 +19,6 @@ use scaled_gemm::{Recipe, Scheme};
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
-use crate::non_finite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, shown};
 use plan::{Given, Plan, Plans, module};
 use report::Report;
@@ -82,8 +81,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let work = Work { input: &input, plans: &plans, given: &given_amax, dialect, allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
     let copied = write_folder(of, &plans, &writer)?;
-    let found = stream::run(work, &writer, device.as_mut(), &mut step)
-        .map_err(|failure| non_finite::of_file(failure, &args.input))?;
+    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
     let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
         let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
             (Dialect::Plain, true) => {
@@ -129,9 +127,7 @@ fn dialect(
 
 /// The config of the model that a file is of, which names its architecture. Nothing else is taken from it.
 fn config_beside(file: &Path) -> Option<ModelConfig> {
-    let folder = file.parent()?;
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    ModelConfig::read(folder).ok().flatten()
+    ModelConfig::read(folder::of_file(file)?).ok().flatten()
 }
 
 /// What will be written, with the scales of activations: name and number.
@@ -184,13 +180,11 @@ fn activations(
     scales: &InputScales,
 ) -> Result<Vec<(usize, f32)>, Failure> {
     let mut all = Vec::new();
-    for (at, weight) in plans.weights() {
-        let alone = [at];
-        let members = weight.group.map_or(&alone[..], |group| &plans.groups[group]);
+    for (at, _) in plans.weights() {
         let mut largest = 0.0f32;
         // Layers that are fused have one input, of which engines keep one scale.
-        for member in members {
-            let item = &plans.items[*member];
+        for member in plans.sharing(at) {
+            let item = &plans.items[member];
             let module = module(&item.name);
             // Of experts in one tensor, whose inputs are those of a layer, one amax may stand for all.
             let whole = self::module(&input.tensors()[item.tensor].name);

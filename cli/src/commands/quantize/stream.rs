@@ -203,7 +203,7 @@ fn compute<'a>(
         let counts = found.non_finite.entry(at).or_default();
         counts.add_rows(&x.to_f32(), rows.start);
         // The words say how many there are in all.
-        match counts.check(name, work.allow_non_finite, weight.recipe, weight.source) {
+        match counts.check((work.input.path(), name), work.allow_non_finite, weight.recipe, weight.source) {
             Err(refused) if rows.end == weight.rows => return Err(refused),
             Err(_) => return Ok(None),
             Ok(()) => {}
