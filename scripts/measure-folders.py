@@ -139,6 +139,24 @@ class Gpu:
                 all_bytes -= now.value
         return time.monotonic() - begin
 
+    def through(self, folder, out, written):
+        """Reads the files of a folder, copies parts to the device, and back as many bytes in all as are to be written; writes them."""
+        files = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+        ratio, host = written / sum(map(os.path.getsize, files)), ctypes.addressof(self.pageable)
+        view = memoryview(self.pageable).cast("B")
+        for number, path in enumerate(files):
+            with open(path, "rb", buffering=0) as source, open(f"{out}.{number}", "wb", buffering=0) as target:
+                while got := source.readinto(view):
+                    self.call("cuMemcpyHtoD_v2", self.device, ctypes.c_void_p(host), ctypes.c_size_t(got))
+                    back = int(got * ratio)
+                    while back > 0:
+                        now = min(back, PART)
+                        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(host), self.device, ctypes.c_size_t(now))
+                        target.write(view[:now])
+                        back -= now
+                os.fsync(target.fileno())
+            os.remove(f"{out}.{number}")
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,7 +165,11 @@ def main():
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--through", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.through:
+        folder, out, written = args.through
+        return Gpu().through(folder, out, int(written))
     scratch = os.path.join(args.folder, "measure-folders")
     os.makedirs(scratch)
     place = lambda name: os.path.join(scratch, name)
@@ -171,6 +193,11 @@ def main():
                 device = ["--device", args.device]
                 run(f"quantize {recipe}", "q", [args.program, "quantize", place("model"), "-o", place("q"), "--recipe", recipe, *device])
                 run(f"dequantize {recipe}", "back", [args.program, "dequantize", place("q"), "-o", place("back"), *device])
+                if args.device != "cpu":
+                    for verb, of, made in [("quantize", "model", "q"), ("dequantize", "q", "back")]:
+                        through = ["--through", place(of), place("through"), str(size(place(made)))]
+                        command = [sys.executable, __file__, "--program", "", "--folder", "", *through]
+                        run(f"files to the GPU and back, as {verb} {recipe}", made, command)
                 shutil.rmtree(place("q"))
                 shutil.rmtree(place("back"))
         print(f"{total / 2**30:.2f} GiB of BF16 weights, {args.rounds} rounds in turns, {os.cpu_count()} cores; page cache "

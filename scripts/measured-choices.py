@@ -3,13 +3,13 @@
 
 usage: scripts/measured-choices.py RECORD...      rows and rules on standard output, how good they are on standard error
 
-Several records of one GPU are averaged. Each problem (pair of schemes, accumulation, type of D, activation) has a table and
+Several records of one kind of GPU are averaged. Each problem (pair of schemes, accumulation, type of D, activation) has a table and
 a rule of its own; nothing is said of problems that no record holds.
 
 Table: for each shape the one range of m in which the alternative to the native formulation is worth taking, made from the
-m that are powers of two: the range with the largest sum of log(native / alternative) - log(1.03), of two m at least, that
-begins and ends with a win of 3 %. So a smaller win counts as none, and a single m that noise turns neither makes a range nor
-breaks one. Judged at the other m of the records, which had no part in it.
+m that are powers of two: the range with the largest sum of log(native / alternative) - log(1.02) that begins and ends with a
+win of 2 %. So a smaller win counts as none, and a single m that noise turns breaks no range. It makes one only where there
+are several records and each says so. Judged at the other m of the records, which had no part in it.
 
 Rule: m <= small or m * k_per_m <= k or (k >= least_k and tiles of tile x 128 <= percent of the multiprocessors). Fitted on
 two thirds of the shapes (all but every third), judged on the third kept out.
@@ -20,7 +20,8 @@ import math
 import re
 import sys
 
-MARGIN = 1.03
+# By how much a choice may be behind to be called good, and what the alternative has to win by to be taken.
+MARGIN, WIN = 1.03, 1.02
 ALTERNATIVES = {"1x128 x 128x128": "repeated-scales", "row x row": "rescaled"}
 TABLES = {"1x128 x 128x128": "REPEATED_SCALES", "row x row": "RESCALED"}
 POWERS = [1 << i for i in range(14)]
@@ -37,7 +38,7 @@ RULES = list(itertools.product(
 
 
 def read(paths):
-    """The number of multiprocessors, and {(pair, problem): {(n, k, m): {formulation: microseconds}}}."""
+    """The number of multiprocessors, and {(pair, problem): {(n, k, m): {formulation: [microseconds]}}}."""
     sms, lists = set(), collections.defaultdict(list)
     for path in paths:
         shape = None
@@ -62,27 +63,33 @@ def read(paths):
         sys.exit(f"the records are of GPUs with {sorted(sms)} multiprocessors; give those of one GPU")
     problems = collections.defaultdict(lambda: collections.defaultdict(dict))
     for (pair, problem, place, name), values in lists.items():
-        problems[pair, problem][place][name] = sum(values) / len(values)
+        problems[pair, problem][place][name] = values
     return sms.pop(), problems
 
 
 def gain(times, alternative):
     """log(native / alternative), at most 1; where one of the two is not offered, 1 or -1."""
-    native, other = times.get("native", math.inf), times.get(alternative, math.inf)
+    native, other = (sum(times[name]) / len(times[name]) if name in times else math.inf for name in ("native", alternative))
     if math.isinf(native) or math.isinf(other):
         return 1.0 if native > other else -1.0
     return max(-1.0, min(1.0, math.log(native / other)))
 
 
-def best_range(gains):
-    """(from, to) among the m of `gains`, which are in order; None if no range is worth it."""
+def is_repeated(times, alternative):
+    """Whether there are several records and the alternative wins in each of them."""
+    records = list(zip(times.get("native", []), times.get(alternative, [])))
+    return len(records) > 1 and all(native >= WIN * other for native, other in records)
+
+
+def best_range(gains, repeated):
+    """(from, to) among the m of `gains`, which are in order; None if no range is worth it. `repeated`: m that may be alone."""
     places, best = list(gains), (0.0, None)
     for i in range(len(places)):
         total = 0.0
         for j in range(i, len(places)):
-            total += gains[places[j]] - math.log(MARGIN)
+            total += gains[places[j]] - math.log(WIN)
             ends = min(gains[places[i]], gains[places[j]])
-            if j > i and ends >= math.log(MARGIN) and total > best[0]:
+            if (j > i or places[i] in repeated) and ends >= math.log(WIN) and total > best[0]:
                 best = total, (places[i], places[j])
     return best[1]
 
@@ -125,7 +132,12 @@ def choose(pair, problem, places, sms):
     """Says how good table and rule are; gives the text of the `Measured`."""
     gains = {place: gain(times, ALTERNATIVES[pair]) for place, times in places.items()}
     shapes = list(dict.fromkeys((n, k) for n, k, _ in gains))
-    chosen = {(n, k): best_range({m: gains[n, k, m] for m in POWERS if (n, k, m) in gains}) for n, k in shapes}
+    repeated = {place for place, times in places.items() if is_repeated(times, ALTERNATIVES[pair])}
+
+    def table_of(n, k):
+        measured = [m for m in POWERS if (n, k, m) in gains]
+        return best_range({m: gains[n, k, m] for m in measured}, {m for m in measured if (n, k, m) in repeated})
+    chosen = {(n, k): table_of(n, k) for n, k in shapes}
     kept_out = shapes[2::3]
     rule = fit(gains, [shape for shape in shapes if shape not in kept_out], sms)
 

@@ -26,6 +26,14 @@ impl NonFinite {
         }
     }
 
+    /// Adds those of rows that come after.
+    pub fn add_all(&mut self, later: &Self) {
+        self.nan += later.nan;
+        self.infinite += later.infinite;
+        self.first = self.first.or(later.first);
+        self.first_infinite = self.first_infinite.or(later.first_infinite);
+    }
+
     /// One that is not finite.
     pub fn add(&mut self, at: (usize, usize), value: f32) {
         self.first.get_or_insert(at);

@@ -1,5 +1,7 @@
-//! One thread reads, this one computes, one writes: parts of tensors on their way, so that none is in memory as a whole.
+//! Parts of tensors on their way, so that none is in memory as a whole: one thread says what is to be done, some do it side by
+//! side, one writes.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,20 +17,46 @@ const PART: usize = 2 << 20;
 /// Parts on their way from one thread to the next.
 const DEPTH: usize = 2;
 
-/// Bytes that were written, to be read into again: new ones are pages that the system first has to clear.
-#[derive(Default)]
-pub struct Buffers(Mutex<Vec<Vec<u8>>>);
+/// Bytes that were written, to be filled again: new ones are pages that the system first has to clear.
+pub struct Buffers {
+    /// Of what is read and of plain values, and of codes: each kind has its sizes.
+    plain: Mutex<Vec<Vec<u8>>>,
+    codes: Mutex<Vec<Vec<u8>>>,
+    /// How many of a kind are kept: not more than can be on their way.
+    most: usize,
+}
 
 impl Buffers {
-    /// One, with or without room.
-    pub fn take(&self) -> Vec<u8> {
-        self.0.lock().ok().and_then(|mut free| free.pop()).unwrap_or_default()
+    pub fn of_lanes(lanes: usize) -> Self {
+        let most = 4 * lanes + 3;
+        Self { plain: Mutex::default(), codes: Mutex::default(), most }
     }
 
-    /// Keeps one for later, where there are not more than can be on their way.
+    /// One for bytes that are read or plain values, with or without room.
+    pub fn take(&self) -> Vec<u8> {
+        Self::of(&self.plain)
+    }
+
+    /// One for codes.
+    pub fn take_codes(&self) -> Vec<u8> {
+        Self::of(&self.codes)
+    }
+
     pub fn give(&self, buffer: Vec<u8>) {
-        if let Ok(mut free) = self.0.lock()
-            && free.len() < 2 * DEPTH + 3
+        self.keep(&self.plain, buffer);
+    }
+
+    pub fn give_codes(&self, buffer: Vec<u8>) {
+        self.keep(&self.codes, buffer);
+    }
+
+    fn of(pool: &Mutex<Vec<Vec<u8>>>) -> Vec<u8> {
+        pool.lock().ok().and_then(|mut free| free.pop()).unwrap_or_default()
+    }
+
+    fn keep(&self, pool: &Mutex<Vec<Vec<u8>>>, buffer: Vec<u8>) {
+        if let Ok(mut free) = pool.lock()
+            && free.len() < self.most
         {
             free.push(buffer);
         }
@@ -48,47 +76,86 @@ pub enum Part<'a> {
     Bytes(&'a str, Vec<u8>),
 }
 
-/// Runs the three. `compute` gives what is to be written, if anything; bytes that were written go to `buffers`. The first failure
-/// ends all.
-pub fn run<'a, R: Send>(
-    read: impl FnOnce(&SyncSender<R>) -> Result<Sent, Failure> + Send,
-    mut compute: impl FnMut(R) -> Result<Option<Part<'a>>, Failure>,
+/// Says what is to be done, to each lane in its turn.
+pub struct Turns<T> {
+    lanes: Vec<SyncSender<T>>,
+    next: Cell<usize>,
+}
+
+impl<T> Turns<T> {
+    /// False if nobody takes it: the work has failed.
+    pub fn send(&self, task: T) -> bool {
+        let turn = self.next.replace((self.next.get() + 1) % self.lanes.len());
+        self.lanes[turn].send(task).is_ok()
+    }
+}
+
+/// Runs the work. One thread says what is to be done, `tasks`; each of `lanes` does a task at a time on a thread of its own; this
+/// one, `collect`, hears of what they did in the order of the tasks and gives what is to be written, if anything, to one that
+/// writes. Bytes that were written go to `buffers`. The first failure ends all.
+pub fn run<'a, T: Send, D: Send>(
+    tasks: impl FnOnce(&Turns<T>) -> Result<Sent, Failure> + Send,
+    lanes: Vec<impl FnMut(T) -> Result<D, Failure> + Send>,
+    mut collect: impl FnMut(D) -> Result<Option<Part<'a>>, Failure>,
     writer: &CheckpointWriter,
     buffers: &Buffers,
 ) -> Result<(), Failure> {
     std::thread::scope(|scope| {
-        let (to_compute, reads) = sync_channel(DEPTH);
-        let (to_write, parts) = sync_channel(DEPTH);
-        let reader = scope.spawn(move || read(&to_compute));
-        let writing = scope.spawn(move || write(writer, parts, buffers));
-        let mut computed = Ok(());
-        // The ends of both channels go with this: who waits for them stops.
-        for message in reads {
-            match compute(message) {
-                Ok(None) => {}
-                Ok(Some(part)) => {
-                    if to_write.send(part).is_err() {
-                        // The writer says why.
+        let (mut turns, mut done, mut working) = (Vec::new(), Vec::new(), Vec::new());
+        for mut lane in lanes {
+            let (to_lane, tasks) = sync_channel::<T>(DEPTH);
+            let (to_collect, results) = sync_channel(DEPTH);
+            turns.push(to_lane);
+            done.push(results);
+            let work = move || {
+                for task in tasks {
+                    let result = lane(task);
+                    let failed = result.is_err();
+                    if to_collect.send(result).is_err() || failed {
                         break;
                     }
                 }
-                Err(failure) => {
-                    computed = Err(failure);
-                    break;
-                }
-            }
+                Ok(())
+            };
+            working.push(scope.spawn(work));
         }
-        drop(to_write);
-        let (read, wrote) = (joined(reader), joined(writing));
-        computed?;
+        let turns = Turns { lanes: turns, next: Cell::new(0) };
+        let (to_write, parts) = sync_channel(DEPTH);
+        let planning = scope.spawn(move || tasks(&turns));
+        let writing = scope.spawn(move || write(writer, parts, buffers));
+        let collected = collect_in_turn(&done, &mut collect, &to_write);
+        // The ends of all channels go: who waits for them stops.
+        drop((done, to_write));
+        let worked = working.into_iter().map(joined).collect::<Result<Vec<()>, _>>();
+        let (planned, wrote) = (joined(planning), joined(writing));
+        collected?;
+        worked?;
         // A tensor that was not read whole was not written whole either: that is no fault of the output.
-        let sent = read?;
+        let sent = planned?;
         wrote?;
         match sent {
             Sent::All => Ok(()),
             Sent::NotAll => Err(Failure::Check("the work ended before all was read; report it".into())),
         }
     })
+}
+
+/// Ends where a lane whose turn it is has no more: then none has.
+fn collect_in_turn<'a, D>(
+    done: &[Receiver<Result<D, Failure>>],
+    collect: &mut impl FnMut(D) -> Result<Option<Part<'a>>, Failure>,
+    to_write: &SyncSender<Part<'a>>,
+) -> Result<(), Failure> {
+    for lane in done.iter().cycle() {
+        let Ok(result) = lane.recv() else { return Ok(()) };
+        if let Some(part) = collect(result?)?
+            && to_write.send(part).is_err()
+        {
+            // The writer says why.
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Failure>>) -> Result<T, Failure> {
@@ -157,7 +224,10 @@ fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>, buffers: &Buffers)
             }
         }
         match (part, open.as_mut()) {
-            (Part::Rows(_, rows), Some((_, Open::Matrix(matrix)))) => matrix.append(&rows)?,
+            (Part::Rows(_, rows), Some((_, Open::Matrix(matrix)))) => {
+                matrix.append(&rows)?;
+                buffers.give_codes(rows.into_parts().codes);
+            }
             (Part::Bytes(_, bytes), Some((_, Open::Tensor(tensor)))) => {
                 tensor.append(&bytes)?;
                 buffers.give(bytes);
@@ -167,4 +237,67 @@ fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>, buffers: &Buffers)
     }
     // Where the work failed a tensor is not whole, and the words of the failure count.
     Ok(open.map_or(Ok(()), |(_, last)| last.finish())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use scaled_gemm::checkpoint::{CheckpointLayout, Dtype};
+
+    use super::*;
+
+    const TASKS: u8 = 100;
+
+    /// Has five lanes, of which some take longer, do a hundred tasks; each gives a byte of a tensor. What it says, and the file.
+    fn work(fails: Option<u8>) -> (Result<(), Failure>, Vec<u8>, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.safetensors");
+        let mut layout = CheckpointLayout::new();
+        layout.tensor("t", Dtype::U8, &[TASKS.into()]);
+        let writer = layout.create(&path, &[]).unwrap();
+        let buffers = Buffers::of_lanes(5);
+        let lane = |number: u64| {
+            move |task: u8| {
+                std::thread::sleep(Duration::from_micros(number * 50 + u64::from(task % 7) * 30));
+                match fails == Some(task) {
+                    true => Err(Failure::Use(format!("task {task}"))),
+                    false => Ok(vec![task]),
+                }
+            }
+        };
+        let mut heard = 0;
+        let result = run(
+            |to| Ok(if (0..TASKS).all(|task| to.send(task)) { Sent::All } else { Sent::NotAll }),
+            (0..5).map(lane).collect(),
+            |byte| {
+                heard += 1;
+                Ok(Some(Part::Bytes("t", byte)))
+            },
+            &writer,
+            &buffers,
+        );
+        let bytes = result.as_ref().map_or_else(
+            |_| Vec::new(),
+            |()| {
+                writer.finish().unwrap();
+                Checkpoint::open(&path).unwrap().bytes("t").unwrap()
+            },
+        );
+        (result, bytes, heard)
+    }
+
+    #[test]
+    fn parts_are_written_in_the_order_of_the_tasks_whichever_lane_is_slow() {
+        let (result, bytes, _) = work(None);
+        assert!(result.is_ok(), "{result:?}");
+        assert_eq!(bytes, (0..TASKS).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_first_failure_in_the_order_of_the_tasks_is_said_and_nothing_after_it_is_heard() {
+        let (result, _, heard) = work(Some(37));
+        assert!(matches!(&result, Err(Failure::Use(said)) if said == "task 37"), "{result:?}");
+        assert_eq!(heard, 37);
+    }
 }

@@ -353,7 +353,19 @@ impl Handle {
     /// # Errors
     /// As [`Handle::read_bytes`].
     pub fn read<T: Element>(&self, from: &DeviceBytes<'_>) -> Result<Vec<T>> {
-        Ok(raw::elements(&self.read_bytes(from)?))
+        let mut numbers = vec![T::default(); from.len() / size_of::<T>()];
+        self.read_into(from, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Copies numbers from the front of device memory to the host. Waits for them; allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer; otherwise as [`Handle::read_bytes`].
+    pub fn read_into<T: Element>(&self, from: &DeviceBytes<'_>, to: &mut [T]) -> Result<()> {
+        // Held until the numbers are there: no capture begins on the stream between the copy and its end.
+        let order = self.order_outside_capture("reading device memory")?;
+        raw::copy_to_host(&self.queue.stream, &from.at(&order)?, to)
     }
 
     /// The bytes of device memory, on the host: codes and scales with their padding as they are. Allocates and waits.
@@ -361,12 +373,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
     pub fn read_bytes(&self, bytes: &DeviceBytes<'_>) -> Result<Vec<u8>> {
-        let order = self.order_outside_capture("reading device memory")?;
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
-        let span = bytes.at(&order)?;
-        self.read_rows(&span, 1, span.bytes, span.bytes)
+        self.read(bytes)
     }
 
     /// `rows` rows of `row_bytes` bytes, `stride` bytes apart, packed, on the host. Allocates and waits.
@@ -382,8 +389,9 @@ impl Handle {
             let target = target.at(&order)?;
             self.kernels.copy_2d(&self.queue, src, stride, &target, row_bytes, rows, row_bytes)?;
         }
-        let host = self.stream().clone_dtoh(&packed).map_err(|e| driver("copying to the host", e))?;
-        self.synchronize()?;
+        let (packed, order) = (DeviceBytes::from(&packed), self.queue.order());
+        let mut host = vec![0; rows * row_bytes];
+        raw::copy_to_host(&self.queue.stream, &packed.at(&order)?, &mut host)?;
         Ok(host)
     }
 

@@ -7,7 +7,6 @@ mod experts;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::mpsc::SyncSender;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{
@@ -19,11 +18,11 @@ use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::data::undo_hadamard;
-use crate::device::{self, Device};
+use crate::device::{self, Caster, Device};
 use crate::folder;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
-use crate::pipeline::{self, Buffers, Part, Sent};
+use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::unread;
 use experts::Experts;
 
@@ -63,13 +62,13 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
-    let mut device = device::open(choice)?;
+    let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
     let mut step = |name: &str, bytes: u64| {
         bar.set_message(printable(name));
         bar.inc(bytes);
     };
-    let found = work(args, &input, &plans, &writer, device.as_mut(), &mut step)?;
+    let found = work(args, &input, &plans, &writer, device.as_ref(), &mut step)?;
     let copied = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
@@ -225,11 +224,27 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     layout
 }
 
-enum Read {
-    Rows(usize, Range<usize>, HostQuantMatrix),
-    /// The matrices of one expert.
-    Expert(usize, usize, Vec<HostQuantMatrix>),
+/// What a lane is to do. Of a matrix, which it is, and its rows.
+enum Task<'a> {
+    /// What was read of them already.
+    Rows(usize, &'a Matrix, Range<usize>, Option<HostQuantMatrix>),
+    /// An expert.
+    Expert(usize, &'a Matrix, &'a Experts, Range<usize>, usize),
     Bytes(usize, Vec<u8>),
+}
+
+/// What a lane has done.
+enum Done<'a> {
+    Rows(usize, &'a Matrix, Range<usize>, Values),
+    Bytes(usize, Vec<u8>),
+}
+
+/// Plain values of some rows.
+struct Values {
+    /// Bytes of codes that they were.
+    codes: u64,
+    found: Found,
+    bytes: Vec<u8>,
 }
 
 /// By tensor, what was found in its matrix.
@@ -238,94 +253,115 @@ fn work(
     input: &Checkpoint,
     plans: &[Plan],
     writer: &CheckpointWriter,
-    device: &mut dyn Device,
+    device: &dyn Device,
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<HashMap<usize, Found>, Failure> {
     let mut found: HashMap<usize, Found> = HashMap::new();
-    let (buffers, part_bytes) = (Buffers::default(), device.part_bytes());
-    let compute = |message| {
-        let (at, rows, part) = match message {
-            Read::Expert(at, number, parts) => {
-                let Some((matrix, experts)) = plans[at].matrix().and_then(|m| Some((m, m.experts()?))) else {
-                    return Ok(None);
-                };
-                let (found, each) = (found.entry(at).or_default(), experts.sizes[1]);
-                let (mut first, mut values) = (number * each, Vec::with_capacity(parts.len()));
-                for part in &parts {
-                    step(&matrix.name, part.logical_codes().len() as u64);
-                    values.push(plain(device, part, args.dtype, first, found, Vec::new())?.to_f32());
-                    first += part.rows();
-                }
-                if first == matrix.rows {
-                    found.refuse(&matrix.name, args)?;
-                }
-                if found.is_refused(args) {
-                    return Ok(None);
-                }
-                let values = PlainRows::from_f32(experts.gather(values).view(), args.dtype, buffers.take())?;
-                return Ok(Some(Part::Bytes(matrix.name.as_str(), values.into_bytes())));
-            }
-            Read::Bytes(at, bytes) => {
+    let casters = device.casters();
+    let stream = Stream {
+        dtype: args.dtype,
+        input,
+        plans,
+        part_bytes: device.part_bytes(),
+        buffers: &Buffers::of_lanes(casters.len()),
+        reads_ahead: casters.len() == 1,
+    };
+    let collect = |done| {
+        let (at, matrix, rows, values) = match done {
+            Done::Bytes(at, bytes) => {
                 let name = &input.tensors()[at].name;
                 step(name, bytes.len() as u64);
                 return Ok(Some(Part::Bytes(name.as_str(), bytes)));
             }
-            Read::Rows(at, rows, part) => (at, rows, part),
+            Done::Rows(at, matrix, rows, values) => (at, matrix, rows, values),
         };
-        let Some(matrix) = plans[at].matrix() else { return Ok(None) };
-        step(&matrix.name, part.logical_codes().len() as u64);
+        step(&matrix.name, values.codes);
         let found = found.entry(at).or_default();
-        let values = plain(device, &part, args.dtype, rows.start, found, buffers.take())?;
+        found.add_all(values.found);
         if rows.end == matrix.rows {
             found.refuse(&matrix.name, args)?;
         }
-        Ok((!found.is_refused(args)).then(|| Part::Bytes(matrix.name.as_str(), values.into_bytes())))
+        Ok((!found.is_refused(args)).then_some(Part::Bytes(matrix.name.as_str(), values.bytes)))
     };
-    pipeline::run(|to| read(input, plans, part_bytes, &buffers, to), compute, writer, &buffers)?;
+    let lane = |mut caster: Box<dyn Caster>| move |task| stream.dequantize(task, caster.as_mut());
+    let lanes = casters.into_iter().map(lane).collect();
+    pipeline::run(|to| stream.tasks(to), lanes, collect, writer, stream.buffers)?;
     Ok(found)
 }
 
-fn read(
-    input: &Checkpoint,
-    plans: &[Plan],
+/// What all threads of the work share.
+#[derive(Clone, Copy)]
+struct Stream<'a> {
+    dtype: DType,
+    input: &'a Checkpoint,
+    plans: &'a [Plan],
     part_bytes: usize,
-    buffers: &Buffers,
-    to: &SyncSender<Read>,
-) -> Result<Sent, Failure> {
-    for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
-        let sent = match plan {
-            Plan::Drop => Sent::All,
-            Plan::Copy => pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())?,
-            Plan::Dequantize(matrix) => {
-                let mut sent = Sent::All;
-                if let Some(experts) = matrix.experts() {
-                    for number in 0..experts.sizes[0] {
-                        if to.send(Read::Expert(at, number, experts.read(input, number)?)).is_err() {
-                            return Ok(Sent::NotAll);
-                        }
+    buffers: &'a Buffers,
+    /// Whether parts are read for the lanes: several read for themselves, as reading takes longer than all else.
+    reads_ahead: bool,
+}
+
+impl<'a> Stream<'a> {
+    /// Says what is to be done, in the order of the input.
+    fn tasks(&self, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
+        let Self { input, plans, part_bytes, buffers, reads_ahead, .. } = *self;
+        for (at, (tensor, plan)) in input.tensors().iter().zip(plans).enumerate() {
+            let matrix = match plan {
+                Plan::Drop => continue,
+                Plan::Copy => match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
+                    Sent::All => continue,
+                    Sent::NotAll => return Ok(Sent::NotAll),
+                },
+                Plan::Dequantize(matrix) => matrix,
+            };
+            if let Some(experts) = matrix.experts() {
+                for (number, rows) in pipeline::parts(matrix.rows, experts.sizes[1]).enumerate() {
+                    if !to.send(Task::Expert(at, matrix, experts, rows, number)) {
+                        return Ok(Sent::NotAll);
                     }
-                    continue;
                 }
-                for rows in pipeline::parts(matrix.rows, pipeline::part_rows(part_bytes, matrix.cols * 2)) {
-                    let part = input.quant_rows(&matrix.name, rows.clone())?;
-                    if to.send(Read::Rows(at, rows, part)).is_err() {
-                        sent = Sent::NotAll;
-                        break;
-                    }
-                }
-                sent
+                continue;
             }
-        };
-        if matches!(sent, Sent::NotAll) {
-            return Ok(sent);
+            for rows in pipeline::parts(matrix.rows, pipeline::part_rows(part_bytes, matrix.cols * 2)) {
+                let part = reads_ahead.then(|| input.quant_rows(&matrix.name, rows.clone())).transpose()?;
+                if !to.send(Task::Rows(at, matrix, rows, part)) {
+                    return Ok(Sent::NotAll);
+                }
+            }
         }
+        Ok(Sent::All)
     }
-    Ok(Sent::All)
+
+    /// What a lane does.
+    fn dequantize(&self, task: Task<'a>, caster: &mut dyn Caster) -> Result<Done<'a>, Failure> {
+        let Self { dtype, input, buffers, .. } = *self;
+        let mut found = Found::default();
+        Ok(match task {
+            Task::Bytes(at, bytes) => Done::Bytes(at, bytes),
+            Task::Rows(at, matrix, rows, part) => {
+                let part = part.map_or_else(|| input.quant_rows(&matrix.name, rows.clone()), Ok)?;
+                let codes = part.logical_codes().len() as u64;
+                let values = plain(caster, &part, dtype, rows.start, &mut found, buffers.take())?;
+                Done::Rows(at, matrix, rows, Values { codes, found, bytes: values.into_bytes() })
+            }
+            Task::Expert(at, matrix, experts, rows, number) => {
+                let parts = experts.read(input, number)?;
+                let codes = parts.iter().map(|part| part.logical_codes().len() as u64).sum();
+                let (mut first, mut values) = (rows.start, Vec::with_capacity(parts.len()));
+                for part in &parts {
+                    values.push(plain(caster, part, dtype, first, &mut found, Vec::new())?.to_f32());
+                    first += part.rows();
+                }
+                let values = PlainRows::from_f32(experts.gather(values).view(), dtype, buffers.take())?;
+                Done::Rows(at, matrix, rows, Values { codes, found, bytes: values.into_bytes() })
+            }
+        })
+    }
 }
 
 /// The values of the data in the type asked for, in `buffer`; `found` gets which of them are not finite. `first` is the first row.
 fn plain(
-    device: &mut dyn Device,
+    caster: &mut dyn Caster,
     part: &HostQuantMatrix,
     dtype: DType,
     first: usize,
@@ -335,11 +371,11 @@ fn plain(
     found.transformed = part.basis() != Basis::Plain;
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
-        false => device.dequantize(part, dtype, buffer)?,
-        true => PlainRows::from_f32(exact(device, part)?.view(), dtype, buffer)?,
+        false => caster.dequantize(part, dtype, buffer)?,
+        true => PlainRows::from_f32(exact(caster, part)?.view(), dtype, buffer)?,
     };
     if !values.is_finite() {
-        let exact = exact(device, part)?;
+        let exact = exact(caster, part)?;
         found.add(part, values.to_f32().view(), exact.view(), first);
     }
     Ok(values)
@@ -369,6 +405,11 @@ impl Places {
         self.count += 1;
         self.first.get_or_insert((row, column, value));
     }
+
+    fn add_all(&mut self, later: &Self) {
+        self.count += later.count;
+        self.first = self.first.or(later.first);
+    }
 }
 
 impl Found {
@@ -391,6 +432,14 @@ impl Found {
                 }
             }
         }
+    }
+
+    /// Adds what was found in rows that come after.
+    fn add_all(&mut self, later: Self) {
+        self.codes.add_all(&later.codes);
+        self.beyond.add_all(&later.beyond);
+        self.lost.add_all(&later.lost);
+        self.transformed |= later.transformed;
     }
 
     fn is_refused(&self, args: &DequantizeArgs) -> bool {
@@ -442,8 +491,8 @@ impl Found {
 }
 
 /// The values in FP32, of the data where the rows are in a Hadamard basis.
-fn exact(device: &mut dyn Device, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
-    let mut values = device.dequantize(matrix, DType::F32, Vec::new())?.to_f32();
+fn exact(caster: &mut dyn Caster, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
+    let mut values = caster.dequantize(matrix, DType::F32, Vec::new())?.to_f32();
     if matrix.basis() != Basis::Plain {
         undo_hadamard(&mut values);
     }

@@ -152,14 +152,15 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
     let tiles = matches!(recipe, Recipe::Nvfp4(r) if r.options().shape == BlockShape::Tile16x16);
     let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
+    let mut caster = device.caster();
     for (i, dtype) in WIDE.into_iter().enumerate() {
         let x = test_matrix(rows, cols, dtype, seed + i as u64);
         let want = definition::quantize(x.view(), dtype, recipe)?;
-        let got = device.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None)?;
+        let got = caster.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None, Vec::new())?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
         scales += differences(want.scales(), got.scales(), |a, b| a.to_bits() == b.to_bits());
         scales += differences(want.block_scales(), got.block_scales(), |a, b| a == b);
-        let mut decoded = device.dequantize(&got, DType::F32, Vec::new())?.to_f32();
+        let mut decoded = caster.dequantize(&got, DType::F32, Vec::new())?.to_f32();
         let right = definition::dequantize(&got, DType::F32);
         values += right.iter().zip(&decoded).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
         if got.basis() != recipe.basis() {

@@ -11,7 +11,7 @@ use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, r
 use scaled_gemm::{DType, Error, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
 
 use super::check::sampled_error;
-use super::{Activations, Device, HostA, Pair, PairTime, Support};
+use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
@@ -24,12 +24,10 @@ struct Cpu {
     cores: usize,
     /// Why no GPU, where one was looked for.
     because: Option<String>,
-    /// Of the part at hand: kept, since new memory is pages that the system first has to clear.
-    values: Vec<f32>,
 }
 
 pub fn open(because: Option<String>) -> Box<dyn Device> {
-    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()), because, values: Vec::new() })
+    Box::new(Cpu { cores: std::thread::available_parallelism().map_or(1, |n| n.get()), because })
 }
 
 /// Median microseconds of at least three runs, and of more where they are short.
@@ -98,17 +96,13 @@ impl Device for Cpu {
         2 << 20
     }
 
-    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix> {
-        x.widen_into(&mut self.values);
-        let values = ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are");
-        match whole {
-            Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
-            None => reference::quantize(values, x.dtype(), recipe),
-        }
+    /// One: it takes all cores for each part.
+    fn casters(&self) -> Vec<Box<dyn Caster>> {
+        vec![self.caster()]
     }
 
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
-        PlainRows::from_f32(reference::dequantize(q, out).view(), out, buffer)
+    fn caster(&self) -> Box<dyn Caster> {
+        Box::new(CpuCaster::default())
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
@@ -196,5 +190,32 @@ impl Device for Cpu {
         Err(Failure::Use(format!(
             "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU{because}"
         )))
+    }
+}
+
+#[derive(Default)]
+struct CpuCaster {
+    /// Of the part at hand: kept, since new memory is pages that the system first has to clear.
+    values: Vec<f32>,
+}
+
+impl Caster for CpuCaster {
+    fn quantize_part(
+        &mut self,
+        x: &PlainRows,
+        recipe: Recipe,
+        whole: Option<GivenScale>,
+        _buffer: Vec<u8>,
+    ) -> Result<HostQuantMatrix> {
+        x.widen_into(&mut self.values);
+        let values = ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are");
+        match whole {
+            Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
+            None => reference::quantize(values, x.dtype(), recipe),
+        }
+    }
+
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
+        PlainRows::from_f32(reference::dequantize(q, out).view(), out, buffer)
     }
 }

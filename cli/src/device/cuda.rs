@@ -16,10 +16,11 @@ use scaled_gemm::{
     Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
     copy,
 };
-use scaled_gemm::{DType, Error, GivenScale, HostParts, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
 use super::check::sampled_error;
-use super::{Activations, Device, HostA, Pair, PairTime, Support};
+use super::cuda_caster::CudaCaster;
+use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
@@ -274,51 +275,15 @@ impl Device for Cuda {
     }
 
     fn part_bytes(&self) -> usize {
-        32 << 20
+        CudaCaster::PART
     }
 
-    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix> {
-        let (source, rows, cols) = (x.dtype(), x.rows(), x.cols());
-        let data = self.upload(x.bytes())?;
-        let x = MatRef::new(&data, source, rows, cols)?;
-        let Some(whole) = whole else { return self.handle.quantize(&x, recipe)?.to_host(&self.handle) };
-        let mut q = QuantMatrix::zeros(&self.handle, recipe.scheme(), rows, cols)?;
-        match recipe {
-            Recipe::Fp8(fp8) if matches!(fp8.scheme(), Scheme::Fp8Tensor(_)) => {
-                let factors = match whole {
-                    GivenScale::Amax(amax) => fp8.group_scale(amax, source),
-                    given => given.factors()?,
-                };
-                let encode = self.upload(&factors.encode.to_le_bytes())?;
-                let given = GivenScale::Encode((&encode).into());
-                self.handle.quantize_tensor_into(&x, fp8.format, &given, &mut q, None)?;
-                // The rule's scale, which need not be the reciprocal of what the data were multiplied by.
-                let parts = HostParts { scales: vec![factors.scale], ..q.to_host(&self.handle)?.into_parts() };
-                HostQuantMatrix::from_parts(recipe.scheme(), rows, cols, parts)
-            }
-            Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => {
-                let number = self.upload(&whole.number().to_le_bytes())?;
-                let given = whole.with_number((&number).into());
-                self.handle.quantize_nvfp4_into(&x, nv, &given, QuantizeTo::Plain(&mut q))?;
-                q.to_host(&self.handle)
-            }
-            _ => self.handle.quantize(&x, recipe)?.to_host(&self.handle),
-        }
+    fn casters(&self) -> Vec<Box<dyn Caster>> {
+        (0..CudaCaster::side_by_side()).map(|_| self.caster()).collect()
     }
 
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, mut buffer: Vec<u8>) -> Result<PlainRows> {
-        let (rows, cols) = (q.rows(), q.cols());
-        let bytes = rows * cols * out.bytes();
-        let mut y = self.zeros(bytes)?;
-        let q = QuantMatrix::from_host(&self.handle, q)?;
-        self.handle.dequantize_into(&q, &mut MatMut::new(&mut y, out, rows, cols)?)?;
-        buffer.resize(bytes, 0);
-        self.handle
-            .stream()
-            .memcpy_dtoh(&y.slice(..bytes), &mut buffer)
-            .map_err(|e| driver("copying from the GPU", e))?;
-        self.handle.synchronize()?;
-        PlainRows::new(out, rows, cols, buffer)
+    fn caster(&self) -> Box<dyn Caster> {
+        Box::new(CudaCaster::new(self.handle.device().ordinal))
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
@@ -490,7 +455,7 @@ impl Device for Cuda {
     }
 }
 
-fn driver(call: &str, error: impl fmt::Display) -> Error {
+pub(super) fn driver(call: &str, error: impl fmt::Display) -> Error {
     Error::Driver { call: call.into(), reason: error.to_string() }
 }
 

@@ -4,6 +4,8 @@ mod check;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_caster;
 
 use std::path::Path;
 
@@ -119,6 +121,22 @@ pub struct Support {
     pub refused: Vec<(String, String)>,
 }
 
+/// Quantizes and dequantizes matrices, or parts of them, in host memory.
+pub trait Caster: Send {
+    /// Quantizes some rows of a matrix, or all; `whole` is the scale of all of it, where its scheme has one that is not found from
+    /// these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part). The result may take the memory of `buffer`.
+    fn quantize_part(
+        &mut self,
+        x: &PlainRows,
+        recipe: Recipe,
+        whole: Option<GivenScale>,
+        buffer: Vec<u8>,
+    ) -> Result<HostQuantMatrix>;
+
+    /// The values of a quantized matrix, rounded to `out`, in `buffer`, whose bytes are replaced. Rows in a Hadamard basis stay in it.
+    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
+}
+
 /// One place to run on. Matrices come and go in host memory.
 pub trait Device {
     /// `cpu` or `cuda`.
@@ -147,12 +165,11 @@ pub trait Device {
     /// Bytes of the parts that it takes of a matrix, about: enough that its work is worth passing on.
     fn part_bytes(&self) -> usize;
 
-    /// Quantizes some rows of a matrix, or all; `whole` is the scale of all of it, where its scheme has one that is not found from
-    /// these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part).
-    fn quantize_part(&mut self, x: &PlainRows, recipe: Recipe, whole: Option<GivenScale>) -> Result<HostQuantMatrix>;
+    /// What quantizes and dequantizes here, as many as do so side by side; each is for a thread of its own.
+    fn casters(&self) -> Vec<Box<dyn Caster>>;
 
-    /// The values of a quantized matrix, rounded to `out`, in `buffer`, whose bytes are replaced. Rows in a Hadamard basis stay in it.
-    fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
+    /// One of them.
+    fn caster(&self) -> Box<dyn Caster>;
 
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{Error, Result};
 use crate::format::{Basis, CodeFormat, HostParts, HostQuantMatrix, Scheme};
-use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::derived::Derived;
@@ -110,11 +110,25 @@ impl QuantMatrix {
     /// # Errors
     /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
     pub fn to_host(&self, handle: &Handle) -> Result<HostQuantMatrix> {
-        let (scheme, rows, cols) = (self.scheme, self.rows, self.cols);
-        let codes = handle.read_bytes(&self.codes())?;
-        let scales = handle.read(&self.scales())?;
-        let block_scales = handle.read_bytes(&self.block_scales())?;
-        HostQuantMatrix::from_parts(scheme, rows, cols, HostParts { codes, scales, block_scales, basis: self.basis })
+        self.to_host_in(handle, HostParts::default())
+    }
+
+    /// The same in the memory of `parts`, whose contents are replaced: nothing is allocated where it has room. Waits for the
+    /// handle's stream.
+    ///
+    /// # Errors
+    /// As [`QuantMatrix::to_host`].
+    pub fn to_host_in(&self, handle: &Handle, parts: HostParts) -> Result<HostQuantMatrix> {
+        fn read<T: Element>(handle: &Handle, from: &DeviceBytes<'_>, mut into: Vec<T>) -> Result<Vec<T>> {
+            into.resize(from.len() / size_of::<T>(), T::default());
+            handle.read_into(from, &mut into)?;
+            Ok(into)
+        }
+        let codes = read(handle, &self.codes(), parts.codes)?;
+        let scales = read(handle, &self.scales(), parts.scales)?;
+        let block_scales = read(handle, &self.block_scales(), parts.block_scales)?;
+        let parts = HostParts { codes, scales, block_scales, basis: self.basis };
+        HostQuantMatrix::from_parts(self.scheme, self.rows, self.cols, parts)
     }
 
     /// The same matrix, said to be in this basis. Nothing is transformed.

@@ -68,7 +68,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         return Ok(notes().fold(Outcome::new(device.as_ref(), form, report.text(None), value), Outcome::note));
     }
     let (writer, begun) = folder::create(layout, &input, args.output()?, args.shard_size)?;
-    let mut device = device?;
+    let device = device?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
     let mut step = |name: &str, bytes: u64| {
         bar.set_message(printable(name));
@@ -81,7 +81,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let work = Work { input: &input, plans: &plans, given: &given_amax, dialect, allow_non_finite };
     // Before the long work: a file that cannot be copied is found now.
     let copied = write_folder(of, &plans, &writer)?;
-    let found = stream::run(work, &writer, device.as_mut(), &mut step)?;
+    let found = stream::run(work, &writer, device.as_ref(), &mut step)?;
     let replaced = config.as_ref().filter(|config| config.quantization().is_some()).map(|config| {
         let fate = match (dialect, checks::is_quantized(&input, Some(config))) {
             (Dialect::Plain, true) => {

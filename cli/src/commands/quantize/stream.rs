@@ -8,15 +8,15 @@ use ndarray::{Array2, s};
 use rayon::prelude::*;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, printable};
 use scaled_gemm::reference::{self, sqnr_db};
-use scaled_gemm::{DType, GivenScale, Scheme};
+use scaled_gemm::{DType, GivenScale, HostQuantMatrix, Scheme};
 
 use super::items::Item;
 use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
 use super::rows::Rows;
-use crate::device::Device;
+use crate::device::{Caster, Device};
 use crate::non_finite::NonFinite;
 use crate::output::Failure;
-use crate::pipeline::{self, Buffers, Part, Sent};
+use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
@@ -55,24 +55,67 @@ struct Whole {
     shared: f32,
 }
 
-enum Read {
-    Rows(usize, Range<usize>, PlainRows, Option<Whole>),
+/// Some rows of a matrix, and the scale of the whole.
+struct Piece<'a> {
+    at: usize,
+    weight: &'a Weight,
+    rows: Range<usize>,
+    whole: Option<Whole>,
+}
+
+/// What a lane is to do.
+enum Task<'a> {
+    /// Rows to be quantized; what was read of them already.
+    Rows(Piece<'a>, Option<PlainRows>),
     Bytes(usize, Vec<u8>),
+}
+
+/// What a lane has done.
+enum Done<'a> {
+    Rows(Box<Quantized<'a>>),
+    Bytes(usize, Vec<u8>),
+}
+
+struct Quantized<'a> {
+    piece: Piece<'a>,
+    /// Bytes of the input.
+    bytes: u64,
+    non_finite: Option<NonFinite>,
+    cost: Option<[f64; 2]>,
+    /// Nothing where these rows alone are refused.
+    part: Option<HostQuantMatrix>,
 }
 
 /// Quantizes and copies what the plans say. `step` hears of every part: its tensor, its bytes.
 pub fn run(
     work: Work<'_>,
     writer: &CheckpointWriter,
-    device: &mut dyn Device,
+    device: &dyn Device,
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<Found, Failure> {
     let mut found = Found::default();
-    let buffers = Buffers::default();
-    let part_bytes = device.part_bytes();
-    let compute = |message| compute(work, message, &buffers, &mut found, device, step);
-    pipeline::run(|to| read(work, part_bytes, &buffers, to), compute, writer, &buffers)?;
+    let casters = device.casters();
+    let stream = Stream {
+        work,
+        buffers: &Buffers::of_lanes(casters.len()),
+        part_bytes: device.part_bytes(),
+        reads_ahead: casters.len() == 1,
+    };
+    let lane = |mut caster: Box<dyn Caster>| move |task| stream.quantize(task, caster.as_mut());
+    let lanes = casters.into_iter().map(lane).collect();
+    let collect = |done| collect(work, done, &mut found, step);
+    pipeline::run(|to| stream.read(to), lanes, collect, writer, stream.buffers)?;
     Ok(found)
+}
+
+/// What all threads of the work share.
+#[derive(Clone, Copy)]
+struct Stream<'a> {
+    work: Work<'a>,
+    buffers: &'a Buffers,
+    part_bytes: usize,
+    /// Whether parts are read for the lanes: several read for themselves, as reading takes longer than all else.
+    reads_ahead: bool,
 }
 
 fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -81,14 +124,6 @@ fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize
         false => weight.rows,
     };
     pipeline::parts(weight.rows, step)
-}
-
-fn read(work: Work<'_>, part_bytes: usize, buffers: &Buffers, to: &SyncSender<Read>) -> Result<Sent, Failure> {
-    std::thread::scope(|scope| {
-        let (sender, largest) = sync_channel(AHEAD);
-        scope.spawn(move || find_largest(work, buffers, &sender));
-        stream(work, part_bytes, buffers, &largest, to)
-    })
 }
 
 /// Sends the largest value of each matrix that has one scale, those that share it together, in the order in which they are asked for.
@@ -114,52 +149,93 @@ fn find_largest(
     }
 }
 
-fn stream(
-    Work { input, plans, allow_non_finite, .. }: Work<'_>,
-    part_bytes: usize,
-    buffers: &Buffers,
-    largest: &Receiver<Result<(usize, f32), Failure>>,
-    to: &SyncSender<Read>,
-) -> Result<Sent, Failure> {
-    let mut known: HashMap<usize, f32> = HashMap::new();
-    let mut source = Rows::new(input);
-    for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
-        let Plan::Quantize(weight) = plan else {
-            let tensor = &input.tensors()[item.tensor];
-            match pipeline::copy(input, tensor, buffers, |bytes| to.send(Read::Bytes(at, bytes)).is_ok())? {
-                Sent::All => continue,
-                Sent::NotAll => return Ok(Sent::NotAll),
-            }
-        };
-        let mut whole = None;
-        if has_whole(weight.recipe) {
-            let members = plans.sharing(at);
-            while members.iter().any(|member| !known.contains_key(member)) {
-                let (member, amax) =
-                    largest.recv().map_err(|_| Failure::Check("a thread of the work panicked; report it".into()))??;
-                known.insert(member, amax);
-            }
-            let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
-            // Said here of the matrix that holds it, not of the first that shares its scale.
-            let infinite = members.iter().find(|member| known[member].is_infinite() && **member != at);
-            if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
-                return Err(Failure::Use(format!(
-                    "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
-                    input.path().display(),
-                    printable(&plans.items[*member].name),
-                    printable(&item.name)
-                )));
-            }
-            whole = Some(Whole { own: known[&at], shared });
-        }
-        for rows in parts(weight, part_bytes) {
-            let x = source.read(item, weight.source, rows.clone(), buffers.take())?;
-            if to.send(Read::Rows(at, rows, x, whole)).is_err() {
-                return Ok(Sent::NotAll);
-            }
-        }
+impl<'a> Stream<'a> {
+    fn read(&self, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
+        std::thread::scope(|scope| {
+            let (sender, largest) = sync_channel(AHEAD);
+            let Self { work, buffers, .. } = *self;
+            scope.spawn(move || find_largest(work, buffers, &sender));
+            self.tasks(&largest, to)
+        })
     }
-    Ok(Sent::All)
+
+    /// Says what is to be done, in the order of the input.
+    fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
+        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, part_bytes, reads_ahead } = *self;
+        let mut known: HashMap<usize, f32> = HashMap::new();
+        let mut source = Rows::new(input);
+        for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
+            let Plan::Quantize(weight) = plan else {
+                let tensor = &input.tensors()[item.tensor];
+                match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
+                    Sent::All => continue,
+                    Sent::NotAll => return Ok(Sent::NotAll),
+                }
+            };
+            let mut whole = None;
+            if has_whole(weight.recipe) {
+                let members = plans.sharing(at);
+                while members.iter().any(|member| !known.contains_key(member)) {
+                    let (member, amax) = largest
+                        .recv()
+                        .map_err(|_| Failure::Check("a thread of the work panicked; report it".into()))??;
+                    known.insert(member, amax);
+                }
+                let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
+                // Said here of the matrix that holds it, not of the first that shares its scale.
+                let infinite = members.iter().find(|member| known[member].is_infinite() && **member != at);
+                if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
+                    return Err(Failure::Use(format!(
+                        "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
+                        input.path().display(),
+                        printable(&plans.items[*member].name),
+                        printable(&item.name)
+                    )));
+                }
+                whole = Some(Whole { own: known[&at], shared });
+            }
+            for rows in parts(weight, part_bytes) {
+                // An expert that has to be turned is read once for all its rows.
+                let x = match reads_ahead || item.slice.is_some() {
+                    true => Some(source.read(item, weight.source, rows.clone(), buffers.take())?),
+                    false => None,
+                };
+                if !to.send(Task::Rows(Piece { at, weight, rows, whole }, x)) {
+                    return Ok(Sent::NotAll);
+                }
+            }
+        }
+        Ok(Sent::All)
+    }
+
+    /// What a lane does.
+    fn quantize(&self, task: Task<'a>, caster: &mut dyn Caster) -> Result<Done<'a>, Failure> {
+        let Self { work: Work { input, plans, dialect, allow_non_finite, .. }, buffers, .. } = *self;
+        let (piece, x) = match task {
+            Task::Bytes(at, bytes) => return Ok(Done::Bytes(at, bytes)),
+            Task::Rows(piece, x) => (piece, x),
+        };
+        let (name, weight, first, whole) = (&plans.items[piece.at].name, piece.weight, piece.rows.start, piece.whole);
+        let x = x.map_or_else(|| input.plain_rows(name, piece.rows.clone(), buffers.take()), Ok)?;
+        let bytes = x.bytes().len() as u64;
+        let mut done = Quantized { piece, bytes, non_finite: None, cost: None, part: None };
+        if !x.is_finite() {
+            let counts = done.non_finite.insert(NonFinite::default());
+            counts.add_rows(&x.to_f32(), first);
+            if counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source).is_err() {
+                return Ok(Done::Rows(Box::new(done)));
+            }
+        }
+        if let Some(whole) = whole.filter(|whole| first == 0 && whole.own != whole.shared) {
+            let cost = cost(&x.to_f32(), weight, dialect, whole)?;
+            // Of rows of zeros, or with NaN, there is none.
+            done.cost = Some(cost).filter(|cost| cost.iter().all(|db| db.is_finite()));
+        }
+        let given = whole.map(|whole| given(dialect, weight, whole.shared)).transpose()?;
+        done.part = Some(caster.quantize_part(&x, weight.recipe, given, buffers.take_codes())?);
+        buffers.give(x.into_bytes());
+        Ok(Done::Rows(Box::new(done)))
+    }
 }
 
 /// The largest value of a matrix, by parts; of tensors that are read as they lie on all cores.
@@ -180,46 +256,37 @@ fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight, buffers: &Buffers) 
     parts.into_par_iter().map(amax).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
 }
 
-fn compute<'a>(
-    work: Work<'a>,
-    message: Read,
-    buffers: &Buffers,
+/// Hears of the parts in their order: what is written of one, if anything.
+fn collect<'a>(
+    Work { input, plans, allow_non_finite, .. }: Work<'a>,
+    done: Done<'a>,
     found: &mut Found,
-    device: &mut dyn Device,
     step: &mut dyn FnMut(&str, u64),
 ) -> Result<Option<Part<'a>>, Failure> {
-    let (at, rows, x, whole) = match message {
-        Read::Bytes(at, bytes) => {
-            let name = &work.plans.items[at].name;
+    let done = match done {
+        Done::Bytes(at, bytes) => {
+            let name = &plans.items[at].name;
             step(name, bytes.len() as u64);
             return Ok(Some(Part::Bytes(name, bytes)));
         }
-        Read::Rows(at, rows, x, whole) => (at, rows, x, whole),
+        Done::Rows(done) => *done,
     };
-    let name = &work.plans.items[at].name;
-    let Plan::Quantize(weight) = &work.plans.tensors[at] else { return Ok(None) };
-    step(name, x.bytes().len() as u64);
-    if !x.is_finite() || found.non_finite.contains_key(&at) {
-        let counts = found.non_finite.entry(at).or_default();
-        counts.add_rows(&x.to_f32(), rows.start);
+    let Piece { at, weight, rows, .. } = done.piece;
+    let name = &plans.items[at].name;
+    step(name, done.bytes);
+    if let Some(counts) = &done.non_finite {
+        found.non_finite.entry(at).or_default().add_all(counts);
+    }
+    if let Some(counts) = found.non_finite.get(&at) {
         // The words say how many there are in all.
-        match counts.check((work.input.path(), name), work.allow_non_finite, weight.recipe, weight.source) {
+        match counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source) {
             Err(refused) if rows.end == weight.rows => return Err(refused),
             Err(_) => return Ok(None),
             Ok(()) => {}
         }
     }
-    if let Some(whole) = whole.filter(|whole| rows.start == 0 && whole.own != whole.shared) {
-        let cost = cost(&x.to_f32(), weight, work.dialect, whole)?;
-        // Of rows of zeros, or with NaN, there is none.
-        if cost.iter().all(|db| db.is_finite()) {
-            found.shared.insert(at, cost);
-        }
-    }
-    let given = whole.map(|whole| given(work.dialect, weight, whole.shared)).transpose()?;
-    let part = device.quantize_part(&x, weight.recipe, given)?;
-    buffers.give(x.into_bytes());
-    Ok(Some(Part::Rows(name, part)))
+    found.shared.extend(done.cost.map(|cost| (at, cost)));
+    Ok(done.part.map(|part| Part::Rows(name, part)))
 }
 
 /// The scale of a matrix of this amax, as the dialect can say it.

@@ -35,7 +35,7 @@ impl<'a> DeviceBytesMut<'a> {
 ///
 /// # Safety
 /// It has no padding, and any bytes of its size are a value.
-pub unsafe trait Element: Copy + Send + Sync + 'static {}
+pub unsafe trait Element: Copy + Default + Send + Sync + 'static {}
 
 macro_rules! bytes_of {
     ($($element:ty),+) => {$(

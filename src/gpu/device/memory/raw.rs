@@ -110,6 +110,28 @@ pub(in crate::gpu) fn copy_from_host<T: Element>(stream: &CudaStream, from: &[T]
     }
 }
 
+/// Copies the front of a span to host numbers, and waits for the stream.
+pub(in crate::gpu) fn copy_to_host<T: Element>(stream: &CudaStream, from: &Span<'_>, to: &mut [T]) -> Result<()> {
+    let bytes = size_of_val(to);
+    if bytes > from.bytes {
+        return Err(Error::shape(
+            "source of a copy to the host",
+            format!("{} bytes", from.bytes),
+            format!("must hold {bytes} bytes"),
+            "copy as many numbers as there are",
+        ));
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+    // SAFETY: the span is long enough (checked above) and borrowed; `to` is borrowed until the stream was waited for. Any bytes
+    // are a value of an element.
+    let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.address, bytes, stream.cu_stream()) };
+    copied.result().map_err(|e| driver("copying to the host", e))?;
+    stream.synchronize().map_err(|e| driver("waiting for a copy to the host", e))
+}
+
 /// Whether the driver knows host memory, and so copies from it at its leisure.
 fn is_page_locked(address: *const std::ffi::c_void) -> bool {
     let mut kind: std::ffi::c_uint = 0;
@@ -121,15 +143,6 @@ fn is_page_locked(address: *const std::ffi::c_void) -> bool {
         sys::cuPointerGetAttributes(1, attributes.as_mut_ptr(), places.as_mut_ptr(), address as sys::CUdeviceptr)
     };
     asked != sys::CUresult::CUDA_SUCCESS || kind != 0
-}
-
-/// Bytes as the numbers that they are; a rest too short for one is left out.
-pub(in crate::gpu) fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
-    let read = |chunk: &[u8]| {
-        // SAFETY: the chunk has the size of T, for which any bytes are a value ([`Element`]).
-        unsafe { chunk.as_ptr().cast::<T>().read_unaligned() }
-    };
-    bytes.chunks_exact(size_of::<T>()).map(read).collect()
 }
 
 /// CUDA version of the driver, 13000 for 13.0. Only where there is a driver: a `CudaContext` exists.
