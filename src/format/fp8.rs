@@ -153,7 +153,7 @@ fn encode_first(encode: f32, pow2: bool) -> GroupScale {
 /// The smallest power of two not below `scale` (exponent field e) and its inverse (254 - e).
 ///
 /// An infinite scale keeps its pattern and gets `encode = 0`: finite data become 0, infinities NaN.
-fn ceil_power_of_two(scale: f32) -> GroupScale {
+pub(super) fn ceil_power_of_two(scale: f32) -> GroupScale {
     let exponent = ((scale.to_bits() - 1) >> 23) + 1;
     GroupScale { encode: f32::from_bits(254u32.saturating_sub(exponent) << 23), scale: f32::from_bits(exponent << 23) }
 }

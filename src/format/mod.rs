@@ -1,10 +1,12 @@
 //! What the bytes mean: schemes, recipes, codecs, scale layouts, host matrices. No GPU needed.
 
+mod cast;
 pub mod codec;
 mod dtype;
 mod fp8;
 mod given;
 mod host;
+mod host_cast;
 pub mod layout;
 mod mx;
 pub(crate) mod nvfp4;
@@ -13,10 +15,12 @@ pub mod pair;
 mod recipe;
 mod scheme;
 
+pub use cast::{CastGroup, CastRecipe, CastScales, CastScheme};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
 pub use host::{HostParts, HostQuantMatrix};
+pub use host_cast::HostCastMatrix;
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,

@@ -1,0 +1,138 @@
+//! [`HostCastMatrix`]: the result of a cast in host memory.
+
+use super::cast::{CastScales, CastScheme};
+use super::codec;
+use super::scheme::CodeFormat;
+use crate::error::{Error, Result};
+
+/// Codes, scales and how both are read, byte for byte what a device holds.
+///
+/// Code (i, j) is number `i * cols + j`, transposed `j * rows + i`: a byte, or for E2M1 half of one, the low half where the number is
+/// even. Padding among the scales is zero.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostCastMatrix {
+    scheme: CastScheme,
+    rows: usize,
+    cols: usize,
+    codes: Vec<u8>,
+    /// In logical order, row-major.
+    scales: Vec<f32>,
+}
+
+impl HostCastMatrix {
+    /// A matrix from its codes and its scales in logical order (`[row groups][column groups]`). Scales of bytes are rounded to what
+    /// a byte says by dropping the mantissa.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses.
+    pub fn from_logical(
+        scheme: CastScheme,
+        rows: usize,
+        cols: usize,
+        codes: Vec<u8>,
+        mut scales: Vec<f32>,
+    ) -> Result<Self> {
+        let [r, c] = scheme.group().grid(rows, cols);
+        check(scheme, rows, cols, [codes.len(), scales.len()], [scheme.code_bytes(rows, cols), r * c])?;
+        if scheme.scales() == CastScales::Ue8m0 {
+            scales.iter_mut().for_each(|scale| *scale = codec::decode_e8m0((scale.to_bits() >> 23) as u8));
+        }
+        Ok(Self { scheme, rows, cols, codes, scales })
+    }
+
+    /// A matrix from the bytes of a device, scales in the scheme's order. What padding holds is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses.
+    pub fn from_parts(scheme: CastScheme, rows: usize, cols: usize, codes: Vec<u8>, scales: &[u8]) -> Result<Self> {
+        let wanted = [scheme.code_bytes(rows, cols), scheme.scale_bytes(rows, cols)];
+        check(scheme, rows, cols, [codes.len(), scales.len()], wanted)?;
+        let [r, c] = scheme.group().grid(rows, cols);
+        let read = |at: usize| {
+            let place = scheme.scales().index(r, c, at / c, at % c);
+            match scheme.scales() {
+                CastScales::Ue8m0 => codec::decode_e8m0(scales[place]),
+                _ => f32::from_le_bytes(*scales[4 * place..].first_chunk().expect("four bytes, by the length")),
+            }
+        };
+        Ok(Self { scheme, rows, cols, codes, scales: (0..r * c).map(read).collect() })
+    }
+
+    /// How it is read.
+    pub fn scheme(&self) -> CastScheme {
+        self.scheme
+    }
+
+    /// Logical rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Logical columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The codes.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The scales in logical order.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// The scales as a device holds them. Allocates.
+    pub fn device_scales(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.scheme.scale_bytes(self.rows, self.cols)];
+        let [r, c] = self.scheme.group().grid(self.rows, self.cols);
+        for (at, scale) in self.scales.iter().enumerate() {
+            let place = self.scheme.scales().index(r, c, at / c, at % c);
+            match self.scheme.scales() {
+                // 2^-127, the least, is a subnormal number whose exponent field says 0 as well; NaN says 255.
+                CastScales::Ue8m0 => bytes[place] = (scale.to_bits() >> 23) as u8,
+                _ => bytes[4 * place..4 * place + 4].copy_from_slice(&scale.to_le_bytes()),
+            }
+        }
+        bytes
+    }
+
+    /// The scale of an element.
+    ///
+    /// # Panics
+    /// Outside the matrix.
+    pub fn scale_at(&self, row: usize, col: usize) -> f32 {
+        let [r, c] = self.scheme.group().extents();
+        let groups = c.groups(self.cols);
+        self.scales[row / r.size(self.rows) * groups + col / c.size(self.cols)]
+    }
+
+    /// The value of a code, without its scale.
+    ///
+    /// # Panics
+    /// Outside the matrix.
+    pub fn code_value(&self, row: usize, col: usize) -> f32 {
+        assert!(row < self.rows && col < self.cols, "({row}, {col}) of {} x {}", self.rows, self.cols);
+        let at = if self.scheme.is_transposed() { col * self.rows + row } else { row * self.cols + col };
+        match self.scheme.format() {
+            CodeFormat::E2M1 => codec::decode_e2m1(self.codes[at / 2] >> (at % 2 * 4)),
+            CodeFormat::Fp8(format) => codec::decode(format, self.codes[at]),
+        }
+    }
+}
+
+fn check(scheme: CastScheme, rows: usize, cols: usize, found: [usize; 2], wanted: [usize; 2]) -> Result<()> {
+    scheme.check_shape(rows, cols)?;
+    for ((what, found), wanted) in ["codes", "scales"].into_iter().zip(found).zip(wanted) {
+        if found != wanted {
+            return Err(Error::shape(
+                format!("{what} of a {rows} x {cols} matrix cast to {scheme}"),
+                found.to_string(),
+                format!("must be {wanted}"),
+                "pass the whole array, in the order of the scheme",
+            ));
+        }
+    }
+    Ok(())
+}
