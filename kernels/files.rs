@@ -8,6 +8,9 @@ kernel_files! {
     Fp8, "cast/fp8_tensor", 80..=u32::MAX;
     Fp8, "cast/fp8_row", 80..=u32::MAX;
     Fp8, "cast/fp8_group", 80..=u32::MAX;
+    Cast, "cast/cast_rows", 80..=u32::MAX;
+    Cast, "cast/cast_tile", 80..=u32::MAX;
+    Cast, "cast/cast_back", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;

@@ -13,7 +13,9 @@ mod lt;
 mod matrix;
 mod measure;
 
+pub use cast::groups::{CastBytes, cast_bytes};
 pub use cast::quantize::{QuantizeTo, quantize_bytes};
+pub use cast::source::{CastSource, RowIndex};
 pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
@@ -29,5 +31,5 @@ pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource};
-pub use matrix::{KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
+pub use matrix::{CastMatrix, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
 pub use measure::{Cadence, Times, Timing, copy};

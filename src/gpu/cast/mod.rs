@@ -1,3 +1,5 @@
-//! Quantizers and dequantizers.
+//! Quantizers, casts and dequantizers.
 
+pub(crate) mod groups;
 pub(crate) mod quantize;
+pub(crate) mod source;

@@ -27,6 +27,8 @@ pub(super) struct KernelFile {
 pub enum KernelFamily {
     /// Quantizers and dequantizers with FP32 scales, and the maxima that NVFP4 needs too.
     Fp8,
+    /// Casts to groupings that no product reads, and back.
+    Cast,
     /// Quantizers and dequantizer of MXFP8.
     Mxfp8,
     /// Quantizers and dequantizer of MXFP4.
@@ -38,7 +40,7 @@ pub enum KernelFamily {
 }
 
 named!(
-    KernelFamily, "kernel family", Fp8 => "fp8", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
+    KernelFamily, "kernel family", Fp8 => "fp8", Cast => "cast", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
     Epilogue => "epilogue",
 );
 
@@ -56,12 +58,13 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 9] = [
+const HEADERS: [(&str, &str); 10] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
     ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
     ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
     ("cast/mx.cuh", include_str!("../../../kernels/cast/mx.cuh")),
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),

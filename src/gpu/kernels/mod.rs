@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{CudaContext, sys};
 
+mod cast;
 mod epilogue;
 mod fp8;
 mod image;
@@ -19,6 +20,7 @@ mod ptx_cache;
 #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
 mod tensor_map;
 
+pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
@@ -39,6 +41,7 @@ pub(crate) struct Kernels {
     /// Held while a family is loaded, so that two threads do not load it twice.
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
+    cast: OnceLock<cast::CastKernels>,
     mxfp8: OnceLock<mx::MxKernels>,
     mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
@@ -66,6 +69,7 @@ impl Kernels {
             loader: Loader::new(context, source)?,
             loading: Mutex::new(()),
             fp8: OnceLock::new(),
+            cast: OnceLock::new(),
             mxfp8: OnceLock::new(),
             mxfp4: OnceLock::new(),
             nvfp4: OnceLock::new(),
@@ -85,6 +89,7 @@ impl Kernels {
     pub(crate) fn load(&self, stream: &Queue, family: KernelFamily) -> Result<()> {
         match family {
             KernelFamily::Fp8 => self.fp8(stream).map(drop),
+            KernelFamily::Cast => self.casts(stream).map(drop),
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
             KernelFamily::Mxfp4 => self.mxfp4(stream).map(drop),
             KernelFamily::Nvfp4 => self.nvfp4(stream).map(drop),
@@ -108,6 +113,10 @@ impl Kernels {
 
     fn fp8(&self, stream: &Queue) -> Result<&fp8::Fp8Kernels> {
         self.family(&self.fp8, KernelFamily::Fp8, fp8::Fp8Kernels::of, stream)
+    }
+
+    fn casts(&self, stream: &Queue) -> Result<&cast::CastKernels> {
+        self.family(&self.cast, KernelFamily::Cast, cast::CastKernels::of, stream)
     }
 
     fn mxfp8(&self, stream: &Queue) -> Result<&mx::MxKernels> {

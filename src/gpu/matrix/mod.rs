@@ -1,9 +1,11 @@
 //! Matrices on the device: borrowed plain ones, quantized ones, and what is derived from these.
 
+mod cast;
 pub(crate) mod derived;
 mod plain;
 mod quantized;
 
+pub use cast::CastMatrix;
 pub use derived::KeptWeights;
 pub use plain::{MatMut, MatRef, VecRef};
 pub(crate) use quantized::QuantSpans;

@@ -1,0 +1,115 @@
+// Casts in tiles of 32 or 128 rows by 32 or 128 columns, and per channel: 32 or 128 rows by one column, plain and transposed.
+#include "cast/cast.cuh"
+
+// A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
+// of codes 64 neighbours of a row, those of transposed codes 32 of a column.
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
+    // By band and unit: a column, or 32 columns where groups are as wide.
+    __shared__ float maxima[512];
+    __shared__ float factors[512];
+    const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u64 tile_row = (u64)(blockIdx.x / tiles) * 128;
+    const u32 tile_col = blockIdx.x % tiles * 128;
+    const u32 band = warp / 2, own = 64 * (warp % 2) + 8 * (lane % 8);
+    const u64 row = tile_row + 32 * band + 8 * (lane / 8);
+    const u32 col = tile_col + own;
+    const u32 unit_shift = out.grid.col_shift == 0 ? 0 : 5, units = 128 >> unit_shift;
+    begin();
+    S data[8];
+    i64 from[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) from[r] = source_row(source, row + r, rows);
+#pragma unroll
+    for (int r = 0; r < 8; r++) data[r].load(source, from[r], col);
+    if (out.part != CODES) {
+        float m[8] = {};
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            float v[8];
+            data[r].values(source, from[r], col, v);
+#pragma unroll
+            for (int c = 0; c < 8; c++) m[c] = fmaxf(m[c], fabsf(v[c]));
+        }
+        if (unit_shift == 0) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 8));
+                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 16));
+                if (lane / 8 == c % 4) maxima[band * 128 + own + c] = m[c];
+            }
+        } else {
+            float a = m[0];
+#pragma unroll
+            for (int c = 1; c < 8; c++) a = fmaxf(a, m[c]);
+            // The 32 columns of four lanes, and the 32 rows of the four such in a column of lanes.
+            a = lanes_max<4>(a);
+            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 8));
+            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 16));
+            if (lane == 0 || lane == 4) maxima[band * 4 + own / 32] = a;
+        }
+        __syncthreads();
+    }
+    // Bands and units of a group: the first of them writes its scale.
+    const u32 bands_of = out.grid.row_shift == 7 ? 4 : 1, units_of = out.grid.col_shift == 7 ? 4 : 1;
+    for (u32 i = threadIdx.x; i < 4 * units; i += blockDim.x) {
+        const u32 first_band = i / units / bands_of * bands_of, first_unit = i % units / units_of * units_of;
+        const u64 group_row = tile_row + 32 * first_band;
+        const u32 group_col = tile_col + (first_unit << unit_shift);
+        const bool inside = group_row < rows && group_col < cols;
+        float factor = 0.0f;
+        if (out.part == CODES) {
+            if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row >> out.grid.row_shift, group_col >> out.grid.col_shift));
+        } else {
+            float a = 0.0f;
+            for (u32 b = 0; b < bands_of; b++)
+                for (u32 u = 0; u < units_of; u++) a = fmaxf(a, maxima[(first_band + b) * units + first_unit + u]);
+            const GroupScale s = cast_scale(rule, a);
+            factor = s.encode;
+            if (inside && i == first_band * units + first_unit)
+                store_scale(out.grid, out.scales, group_row >> out.grid.row_shift, group_col >> out.grid.col_shift, s.scale);
+        }
+        factors[i] = factor;
+    }
+    if (out.part == SCALES) return;
+    __syncthreads();
+    if (col >= cols) return;
+    float f[8];
+#pragma unroll
+    for (int c = 0; c < 8; c++) f[c] = factors[band * units + (unit_shift == 0 ? own + c : own / 32)];
+#pragma unroll
+    for (int r = 0; r < 8; r++) data[r].forget();
+    if (!out.transposed) {
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            if (row + r >= rows) break;
+            float v[8];
+            data[r].values(source, from[r], col, v);
+            store_codes<FORMAT>(out.codes, (row + r) * cols + col, v, f);
+        }
+    } else if (row < rows) {  // rows is a multiple of 16 here
+        float v[8][8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) data[r].values(source, from[r], col, v[r]);
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float column[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) column[r] = v[r][c];
+            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, column, f[c]);
+        }
+    }
+}
+
+// Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight.
+template <class S> constexpr u32 cast_tile_blocks = sizeof(S) == 16 && alignof(S) == 16 ? 3 : 2;
+
+#define CAST_TILE(name, SOURCE, ...)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, (cast_tile_blocks<Unwrap<void SOURCE>::Type>)) cast_tile_##name(                                                \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+    {                                                                                                                     \
+        using S = Unwrap<void SOURCE>::Type;                                                                              \
+        if (rule.format == E4M3) cast_tile<S, E4M3>(source, rows, cols, rule, out);                                       \
+        else cast_tile<S, E2M1>(source, rows, cols, rule, out);                                                           \
+    }
+FOR_EACH_SOURCE(CAST_TILE, 0)

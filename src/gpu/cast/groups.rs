@@ -1,0 +1,208 @@
+//! Casts to groupings that no product reads, as calls on a handle: TileKernels' casts.
+
+use super::source::{CastSource, Values};
+use crate::error::{Error, Result};
+use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType};
+use crate::gpu::device::memory::DeviceBytesMut;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{CastFrom, CastPart, CastTo, CastValues};
+use crate::gpu::matrix::{CastMatrix, MatMut};
+
+impl Handle {
+    /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax in FP32 from the
+    /// first step. Allocates the result; waits for nothing.
+    ///
+    /// Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
+    /// (TileKernels' reference; its kernels multiply both factors first).
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] for a source that the scheme refuses; [`Error::Unsupported`] for transposed codes as a source,
+    /// and inside graph capture; [`Error::Driver`]; [`Error::Kernel`].
+    pub fn cast<'a>(&self, source: impl Into<CastSource<'a>>, recipe: CastRecipe) -> Result<CastMatrix> {
+        let source = source.into();
+        check_source(&source)?;
+        let mut out = CastMatrix::zeros(self, recipe.scheme(), source.rows(), source.cols())?;
+        self.cast_into(source, recipe, &mut out)?;
+        Ok(out)
+    }
+
+    /// The same into a matrix that exists. Allocates nothing and waits for nothing: safe inside graph capture.
+    ///
+    /// # Errors
+    /// As [`Handle::cast`]; [`Error::Shape`] if the target has another shape or overlaps the source; [`Error::Unsupported`] if it has
+    /// another scheme than the recipe.
+    pub fn cast_into<'a>(
+        &self,
+        source: impl Into<CastSource<'a>>,
+        recipe: CastRecipe,
+        out: &mut CastMatrix,
+    ) -> Result<()> {
+        self.cast_part(source.into(), recipe, CastPart::Both, out)
+    }
+
+    /// Only the scales of [`Handle::cast_into`]; the target's codes stay as they are. Allocates nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Handle::cast_into`].
+    pub fn cast_scales_into<'a>(
+        &self,
+        source: impl Into<CastSource<'a>>,
+        recipe: CastRecipe,
+        out: &mut CastMatrix,
+    ) -> Result<()> {
+        self.cast_part(source.into(), recipe, CastPart::Scales, out)
+    }
+
+    /// Only the codes, by the scales that the target has: `code = sat(fl(x * fl(1 / scale)))`. Allocates nothing and waits for nothing.
+    ///
+    /// The scales are not checked: what is no positive number gives what the formula gives.
+    ///
+    /// # Errors
+    /// As [`Handle::cast_into`].
+    pub fn cast_with_scales_into<'a>(&self, source: impl Into<CastSource<'a>>, out: &mut CastMatrix) -> Result<()> {
+        self.cast_part(source.into(), CastRecipe::new(out.scheme()), CastPart::Codes, out)
+    }
+
+    fn cast_part(
+        &self,
+        source: CastSource<'_>,
+        recipe: CastRecipe,
+        part: CastPart,
+        out: &mut CastMatrix,
+    ) -> Result<()> {
+        check_source(&source)?;
+        let (scheme, rows, cols) = (out.scheme(), out.rows(), out.cols());
+        check_scheme("target", scheme, recipe.scheme())?;
+        if (rows, cols) != (source.rows(), source.cols()) {
+            return Err(Error::shape(
+                "target",
+                format!("{rows} x {cols}"),
+                format!("must be {} x {}, the shape of the source", source.rows(), source.cols()),
+                "allocate it with CastMatrix::zeros for that shape",
+            ));
+        }
+        let order = self.queue().order();
+        let index = source.index.map(|index| index.read(&order)).transpose()?;
+        let [codes, scales] = out.write(&order)?;
+        let to = CastTo { codes: &codes, scales: &scales, scheme, rows, cols };
+        match source.values {
+            Values::Plain(x) => {
+                let span = x.data().at(&order)?;
+                let values = CastValues::Plain { dtype: x.dtype(), row_stride: x.row_stride() };
+                let from = CastFrom { x: &span, values, rows: x.rows(), cols, index: index.as_ref() };
+                self.kernels().cast(self.queue(), &from, recipe, part, &to)
+            }
+            Values::Coded(q) => {
+                let [codes, scales] = q.read(&order)?;
+                let values = CastValues::Coded { scheme: q.scheme(), scales: &scales };
+                let from = CastFrom { x: &codes, values, rows: q.rows(), cols, index: index.as_ref() };
+                self.kernels().cast(self.queue(), &from, recipe, part, &to)
+            }
+        }
+    }
+
+    /// `y = round(fl(code * scale))` to BF16, F16 or F32. Allocates nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] if `y` does not fit.
+    pub fn cast_back_into(&self, q: &CastMatrix, y: &mut MatMut<'_>) -> Result<()> {
+        if (y.rows(), y.cols()) != (q.rows(), q.cols()) {
+            return Err(Error::shape(
+                "matrix to cast back to",
+                format!("{} x {}", y.rows(), y.cols()),
+                format!("must be {} x {}, the shape of the codes", q.rows(), q.cols()),
+                "pass a matrix of that shape",
+            ));
+        }
+        let order = self.queue().order();
+        let [codes, scales] = q.read(&order)?;
+        let (dtype, stride) = (y.dtype(), y.row_stride());
+        let y = y.data_mut().at(&order)?;
+        let q = CastTo { codes: &codes, scales: &scales, scheme: q.scheme(), rows: q.rows(), cols: q.cols() };
+        self.kernels().cast_back(self.queue(), &q, &y, stride, dtype)
+    }
+
+    /// E2M1 codes to E4M3 codes of the same values. Allocates nothing and waits for nothing.
+    ///
+    /// `q` has groups along rows of 16 to 128 columns and scales that are powers of two, `2^(i - 127)`; the result groups of 128
+    /// columns and UE8M0 scales, `o = max(max of the i - 6, 0)`, its codes `code * 2^(i - o)`. Nothing is lost while
+    /// `-5 <= i - o <= 6`; `inexact`, one u32 where given, is raised by each group of 128 where that does not hold.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the target or `inexact` does not fit; [`Error::Unsupported`] for other schemes.
+    pub fn fp4_to_fp8_into(
+        &self,
+        q: &CastMatrix,
+        out: &mut CastMatrix,
+        inexact: Option<&mut DeviceBytesMut<'_>>,
+    ) -> Result<()> {
+        let along_rows = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+        if q.scheme().format() != CodeFormat::E2M1 || !along_rows.contains(&q.scheme().group()) {
+            return Err(Error::unsupported(
+                format!("{} to FP8 without loss", q.scheme()),
+                "it is for e2m1 codes in groups of 16 to 128 columns",
+                "use Handle::cast",
+            ));
+        }
+        let wanted = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128)?.with_scales(CastScales::Ue8m0);
+        check_scheme("target", out.scheme(), wanted)?;
+        let (rows, cols) = (q.rows(), q.cols());
+        if (out.rows(), out.cols()) != (rows, cols) {
+            return Err(Error::shape(
+                "target",
+                format!("{} x {}", out.rows(), out.cols()),
+                format!("must be {rows} x {cols}, the shape of the source"),
+                "allocate it with CastMatrix::zeros for that shape",
+            ));
+        }
+        let order = self.queue().order();
+        let inexact = inexact.map(|bytes| bytes.at(&order)).transpose()?;
+        let [codes, scales] = q.read(&order)?;
+        let values = CastValues::Coded { scheme: q.scheme(), scales: &scales };
+        let from = CastFrom { x: &codes, values, rows, cols, index: None };
+        let [codes, scales] = out.write(&order)?;
+        let to = CastTo { codes: &codes, scales: &scales, scheme: wanted, rows, cols };
+        self.kernels().fp4_to_fp8(self.queue(), &from, &to, inexact.as_ref())
+    }
+}
+
+fn check_source(source: &CastSource<'_>) -> Result<()> {
+    match source.values {
+        Values::Plain(x) if !x.dtype().is_wide() => {
+            Err(Error::dtype("source of a cast", x.dtype(), "has no scales", "pass bf16, f16, f32, or a CastMatrix"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_scheme(operand: &str, found: CastScheme, wanted: CastScheme) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("a {operand} of {found}"),
+        format!("the cast is to {wanted}"),
+        "allocate it with CastMatrix::zeros for that scheme",
+    ))
+}
+
+/// Bytes that a cast must move: each element or code and scale of the source read, each code and scale written.
+///
+/// `source` is what the source has; what bandwidth figures are computed from.
+pub fn cast_bytes(source: CastBytes, to: CastScheme, rows: usize, cols: usize) -> usize {
+    let of = |scheme: CastScheme| scheme.code_bytes(rows, cols) + scheme.scale_bytes(rows, cols);
+    let read = match source {
+        CastBytes::Plain(dtype) => rows * cols * dtype.bytes(),
+        CastBytes::Coded(scheme) => of(scheme),
+    };
+    read + of(to)
+}
+
+/// What a cast reads, for [`cast_bytes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CastBytes {
+    /// Elements.
+    Plain(DType),
+    /// Codes and scales.
+    Coded(CastScheme),
+}

@@ -1,0 +1,398 @@
+//! Launches for casts to groupings that no product reads: `kernels/cast/cast_*.cu`.
+
+use super::Kernels;
+use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
+use super::module::{Module, Modules};
+use super::operand::{address, check_aligned, check_bytes, check_floats, extent, format_code, is_aligned};
+use crate::error::{Error, Result};
+use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent, Fp8Scales};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
+
+/// Threads of a block that casts a whole row, at the most; each holds four vectors of eight elements.
+const ROW_THREADS: usize = 512;
+
+/// The kernels of the family.
+pub(super) struct CastKernels {
+    /// For one and two chunks of 128 columns in each warp.
+    rows: [BySource; 2],
+    /// Row read twice, row in registers.
+    row: [BySource; 2],
+    tile: BySource,
+    /// E4M3, E2M1.
+    back: [ByInput; 2],
+    back_transposed: [ByInput; 2],
+    fp4_to_fp8: Kernel,
+}
+
+/// One kernel for each kind of source.
+struct BySource {
+    plain: ByInput,
+    e4m3: Kernel,
+    e2m1: Kernel,
+}
+
+impl BySource {
+    fn of(file: Module, pattern: &str) -> Result<Self> {
+        let coded = |format: &str| file.kernel(&format!("{pattern}_{format}"));
+        Ok(Self { plain: file.by_input(pattern)?, e4m3: coded("e4m3")?, e2m1: coded("e2m1")? })
+    }
+
+    fn kernel(&self, from: &CastFrom<'_>) -> Result<Kernel> {
+        match from.values {
+            CastValues::Plain { dtype, row_stride } => {
+                self.plain.of(dtype, is_aligned(from.x.address, from.rows, row_stride, dtype))
+            }
+            CastValues::Coded { scheme, .. } if scheme.format() == CodeFormat::E2M1 => Ok(self.e2m1),
+            CastValues::Coded { .. } => Ok(self.e4m3),
+        }
+    }
+}
+
+impl CastKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
+        let back = modules.file("cast/cast_back")?;
+        Ok(Self {
+            rows: [BySource::of(rows, "cast_rows_1")?, BySource::of(rows, "cast_rows_2")?],
+            row: [BySource::of(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
+            tile: BySource::of(tile, "cast_tile")?,
+            back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
+            back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
+            fp4_to_fp8: back.kernel("fp4_to_fp8")?,
+        })
+    }
+}
+
+/// What a cast reads, resolved on the stream.
+pub(crate) struct CastFrom<'a> {
+    /// Elements, or codes.
+    pub(crate) x: &'a Span<'a>,
+    pub(crate) values: CastValues<'a>,
+    /// Of the source.
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// The source's row (i32) for each row of the result.
+    pub(crate) index: Option<&'a Span<'a>>,
+}
+
+/// What it is.
+#[derive(Clone, Copy)]
+pub(crate) enum CastValues<'a> {
+    Plain { dtype: DType, row_stride: usize },
+    Coded { scheme: CastScheme, scales: &'a Span<'a> },
+}
+
+/// Codes and scales of a matrix.
+pub(crate) struct CastTo<'a> {
+    pub(crate) codes: &'a Span<'a>,
+    pub(crate) scales: &'a Span<'a>,
+    pub(crate) scheme: CastScheme,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+/// What is written of it, as `kernels/cast/cast.cuh` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CastPart {
+    Both = 0,
+    /// By the scales that are there.
+    Codes = 1,
+    Scales = 2,
+}
+
+/// Mirror of `CastGrid` in `kernels/cast/cast.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CastGrid {
+    rows: u32,
+    cols: u32,
+    row_shift: u32,
+    col_shift: u32,
+    order: u32,
+}
+
+impl CastGrid {
+    fn new(scheme: CastScheme, rows: usize, cols: usize) -> Self {
+        let [grid_rows, grid_cols] = scheme.group().grid(rows, cols);
+        let [row_shift, col_shift] = scheme.group().extents().map(|extent| match extent {
+            Extent::All => 31,
+            Extent::Elements(size) => size.trailing_zeros(),
+        });
+        let order = match scheme.scales() {
+            CastScales::RowMajor => 0,
+            CastScales::ColumnMajor => 1,
+            CastScales::Ue8m0 => 2,
+        };
+        Self { rows: grid_rows as u32, cols: grid_cols as u32, row_shift, col_shift, order }
+    }
+}
+
+/// Mirror of `CastRule` in `kernels/cast/cast.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CastRule {
+    max: f32,
+    floor: f32,
+    pow2: u32,
+    format: u32,
+}
+
+impl CastRule {
+    fn new(recipe: CastRecipe) -> Self {
+        Self {
+            max: recipe.scheme().format().max(),
+            floor: recipe.floor(),
+            pow2: u32::from(recipe.numbers() == Fp8Scales::PowerOfTwo),
+            format: format_code(recipe.scheme().format()),
+        }
+    }
+}
+
+/// Mirror of `CastOut` in `kernels/cast/cast.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CastOut {
+    codes: u64,
+    scales: u64,
+    grid: CastGrid,
+    part: u32,
+    transposed: u32,
+}
+
+impl CastOut {
+    fn new(to: &CastTo<'_>, part: CastPart) -> Self {
+        let grid = CastGrid::new(to.scheme, to.rows, to.cols);
+        let transposed = u32::from(to.scheme.is_transposed());
+        Self { codes: to.codes.address, scales: to.scales.address, grid, part: part as u32, transposed }
+    }
+}
+
+/// Mirror of `CastSource` in `kernels/cast/cast.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CastSource {
+    x: u64,
+    scales: u64,
+    index: u64,
+    stride: u64,
+    rows: u32,
+    cols: u32,
+    grid: CastGrid,
+}
+
+impl CastSource {
+    fn new(from: &CastFrom<'_>) -> Self {
+        let (scales, stride, grid) = match from.values {
+            CastValues::Plain { row_stride, .. } => (0, row_stride, CastGrid::default()),
+            CastValues::Coded { scheme, scales } => {
+                (scales.address, from.cols, CastGrid::new(scheme, from.rows, from.cols))
+            }
+        };
+        Self {
+            x: from.x.address,
+            scales,
+            index: address(from.index),
+            stride: stride as u64,
+            rows: from.rows as u32,
+            cols: from.cols as u32,
+            grid,
+        }
+    }
+}
+
+impl CastTo<'_> {
+    fn check(&self, operand: &str) -> Result<()> {
+        let Self { codes, scales, scheme, rows, cols } = *self;
+        scheme.check_shape(rows, cols)?;
+        check_bytes(&format!("codes of the {operand}"), codes, scheme.code_bytes(rows, cols))?;
+        check_aligned(&format!("codes of the {operand}"), codes, 8)?;
+        check_bytes(&format!("scales of the {operand}"), scales, scheme.scale_bytes(rows, cols))?;
+        check_aligned(&format!("scales of the {operand}"), scales, 4)
+    }
+}
+
+impl CastFrom<'_> {
+    /// That the kernels may read it for a result of so many rows.
+    fn check(&self, result_rows: usize) -> Result<()> {
+        match self.values {
+            CastValues::Plain { dtype, row_stride } => {
+                check_bytes("source", self.x, extent(self.rows, self.cols, row_stride) * dtype.bytes())?;
+                check_aligned("source", self.x, dtype.bytes() as u64)?;
+            }
+            CastValues::Coded { scheme, scales } => {
+                if scheme.is_transposed() {
+                    return Err(Error::unsupported(
+                        format!("a cast of codes in {scheme}"),
+                        "its rows do not lie together",
+                        "cast it back first (Handle::cast_back_into), or keep it as it was before it was transposed",
+                    ));
+                }
+                CastTo { codes: self.x, scales, scheme, rows: self.rows, cols: self.cols }.check("source")?;
+            }
+        }
+        match self.index {
+            Some(index) => {
+                check_bytes("row index", index, result_rows * 4)?;
+                check_aligned("row index", index, 4)
+            }
+            None if result_rows == self.rows => Ok(()),
+            None => Err(Error::shape(
+                "target",
+                format!("{result_rows} rows"),
+                format!("must have {}, as the source", self.rows),
+                "pass a matrix of that shape, or a row index",
+            )),
+        }
+    }
+
+    /// What it reads, by name.
+    fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
+        let scales = match &self.values {
+            CastValues::Plain { .. } => None,
+            CastValues::Coded { scales, .. } => Some(("scales of the source", *scales)),
+        };
+        [("source", self.x)].into_iter().chain(scales).chain(self.index.map(|index| ("row index", index)))
+    }
+}
+
+/// Refuses a target that lies where the source is read.
+fn check_apart(from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<()> {
+    for (what, source) in from.spans() {
+        for (which, target) in [("codes", to.codes), ("scales", to.scales)] {
+            let (a, b) = (source.address, target.address);
+            if source.bytes > 0 && target.bytes > 0 && a < b + target.bytes as u64 && b < a + source.bytes as u64 {
+                return Err(Error::shape(
+                    format!("{which} of the target"),
+                    format!("{} bytes at {b:#x}", target.bytes),
+                    format!("must not overlap the {what}, {} bytes at {a:#x}", source.bytes),
+                    "cast into memory of its own",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Kernels {
+    /// Casts to the grouping of `to`, whose scheme is the recipe's.
+    pub(crate) fn cast(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        recipe: CastRecipe,
+        part: CastPart,
+        to: &CastTo<'_>,
+    ) -> Result<()> {
+        let (rows, cols) = (to.rows, to.cols);
+        to.check("target")?;
+        from.check(rows)?;
+        check_apart(from, to)?;
+        if from.cols != cols {
+            return Err(Error::shape(
+                "target",
+                format!("{cols} columns"),
+                format!("must have {}, as the source", from.cols),
+                "pass a matrix of that shape",
+            ));
+        }
+        let [row_extent, col_extent] = to.scheme.group().extents();
+        let family = self.casts(stream)?;
+        let (kernel, blocks) = match (row_extent, col_extent) {
+            _ if rows == 0 => return Ok(()),
+            (Extent::Elements(1), Extent::All) => {
+                let vectors = cols / 8;
+                let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
+                let (choice, threads) = if threads <= ROW_THREADS { (1, threads) } else { (0, ROW_THREADS) };
+                (family.row[choice].kernel(from)?, Blocks::new((rows, 1), threads as u32))
+            }
+            _ if cols == 0 => return Ok(()),
+            (Extent::Elements(1), _) => {
+                let (quads, chunks) = (rows.div_ceil(4), cols.div_ceil(128));
+                // Two chunks a warp once that still leaves every multiprocessor several blocks.
+                let two = quads * chunks.div_ceil(16) >= self.sm_count * 16;
+                let per_block = if two { 16 } else { 8 };
+                (
+                    family.rows[usize::from(two)].kernel(from)?,
+                    Blocks::new((quads * chunks.div_ceil(per_block), 1), THREADS),
+                )
+            }
+            _ => (family.tile.kernel(from)?, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS)),
+        };
+        enqueue!(
+            stream,
+            kernel,
+            blocks,
+            CastSource::new(from),
+            rows as u32,
+            cols as u32,
+            CastRule::new(recipe),
+            CastOut::new(to, part),
+        )
+    }
+
+    /// `y = round(fl(code * scale))`, rows of `y` `y_stride` elements apart.
+    pub(crate) fn cast_back(
+        &self,
+        stream: &Queue,
+        q: &CastTo<'_>,
+        y: &Span<'_>,
+        y_stride: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        q.check("source")?;
+        let (rows, cols) = (q.rows, q.cols);
+        check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
+        check_aligned("output", y, dtype.bytes() as u64)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let family = self.casts(stream)?;
+        let format = usize::from(q.scheme.format() == CodeFormat::E2M1);
+        let (kernels, grid) = match q.scheme.is_transposed() {
+            true => (&family.back_transposed[format], (cols.div_ceil(32), rows.div_ceil(64))),
+            false => (&family.back[format], (cols.div_ceil(THREADS as usize * 16), rows.clamp(1, GRID_Y))),
+        };
+        let from = CastFrom {
+            x: q.codes,
+            values: CastValues::Coded { scheme: q.scheme, scales: q.scales },
+            rows,
+            cols,
+            index: None,
+        };
+        enqueue!(
+            stream,
+            kernels.of(dtype, is_aligned(y.address, rows, y_stride, dtype))?,
+            Blocks::new(grid, THREADS),
+            CastSource::new(&from),
+            y.address,
+            y_stride as u64,
+        )
+    }
+
+    /// E2M1 codes in groups along rows, scales powers of two, to E4M3 codes in groups of 128 with UE8M0 scales.
+    pub(crate) fn fp4_to_fp8(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        to: &CastTo<'_>,
+        inexact: Option<&Span<'_>>,
+    ) -> Result<()> {
+        to.check("target")?;
+        from.check(to.rows)?;
+        check_apart(from, to)?;
+        check_floats("count of inexact groups", inexact, 1)?;
+        if to.rows == 0 || to.cols == 0 {
+            return Ok(());
+        }
+        let blocks = to.rows.div_ceil(4) * to.cols.div_ceil(1024);
+        enqueue!(
+            stream,
+            self.casts(stream)?.fp4_to_fp8,
+            Blocks::new((blocks, 1), THREADS),
+            CastSource::new(from),
+            CastOut::new(to, CastPart::Both),
+            address(inexact),
+        )
+    }
+}

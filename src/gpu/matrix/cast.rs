@@ -1,0 +1,132 @@
+//! [`CastMatrix`]: the result of a cast on the device.
+
+use crate::error::{Error, Result};
+use crate::format::{CastScheme, HostCastMatrix};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::stream::Order;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::KernelFamily;
+
+/// A `rows x cols` matrix of codes with scales of groups, on the device: `value[i, j] = code[i, j] * scale[group of (i, j)]`.
+///
+/// Codes, scales, grouping and order of scales travel as this one value; lengths were checked when it was built. No product reads
+/// it: what products read is a [`QuantMatrix`](crate::QuantMatrix). Codes are packed, without padding; padding among the scales
+/// is zero.
+///
+/// `Send` and `Sync`, ordered by events of its own like a `QuantMatrix`.
+pub struct CastMatrix {
+    scheme: CastScheme,
+    rows: usize,
+    cols: usize,
+    codes: DeviceBuffer,
+    scales: DeviceBuffer,
+}
+
+impl CastMatrix {
+    /// A matrix of zero codes and zero scales. Allocates on the handle's stream, and loads the kernels of the casts.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a shape that the scheme refuses; [`Error::Driver`] if there is not enough memory; [`Error::Unsupported`]
+    /// inside graph capture; [`Error::Kernel`].
+    pub fn zeros(handle: &Handle, scheme: CastScheme, rows: usize, cols: usize) -> Result<Self> {
+        handle.refuse_capture("allocating a CastMatrix")?;
+        scheme.check_shape(rows, cols)?;
+        handle.kernels().load(handle.queue(), KernelFamily::Cast)?;
+        let lengths = [scheme.code_bytes(rows, cols), scheme.scale_bytes(rows, cols)];
+        let [codes, scales] = DeviceBuffer::zeros_together(handle.queue(), lengths)?;
+        Ok(Self { scheme, rows, cols, codes, scales })
+    }
+
+    /// A matrix from its buffers. Nothing is copied or read; padding among the scales must be zero, the contents are not checked.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a buffer is not exactly as long as the scheme says, or for a shape that it refuses; [`Error::Alignment`]
+    /// unless each begins at a multiple of 16 bytes.
+    pub fn from_parts(
+        scheme: CastScheme,
+        rows: usize,
+        cols: usize,
+        codes: DeviceBuffer,
+        scales: DeviceBuffer,
+    ) -> Result<Self> {
+        scheme.check_shape(rows, cols)?;
+        let wanted = [scheme.code_bytes(rows, cols), scheme.scale_bytes(rows, cols)];
+        for ((what, buffer), wanted) in [("codes", &codes), ("scales", &scales)].into_iter().zip(wanted) {
+            let operand = format!("{what} of a {rows} x {cols} matrix cast to {scheme}");
+            if buffer.len() != wanted {
+                let found = format!("{} bytes", buffer.len());
+                return Err(Error::shape(operand, found, format!("must be {wanted}"), "pass the whole buffer"));
+            }
+            if wanted > 0 && !buffer.address().is_multiple_of(16) {
+                let remedy = "start the buffer at the allocation, or at a multiple of 16 bytes".into();
+                return Err(Error::Alignment { operand, address: buffer.address(), required: 16, remedy });
+            }
+        }
+        Ok(Self { scheme, rows, cols, codes, scales })
+    }
+
+    /// Copies a host matrix to the device. Allocates.
+    ///
+    /// # Errors
+    /// As [`CastMatrix::zeros`].
+    pub fn from_host(handle: &Handle, host: &HostCastMatrix) -> Result<Self> {
+        let mut matrix = Self::zeros(handle, host.scheme(), host.rows(), host.cols())?;
+        handle.write(&mut matrix.codes.view_mut(), host.codes())?;
+        handle.write(&mut matrix.scales.view_mut(), &host.device_scales())?;
+        Ok(matrix)
+    }
+
+    /// Copies the matrix to the host. Waits for the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the copy fails; [`Error::Unsupported`] inside graph capture.
+    pub fn to_host(&self, handle: &Handle) -> Result<HostCastMatrix> {
+        let (codes, scales) = (handle.read_bytes(&self.codes())?, handle.read_bytes(&self.scales())?);
+        HostCastMatrix::from_parts(self.scheme, self.rows, self.cols, codes, &scales)
+    }
+
+    /// How it is read.
+    pub fn scheme(&self) -> CastScheme {
+        self.scheme
+    }
+
+    /// Logical rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Logical columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The codes.
+    pub fn codes(&self) -> DeviceBytes<'_> {
+        self.codes.view()
+    }
+
+    /// The scales, in the scheme's order.
+    pub fn scales(&self) -> DeviceBytes<'_> {
+        self.scales.view()
+    }
+
+    /// The codes, to be written.
+    pub fn codes_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.codes.view_mut()
+    }
+
+    /// The scales, to be written: those that [`Handle::cast_with_scales_into`] takes. Padding stays zero.
+    pub fn scales_mut(&mut self) -> DeviceBytesMut<'_> {
+        self.scales.view_mut()
+    }
+
+    /// The addresses of codes and scales for work that reads them.
+    pub(crate) fn read<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<[Span<'s>; 2]> {
+        Ok([self.codes.read(order)?, self.scales.read(order)?])
+    }
+
+    /// The same for work that writes them.
+    pub(crate) fn write<'s, 'q: 's>(&'q mut self, order: &'s Order<'q>) -> Result<[Span<'s>; 2]> {
+        Ok([self.codes.write(order)?, self.scales.write(order)?])
+    }
+}
