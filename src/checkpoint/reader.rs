@@ -199,7 +199,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::File`] for an unknown name, a part that does not lie in the tensor, or a file that was replaced since the checkpoint
-    /// was opened; [`Error::Io`] if the file cannot be read.
+    /// was opened, or cut off; [`Error::Io`] if the file cannot be read.
     pub fn read(&self, name: &str, at: u64, bytes: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
         if at.checked_add(bytes.len() as u64).is_none_or(|end| end > info.bytes()) {
@@ -208,7 +208,14 @@ impl Checkpoint {
         }
         let source = &self.sources[info.file];
         let file = self.open.get(info.file, || source.reopen(), |_, _| Ok(()))?;
-        source.read(&file, info.start + at, bytes)
+        let place = info.start + at;
+        source.read(&file, place, bytes).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let found = source.cut_off(&file, place, bytes.len());
+                self.listing.refuse(name, found, "fetch or write the file again, and start again when nobody writes it")
+            }
+            _ => Error::Io { path: source.path.clone(), source: e },
+        })
     }
 
     /// The values of a BF16, F16 or F32 tensor of any shape, widened to FP32 (exact), and the type they had.
