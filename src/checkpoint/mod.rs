@@ -37,6 +37,7 @@
 
 mod by_name;
 mod comfy;
+mod entries;
 mod folder;
 mod foreign;
 mod header;
@@ -57,6 +58,7 @@ mod writeback;
 mod writer;
 
 pub use crate::error::printable;
+pub(crate) use entries::{Words, each_entry};
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
