@@ -17,6 +17,7 @@
 
 mod calibration;
 mod config;
+mod conv1d;
 mod experts;
 mod fuse;
 mod ignored;
@@ -25,6 +26,7 @@ mod select;
 
 pub use calibration::InputScales;
 pub use config::ModelConfig;
+pub use conv1d::TransposedLayers;
 pub use experts::ExpertTensor;
 pub use fuse::fused_groups;
 pub use quantization::{QuantizationConfig, default_dialect};

@@ -1,10 +1,11 @@
 //! What becomes of each tensor: which are quantized, by which recipe, and which share a scale.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 use regex::Regex;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype};
-use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, fused_groups, left_alone};
+use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Recipe, Scheme};
 
@@ -49,10 +50,13 @@ pub struct Plans {
     /// Places of items that share one scale.
     pub groups: Vec<Vec<usize>>,
     pub quantization: QuantizationConfig,
+    /// Layers whose rows are no rows to quantize along.
+    pub transposed: TransposedLayers,
 }
 
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
+const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 const TORN: &str = "experts in one tensor, of which some are left alone: quantize all of them or none";
 
 /// What the plans are made from. `model`: the config that names the architecture, also where it is not read for anything else.
@@ -66,12 +70,18 @@ pub struct Given<'a> {
 }
 
 impl Plans {
-    /// The places of all that share the scale of the tensor at this place, itself among them.
-    pub fn sharing(&self, at: usize) -> Vec<usize> {
+    /// The group that the tensor at this place shares its scale with. What is asked of its members is asked once: a pattern of the
+    /// caller's may make one group of a hundred thousand.
+    pub fn group(&self, at: usize) -> Option<usize> {
         match &self.tensors[at] {
-            Plan::Quantize(Weight { group: Some(group), .. }) => self.groups[*group].clone(),
-            _ => vec![at],
+            Plan::Quantize(weight) => weight.group,
+            Plan::Copy(_) => None,
         }
+    }
+
+    /// The places of all that share the scale of the tensor at this place, itself among them.
+    pub fn sharing(&self, at: usize) -> Cow<'_, [usize]> {
+        self.group(at).map_or_else(|| vec![at].into(), |group| self.groups[group].as_slice().into())
     }
 
     pub fn new(given: Given<'_>) -> Result<Self, Failure> {
@@ -103,7 +113,9 @@ impl Plans {
         let quantization = QuantizationConfig::new(dialect, first, args.input_scales.is_some())?;
         let codes = codes(input);
         let items = items(input, model, dialect, whole);
-        let mut tensors: Vec<_> = items.iter().map(|item| plan(given, whole, &codes, item, first)).collect();
+        let transposed = TransposedLayers::new(model, input.tensors());
+        let mut tensors: Vec<_> =
+            items.iter().map(|item| plan(given, (whole, &codes, &transposed), item, first)).collect();
         // Engines fuse what they do not quantize, too: a group is quantized whole or not at all.
         let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&items[at])).collect();
         let modules: Vec<&str> = linear.iter().map(|&at| module(&items[at].name)).collect();
@@ -153,7 +165,7 @@ impl Plans {
                 weight.recipe = args.recipe(matrices.next().unwrap_or_default())?;
             }
         }
-        Ok(Self { items, tensors, groups, quantization })
+        Ok(Self { items, tensors, groups, quantization, transposed })
     }
 
     /// The matrices to be quantized, with their places.
@@ -278,7 +290,12 @@ fn source(dtype: Dtype) -> Option<DType> {
     }
 }
 
-fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, recipe: Recipe) -> Plan {
+fn plan(
+    given: Given<'_>,
+    (whole, codes, transposed): (&Whole, &HashSet<String>, &TransposedLayers),
+    item: &Item,
+    recipe: Recipe,
+) -> Plan {
     let Given { args, input, config, model, dialect } = given;
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
@@ -319,6 +336,9 @@ fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, r
     if args.only.is_none() {
         if let Some(reason) = left_alone(module) {
             return Plan::Copy(reason);
+        }
+        if transposed.contains(module) {
+            return Plan::Copy(TRANSPOSED);
         }
         let of = self::module(&input.tensors()[item.tensor].name);
         if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
