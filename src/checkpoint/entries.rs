@@ -6,10 +6,11 @@ use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
-/// What an object holds, in words: `an object of ...`, `a number`.
+/// What an object holds, in words: `an object of ...`, `layer`, `a number`.
 #[derive(Clone, Copy)]
 pub(crate) struct Words {
     pub(crate) object: &'static str,
+    pub(crate) key: &'static str,
     pub(crate) value: &'static str,
 }
 
@@ -37,8 +38,8 @@ impl<'de, V: Deserialize<'de>, F: FnMut(String, V) -> Result<(), String>> Visito
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key::<String>()? {
-            let value =
-                map.next_value().map_err(|e| A::Error::custom(format!("{name:?} is not {}: {e}", self.words.value)))?;
+            let Words { key, value: what, .. } = self.words;
+            let value = map.next_value().map_err(|e| A::Error::custom(format!("{key} {name:?} is not {what}: {e}")))?;
             (self.add)(name, value).map_err(A::Error::custom)?;
         }
         Ok(())

@@ -176,7 +176,8 @@ impl<'de> Deserialize<'de> for WeightMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let mut found = WeightMap::default();
         let mut places: HashMap<String, usize> = HashMap::new();
-        let words = Words { object: "an object of tensors and their files", value: "the name of a file" };
+        let words =
+            Words { object: "an object of tensors and their files", key: "tensor", value: "the name of a file" };
         each_entry(deserializer, words, |name, shard: String| {
             let place = *places.entry(shard).or_insert_with_key(|shard| {
                 found.shards.push(shard.clone());
@@ -187,22 +188,4 @@ impl<'de> Deserialize<'de> for WeightMap {
         })?;
         Ok(found)
     }
-}
-
-/// True if the config of a folder says that there are as many heads of keys as of queries. Without a word of the former it is so.
-pub(super) fn has_equal_heads(folder: &Path) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Heads {
-        num_attention_heads: Option<u64>,
-        num_key_value_heads: Option<u64>,
-    }
-    const MOST_BYTES: u64 = 16 << 20;
-    let mut text = Vec::new();
-    let file = open_regular(&folder.join("config.json"), "a model's config.json is a file");
-    let read = file.is_ok_and(|file| file.take(MOST_BYTES).read_to_end(&mut text).is_ok());
-    let heads = serde_json::from_slice::<Heads>(&text).ok().filter(|_| read);
-    heads.is_some_and(|heads| {
-        let queries = heads.num_attention_heads;
-        queries.is_some() && heads.num_key_value_heads.or(queries) == queries
-    })
 }

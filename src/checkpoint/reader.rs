@@ -10,7 +10,7 @@ use safetensors::Dtype;
 
 use super::NibbleOrder;
 use super::comfy;
-use super::folder::{Files, Index, files_of, has_equal_heads};
+use super::folder::{Files, Index, files_of};
 use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
@@ -78,12 +78,8 @@ impl Checkpoint {
                 remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
             }
         })?;
-        // Asked only where it matters.
-        let thirds = |t: &TensorInfo| t.shape == [3] && t.name.contains("qkv_proj.weight_scale");
-        let asked = folder.as_deref().filter(|_| header.tensors.iter().any(thirds));
-        let equal_heads = asked.is_some_and(has_equal_heads);
         let path_of = path.to_path_buf();
-        let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads };
+        let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads: false };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
         let mut checkpoint = Self { listing, sources, open, folder, not_in_index };
         checkpoint.read_marks()?;
@@ -110,6 +106,13 @@ impl Checkpoint {
     /// Reading a matrix whose metadata say another order is then an error.
     pub fn with_nibble_order(mut self, order: NibbleOrder) -> Self {
         self.listing.nibble_order = Some(order);
+        self
+    }
+
+    /// The same, of a model that has as many heads of keys as of queries: the rows of a fused `qkv_proj` are thirds, of which each may
+    /// have a scale. [`model_folder::open`](crate::model_folder::open) says it where `config.json` does.
+    pub fn with_equal_heads(mut self) -> Self {
+        self.listing.equal_heads = true;
         self
     }
 

@@ -65,7 +65,11 @@ impl InputScales {
             Some(b'{') => {
                 let mut refused = None;
                 let mut reader = serde_json::Deserializer::from_reader(reader);
-                let words = Words { object: "an object of layers and the amax of their inputs", value: "a number" };
+                let words = Words {
+                    object: "an object of layers and the amax of their inputs",
+                    key: "layer",
+                    value: "a number",
+                };
                 let read = each_entry(&mut reader, words, |name, value| {
                     add(&name, value).map_err(|e| {
                         refused = Some(e);

@@ -13,7 +13,7 @@ use std::path::Path;
 use scaled_gemm::checkpoint::{
     Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
 };
-use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
+use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect};
 use scaled_gemm::{Recipe, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
@@ -26,8 +26,7 @@ use stream::Work;
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.recipe(0)?;
-    let input = Checkpoint::open(&args.input)?;
-    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let (input, config) = model_folder::open(&args.input)?;
     let beside = config.is_none().then(|| config_beside(&args.input)).flatten();
     let model = config.as_ref().or(beside.as_ref());
     let dialect = dialect(args, first, &input, model)?;
