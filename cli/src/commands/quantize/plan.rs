@@ -1,7 +1,7 @@
 //! What becomes of each tensor: which are quantized, by which recipe, and which share a scale.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype};
@@ -132,21 +132,9 @@ impl Plans {
                     leave(&mut tensors, members, "engines fuse it, and 128 does not divide the rows of its group");
                 }
             }
-            // What is left of one group may tear a layer of experts, and that another group.
-            loop {
-                let before = quantized(&tensors, 0..tensors.len()).len();
-                for members in &fused {
-                    if quantized(&tensors, members.iter().copied()).len() < members.len() {
-                        let reason =
-                            "engines fuse it with a layer that is left alone: quantize that too, or write plain";
-                        leave(&mut tensors, members, reason);
-                    }
-                }
-                leave_torn_experts(model, &items, &mut tensors, dialect);
-                if quantized(&tensors, 0..tensors.len()).len() == before {
-                    break;
-                }
-            }
+            let reason = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
+            let groups = fused.iter().map(|members| (members.clone(), reason));
+            leave_torn(&mut tensors, &groups.chain(layers_of_experts(model, &items, dialect)).collect::<Vec<_>>());
         }
         let mut groups: Vec<_> = fused.into_iter().map(|members| quantized(&tensors, members.into_iter())).collect();
         groups.retain(|members| has_whole(first) && members.len() > 1);
@@ -229,8 +217,11 @@ fn layer_of_experts(model: Option<&ModelConfig>, item: &Item) -> Option<String> 
     known.or_else(|| item.name.find(EXPERTS).map(|at| item.name[..at + EXPERTS.len()].to_string()))
 }
 
+/// Places of tensors of which engines read all quantized or none, and why.
+type Together = (Vec<usize>, &'static str);
+
 /// Engines run the experts of a layer as one: where some are left alone, all are. Those of gpt-oss are all in MXFP4.
-fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut [Plan], dialect: Dialect) {
+fn layers_of_experts(model: Option<&ModelConfig>, items: &[Item], dialect: Dialect) -> Vec<Together> {
     let mut layers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (at, item) in items.iter().enumerate() {
         let of_one = is_linear(item) && item.name.contains(".experts.");
@@ -241,13 +232,28 @@ fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut
             layers.entry(layer).or_default().push(at);
         }
     }
-    for members in layers.values() {
-        if members.iter().any(|at| matches!(tensors[*at], Plan::Copy(_))) {
-            leave(
-                tensors,
-                members,
-                "engines run it with experts that are left alone: quantize those too, or write plain",
-            );
+    let reason = "engines run it with experts that are left alone: quantize those too, or write plain";
+    layers.into_values().map(|members| (members, reason)).collect()
+}
+
+/// Leaves what is not whole. What is left of one set may tear another, and that the next: each is looked at when it may be torn,
+/// and not all of them again, since a pattern of the caller's may make a chain of all layers.
+fn leave_torn(tensors: &mut [Plan], sets: &[Together]) {
+    let mut sets_of: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (set, (members, _)) in sets.iter().enumerate() {
+        members.iter().for_each(|at| sets_of.entry(*at).or_default().push(set));
+    }
+    let mut left = vec![false; sets.len()];
+    let mut next: VecDeque<usize> = (0..sets.len()).collect();
+    while let Some(set) = next.pop_front() {
+        let (members, reason) = &sets[set];
+        if left[set] || quantized(tensors, members.iter().copied()).len() == members.len() {
+            continue;
+        }
+        left[set] = true;
+        for at in quantized(tensors, members.iter().copied()) {
+            tensors[at] = Plan::Copy(reason);
+            next.extend(sets_of.get(&at).into_iter().flatten().filter(|other| !left[**other]));
         }
     }
 }
