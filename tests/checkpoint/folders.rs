@@ -222,6 +222,13 @@ fn read_folder(folder: &Folder) -> Option<usize> {
     let known = scales.iter().filter(|scales| scales.amax("l.q_proj").is_some()).count();
     for config in config.iter().flatten() {
         let _ = (config.ignores("lm_head"), config.ignores("model.vision.0"), config.with_quantization(None));
+        // What is written is read again, and says what was to be said.
+        fs::create_dir_all(folder.file("again")).unwrap();
+        for quantization in [None, Some(serde_json::json!({"bits": 4}))] {
+            fs::write(folder.file("again/config.json"), config.with_quantization(quantization.clone())).unwrap();
+            let again = ModelConfig::read(folder.file("again")).unwrap().unwrap();
+            assert_eq!((again.quantization(), again.architecture()), (quantization.as_ref(), config.architecture()));
+        }
     }
     let file = Checkpoint::open(&folder.0).ok()?;
     let modules = file.quantized();
