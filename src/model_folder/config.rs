@@ -52,7 +52,7 @@ impl ModelConfig {
         let entries: Map<String, Value> =
             serde_json::from_str(&text).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
-        let quantizations = quantizations(&entries);
+        let quantizations = quantizations(&entries, 0);
         let texts = quantizations.iter().flat_map(|q| lists.iter().filter_map(|key| q.get(key)?.as_array())).flatten();
         let ignored = Ignored::new(texts.filter_map(Value::as_str)).map_err(refuse)?;
         Ok(Some(Self { path, text, entries, ignored }))
@@ -88,7 +88,7 @@ impl ModelConfig {
 
     /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).
     pub fn quantization(&self) -> Option<&Value> {
-        quantizations(&self.entries).first().copied()
+        quantizations(&self.entries, 0).first().copied()
     }
 
     /// True if the `quantization_config` leaves this module alone.
@@ -136,17 +136,21 @@ impl ModelConfig {
 
 const QUANTIZATION: &str = "quantization_config";
 
-/// True for the config of a part: models of several parts have one for each.
-fn is_of_part(key: &str) -> bool {
-    key.ends_with("_config") && key != QUANTIZATION
+/// Parts within parts that are looked at; models have two. Each is read again where the text of one around it is changed.
+const DEEPEST: usize = 8;
+
+/// True for the config of a part of what is so deep itself: models of several parts have one for each.
+fn is_of_part(key: &str, depth: usize) -> bool {
+    depth < DEEPEST && key.ends_with("_config") && key != QUANTIZATION
 }
 
 /// What it says of quantized weights: for the whole, then for the text model, then for other parts.
-fn quantizations(entries: &Map<String, Value>) -> Vec<&Value> {
+fn quantizations(entries: &Map<String, Value>, depth: usize) -> Vec<&Value> {
     let mut found: Vec<&Value> = entries.get(QUANTIZATION).filter(|value| !value.is_null()).into_iter().collect();
-    let mut parts: Vec<_> = entries.iter().filter(|(key, _)| is_of_part(key)).collect();
+    let mut parts: Vec<_> = entries.iter().filter(|(key, _)| is_of_part(key, depth)).collect();
     parts.sort_by_key(|(key, _)| *key != "text_config");
-    found.extend(parts.into_iter().filter_map(|(_, part)| part.as_object()).flat_map(quantizations));
+    let parts = parts.into_iter().filter_map(|(_, part)| part.as_object());
+    found.extend(parts.flat_map(|part| quantizations(part, depth + 1)));
     found
 }
 
@@ -156,7 +160,7 @@ fn with_quantization(text: &str, depth: usize, new: Option<&str>) -> Option<Stri
     edited(text, depth, &mut |key, value| match (key, new) {
         (QUANTIZATION, Some(new)) => Change::To(new.into()),
         (QUANTIZATION, None) => Change::Drop,
-        _ if is_of_part(key) && value.starts_with('{') => {
+        _ if is_of_part(key, depth) && value.starts_with('{') => {
             with_quantization(value, depth + 1, None).map_or(Change::Keep, Change::To)
         }
         _ => Change::Keep,
@@ -167,7 +171,7 @@ fn with_quantization(text: &str, depth: usize, new: Option<&str>) -> Option<Stri
 fn with_dtype(text: &str, depth: usize, name: &str) -> Option<String> {
     edited(text, depth, &mut |key, value| match value.as_bytes().first() {
         Some(b'"') if key == "torch_dtype" || key == "dtype" => Change::To(format!("\"{name}\"")),
-        Some(b'{') if is_of_part(key) => with_dtype(value, depth + 1, name).map_or(Change::Keep, Change::To),
+        Some(b'{') if is_of_part(key, depth) => with_dtype(value, depth + 1, name).map_or(Change::Keep, Change::To),
         _ => Change::Keep,
     })
 }
@@ -308,6 +312,25 @@ mod tests {
             let written = read(text).with_quantization(Some(Value::from(1)));
             assert_eq!(written, with);
             assert_eq!(read(&written).with_quantization(None), without);
+        }
+    }
+
+    /// Parts within parts, as deep as JSON is read: each would be read again for every one around it.
+    #[test]
+    fn deep_parts_cost_little() {
+        let deep =
+            |depth: usize, inner: &str| format!("{}{inner}{}", "{\"a_config\":".repeat(depth), "}".repeat(depth));
+        let inner = format!("{{\"x\":[{}0],\"quantization_config\":1,\"dtype\":\"x\"}}", "0,".repeat(1 << 20));
+        let folder = tempfile::tempdir().unwrap();
+        for (depth, is_seen) in [(DEEPEST, true), (120, false)] {
+            std::fs::write(folder.path().join("config.json"), deep(depth, &inner)).unwrap();
+            let config = ModelConfig::read(folder.path()).unwrap().unwrap();
+            assert_eq!(config.quantization().is_some(), is_seen);
+            let start = std::time::Instant::now();
+            let text = config.with_dtype(DType::F16).with_quantization(None);
+            let time = start.elapsed();
+            assert!(time.as_secs_f64() < 2.0, "{time:?}");
+            assert_eq!([text.contains(QUANTIZATION), text.contains("float16")], [!is_seen, is_seen]);
         }
     }
 }
