@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use allocations::{MOST, NOW};
 use scaled_gemm::checkpoint::Checkpoint;
+use scaled_gemm::model_folder::InputScales;
 
 const TENSORS: usize = 100_000;
 const SHARDS: usize = 50;
@@ -58,4 +59,25 @@ fn opening_100000_tensors_takes_less_than_four_times_their_headers() {
     let index = format!("{{\"weight_map\":{{{}}}}}", pairs.join(","));
     fs::write(folder.path().join("model.safetensors.index.json"), &index).unwrap();
     open(folder.path(), headers + index.len());
+    calibration(folder.path());
+}
+
+/// (Values were read as trees before they were found to be no numbers: thirty times the text.)
+fn calibration(folder: &Path) {
+    let path = folder.join("amax.json");
+    let read = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let before = NOW.load(Relaxed);
+        MOST.store(before, Relaxed);
+        let read = InputScales::read(&path);
+        (read, MOST.load(Relaxed) - before)
+    };
+    let (refused, most) = read(&format!(r#"{{"a": [{}0]}}"#, "0,".repeat(4 << 20)));
+    assert!(refused.is_err_and(|e| e.to_string().contains("\"a\" is not a number")));
+    assert!(most < 1 << 20, "{most}");
+    let entries: Vec<_> = (0..TENSORS).map(|i| format!("\"{}\":1", name(i))).collect();
+    let text = format!("{{{}}}", entries.join(","));
+    let (scales, most) = read(&text);
+    assert_eq!(scales.unwrap().amax(&name(7).replace(".weight", "")), Some(1.0));
+    assert!(most < 4 * text.len(), "{} bytes of text took {most}", text.len());
 }

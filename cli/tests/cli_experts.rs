@@ -301,6 +301,16 @@ fn gpt_oss_is_written_as_it_was_published() {
     assert_eq!(config(&output)["quantization_config"], want);
     let said = good(&["info", &output]);
     assert!(said.contains("3 x 256 x 256") && !said.contains("What is wrong"), "{said}");
+    // (A file alone came back as [experts, rows, columns], the folder as the model's own code multiplies it.)
+    let (single, back, whole) = (folder.file("alone.safetensors"), folder.file("b.safetensors"), folder.file("b"));
+    fs::copy(format!("{output}/model.safetensors"), &single).unwrap();
+    good(&["dequantize", &single, "-o", &back, "--dtype", "f32"]);
+    good(&["dequantize", &output, "-o", &whole, "--dtype", "f32"]);
+    let (back, whole) = (Checkpoint::open(&back).unwrap(), Checkpoint::open(&whole).unwrap());
+    for name in ["gate_up_proj", "down_proj"].map(|name| format!("{parent}.{name}")) {
+        assert_eq!(back.info(&name).unwrap().shape, before[&name].1, "{name}");
+        assert_eq!(back.bytes(&name).unwrap(), whole.bytes(&name).unwrap(), "{name}");
+    }
     // Engines read no other recipe of it: said, and copied.
     let value = json(&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json"]);
     assert_eq!(value["quantized"].as_array().unwrap().len(), 1);

@@ -578,7 +578,9 @@ fn input_scales_are_written_as_each_dialect_has_them() {
     };
     refuse("{}", &["has no amax for model.layers.0.", "calibrate"]);
     refuse(r#"{"a": -1}"#, &["a", "above 0 and finite"]);
-    refuse(r#"{"a": "large"}"#, &["a", "not a number"]);
+    refuse(r#"{"a": "large"}"#, &["\"a\" is not a number", "line 1 column"]);
+    refuse("{\"a\": 1} 2", &["no JSON", "trailing"]);
+    refuse("{\"a\": 1, \"a.weight\": 2}", &["tensor a.weight", "is there twice"]);
     refuse("{\"a\": 1", &["no JSON"]);
     refuse("a: 1 and more than this", &["not a safetensors file"]);
 }

@@ -186,3 +186,74 @@ fn an_infinity_is_said_of_the_matrix_that_holds_it() {
         assert_words(&error, &["tensor l.v_proj.weight", "infinity", "l.k_proj.weight", "--exclude"]);
     }
 }
+
+/// (The rows of GPT-2's weights, `[in, out]`, were quantized: along outputs, with scales that no product can take out.)
+#[test]
+fn weights_of_conv1d_are_left_alone() {
+    let folder = Folder::new();
+    let turned =
+        ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"].map(|n| format!("transformer.h.0.{n}.weight"));
+    let names: Vec<&str> = turned.iter().map(String::as_str).chain(["other.o_proj.weight"]).collect();
+    let input = model(&folder, "in", &names, json!({"model_type": "gpt2"}));
+    let reason = "Conv1D weights, [in, out]";
+    assert_words(&good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run"]), &["1 matrix to nvfp4", reason]);
+    let output = folder.file("out");
+    assert_words(
+        &good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]),
+        &[reason, "transformer.h.0.mlp.c_fc"],
+    );
+    let config: Value = serde_json::from_slice(&fs::read(format!("{output}/config.json")).unwrap()).unwrap();
+    let ignored = config["quantization_config"]["ignore"].as_array().unwrap();
+    for name in &turned {
+        assert!(ignored.contains(&json!(name.strip_suffix(".weight").unwrap())), "{name}: {ignored:?}");
+    }
+    // Of the others nothing is left to do.
+    let only = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--only", "c_fc"];
+    assert_words(&bad(2, &only), &["1 weight of Conv1D layers", "--dialect plain"]);
+    assert_words(&said(&[&only[..], &["--dialect", "plain"]].concat()), &["1 weight of Conv1D layers", "transpose"]);
+    let alone = model(&folder, "alone", &names[..4], json!({"model_type": "gpt2"}));
+    assert_words(&bad(2, &["quantize", &alone, "--recipe", "nvfp4", "--dry-run"]), &["no matrix to quantize", reason]);
+    // A file without a config: the shape says it.
+    let file = folder.file("file.safetensors");
+    write(&file, &[f32_tensor("h.0.attn.c_attn.weight", [32, 96], 1), f32_tensor("h.0.mlp.c_fc.weight", [32, 128], 2)]);
+    assert_words(&bad(2, &["quantize", &file, "--recipe", "fp8-tensor", "--dry-run"]), &[reason]);
+}
+
+/// (Each of the members named all others, and asked all of them for the scale: 100,000 ended for want of memory.)
+#[test]
+fn a_group_of_very_many_is_listed_once() {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..200).map(|i| format!("l.{i:03}.x_proj.weight")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let input = model(&folder, "in", &names, json!({}));
+    let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--fuse", ".*"];
+    let value = json(&[&args[..], &["--json"]].concat());
+    assert_eq!(value["groups"], json!([names]));
+    for quantized in value["quantized"].as_array().unwrap() {
+        assert_eq!((&quantized["group"], &quantized["shares_its_scale_with"]), (&json!(0), &Value::Null));
+    }
+    assert_words(&good(&args), &["1 group (1 of x_proj, x_proj", ", ... (200 layers))"]);
+    let output = folder.file("out");
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--fuse", ".*"]);
+    assert!(!good(&["info", &output]).contains("What is wrong"));
+}
+
+/// (All groups and layers were looked at again for each that was torn: 4,000 took 40 s.)
+#[test]
+fn a_chain_of_torn_groups_is_left_in_one_go() {
+    let folder = Folder::new();
+    let experts =
+        |i: usize| [format!("m.{i}.mlp.experts.0.a{i}.weight"), format!("m.{i}.mlp.experts.0.b{}.weight", i + 1)];
+    let names: Vec<String> = (0..4000).flat_map(experts).chain(["m.x.other.weight".into()]).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let input = model(&folder, "in", &names, json!({}));
+    let fuse = r"m\.\d+\.mlp\.experts\.0\.[ab]";
+    for end in [0, 3999] {
+        let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json", "--fuse", fuse, "--exclude"];
+        let start = std::time::Instant::now();
+        let value = json(&[&args[..], &[&format!(r"^m\.{end}\.")]].concat());
+        assert!(start.elapsed().as_secs() < 8, "{:?}", start.elapsed());
+        assert_eq!(value["quantized"].as_array().unwrap().len(), 1, "{end}");
+        assert_eq!(value["copied"].as_array().unwrap().len(), 8000, "{end}");
+    }
+}

@@ -108,9 +108,9 @@ fn input_scales_are_those_of_the_layers_and_once() {
     let cases: [(&str, &[&str]); 9] = [
         (r#", "l.0.q_proj": 9"#, &["l.0.q_proj", "there twice"]),
         (r#", "l.0.q_proj.weight": 3"#, &["l.0.q_proj", "there twice"]),
-        (r#", "x": NaN"#, &["no JSON"]),
-        (r#", "x": Infinity"#, &["no JSON"]),
-        (r#", "x": 1e400"#, &["no JSON"]),
+        (r#", "x": NaN"#, &["\"x\" is not a number"]),
+        (r#", "x": Infinity"#, &["\"x\" is not a number"]),
+        (r#", "x": 1e400"#, &["\"x\" is not a number"]),
         (r#", "x": 1e39"#, &["x", "above 0 and finite"]),
         (r#", "x": 0"#, &["x", "above 0 and finite"]),
         (r#", "x": -0.5"#, &["x", "above 0 and finite"]),

@@ -1,13 +1,13 @@
 //! Which files a checkpoint is made of: one, those that an index names, or those of a folder.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer};
 
+use super::entries::{Words, each_entry};
 use super::foreign::{BEGINNING, is_object};
 use super::printable;
 use super::source::{open_regular, refuse_file};
@@ -174,47 +174,18 @@ struct WeightMap {
 
 impl<'de> Deserialize<'de> for WeightMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Map;
-        impl<'de> Visitor<'de> for Map {
-            type Value = WeightMap;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors and their files")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<WeightMap, A::Error> {
-                let mut found = WeightMap::default();
-                let mut places: HashMap<String, usize> = HashMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    let shard =
-                        map.next_value::<String>().map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
-                    let place = *places.entry(shard).or_insert_with_key(|shard| {
-                        found.shards.push(shard.clone());
-                        found.shards.len() - 1
-                    });
-                    found.tensors.push((name, place));
-                }
-                Ok(found)
-            }
-        }
-        deserializer.deserialize_map(Map)
+        let mut found = WeightMap::default();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        let words =
+            Words { object: "an object of tensors and their files", key: "tensor", value: "the name of a file" };
+        each_entry(deserializer, words, |name, shard: String| {
+            let place = *places.entry(shard).or_insert_with_key(|shard| {
+                found.shards.push(shard.clone());
+                found.shards.len() - 1
+            });
+            found.tensors.push((name, place));
+            Ok(())
+        })?;
+        Ok(found)
     }
-}
-
-/// True if the config of a folder says that there are as many heads of keys as of queries. Without a word of the former it is so.
-pub(super) fn has_equal_heads(folder: &Path) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Heads {
-        num_attention_heads: Option<u64>,
-        num_key_value_heads: Option<u64>,
-    }
-    const MOST_BYTES: u64 = 16 << 20;
-    let mut text = Vec::new();
-    let file = open_regular(&folder.join("config.json"), "a model's config.json is a file");
-    let read = file.is_ok_and(|file| file.take(MOST_BYTES).read_to_end(&mut text).is_ok());
-    let heads = serde_json::from_slice::<Heads>(&text).ok().filter(|_| read);
-    heads.is_some_and(|heads| {
-        let queries = heads.num_attention_heads;
-        queries.is_some() && heads.num_key_value_heads.or(queries) == queries
-    })
 }

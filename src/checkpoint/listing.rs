@@ -20,7 +20,7 @@ pub(super) struct Listing {
     pub(super) nibble_order: Option<NibbleOrder>,
     /// Layers that ComfyUI's marks describe, with their formats.
     pub(super) comfy: HashMap<String, String>,
-    /// The config of the model says that queries, keys and values have as many heads.
+    /// The caller said that queries, keys and values have as many heads.
     pub(super) equal_heads: bool,
 }
 

@@ -11,8 +11,8 @@
 //! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss; written in [`Dialect::GptOss`]) |
 //! | `nvfp4-row` | same | same, `NAME_scale_2` F32 `[n]` | `[n, 1]` |
 //!
-//! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` with `[3]` in a folder whose `config.json` has as many heads of keys as of
-//! queries, have one scale for each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
+//! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` with `[3]` of a model with as many heads of keys as of queries
+//! ([`Checkpoint::with_equal_heads`]), have one scale for each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
 //!
 //! Scales lie in logical order, row-major, and multiply the codes under all these names (`_scale_inv` is the published name
 //! of a decode factor, not of an inverse). For FP8 either of the first two names is read with any of the shapes; BF16 and
@@ -37,6 +37,7 @@
 
 mod by_name;
 mod comfy;
+mod entries;
 mod folder;
 mod foreign;
 mod header;
@@ -57,6 +58,7 @@ mod writeback;
 mod writer;
 
 pub use crate::error::printable;
+pub(crate) use entries::{Words, each_entry};
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;

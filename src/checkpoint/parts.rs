@@ -352,8 +352,8 @@ impl Listing {
         Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled, fused_rows })
     }
 
-    /// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the config
-    /// of the model says that all have as many heads. Other rows cannot be known here.
+    /// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the caller
+    /// said that all have as many heads. Other rows cannot be known here.
     fn fused_rows(&self, name: &str, [rows, cols]: [usize; 2], scales: &[usize]) -> Option<usize> {
         let layer = name.strip_suffix(".weight").unwrap_or(name);
         let is = |fused: &str| layer.rsplit('.').next() == Some(fused);

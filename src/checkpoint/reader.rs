@@ -10,7 +10,7 @@ use safetensors::Dtype;
 
 use super::NibbleOrder;
 use super::comfy;
-use super::folder::{Files, Index, files_of, has_equal_heads};
+use super::folder::{Files, Index, files_of};
 use super::header::{Header, RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::wide_dtype;
@@ -78,12 +78,8 @@ impl Checkpoint {
                 remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
             }
         })?;
-        // Asked only where it matters.
-        let thirds = |t: &TensorInfo| t.shape == [3] && t.name.contains("qkv_proj.weight_scale");
-        let asked = folder.as_deref().filter(|_| header.tensors.iter().any(thirds));
-        let equal_heads = asked.is_some_and(has_equal_heads);
         let path_of = path.to_path_buf();
-        let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads };
+        let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads: false };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
         let mut checkpoint = Self { listing, sources, open, folder, not_in_index };
         checkpoint.read_marks()?;
@@ -110,6 +106,13 @@ impl Checkpoint {
     /// Reading a matrix whose metadata say another order is then an error.
     pub fn with_nibble_order(mut self, order: NibbleOrder) -> Self {
         self.listing.nibble_order = Some(order);
+        self
+    }
+
+    /// The same, of a model that has as many heads of keys as of queries: the rows of a fused `qkv_proj` are thirds, of which each may
+    /// have a scale. [`model_folder::open`](crate::model_folder::open) says it where `config.json` does.
+    pub fn with_equal_heads(mut self) -> Self {
+        self.listing.equal_heads = true;
         self
     }
 
@@ -199,7 +202,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::File`] for an unknown name, a part that does not lie in the tensor, or a file that was replaced since the checkpoint
-    /// was opened; [`Error::Io`] if the file cannot be read.
+    /// was opened, or cut off; [`Error::Io`] if the file cannot be read.
     pub fn read(&self, name: &str, at: u64, bytes: &mut [u8]) -> Result<()> {
         let info = self.info(name)?;
         if at.checked_add(bytes.len() as u64).is_none_or(|end| end > info.bytes()) {
@@ -208,7 +211,14 @@ impl Checkpoint {
         }
         let source = &self.sources[info.file];
         let file = self.open.get(info.file, || source.reopen(), |_, _| Ok(()))?;
-        source.read(&file, info.start + at, bytes)
+        let place = info.start + at;
+        source.read(&file, place, bytes).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let found = source.cut_off(&file, place, bytes.len());
+                self.listing.refuse(name, found, "fetch or write the file again, and start again when nobody writes it")
+            }
+            _ => Error::Io { path: source.path.clone(), source: e },
+        })
     }
 
     /// The values of a BF16, F16 or F32 tensor of any shape, widened to FP32 (exact), and the type they had.

@@ -65,7 +65,14 @@ impl Source {
         }
         let header_len = header_len(*first, file_len).map_err(broken)?;
         let mut json = vec![0; header_len];
-        read_at(&file, &mut json, 8).map_err(io)?;
+        read_at(&file, &mut json, 8).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let reason =
+                    format!("was cut off while its header of {header_len} bytes was read: it had {file_len} bytes");
+                broken(Fault { tensor: None, reason })
+            }
+            _ => io(e),
+        })?;
         let data_start = 8 + header_len as u64;
         let header = Header::parse(&json, file_len - data_start).map_err(broken)?;
         Ok((Self { path: path.to_path_buf(), identity, data_start }, file, header))
@@ -86,9 +93,19 @@ impl Source {
     }
 
     /// Fills `bytes` from this place of the data of the file, which was opened here. Several threads may read at once.
-    pub(super) fn read(&self, file: &File, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let read = read_at(file, bytes, self.data_start + at);
-        read.map_err(|source| Error::Io { path: self.path.clone(), source })
+    pub(super) fn read(&self, file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        read_at(file, bytes, self.data_start + at)
+    }
+
+    /// What there is to say where the file ended before `len` bytes from this place of its data were read.
+    pub(super) fn cut_off(&self, file: &File, at: u64, len: usize) -> String {
+        let had = file.metadata().map_or(0, |found| found.len());
+        format!(
+            "the file was cut off while it was being read: {len} bytes from byte {} of the file on were to be read, and it has {had}, \
+             where it had {}",
+            self.data_start + at,
+            self.identity.len
+        )
     }
 }
 

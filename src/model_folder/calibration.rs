@@ -1,17 +1,15 @@
 //! [`InputScales`]: the largest activations that calibration saw, from a file.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::error::Category;
 
-use crate::checkpoint::{Checkpoint, open_regular, printable};
+use crate::checkpoint::{Checkpoint, Words, each_entry, open_regular, printable};
 use crate::error::{Error, Result};
 
-/// Longest JSON read.
+/// Longest JSON read: that of a million layers.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The largest magnitude of the inputs of each layer, by calibration; or of the weights of layers, where those are given.
@@ -51,27 +49,42 @@ impl InputScales {
                 None => Ok(()),
             }
         };
-        let mut text = Vec::new();
         let file = open_regular(path, "give a JSON or safetensors file on a disk")?;
         let io = |source| Error::Io { path: path.to_path_buf(), source };
+        let len = file.metadata().map_err(io)?.len();
+        let mut reader = BufReader::new(file);
+        let beginning = reader.fill_buf().map_err(io)?;
         // A safetensors file begins with its length, and is read in its own way.
-        file.take(MOST_BYTES).read_to_end(&mut text).map_err(io)?;
-        let is_length = text.first_chunk::<8>().is_some_and(|first| u64::from_le_bytes(*first) < MOST_BYTES);
-        let is_json = text.trim_ascii_start().first().is_some_and(|b| b"{[".contains(b)) && !is_length;
-        match Some(text).filter(|_| is_json) {
-            Some(text) => {
-                if text.trim_ascii_start().first() == Some(&b'[') {
-                    return Err(refuse(None, "is JSON, and no object".into()));
-                }
-                let Entries(entries) =
-                    serde_json::from_slice(&text).map_err(|e| refuse(None, format!("is no JSON: {e}")))?;
-                for (name, value) in &entries {
-                    let number =
-                        value.as_f64().ok_or_else(|| refuse(Some(name), format!("is {value}, not a number")))?;
-                    add(name, number)?;
+        let is_length = beginning.first_chunk::<8>().is_some_and(|first| u64::from_le_bytes(*first) < MOST_BYTES);
+        let first = beginning.trim_ascii_start().first().copied().filter(|_| !is_length);
+        match first {
+            Some(b'[') => return Err(refuse(None, "is JSON, and no object".into())),
+            Some(b'{') if len > MOST_BYTES => {
+                return Err(refuse(None, format!("is JSON of {len} bytes, more than {MOST_BYTES}")));
+            }
+            Some(b'{') => {
+                let mut refused = None;
+                let mut reader = serde_json::Deserializer::from_reader(reader);
+                let words = Words {
+                    object: "an object of layers and the amax of their inputs",
+                    key: "layer",
+                    value: "a number",
+                };
+                let read = each_entry(&mut reader, words, |name, value| {
+                    add(&name, value).map_err(|e| {
+                        refused = Some(e);
+                        String::new()
+                    })
+                });
+                if let Err(e) = read.and_then(|()| reader.end()) {
+                    return Err(refused.unwrap_or_else(|| match e.classify() {
+                        Category::Io => io(e.into()),
+                        Category::Data => refuse(None, e.to_string()),
+                        Category::Syntax | Category::Eof => refuse(None, format!("is no JSON: {e}")),
+                    }));
                 }
             }
-            None => {
+            _ => {
                 let file = Checkpoint::open(path)?;
                 for tensor in file.tensors() {
                     let (values, _) = file.values(&tensor.name)?;
@@ -94,30 +107,5 @@ impl InputScales {
     /// Its modules, in no order.
     pub fn modules(&self) -> impl Iterator<Item = &str> {
         self.amax.keys().map(String::as_str)
-    }
-}
-
-/// The entries of a JSON object, also those whose name is there before: a map would keep the last.
-struct Entries(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of layers and the amax of their inputs")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-        deserializer.deserialize_map(Object)
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::ignored::Ignored;
+use super::text::{Change, edited, with_entry};
 use crate::checkpoint::{open_regular, printable};
 use crate::error::{Error, Result};
 use crate::format::DType;
@@ -17,6 +18,8 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
     path: PathBuf,
+    /// With the numbers that JSON does not have as strings.
+    text: String,
     entries: Map<String, Value>,
     ignored: Ignored,
 }
@@ -45,13 +48,14 @@ impl ModelConfig {
             return Err(refuse(format!("is longer than {MOST_BYTES} bytes")));
         }
         let text = String::from_utf8(text).map_err(|_| refuse("is no UTF-8".into()))?;
+        let text = quoted(&text);
         let entries: Map<String, Value> =
-            serde_json::from_str(&quoted(&text)).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
+            serde_json::from_str(&text).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
-        let quantizations = quantizations(&entries);
+        let quantizations = quantizations(&entries, 0);
         let texts = quantizations.iter().flat_map(|q| lists.iter().filter_map(|key| q.get(key)?.as_array())).flatten();
         let ignored = Ignored::new(texts.filter_map(Value::as_str)).map_err(refuse)?;
-        Ok(Some(Self { path, entries, ignored }))
+        Ok(Some(Self { path, text, entries, ignored }))
     }
 
     /// Where it was read.
@@ -70,9 +74,21 @@ impl ModelConfig {
         self.entries.get("model_type").into_iter().chain(inner).filter_map(Value::as_str)
     }
 
+    /// True if it says that there are as many heads of keys as of queries. Without a word of the former it is so.
+    pub fn has_equal_heads(&self) -> bool {
+        let number = |key: &str| match self.entries.get(key) {
+            None | Some(Value::Null) => Some(None),
+            Some(value) => value.as_u64().map(Some),
+        };
+        match (number("num_attention_heads"), number("num_key_value_heads")) {
+            (Some(Some(queries)), Some(keys)) => keys.unwrap_or(queries) == queries,
+            _ => false,
+        }
+    }
+
     /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).
     pub fn quantization(&self) -> Option<&Value> {
-        quantizations(&self.entries).first().copied()
+        quantizations(&self.entries, 0).first().copied()
     }
 
     /// True if the `quantization_config` leaves this module alone.
@@ -94,59 +110,89 @@ impl ModelConfig {
             // What weights are stored as is no type that a model computes in.
             DType::E4M3 | DType::E5M2 => return self,
         };
-        set_dtype(&mut self.entries, name);
+        if let Some(text) = with_dtype(&self.text, 0, name) {
+            self.text = text;
+        }
         self
     }
 
-    /// The text of the config with this `quantization_config` alone, or without one. The one that is there stays in its place.
+    /// The text of the config with this `quantization_config` alone, or without one. The one that is there stays in its place, and
+    /// what is not changed as it is written.
     pub fn with_quantization(&self, quantization: Option<Value>) -> String {
-        let mut entries = self.entries.clone();
-        if quantization.is_none() || quantization.as_ref() != self.quantization() {
-            remove_quantizations(&mut entries);
-            entries.extend(quantization.map(|value| (QUANTIZATION.to_string(), value)));
+        if quantization.is_some() && quantization.as_ref() == self.quantization() {
+            return format!("{}\n", plain(self.text.trim()));
         }
-        let text = format!("{:#}\n", Value::Object(entries));
-        // Before a string that stands for a number is a space; before a quote within another string, a backslash.
-        let plain = |text: String, number: &&str| text.replace(&format!(" \"\\u0001{number}\""), &format!(" {number}"));
-        NUMBERS.iter().fold(text, plain)
+        // One deeper than it is printed; no string of JSON has a line of its own.
+        let new = quantization.map(|value| format!("{value:#}").replace('\n', "\n  "));
+        let is_there = self.entries.contains_key(QUANTIZATION);
+        let text = with_quantization(&self.text, 0, new.as_deref()).unwrap_or_else(|| self.text.clone());
+        let text = match new.filter(|_| !is_there) {
+            Some(new) => with_entry(&text, QUANTIZATION, &new),
+            None => text,
+        };
+        format!("{}\n", plain(text.trim()))
     }
 }
 
 const QUANTIZATION: &str = "quantization_config";
 
-/// True for the config of a part: models of several parts have one for each.
-fn is_of_part(key: &str) -> bool {
-    key.ends_with("_config") && key != QUANTIZATION
+/// Parts within parts that are looked at; models have two. Each is read again where the text of one around it is changed.
+const DEEPEST: usize = 8;
+
+/// True for the config of a part of what is so deep itself: models of several parts have one for each.
+fn is_of_part(key: &str, depth: usize) -> bool {
+    depth < DEEPEST && key.ends_with("_config") && key != QUANTIZATION
 }
 
 /// What it says of quantized weights: for the whole, then for the text model, then for other parts.
-fn quantizations(entries: &Map<String, Value>) -> Vec<&Value> {
+fn quantizations(entries: &Map<String, Value>, depth: usize) -> Vec<&Value> {
     let mut found: Vec<&Value> = entries.get(QUANTIZATION).filter(|value| !value.is_null()).into_iter().collect();
-    let mut parts: Vec<_> = entries.iter().filter(|(key, _)| is_of_part(key)).collect();
+    let mut parts: Vec<_> = entries.iter().filter(|(key, _)| is_of_part(key, depth)).collect();
     parts.sort_by_key(|(key, _)| *key != "text_config");
-    found.extend(parts.into_iter().filter_map(|(_, part)| part.as_object()).flat_map(quantizations));
+    let parts = parts.into_iter().filter_map(|(_, part)| part.as_object());
+    found.extend(parts.flat_map(|part| quantizations(part, depth + 1)));
     found
 }
 
-fn remove_quantizations(entries: &mut Map<String, Value>) {
-    entries.remove(QUANTIZATION);
-    let parts = entries.iter_mut().filter(|(key, _)| is_of_part(key));
-    parts.filter_map(|(_, part)| part.as_object_mut()).for_each(remove_quantizations);
+/// The text of an object with this in the place of its `quantization_config`, and without those of its parts. Nothing where it is
+/// the same.
+fn with_quantization(text: &str, depth: usize, new: Option<&str>) -> Option<String> {
+    edited(text, depth, &mut |key, value| match (key, new) {
+        (QUANTIZATION, Some(new)) => Change::To(new.into()),
+        (QUANTIZATION, None) => Change::Drop,
+        _ if is_of_part(key, depth) && value.starts_with('{') => {
+            with_quantization(value, depth + 1, None).map_or(Change::Keep, Change::To)
+        }
+        _ => Change::Keep,
+    })
 }
 
-/// Writes the name of a type wherever one is named, in the parts too.
-fn set_dtype(entries: &mut Map<String, Value>, name: &str) {
-    for (key, value) in entries {
-        match value {
-            Value::String(text) if key == "torch_dtype" || key == "dtype" => *text = name.into(),
-            Value::Object(part) if is_of_part(key) => set_dtype(part, name),
-            _ => {}
-        }
-    }
+/// The text with the name of a type wherever one is named, in the parts too. Nothing where it is the same.
+fn with_dtype(text: &str, depth: usize, name: &str) -> Option<String> {
+    edited(text, depth, &mut |key, value| match value.as_bytes().first() {
+        Some(b'"') if key == "torch_dtype" || key == "dtype" => Change::To(format!("\"{name}\"")),
+        Some(b'{') if is_of_part(key, depth) => with_dtype(value, depth + 1, name).map_or(Change::Keep, Change::To),
+        _ => Change::Keep,
+    })
 }
 
 /// Numbers that Python writes and JSON does not have.
 const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// The text with the numbers that [`quoted`] made strings of. A quote within another string has a backslash before it.
+fn plain(text: &str) -> String {
+    NUMBERS.iter().fold(text.to_string(), |text, number| {
+        let mark = format!("\"\\u0001{number}\"");
+        let (mut out, mut rest) = (String::with_capacity(text.len()), text.as_str());
+        while let Some(at) = rest.find(&mark) {
+            let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
+            out += before;
+            out += if before.ends_with('\\') { mark.as_str() } else { number };
+            rest = after;
+        }
+        out + rest
+    })
+}
 
 /// The text with such numbers as strings that no config has.
 fn quoted(text: &str) -> String {
@@ -184,7 +230,7 @@ mod tests {
         std::fs::write(folder.path().join("config.json"), text).unwrap();
         let config = ModelConfig::read(folder.path()).unwrap().unwrap().with_dtype(DType::F16);
         let compact: String = config.with_quantization(config.quantization().cloned()).split_whitespace().collect();
-        let want = r#"{"other":{"dtype":"x"},"quantization_config":{"dtype":"int4"},"text_config":{"dtype":"float16","torch_dtype":null},"torch_dtype":"float16"}"#;
+        let want = r#"{"torch_dtype":"float16","text_config":{"dtype":"float16","torch_dtype":null},"other":{"dtype":"x"},"quantization_config":{"dtype":"int4"}}"#;
         assert_eq!(compact, want);
     }
 
@@ -214,10 +260,77 @@ mod tests {
         assert!(config.ignores("h.0") && !config.ignores("x"));
         let back = config.with_quantization(None);
         let compact: String = back.split_whitespace().collect();
-        assert_eq!(compact, r#"{"NaN":"NaN\"Infinity","a":[0.0,Infinity,-Infinity,NaN]}"#);
+        assert_eq!(compact, r#"{"a":[0.0,Infinity,-Infinity,NaN],"NaN":"NaN\"Infinity"}"#);
         // A quote, and then what stands for a number, within a string.
         std::fs::write(folder.path().join("config.json"), r#"{"a": "b \"\u0001NaN"}"#).unwrap();
         let back = ModelConfig::read(folder.path()).unwrap().unwrap().with_quantization(None);
         assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), serde_json::json!({"a": "b \"\u{1}NaN"}), "{back}");
+    }
+
+    /// (Keys were sorted and numbers written anew, so that nobody saw what had changed.)
+    #[test]
+    fn a_config_differs_in_what_was_changed() {
+        let text = r#"{
+  "rms_norm_eps": 1e-05,
+  "architectures": [
+    "LlamaForCausalLM"
+  ],
+  "limits": [-Infinity,NaN, 1.0E+2],
+  "torch_dtype": "bfloat16",
+  "name": "\u00e9",
+  "vision_config": {
+    "z": 1e-6,
+    "a": {}
+  }
+}
+"#;
+        let folder = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            ModelConfig::read(folder.path()).unwrap().unwrap()
+        };
+        let config = read(text);
+        assert_eq!(config.with_quantization(None), text);
+        let changed = text.replace("bfloat16", "float16");
+        assert_eq!(config.clone().with_dtype(DType::F16).with_quantization(None), changed);
+        let quantized = config.with_quantization(Some(serde_json::json!({"ignore": ["h"], "bits": 4})));
+        let entry =
+            "  },\n  \"quantization_config\": {\n    \"bits\": 4,\n    \"ignore\": [\n      \"h\"\n    ]\n  }\n}\n";
+        assert_eq!(quantized, text.replace("  }\n}\n", entry));
+        // Another in its place, and without it as it was.
+        let other = read(&quantized).with_quantization(Some(Value::from(1)));
+        assert_eq!(other, text.replace("  }\n}\n", "  },\n  \"quantization_config\": 1\n}\n"));
+        assert_eq!(read(&other).with_quantization(None), text);
+        for (text, with, without) in [
+            ("{}", "{\n  \"quantization_config\": 1\n}\n", "{}\n"),
+            (
+                r#"{"a":{"b":{}}}"#,
+                "{\"a\":{\"b\":{}},\n  \"quantization_config\": 1\n}\n",
+                "{\n  \"a\": {\"b\":{}}\n}\n",
+            ),
+        ] {
+            let written = read(text).with_quantization(Some(Value::from(1)));
+            assert_eq!(written, with);
+            assert_eq!(read(&written).with_quantization(None), without);
+        }
+    }
+
+    /// Parts within parts, as deep as JSON is read: each would be read again for every one around it.
+    #[test]
+    fn deep_parts_cost_little() {
+        let deep =
+            |depth: usize, inner: &str| format!("{}{inner}{}", "{\"a_config\":".repeat(depth), "}".repeat(depth));
+        let inner = format!("{{\"x\":[{}0],\"quantization_config\":1,\"dtype\":\"x\"}}", "0,".repeat(1 << 20));
+        let folder = tempfile::tempdir().unwrap();
+        for (depth, is_seen) in [(DEEPEST, true), (120, false)] {
+            std::fs::write(folder.path().join("config.json"), deep(depth, &inner)).unwrap();
+            let config = ModelConfig::read(folder.path()).unwrap().unwrap();
+            assert_eq!(config.quantization().is_some(), is_seen);
+            let start = std::time::Instant::now();
+            let text = config.with_dtype(DType::F16).with_quantization(None);
+            let time = start.elapsed();
+            assert!(time.as_secs_f64() < 2.0, "{time:?}");
+            assert_eq!([text.contains(QUANTIZATION), text.contains("float16")], [!is_seen, is_seen]);
+        }
     }
 }

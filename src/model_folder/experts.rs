@@ -100,6 +100,13 @@ const KNOWN: [(&[&str], &[ExpertTensor]); 7] = [
     ),
 ];
 
+impl ExpertTensor {
+    /// Those of gpt-oss, which alone has MXFP4 as `NAME_blocks` and `NAME_scales`: where no config names an architecture, this does.
+    pub fn of_gpt_oss() -> &'static [ExpertTensor] {
+        KNOWN.iter().find(|(types, _)| types.contains(&"gpt_oss")).map_or(&[], |(_, tensors)| tensors)
+    }
+}
+
 impl ModelConfig {
     /// The tensors that hold weights of all experts in this architecture, by its `model_type`; none where it is not known.
     pub fn expert_tensors(&self) -> &'static [ExpertTensor] {

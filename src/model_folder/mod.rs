@@ -17,15 +17,34 @@
 
 mod calibration;
 mod config;
+mod conv1d;
 mod experts;
 mod fuse;
 mod ignored;
 mod quantization;
 mod select;
+mod text;
+
+use std::path::Path;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::Result;
 
 pub use calibration::InputScales;
 pub use config::ModelConfig;
+pub use conv1d::TransposedLayers;
 pub use experts::ExpertTensor;
 pub use fuse::fused_groups;
 pub use quantization::{QuantizationConfig, default_dialect};
 pub use select::left_alone;
+
+/// Opens a checkpoint, with the config of its folder, where it has one, and with what that says of how tensors are read.
+///
+/// # Errors
+/// As [`Checkpoint::open`] and [`ModelConfig::read`].
+pub fn open(path: impl AsRef<Path>) -> Result<(Checkpoint, Option<ModelConfig>)> {
+    let file = Checkpoint::open(path)?;
+    let config = file.folder().map(ModelConfig::read).transpose()?.flatten();
+    let equal = config.as_ref().is_some_and(ModelConfig::has_equal_heads);
+    Ok((if equal { file.with_equal_heads() } else { file }, config))
+}

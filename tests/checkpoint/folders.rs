@@ -89,6 +89,28 @@ fn what_is_wrong_with_shards_is_said() {
     refused(&folder, &["several indices"]);
 }
 
+/// (It said "failed to fill whole buffer", of a file and no tensor.)
+#[test]
+fn a_shard_that_is_cut_off_while_it_is_read_says_what_is_missing() {
+    let folder = Folder::new();
+    one(&folder, "a.safetensors", "a", 1.0);
+    let path = folder.file("b.safetensors");
+    foreign(&path, &[("b", Dtype::F32, vec![4, 4], f32_bytes(&[2.0; 16]))], None);
+    let file = Checkpoint::open(&folder.0).unwrap();
+    let whole = fs::metadata(&path).unwrap().len();
+    fs::File::options().write(true).open(&path).unwrap().set_len(whole - 20).unwrap();
+    let start = file.get("b").unwrap().bytes();
+    let error = file.matrix("b").unwrap_err().to_string();
+    let place = format!("64 bytes from byte {} of the file on", whole - start);
+    let has = format!("it has {}, where it had {whole}", whole - 20);
+    for word in ["b.safetensors: tensor b", "was cut off", &place, &has, "; fetch or write the file again"] {
+        assert!(error.contains(word), "{error} lacks {word}");
+    }
+    // What is there is read.
+    assert_eq!(file.matrix_rows("b", 0..2).unwrap().as_slice().unwrap(), [2.0; 8]);
+    assert_eq!(file.values("a").unwrap().0, [1.0]);
+}
+
 /// Shards of a folder without an index have any names that its file system takes.
 #[cfg(unix)]
 #[test]
@@ -200,6 +222,13 @@ fn read_folder(folder: &Folder) -> Option<usize> {
     let known = scales.iter().filter(|scales| scales.amax("l.q_proj").is_some()).count();
     for config in config.iter().flatten() {
         let _ = (config.ignores("lm_head"), config.ignores("model.vision.0"), config.with_quantization(None));
+        // What is written is read again, and says what was to be said.
+        fs::create_dir_all(folder.file("again")).unwrap();
+        for quantization in [None, Some(serde_json::json!({"bits": 4}))] {
+            fs::write(folder.file("again/config.json"), config.with_quantization(quantization.clone())).unwrap();
+            let again = ModelConfig::read(folder.file("again")).unwrap().unwrap();
+            assert_eq!((again.quantization(), again.architecture()), (quantization.as_ref(), config.architecture()));
+        }
     }
     let file = Checkpoint::open(&folder.0).ok()?;
     let modules = file.quantized();

@@ -4,6 +4,7 @@ use std::fs;
 
 use safetensors::{Dtype, SafeTensors};
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect};
+use scaled_gemm::model_folder;
 use scaled_gemm::reference::{self, Noise};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Scheme};
 
@@ -300,7 +301,7 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
         let name = format!("{layer}.weight");
         let scale = (&*format!("{name}_scale"), Dtype::F32, vec![scales.len()], f32_bytes(scales));
         foreign(&path, &[(&name, Dtype::F8_E4M3, vec![rows, cols], codes.clone()), scale], None);
-        (Checkpoint::open(folder.file("in")).unwrap(), name)
+        (model_folder::open(folder.file("in")).unwrap().0, name)
     };
     fs::write(&config, r#"{"num_attention_heads": 4}"#).unwrap();
     for (layer, scales) in [("l.gate_up_proj", &[0.5, 3.0][..]), ("l.qkv_proj", &[1.0, 0.25, 2.0])] {
@@ -314,9 +315,7 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
         assert!(file.quant_rows(&name, 31..65).unwrap() == want, "{layer}");
     }
     // Fewer heads of keys: as many rows in all, of which those of queries are more than a third.
-    for text in
-        [r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#, "{}", "[", r#"{"num_attention_heads": "4"}"#]
-    {
+    for text in [r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#, "{}", r#"{"num_attention_heads": "4"}"#] {
         fs::write(&config, text).unwrap();
         let (file, name) = open("l.qkv_proj", &[1.0, 0.25, 2.0]);
         assert!(file.quant_matrix(&name).unwrap_err().to_string().contains("[3]"), "{text}");

@@ -12,7 +12,7 @@ use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{
     Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, TensorInfo, printable,
 };
-use scaled_gemm::model_folder::ModelConfig;
+use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
 use serde_json::{Value, json};
 
@@ -53,12 +53,11 @@ enum Plan {
 }
 
 pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
-    let mut input = Checkpoint::open(&args.input)?;
+    let (mut input, config) = model_folder::open(&args.input)?;
     if let Some(order) = args.nibble_order {
         input = input.with_nibble_order(order);
     }
     folder::refuse_idle(&input, args.shard_size)?;
-    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
     let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;

@@ -1,11 +1,15 @@
 //! `info FILE|FOLDER`: what a checkpoint holds, how it is read, and what is wrong with it.
 
+mod claims;
+mod config;
+mod scales;
+
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
-use scaled_gemm::model_folder::{ModelConfig, fused_groups};
+use scaled_gemm::checkpoint::{Checkpoint, TensorInfo, printable};
+use scaled_gemm::model_folder::{self, ModelConfig, fused_groups};
 use serde_json::{Value, json};
 
 use crate::folder;
@@ -23,8 +27,7 @@ struct Matrix<'a> {
 }
 
 pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
-    let input = Checkpoint::open(path)?;
-    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let (input, config) = model_folder::open(path)?;
     let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
     let plain = plain(&input, &matrices);
     let problems = problems(&input, config.as_ref(), &matrices);
@@ -126,6 +129,7 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
 /// What engines would stumble over, or read wrongly.
 fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Vec<String> {
     let mut found: Vec<String> = matrices.iter().filter_map(|m| m.found.as_ref().err().cloned()).collect();
+    found.extend(matrices.iter().filter_map(|m| scales::problem(input, m)));
     let scaled: Vec<&Matrix<'_>> =
         matrices.iter().filter(|m| matches!(m.found, Ok((Scheme::Nvfp4 | Scheme::Fp8Tensor(_), _)))).collect();
     let modules: Vec<&str> = scaled.iter().map(|m| module(m.name)).collect();
@@ -136,7 +140,9 @@ fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             .iter()
             .map(|&at| input.quant_rows(scaled[at].name, 0..1).ok().and_then(|q| q.scales().first().copied()))
             .collect();
-        if scales.windows(2).any(|pair| pair[0].map(f32::to_bits) != pair[1].map(f32::to_bits)) {
+        // One that is not read was said above.
+        let read: Option<Vec<u32>> = scales.iter().map(|scale| scale.map(f32::to_bits)).collect();
+        if read.is_some_and(|bits| bits.windows(2).any(|pair| pair[0] != pair[1])) {
             let names: Vec<_> = group.iter().map(|&at| printable(modules[at])).collect();
             found.push(format!(
                 "{}: engines that fuse these keep one scale of them all, and theirs differ; quantize them again, without --no-fuse",
@@ -145,8 +151,9 @@ fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
         }
     }
     if let Some(config) = config.filter(|config| config.quantization().is_some()) {
-        found.extend(against_config(input, config, matrices));
+        found.extend(config::problems(input, config, matrices));
     }
+    found.extend(claims::problems(input, config, matrices));
     found.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if input.folder().is_some() && !matrices.is_empty() && config.is_some() && !says {
@@ -161,58 +168,6 @@ fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
         None => {}
     }
     found
-}
-
-/// Where a config says otherwise than the tensors.
-fn against_config(input: &Checkpoint, config: &ModelConfig, matrices: &[Matrix<'_>]) -> Vec<String> {
-    let mut found = Vec::new();
-    let read: Vec<_> = matrices.iter().filter_map(|m| Some((module(m.name), m.found.as_ref().ok()?.0))).collect();
-    let names = |names: &[&str]| Some((folder::some(names.iter().copied())?, count(names.len(), "layer", "layers")));
-
-    let ignored: Vec<&str> = read.iter().map(|(module, _)| *module).filter(|m| config.ignores_by_name(m)).collect();
-    if let Some((names, number)) = names(&ignored) {
-        let what = "its quantization_config says are not quantized: engines take their codes for plain weights";
-        found.push(format!(
-            "{number} ({names}) that {what}; take the names out of its list, or quantize the model again"
-        ));
-    }
-    found.extend(divided(input, &read).into_iter().map(|(quantized, plain)| {
-        format!("{quantized}: quantized, and {plain} is not: engines that fuse these read all or none; quantize the model again")
-    }));
-    let entry = |key: &str| config.quantization().and_then(|q| q.get(key)).and_then(Value::as_str);
-    if entry("quant_method") == Some("modelopt") && entry("quant_algo") == Some("NVFP4") {
-        // The names of experts in one tensor differ from engine to engine.
-        let lacks = |module: &str| {
-            input.get(&format!("{module}.weight")).is_some() && input.get(&format!("{module}.input_scale")).is_none()
-        };
-        let nvfp4 = read.iter().filter(|(_, scheme)| scheme.is_nvfp4()).map(|(module, _)| *module);
-        let lacking: Vec<&str> = nvfp4.filter(|module| lacks(module)).collect();
-        if let Some((names, number)) = names(&lacking) {
-            found.push(format!(
-                "{number} ({names}) without input_scale, which quant_algo NVFP4 promises; quantize with --input-scales, or name W4A16_NVFP4"
-            ));
-        }
-    }
-    found
-}
-
-/// Of layers that all engines fuse and that are quantized in part: the first that is, and the last that is not.
-fn divided<'a>(input: &'a Checkpoint, read: &[(&'a str, Scheme)]) -> Vec<(String, String)> {
-    let fused = |module: &str| {
-        let last = module.rsplit('.').next().unwrap_or(module);
-        ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"].contains(&last)
-    };
-    let is_plain = |t: &&TensorInfo| t.shape.len() == 2 && matches!(t.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
-    let plain = input.tensors().iter().filter(is_plain).filter_map(|t| t.name.strip_suffix(".weight"));
-    let quantized: Vec<&str> = read.iter().map(|(module, _)| *module).filter(|m| fused(m)).collect();
-    let known: HashSet<&str> = quantized.iter().copied().collect();
-    let modules: Vec<&str> =
-        quantized.iter().copied().chain(plain.filter(|m| fused(m) && !known.contains(m))).collect();
-    let groups = fused_groups(&modules, "", |_| None);
-    // Quantized ones are before the others, in each group too.
-    let ends = groups.iter().filter_map(|group| Some((*group.first()?, *group.last()?)));
-    let torn = ends.filter(|(first, last)| *first < quantized.len() && *last >= quantized.len());
-    torn.map(|(first, last)| (printable(modules[first]), printable(modules[last]))).collect()
 }
 
 /// The module of a weight.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, NibbleOrder, printable};
 use scaled_gemm::codec::round_to;
+use scaled_gemm::model_folder;
 use scaled_gemm::reference::GemmInputs;
 use scaled_gemm::{DType, HostQuantMatrix, Operand, Scheme};
 use serde_json::json;
@@ -102,7 +103,7 @@ fn check_nibble_orders(args: &GemmArgs, a: Operand, b: Scheme) -> Result<(), Fai
 }
 
 fn open(path: &Path, order: Option<NibbleOrder>) -> Result<Checkpoint, Failure> {
-    let file = Checkpoint::open(path)?;
+    let (file, _) = model_folder::open(path)?;
     Ok(match order {
         Some(order) => file.with_nibble_order(order),
         None => file,

@@ -56,6 +56,16 @@ impl Experts {
 /// The tensors of experts that a checkpoint has all matrices of, in the order of their names.
 pub fn find(input: &Checkpoint, config: Option<&ModelConfig>) -> Vec<Experts> {
     let mut found = Vec::new();
+    if config.is_none_or(|config| config.model_types().next().is_none()) {
+        // A single file, say. The names of matrices of single experts are those of many architectures, which turn them or do not.
+        let known = ExpertTensor::of_gpt_oss();
+        let whole = |name: &&str| known.iter().find_map(|kind| Some((kind, of_all(input, kind, name)?)));
+        let names = input.quantized().into_iter();
+        let found = names.filter_map(|name| Some((name, whole(&name)?)));
+        return found
+            .map(|(name, (kind, sizes))| Experts { name: name.into(), kind: *kind, sizes, matrices: vec![name.into()] })
+            .collect();
+    }
     for kind in config.map(ModelConfig::expert_tensors).unwrap_or_default() {
         let mut tensors: BTreeMap<String, BTreeMap<(usize, usize), &str>> = BTreeMap::new();
         for name in input.quantized() {

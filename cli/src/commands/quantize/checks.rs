@@ -145,7 +145,8 @@ fn is_one_of_several(index: &Path, name: &str) -> bool {
 /// plans.
 ///
 /// # Errors
-/// [`Failure::Use`] for embeddings: engines replace linear layers by quantized ones, and look embeddings up in plain tables.
+/// [`Failure::Use`] for embeddings: engines replace linear layers by quantized ones, and look embeddings up in plain tables. And for
+/// the transposed weights of Conv1D, which they do not replace either.
 pub fn unusual(
     args: &QuantizeArgs,
     config: Option<&ModelConfig>,
@@ -153,10 +154,28 @@ pub fn unusual(
     plans: &Plans,
     names: &[&str],
 ) -> Result<Option<String>, Failure> {
-    if args.only.is_none() || dialect == Dialect::Plain {
+    if args.only.is_none() {
         return Ok(None);
     }
     let weights = || plans.weights().map(|(at, _)| names[at]);
+    let turned: Vec<&str> = weights().filter(|name| plans.transposed.contains(module(name))).collect();
+    let turned = some(turned.iter().copied()).map(|first| (count(turned.len(), "weight", "weights"), first));
+    match (turned, dialect) {
+        (Some((number, first)), Dialect::Plain) => {
+            return Ok(Some(format!(
+                "--only: selects {number} of Conv1D layers ({first}), [in, out], whose rows are not what products sum over; \
+                 transpose them for products"
+            )));
+        }
+        (Some((number, first)), _) => {
+            return Err(Failure::Use(format!(
+                "--only: selects {number} of Conv1D layers ({first}), [in, out], and no engine reads such layers quantized; leave \
+                 them out, or write --dialect plain"
+            )));
+        }
+        (None, Dialect::Plain) => return Ok(None),
+        (None, _) => {}
+    }
     let embeddings: Vec<&str> = weights().filter(|name| left_alone(module(name)) == Some("an embedding")).collect();
     if let Some(first) = some(embeddings.iter().copied()).filter(|_| dialect != Dialect::ComfyUi) {
         return Err(Failure::Use(format!(
@@ -182,13 +201,17 @@ pub fn unusual(
 /// What there is to say of scales of layers that the model does not have.
 pub fn unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str]) -> Option<String> {
     let modules: HashSet<&str> = names.iter().map(|name| module(name)).collect();
-    let mut unknown: Vec<&str> = scales.modules().filter(|name| !modules.contains(name)).collect();
-    unknown.sort_unstable();
-    let first = some(unknown.iter().copied())?;
+    let (number, first) = others(scales, &modules)?;
     Some(format!(
-        "{}: {} that {} does not have, and that nothing is written for ({first})",
+        "{}: {number} that {} does not have, and that nothing is written for ({first})",
         args.input_scales.as_deref().map(shown).unwrap_or_default(),
-        count(unknown.len(), "layer", "layers"),
         shown(&args.input)
     ))
+}
+
+/// How many layers a file of calibration names that are not among these, and the first few of them by name.
+pub fn others(given: &InputScales, known: &HashSet<&str>) -> Option<(String, String)> {
+    let mut others: Vec<&str> = given.modules().filter(|name| !known.contains(name)).collect();
+    others.sort_unstable();
+    Some((count(others.len(), "layer", "layers"), some(others.iter().copied())?))
 }

@@ -13,21 +13,20 @@ use std::path::Path;
 use scaled_gemm::checkpoint::{
     Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
 };
-use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect};
+use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect};
 use scaled_gemm::{Recipe, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
-use crate::output::{Failure, Form, Outcome, byte_bar, count, shown};
+use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use plan::{Given, Plan, Plans, module};
 use report::Report;
 use stream::Work;
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.recipe(0)?;
-    let input = Checkpoint::open(&args.input)?;
-    let config = input.folder().map(ModelConfig::read).transpose()?.flatten();
+    let (input, config) = model_folder::open(&args.input)?;
     let beside = config.is_none().then(|| config_beside(&args.input)).flatten();
     let model = config.as_ref().or(beside.as_ref());
     let dialect = dialect(args, first, &input, model)?;
@@ -180,10 +179,15 @@ fn activations(
     scales: &InputScales,
 ) -> Result<Vec<(usize, f32)>, Failure> {
     let mut all = Vec::new();
+    let mut groups: HashMap<usize, f32> = HashMap::new();
     for (at, _) in plans.weights() {
         let mut largest = 0.0f32;
+        if let Some(known) = plans.group(at).and_then(|group| groups.get(&group)) {
+            all.push((at, *known));
+            continue;
+        }
         // Layers that are fused have one input, of which engines keep one scale.
-        for member in plans.sharing(at) {
+        for &member in plans.sharing(at).iter() {
             let item = &plans.items[member];
             let module = module(&item.name);
             // Of experts in one tensor, whose inputs are those of a layer, one amax may stand for all.
@@ -197,6 +201,7 @@ fn activations(
             })?;
             largest = largest.max(amax);
         }
+        groups.extend(plans.group(at).map(|group| (group, largest)));
         all.push((at, largest));
     }
     Ok(all)
@@ -204,23 +209,19 @@ fn activations(
 
 /// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale.
 fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Result<HashMap<usize, f32>, Failure> {
-    let mut names: HashSet<&str> = given.modules().collect();
-    let mut found = HashMap::new();
+    let (mut names, mut found) = (HashSet::new(), HashMap::new());
     for (at, _) in plans.weights() {
         let module = module(&plans.items[at].name);
         if let Some(amax) = given.amax(module) {
-            names.remove(module);
+            names.insert(module);
             found.insert(at, amax);
         }
     }
-    let mut unknown: Vec<&str> = names.into_iter().collect();
-    unknown.sort_unstable();
-    match folder::some(unknown.iter().copied()) {
+    match checks::others(given, &names) {
         None => Ok(found),
-        Some(first) => Err(Failure::Use(format!(
-            "{}: {} of which no weight is quantized ({first}); leave them out",
+        Some((number, first)) => Err(Failure::Use(format!(
+            "{}: {number} of which no weight is quantized ({first}); leave them out",
             args.weight_amax.as_deref().map(shown).unwrap_or_default(),
-            count(unknown.len(), "layer", "layers")
         ))),
     }
 }

@@ -1,10 +1,11 @@
 //! What becomes of each tensor: which are quantized, by which recipe, and which share a scale.
 
-use std::collections::{BTreeMap, HashSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype};
-use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, fused_groups, left_alone};
+use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Recipe, Scheme};
 
@@ -49,10 +50,13 @@ pub struct Plans {
     /// Places of items that share one scale.
     pub groups: Vec<Vec<usize>>,
     pub quantization: QuantizationConfig,
+    /// Layers whose rows are no rows to quantize along.
+    pub transposed: TransposedLayers,
 }
 
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
+const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
 const TORN: &str = "experts in one tensor, of which some are left alone: quantize all of them or none";
 
 /// What the plans are made from. `model`: the config that names the architecture, also where it is not read for anything else.
@@ -66,12 +70,18 @@ pub struct Given<'a> {
 }
 
 impl Plans {
-    /// The places of all that share the scale of the tensor at this place, itself among them.
-    pub fn sharing(&self, at: usize) -> Vec<usize> {
+    /// The group that the tensor at this place shares its scale with. What is asked of its members is asked once: a pattern of the
+    /// caller's may make one group of a hundred thousand.
+    pub fn group(&self, at: usize) -> Option<usize> {
         match &self.tensors[at] {
-            Plan::Quantize(Weight { group: Some(group), .. }) => self.groups[*group].clone(),
-            _ => vec![at],
+            Plan::Quantize(weight) => weight.group,
+            Plan::Copy(_) => None,
         }
+    }
+
+    /// The places of all that share the scale of the tensor at this place, itself among them.
+    pub fn sharing(&self, at: usize) -> Cow<'_, [usize]> {
+        self.group(at).map_or_else(|| vec![at].into(), |group| self.groups[group].as_slice().into())
     }
 
     pub fn new(given: Given<'_>) -> Result<Self, Failure> {
@@ -103,7 +113,9 @@ impl Plans {
         let quantization = QuantizationConfig::new(dialect, first, args.input_scales.is_some())?;
         let codes = codes(input);
         let items = items(input, model, dialect, whole);
-        let mut tensors: Vec<_> = items.iter().map(|item| plan(given, whole, &codes, item, first)).collect();
+        let transposed = TransposedLayers::new(model, input.tensors());
+        let mut tensors: Vec<_> =
+            items.iter().map(|item| plan(given, (whole, &codes, &transposed), item, first)).collect();
         // Engines fuse what they do not quantize, too: a group is quantized whole or not at all.
         let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&items[at])).collect();
         let modules: Vec<&str> = linear.iter().map(|&at| module(&items[at].name)).collect();
@@ -120,21 +132,9 @@ impl Plans {
                     leave(&mut tensors, members, "engines fuse it, and 128 does not divide the rows of its group");
                 }
             }
-            // What is left of one group may tear a layer of experts, and that another group.
-            loop {
-                let before = quantized(&tensors, 0..tensors.len()).len();
-                for members in &fused {
-                    if quantized(&tensors, members.iter().copied()).len() < members.len() {
-                        let reason =
-                            "engines fuse it with a layer that is left alone: quantize that too, or write plain";
-                        leave(&mut tensors, members, reason);
-                    }
-                }
-                leave_torn_experts(model, &items, &mut tensors, dialect);
-                if quantized(&tensors, 0..tensors.len()).len() == before {
-                    break;
-                }
-            }
+            let reason = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
+            let groups = fused.iter().map(|members| (members.clone(), reason));
+            leave_torn(&mut tensors, &groups.chain(layers_of_experts(model, &items, dialect)).collect::<Vec<_>>());
         }
         let mut groups: Vec<_> = fused.into_iter().map(|members| quantized(&tensors, members.into_iter())).collect();
         groups.retain(|members| has_whole(first) && members.len() > 1);
@@ -153,7 +153,7 @@ impl Plans {
                 weight.recipe = args.recipe(matrices.next().unwrap_or_default())?;
             }
         }
-        Ok(Self { items, tensors, groups, quantization })
+        Ok(Self { items, tensors, groups, quantization, transposed })
     }
 
     /// The matrices to be quantized, with their places.
@@ -217,8 +217,11 @@ fn layer_of_experts(model: Option<&ModelConfig>, item: &Item) -> Option<String> 
     known.or_else(|| item.name.find(EXPERTS).map(|at| item.name[..at + EXPERTS.len()].to_string()))
 }
 
+/// Places of tensors of which engines read all quantized or none, and why.
+type Together = (Vec<usize>, &'static str);
+
 /// Engines run the experts of a layer as one: where some are left alone, all are. Those of gpt-oss are all in MXFP4.
-fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut [Plan], dialect: Dialect) {
+fn layers_of_experts(model: Option<&ModelConfig>, items: &[Item], dialect: Dialect) -> Vec<Together> {
     let mut layers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (at, item) in items.iter().enumerate() {
         let of_one = is_linear(item) && item.name.contains(".experts.");
@@ -229,13 +232,28 @@ fn leave_torn_experts(model: Option<&ModelConfig>, items: &[Item], tensors: &mut
             layers.entry(layer).or_default().push(at);
         }
     }
-    for members in layers.values() {
-        if members.iter().any(|at| matches!(tensors[*at], Plan::Copy(_))) {
-            leave(
-                tensors,
-                members,
-                "engines run it with experts that are left alone: quantize those too, or write plain",
-            );
+    let reason = "engines run it with experts that are left alone: quantize those too, or write plain";
+    layers.into_values().map(|members| (members, reason)).collect()
+}
+
+/// Leaves what is not whole. What is left of one set may tear another, and that the next: each is looked at when it may be torn,
+/// and not all of them again, since a pattern of the caller's may make a chain of all layers.
+fn leave_torn(tensors: &mut [Plan], sets: &[Together]) {
+    let mut sets_of: HashMap<usize, Vec<usize>> = HashMap::new();
+    for (set, (members, _)) in sets.iter().enumerate() {
+        members.iter().for_each(|at| sets_of.entry(*at).or_default().push(set));
+    }
+    let mut left = vec![false; sets.len()];
+    let mut next: VecDeque<usize> = (0..sets.len()).collect();
+    while let Some(set) = next.pop_front() {
+        let (members, reason) = &sets[set];
+        if left[set] || quantized(tensors, members.iter().copied()).len() == members.len() {
+            continue;
+        }
+        left[set] = true;
+        for at in quantized(tensors, members.iter().copied()) {
+            tensors[at] = Plan::Copy(reason);
+            next.extend(sets_of.get(&at).into_iter().flatten().filter(|other| !left[**other]));
         }
     }
 }
@@ -278,7 +296,12 @@ fn source(dtype: Dtype) -> Option<DType> {
     }
 }
 
-fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, recipe: Recipe) -> Plan {
+fn plan(
+    given: Given<'_>,
+    (whole, codes, transposed): (&Whole, &HashSet<String>, &TransposedLayers),
+    item: &Item,
+    recipe: Recipe,
+) -> Plan {
     let Given { args, input, config, model, dialect } = given;
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
@@ -319,6 +342,9 @@ fn plan(given: Given<'_>, whole: &Whole, codes: &HashSet<String>, item: &Item, r
     if args.only.is_none() {
         if let Some(reason) = left_alone(module) {
             return Plan::Copy(reason);
+        }
+        if transposed.contains(module) {
+            return Plan::Copy(TRANSPOSED);
         }
         let of = self::module(&input.tensors()[item.tensor].name);
         if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {

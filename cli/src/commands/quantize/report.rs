@@ -16,6 +16,8 @@ use crate::recipes::{options, preset};
 
 /// Matrices from which on those that differ in a number are one line.
 const MANY: usize = 40;
+/// Most layers of a group that are named with each of them: of a hundred thousand that would be ten thousand million names.
+const LISTED: usize = 64;
 
 /// What there is to say of one run.
 pub struct Report<'a> {
@@ -70,8 +72,12 @@ impl Report<'_> {
                 value["of"] = json!(self.input.tensors()[tensor.tensor].name);
             }
             if let Some(group) = weight.group {
-                let members = self.plans.groups[group].iter().filter(|other| **other != at);
-                value["shares_its_scale_with"] = members.map(|other| tensors[*other].name.as_str()).collect();
+                let members = &self.plans.groups[group];
+                value["group"] = json!(group);
+                if members.len() <= LISTED {
+                    let others = members.iter().filter(|other| **other != at);
+                    value["shares_its_scale_with"] = others.map(|other| tensors[*other].name.as_str()).collect();
+                }
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);
@@ -79,6 +85,8 @@ impl Report<'_> {
             }
             value
         });
+        let names = |group: &Vec<usize>| Value::from_iter(group.iter().map(|at| tensors[*at].name.as_str()));
+        let groups = Value::from_iter(self.plans.groups.iter().map(names));
         let copied = self.copied();
         let copied = copied
             .iter()
@@ -88,7 +96,7 @@ impl Report<'_> {
             "scheme": self.first.scheme().spec().name, "format": self.first.format().name(),
             "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
-            "quantized": Value::from_iter(quantized), "copied": Value::from_iter(copied),
+            "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),
         })
     }
 
@@ -165,7 +173,9 @@ impl Report<'_> {
                 let name = super::module(&self.plans.items[*at].name);
                 printable(name.rsplit('.').next().unwrap_or(name))
             };
-            group.iter().map(last).collect::<Vec<_>>().join(", ")
+            let named: Vec<_> = group.iter().take(LISTED).map(last).collect();
+            let more = if group.len() > LISTED { format!(", ... ({} layers)", group.len()) } else { String::new() };
+            named.join(", ") + &more
         };
         let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
         groups.iter().for_each(|group| *kinds.entry(names(group)).or_default() += 1);
@@ -180,8 +190,10 @@ impl Report<'_> {
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
         if let (Some((median, _)), Some((most, at))) = (costs.get(costs.len() / 2), costs.last()) {
             text += &format!(
-                "sharing cost {median:.2} dB of SQNR in the median of {}, at most {most:.2} dB in {} (first 128 rows)\n",
+                "sharing cost {} dB of SQNR in the median of {}, at most {} dB in {} (first 128 rows)\n",
+                hundredths(*median),
                 count(costs.len(), "matrix whose scale it changed", "matrices whose scale it changed"),
+                hundredths(*most),
                 printable(&self.plans.items[*at].name)
             );
         }
@@ -196,6 +208,12 @@ impl Report<'_> {
         })
         .collect()
     }
+}
+
+/// `0.04`; what rounds to zero has no sign. (Sharing may gain a little.)
+fn hundredths(value: f64) -> String {
+    let text = format!("{value:.2}");
+    if text == "-0.00" { "0.00".into() } else { text }
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.
@@ -239,4 +257,15 @@ fn by_reason(copied: &[(&Item, &'static str)]) -> Vec<(&'static str, String)> {
         format!("{} ({})", tensors.len(), names.join(", "))
     };
     reasons.into_iter().map(|reason| (reason, list(reason))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_costs_no_less_than_nothing() {
+        let all = [-0.0, -0.0049, 0.0049, -0.006, 0.256];
+        assert_eq!(all.map(hundredths), ["0.00", "0.00", "0.00", "-0.01", "0.26"]);
+    }
 }

@@ -133,10 +133,13 @@ fn find_largest(
     to: &SyncSender<Result<(usize, f32), Failure>>,
 ) {
     let (mut sent, mut source) = (HashSet::new(), Rows::new(input));
-    for (at, plan) in plans.tensors.iter().enumerate() {
-        for member in plans.sharing(at) {
+    for at in 0..plans.tensors.len() {
+        if plans.group(at).is_some_and(|group| !sent.insert(group)) {
+            continue;
+        }
+        for &member in plans.sharing(at).iter() {
             let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
-            if matches!(plan, Plan::Quantize(_)) && has_whole(weight.recipe) && sent.insert(member) {
+            if has_whole(weight.recipe) {
                 let found = match given.get(&member) {
                     Some(amax) => Ok(*amax),
                     None => amax(&mut source, &plans.items[member], weight, buffers),
@@ -163,6 +166,8 @@ impl<'a> Stream<'a> {
     fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
         let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, part_bytes, reads_ahead } = *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
+        // By group: the largest value of all, and the first that holds an infinity.
+        let mut groups: HashMap<usize, (f32, Option<usize>)> = HashMap::new();
         let mut source = Rows::new(input);
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
             let Plan::Quantize(weight) = plan else {
@@ -174,21 +179,31 @@ impl<'a> Stream<'a> {
             };
             let mut whole = None;
             if has_whole(weight.recipe) {
-                let members = plans.sharing(at);
-                while members.iter().any(|member| !known.contains_key(member)) {
-                    let (member, amax) = largest
-                        .recv()
-                        .map_err(|_| Failure::Check("a thread of the work panicked; report it".into()))??;
-                    known.insert(member, amax);
-                }
-                let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
+                let of_group = plans.group(at).and_then(|group| groups.get(&group).copied());
+                let (shared, infinite) = match of_group {
+                    Some(found) => found,
+                    None => {
+                        let members = plans.sharing(at);
+                        for member in members.iter() {
+                            while !known.contains_key(member) {
+                                let (member, amax) = largest
+                                    .recv()
+                                    .map_err(|_| Failure::Check("a thread of the work panicked; report it".into()))??;
+                                known.insert(member, amax);
+                            }
+                        }
+                        let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
+                        let found = (shared, members.iter().copied().find(|member| known[member].is_infinite()));
+                        groups.extend(plans.group(at).map(|group| (group, found)));
+                        found
+                    }
+                };
                 // Said here of the matrix that holds it, not of the first that shares its scale.
-                let infinite = members.iter().find(|member| known[member].is_infinite() && **member != at);
                 if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
                     return Err(Failure::Use(format!(
                         "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
                         input.path().display(),
-                        printable(&plans.items[*member].name),
+                        printable(&plans.items[member].name),
                         printable(&item.name)
                     )));
                 }

@@ -1,0 +1,115 @@
+//! `info`: what is wrong with a model that reads without an error, or nearly.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+/// A file of one matrix: codes, their scales, and the scale of the whole.
+fn file(path: &str, nvfp4: bool, [codes, whole]: [&[u8]; 2], name: &str) {
+    let (rows, cols) = (4, 32);
+    let scale = (name, Dtype::F32, vec![1], whole.to_vec());
+    if !nvfp4 {
+        return write(path, &[("l.weight", Dtype::F8_E4M3, vec![rows, cols], codes.to_vec()), scale]);
+    }
+    let packed = if name.ends_with("global_scale") { "l.weight_packed" } else { "l.weight" };
+    let blocks = ("l.weight_scale", Dtype::F8_E4M3, vec![rows, cols / 16], vec![0x38; rows * cols / 16]);
+    write(path, &[(packed, Dtype::U8, vec![rows, cols / 2], codes[..rows * cols / 2].to_vec()), blocks, scale]);
+}
+
+/// (`info` read no scale, and said of none of these that anything was wrong.)
+#[test]
+fn scales_that_no_quantizer_writes_are_said() {
+    let folder = Folder::new();
+    let path = folder.file("a.safetensors");
+    let (some, none) = (vec![0x35; 128], vec![0x80; 128]);
+    for (nvfp4, name) in [(false, "l.weight_scale"), (true, "l.weight_scale_2"), (true, "l.weight_global_scale")] {
+        let info = |codes: &[u8], value: f32| {
+            file(&path, nvfp4, [codes, &value.to_le_bytes()], name);
+            run_on("cpu", &["info", &path])
+        };
+        assert_eq!(info(&some, 0.5).status.code(), Some(0), "{name}");
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.25, 0.0] {
+            let output = info(&some, value);
+            let [text, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+            assert_eq!(output.status.code(), Some(1), "{name} {value}: {text}");
+            let holds =
+                format!("a.safetensors: tensor {name}: holds {value} at element 0, and a scale is finite and above 0");
+            assert_words(&text, &["What is wrong", &holds, "; quantize the matrix again"]);
+            assert_words(&error, &["1 thing is wrong"]);
+        }
+        // What is zero has any scale, also none; but nothing is divided by it.
+        let zero = if nvfp4 { vec![0x88; 128] } else { none.clone() };
+        let divides = name.ends_with("global_scale");
+        assert_eq!(info(&zero, 0.0).status.code(), Some(i32::from(divides)), "{name}");
+        assert_eq!(info(&zero, f32::NAN).status.code(), Some(1), "{name}");
+    }
+}
+
+#[test]
+fn a_config_that_names_another_scheme_is_said() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let tensors = ["l.o_proj.weight", "l.down_proj.weight"].map(|name| f32_tensor(name, [256, 256], 1));
+    model_folder(&input, &tensors, Some(json!({})));
+    let write = |recipe: &str, dialect: &str| {
+        let _ = fs::remove_dir_all(&output);
+        good(&["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect]);
+        good(&["info", &output]);
+    };
+    let edit = |name: &str, change: &dyn Fn(&mut Value)| {
+        let place = format!("{output}/{name}");
+        let text = fs::read(&place).unwrap();
+        let mut value: Value = serde_json::from_slice(&text).unwrap();
+        change(&mut value);
+        fs::write(&place, value.to_string()).unwrap();
+        let (said, error) = wrong(&["info", &output]);
+        fs::write(&place, text).unwrap();
+        assert_words(&error, &["1 thing is wrong"]);
+        said
+    };
+    write("nvfp4", "modelopt");
+    let said = edit("hf_quant_config.json", &|value| value["quantization"]["quant_algo"] = "FP8".into());
+    let words = "hf_quant_config.json says quant_algo FP8, which is fp8-tensor, and 2 layers (l.";
+    assert_words(&said, &[words, "are nvfp4: engines read them by what it says", "quantize the model again"]);
+    let said = edit("config.json", &|value| value["quantization_config"]["quant_algo"] = "MXFP8".into());
+    assert_words(&said, &["config.json says quant_algo MXFP8, which is mxfp8, and 2 layers (l."]);
+    let said = edit("config.json", &|value| {
+        value["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32.into();
+    });
+    assert_words(
+        &said,
+        &["config.json says group_size 32, and 2 layers (l.", "are nvfp4, with a scale for 16 columns"],
+    );
+    let said = edit("hf_quant_config.json", &|value| value["quantization"]["group_size"] = 128.into());
+    assert_words(&said, &["hf_quant_config.json says group_size 128"]);
+    fs::write(format!("{output}/hf_quant_config.json"), "{").unwrap();
+    assert_words(&wrong(&["info", &output]).0, &["hf_quant_config.json: is no JSON", "; mend it"]);
+    for (recipe, format) in
+        [("fp8-row", "nvfp4-pack-quantized"), ("mxfp4", "float-quantized"), ("nvfp4", "mxfp8-quantized")]
+    {
+        write(recipe, "compressed-tensors");
+        let said = edit("config.json", &|value| value["quantization_config"]["format"] = format.into());
+        assert_words(&said, &[&format!("config.json says format {format}, which is"), &format!("are {recipe}")]);
+    }
+    write("fp8-128x128", "fp8");
+    for (tile, is) in [(Value::Null, "fp8-tensor or fp8-row"), (json!([64, 64]), "fp8-tiles of another size")] {
+        let said = edit("config.json", &|value| value["quantization_config"]["weight_block_size"] = tile.clone());
+        assert_words(&said, &[&format!("weight_block_size {tile}, which is {is}, and 2 layers"), "are fp8-128x128"]);
+    }
+    write("fp8-tensor", "fp8");
+    let said = edit("config.json", &|value| value["quantization_config"]["weight_block_size"] = json!([128, 128]));
+    assert_words(&said, &["weight_block_size [128,128], which is fp8-128x128, and 2 layers", "are fp8-tensor"]);
+    // What is not known here, or says several things, says nothing.
+    write("nvfp4", "modelopt");
+    for algorithm in ["MIXED_PRECISION", "OF_NEXT_YEAR"] {
+        let place = format!("{output}/config.json");
+        let text = fs::read_to_string(&place).unwrap().replace("W4A16_NVFP4", algorithm);
+        fs::write(&place, text).unwrap();
+        good(&["info", &output]);
+        fs::write(&place, fs::read_to_string(&place).unwrap().replace(algorithm, "W4A16_NVFP4")).unwrap();
+    }
+}
