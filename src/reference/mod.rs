@@ -5,6 +5,7 @@
 
 mod blocks;
 mod bound;
+mod cast;
 pub mod definition;
 mod delayed;
 mod gemm;
@@ -21,6 +22,7 @@ mod sample;
 pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
+pub use cast::{CastInput, CastValues, cast, cast_back, cast_scales, cast_with_scales, fp4_to_fp8};
 pub use delayed::{AmaxHistory, delayed_update};
 pub use gemm::{GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
 pub use hadamard::{hadamard16, hadamard16_inverse};

@@ -5,11 +5,13 @@
 //! ([`philox4x32_10`](super::philox4x32_10)), and the checks of arguments. Powers of two come from logarithms in f64, which are
 //! exact enough for every FP32 number, where the reference works on bits.
 
+mod cast;
 pub mod nvfp4;
 mod product;
 
 use ndarray::{Array2, ArrayView2};
 
+pub use cast::{cast, cast_back, cast_with_scales};
 pub use product::{scaled_gemm, values};
 
 use super::quantize::{check, check_given};
