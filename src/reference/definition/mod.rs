@@ -11,7 +11,7 @@ mod product;
 
 use ndarray::{Array2, ArrayView2};
 
-pub use cast::{cast, cast_back, cast_with_scales};
+pub use cast::{cast, cast_back, cast_with_scales, fp4_to_fp8};
 pub use product::{scaled_gemm, values};
 
 use super::quantize::{check, check_given};
