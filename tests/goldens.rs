@@ -23,8 +23,7 @@ mod blocks;
 mod casts;
 
 /// Cases, by prefix, and parts of cases that this crate does not check, and why.
-const LATER: [(&str, &str); 4] = [
-    ("swiglu_clamp10", "fused SwiGLU: the linear layer issue"),
+const LATER: [(&str, &str); 3] = [
     ("grouped_backward_drelu", "fused backward activation: the grouped tensor issue"),
     // Parts of cases that are checked otherwise; named here so that nobody thinks they are covered.
     ("sf_amax: sf_mul_recip", "PyTorch's division by a scalar as a multiplication: depends on its version"),

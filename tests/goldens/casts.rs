@@ -1,11 +1,11 @@
-//! TileKernels' casts to groupings that no product reads.
+//! TileKernels' casts to groupings that no product reads, and SwiGLU.
 
 use ndarray::{Array2, ArrayView2};
-use scaled_gemm::reference::{CastInput, cast, cast_scales, fp4_to_fp8};
+use scaled_gemm::reference::{CastInput, Swiglu, cast, cast_scales, fp4_to_fp8, swiglu};
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, HostCastMatrix};
 use serde_json::Value;
 
-use crate::{array, bits, bytes, hex, ints, row, same};
+use crate::{array, bits, bytes, floats, hex, ints, row, same};
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
     CastScheme::new(format, group).unwrap()
@@ -103,6 +103,19 @@ pub fn check(id: &str, input: &Value, expect: &Value) -> bool {
                 assert!(wide.codes()[32 * k..][..32].chunks(2).all(|pair| pair == [high, low]));
                 assert_eq!(q.scales()[k] / wide.scales()[0], f32::from_bits((multiplier as u32) << 23));
             }
+        }
+        "swiglu_clamp10" => {
+            let half = |key: &str| input[key].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32);
+            let x: Vec<f32> = half("l").chain(half("r")).collect();
+            let clamp = input["clamp"].as_f64().map(|c| c as f32);
+            let (values, counts) = swiglu(row(&x), &Swiglu { clamp, ..Swiglu::default() }).unwrap();
+            let tolerance = expect["rtol"].as_f64().unwrap();
+            for (got, want) in values.iter().zip(floats(&expect["y_f32"])) {
+                let off = f64::from((got - want).abs());
+                assert!(off <= tolerance * f64::from(want.abs()) && got.is_sign_negative() == want.is_sign_negative());
+            }
+            let counts = [counts.left_above, counts.right_above, counts.right_below].map(|count| count as usize);
+            assert_eq!(counts.to_vec(), ints(&expect["clamp_counts"]));
         }
         _ => return false,
     }
