@@ -17,6 +17,7 @@ pub mod nvfp4;
 mod operand;
 mod parallel;
 mod philox;
+mod producers;
 mod quantize;
 mod sample;
 pub mod transformer_engine;
@@ -30,6 +31,10 @@ pub use metrics::{calc_diff, sqnr_db};
 pub use noise::Noise;
 pub use operand::HostOperand;
 pub use philox::philox4x32_10;
+pub use producers::{
+    ClampCounts, RmsNorm, RmsNormed, Swiglu, SwigluGradients, gelu, gelu_tanh, rms_norm, round_values, silu, swiglu,
+    swiglu_backward,
+};
 pub use quantize::{
     amax, dequantize, quantize, quantize_part, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
     quantize_with_scale,

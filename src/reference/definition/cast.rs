@@ -4,7 +4,9 @@ use ndarray::Array2;
 
 use super::amax;
 use crate::error::Result;
-use crate::format::{CastGroup, CastRecipe, CastScheme, CodeFormat, DType, Fp8Scales, HostCastMatrix, codec};
+use crate::format::{
+    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Scales, HostCastMatrix, codec,
+};
 use crate::reference::cast::{CastInput, CastValues, check, check_given};
 
 /// What [`reference::cast`](crate::reference::cast()) must give.
@@ -92,5 +94,28 @@ fn by_groups(
             scales.push(scale);
         }
     }
+    HostCastMatrix::from_logical(scheme, rows, cols, codes, scales)
+}
+
+/// What [`reference::fp4_to_fp8`](crate::reference::fp4_to_fp8) must give where it gives something: the largest power of two of each
+/// 128 columns becomes 2^6, and every value is divided by what is left.
+///
+/// # Errors
+/// None of its own.
+pub fn fp4_to_fp8(q: &HostCastMatrix) -> Result<HostCastMatrix> {
+    let (rows, cols) = (q.rows(), q.cols());
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for i in 0..rows {
+        for left in (0..cols).step_by(128) {
+            let columns = left..(left + 128).min(cols);
+            let largest = columns.clone().map(|j| q.scale_at(i, j)).fold(0.0, f32::max);
+            let exponent = (f64::from(largest).log2() - 6.0).max(-127.0);
+            // In f64: a quotient by the least scale is beyond FP32.
+            let code = |j| f64::from(q.code_value(i, j)) * f64::from(q.scale_at(i, j)) / exponent.exp2();
+            codes.extend(columns.map(|j| codec::encode_e4m3(code(j) as f32)));
+            scales.push(exponent.exp2() as f32);
+        }
+    }
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128)?.with_scales(CastScales::Ue8m0);
     HostCastMatrix::from_logical(scheme, rows, cols, codes, scales)
 }

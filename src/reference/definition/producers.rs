@@ -1,0 +1,92 @@
+//! Producers in f64, element by element: what the FP32 values are near to.
+
+use ndarray::{Array2, ArrayView2};
+
+use crate::format::codec;
+use crate::reference::producers::{ClampCounts, RmsNorm, Swiglu};
+
+fn sigmoid(v: f64) -> f64 {
+    1.0 / (1.0 + (-v).exp())
+}
+
+/// `l` and `r` within the clamp, and whether they were beyond it; the weight of the row, 0 if it is skipped.
+fn element(x: &ArrayView2<f32>, options: &Swiglu<'_>, [i, j]: [usize; 2]) -> ([f64; 2], [bool; 3], f64) {
+    let [l, r] = [x[[i, j]], x[[i, x.ncols() / 2 + j]]].map(f64::from);
+    let c = options.clamp.map_or(f64::INFINITY, f64::from);
+    let weight = options.weights.map_or(1.0, |weights| f64::from(weights[i]));
+    let skipped = options.experts.is_some_and(|experts| experts[i] < 0);
+    ([l.min(c), r.clamp(-c, c)], [l > c, r > c, r < -c], if skipped { 0.0 } else { weight })
+}
+
+/// What [`reference::swiglu`](crate::reference::swiglu) is near to, and the counts that it must give. Finite x only.
+pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> (Array2<f64>, ClampCounts) {
+    let mut counts = ClampCounts::default();
+    let values = Array2::from_shape_fn((x.nrows(), x.ncols() / 2), |(i, j)| {
+        let ([l, r], beyond, weight) = element(&x, options, [i, j]);
+        if options.experts.is_none_or(|experts| experts[i] >= 0) {
+            counts.left_above += u64::from(beyond[0]);
+            counts.right_above += u64::from(beyond[1]);
+            counts.right_below += u64::from(beyond[2]);
+        }
+        l * sigmoid(l) * r * weight
+    });
+    (values, counts)
+}
+
+/// What [`reference::swiglu_backward`](crate::reference::swiglu_backward) is near to: the gradients of x and of w. Finite data only.
+pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &Swiglu<'_>) -> (Array2<f64>, Vec<f64>) {
+    let half = x.ncols() / 2;
+    let of_x = Array2::from_shape_fn(x.dim(), |(i, j)| {
+        let ([l, r], beyond, weight) = element(&x, options, [i, j % half]);
+        let s = sigmoid(l);
+        let y = f64::from(gradient[[i, j % half]]) * weight;
+        match j < half {
+            true if beyond[0] => 0.0,
+            true => y * r * (s + l * s * (1.0 - s)),
+            false if beyond[1] || beyond[2] => 0.0,
+            false => y * l * s,
+        }
+    });
+    let of_weight = |i: usize| {
+        let terms = (0..half).map(|j| {
+            let ([l, r], ..) = element(&x, options, [i, j]);
+            f64::from(gradient[[i, j]]) * l * sigmoid(l) * r
+        });
+        if options.experts.is_some_and(|experts| experts[i] < 0) { 0.0 } else { terms.sum() }
+    };
+    (of_x, (0..x.nrows()).map(of_weight).collect())
+}
+
+/// What [`reference::rms_norm`](crate::reference::rms_norm) is near to.
+pub fn rms_norm(x: ArrayView2<f32>, options: &RmsNorm<'_>) -> Array2<f64> {
+    let s = Array2::from_shape_fn(x.dim(), |at| {
+        f64::from(options.residual.map_or(x[at], |residual| codec::round_to(options.dtype, x[at] + residual[at])))
+    });
+    Array2::from_shape_fn(x.dim(), |(i, j)| {
+        let mean = s.row(i).iter().map(|v| v * v).sum::<f64>() / x.ncols() as f64;
+        s[[i, j]] / (mean + f64::from(options.epsilon)).sqrt() * f64::from(options.weight[j])
+    })
+}
+
+/// What [`reference::silu`](crate::reference::silu) is near to.
+pub fn silu(x: ArrayView2<f32>) -> Array2<f64> {
+    x.mapv(|v| f64::from(v) * sigmoid(f64::from(v)))
+}
+
+/// What [`reference::gelu`](crate::reference::gelu) is near to.
+pub fn gelu(x: ArrayView2<f32>) -> Array2<f64> {
+    x.mapv(|v| f64::from(v) / 2.0 * (1.0 + erf(f64::from(v) / std::f64::consts::SQRT_2)))
+}
+
+/// The error function: `2 / sqrt(pi) exp(-z^2) sum of 2^n z^(2n+1) / (1 * 3 * ... * (2n+1))`, whose terms have one sign.
+pub fn erf(z: f64) -> f64 {
+    if z.abs() > 6.0 {
+        return z.signum();
+    }
+    let (mut term, mut sum) = (z, z);
+    for n in 1..200 {
+        term *= 2.0 * z * z / f64::from(2 * n + 1);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-z * z).exp() * sum
+}

@@ -1,0 +1,98 @@
+//! RMSNorm, with a residual that is added first.
+
+use ndarray::{Array2, ArrayView2};
+
+use super::{matrix, parallel, row};
+use crate::error::{Error, Result};
+use crate::format::{DType, codec};
+
+/// What [`rms_norm`] needs beside x.
+#[derive(Debug, Clone, Copy)]
+pub struct RmsNorm<'a> {
+    /// A factor for each column.
+    pub weight: &'a [f32],
+    /// What is added to the mean of squares.
+    pub epsilon: f32,
+    /// What is added to x first, of its shape and type.
+    pub residual: Option<ArrayView2<'a, f32>>,
+    /// The type of x, to which the sum is rounded: BF16, F16 or F32.
+    pub dtype: DType,
+}
+
+/// What [`rms_norm`] gives.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RmsNormed {
+    /// y, for a cast.
+    pub values: Array2<f32>,
+    /// `x + residual`, rounded to the type of x, where there is a residual: the next layer's residual.
+    pub sum: Option<Array2<f32>>,
+    /// The factor of each row, `1 / sqrt(mean + epsilon)`.
+    pub rstd: Vec<f32>,
+}
+
+/// `y = s / sqrt(mean(s^2) + epsilon) * weight` along rows, `s = x + residual`; x is `rows x cols`.
+///
+/// ```text
+/// s    = round(fl(x + residual))                       to the type of x; what follows reads the rounded sum. Without residual: x
+/// mean = fl(sum of s^2 / cols)                         summed in f64, rounded to FP32 once
+/// rstd = fl(1 / fl(sqrt(fl(mean + epsilon))))
+/// y    = fl(fl(s * rstd) * weight)
+/// ```
+///
+/// A GPU sums squares in FP32 in an order of its own, which changes rstd, and with it a row, by a few units in the last place. Runs
+/// on all cores; allocates the result.
+///
+/// # Errors
+/// [`Error::Shape`] if the weight has not one element for each column, or the residual another shape; [`Error::DType`] for 8-bit types;
+/// [`Error::Unsupported`] unless epsilon is finite and at least 0.
+pub fn rms_norm(x: ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<RmsNormed> {
+    check(&x, options)?;
+    let (rows, cols) = x.dim();
+    let mut sum = vec![0.0f32; rows * cols];
+    parallel::for_each_piece(&mut sum, cols, 4, |i, sum| {
+        sum.copy_from_slice(&row(&x, i));
+        if let Some(residual) = options.residual {
+            sum.iter_mut().zip(row(&residual, i).iter()).for_each(|(s, r)| *s += r);
+            codec::round_all(options.dtype, sum);
+        }
+    });
+    let (mut values, mut rstd) = (sum.clone(), vec![0.0; rows]);
+    parallel::for_each_pair((&mut values, cols), (&mut rstd, 1), 4, |_, values, rstd| {
+        let squares: f64 = values.iter().map(|s| f64::from(*s) * f64::from(*s)).sum();
+        rstd[0] = 1.0 / ((squares / cols as f64) as f32 + options.epsilon).sqrt();
+        values.iter_mut().zip(options.weight).for_each(|(v, weight)| *v = *v * rstd[0] * weight);
+    });
+    let sum = options.residual.map(|_| matrix(rows, cols, sum));
+    Ok(RmsNormed { values: matrix(rows, cols, values), sum, rstd })
+}
+
+fn check(x: &ArrayView2<f32>, options: &RmsNorm<'_>) -> Result<()> {
+    let (rows, cols) = x.dim();
+    if options.weight.len() != cols {
+        return Err(Error::shape(
+            "weight of a norm",
+            format!("{} elements", options.weight.len()),
+            format!("must be the {cols} columns of x"),
+            "pass a factor for each column",
+        ));
+    }
+    if let Some((r, c)) = options.residual.map(|residual| residual.dim()).filter(|dim| *dim != x.dim()) {
+        return Err(Error::shape(
+            "residual of a norm",
+            format!("{r} x {c}"),
+            format!("must be {rows} x {cols}, as x"),
+            "pass a matrix of the same shape",
+        ));
+    }
+    if !options.dtype.is_wide() {
+        return Err(Error::dtype("x of a norm", options.dtype, "cannot hold a sum", "pass bf16, f16 or f32"));
+    }
+    if !(options.epsilon >= 0.0 && options.epsilon.is_finite()) {
+        return Err(Error::unsupported(
+            format!("epsilon {} of a norm", options.epsilon),
+            "it must be finite and at least 0",
+            "pass the model's, such as 1e-6",
+        ));
+    }
+    Ok(())
+}

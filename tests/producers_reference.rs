@@ -1,0 +1,264 @@
+//! The producers on the CPU: near their definition in f64, codes that differ only at a rounding boundary, and what is exact exactly.
+
+use ndarray::{Array2, s};
+use scaled_gemm::codec::{encode_e4m3, round_to};
+use scaled_gemm::reference::{
+    ClampCounts, Noise, RmsNorm, Swiglu, cast, definition, gelu, gelu_tanh, rms_norm, round_values, silu, swiglu,
+    swiglu_backward,
+};
+use scaled_gemm::{Activation, CastGroup, CastRecipe, CastScheme, CodeFormat, DType};
+
+/// numerics.md 1.7: how far values before a cast may be off, relative.
+const NEAR: f64 = 4e-7;
+
+/// Every way to call SwiGLU on `rows` rows.
+fn options<'a>(weights: &'a [f32], experts: &'a [i32]) -> Vec<Swiglu<'a>> {
+    let mut all = Vec::new();
+    for clamp in [None, Some(10.0), Some(0.75), Some(0.0)] {
+        for weights in [None, Some(weights)] {
+            for experts in [None, Some(experts)] {
+                all.push(Swiglu { clamp, weights, experts });
+            }
+        }
+    }
+    all
+}
+
+/// x of several magnitudes, w, experts of which a third is negative, and g.
+fn operands(rows: usize, half: usize) -> (Array2<f32>, Vec<f32>, Vec<i32>, Array2<f32>) {
+    let mut noise = Noise::new(51);
+    let mut x = noise.matrix(rows, 2 * half, DType::Bf16);
+    x.rows_mut()
+        .into_iter()
+        .enumerate()
+        .for_each(|(i, mut row)| row.mapv_inplace(|v| v * [1.0, 8.0, 0.01, 40.0][i % 4]));
+    let weights = (0..rows).map(|_| noise.uniform()).collect();
+    let experts = (0..rows as i32).map(|i| if i % 3 == 1 { -1 - i } else { i }).collect();
+    (x, weights, experts, noise.matrix(rows, half, DType::Bf16))
+}
+
+/// Within [`NEAR`] of `want`, or as little as is lost where exp(-l) is beyond FP32: l * r / 3.4e38.
+#[track_caller]
+fn near(got: &Array2<f32>, want: &Array2<f64>) {
+    assert_eq!(got.dim(), want.dim());
+    for ((at, got), want) in got.indexed_iter().zip(want) {
+        let off = (f64::from(*got) - want).abs();
+        assert!(off <= NEAR * want.abs() + 1e-34, "{at:?}: {got:e}, {want:e}, off {:e}", off / want.abs());
+    }
+}
+
+#[test]
+fn swiglu_is_near_its_definition_and_counts_what_it_clamps() {
+    for (rows, half) in [(0, 32), (1, 16), (37, 160), (8, 1)] {
+        let (x, weights, experts, _) = operands(rows, half);
+        for options in options(&weights, &experts) {
+            let (values, counts) = swiglu(x.view(), &options).unwrap();
+            let (want, want_counts) = definition::swiglu(x.view(), &options);
+            near(&values, &want);
+            assert_eq!(counts, want_counts, "{options:?}");
+        }
+    }
+}
+
+#[test]
+fn what_lies_at_the_bound_is_not_counted_and_nan_stays() {
+    let x = ndarray::arr2(&[[2.0f32, 2.5, f32::NAN, 1.0, 2.0, -2.0, 1.0, f32::NAN]]);
+    let (values, counts) = swiglu(x.view(), &Swiglu { clamp: Some(2.0), ..Swiglu::default() }).unwrap();
+    assert_eq!(counts, ClampCounts { left_above: 1, right_above: 0, right_below: 0 });
+    assert_eq!(values.mapv(f32::is_nan), ndarray::arr2(&[[false, false, true, true]]));
+    assert_eq!(values[[0, 0]], -values[[0, 1]]);
+}
+
+#[test]
+fn codes_of_swiglu_differ_only_where_a_value_is_at_a_boundary() {
+    let (x, weights, experts, _) = operands(64, 512);
+    let options = Swiglu { clamp: Some(10.0), weights: Some(&weights), experts: Some(&experts) };
+    let values = swiglu(x.view(), &options).unwrap().0;
+    let want = definition::swiglu(x.view(), &options).0;
+    for group in [CastGroup::Group1x128, CastGroup::Group1x32, CastGroup::Row] {
+        let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, group).unwrap());
+        let q = cast(&values.view().into(), recipe).unwrap();
+        for ((i, j), want) in want.indexed_iter() {
+            // What scale it is, the amax says; both ends of what the value may be bound its code.
+            let encode = f64::from(448.0 / (f64::from(q.scale_at(i, j)) * 448.0) as f32);
+            let [low, high] =
+                [1.0 - 2.0 * NEAR, 1.0 + 2.0 * NEAR].map(|f| encode_e4m3((want.abs() * f * encode) as f32));
+            let code = q.codes()[i * 512 + j] & 0x7F;
+            assert!((low..=high).contains(&code), "({i}, {j}): {code} is not of {want:e}");
+        }
+    }
+}
+
+/// The definition's gradients are those that differences of the definition's values have.
+#[test]
+fn the_definition_of_gradients_is_one() {
+    let (x, weights, _, gradient) = operands(4, 16);
+    let x = x.mapv(|v| (v * 4.0).round() / 16.0);
+    let options = Swiglu { clamp: Some(1.03), weights: Some(&weights), experts: None };
+    let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), &options);
+    let loss = |x: &Array2<f32>| {
+        let (values, _) = definition::swiglu(x.view(), &options);
+        values.iter().zip(&gradient).map(|(y, g)| y * f64::from(*g)).sum::<f64>()
+    };
+    // Exact in FP32 beside the sixteenths above, and never across the clamp.
+    let step = 1.0f32 / 1024.0;
+    for (at, got) in of_x.indexed_iter() {
+        let [up, down] = [step, -step].map(|step| {
+            let mut x = x.clone();
+            x[at] += step;
+            loss(&x)
+        });
+        let want = (up - down) / (2.0 * f64::from(step));
+        assert!((got - want).abs() < 1e-5 * (1.0 + want.abs()), "{at:?}: {got} {want}");
+    }
+    for (i, got) in of_w.iter().enumerate() {
+        let own = Swiglu { weights: None, ..options };
+        let (values, _) = definition::swiglu(x.view(), &own);
+        let want: f64 = values.row(i).iter().zip(gradient.row(i)).map(|(y, g)| y * f64::from(*g)).sum();
+        assert!((got - want).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn gradients_are_near_their_definition() {
+    for (rows, half) in [(0, 32), (1, 16), (37, 160)] {
+        let (x, weights, experts, gradient) = operands(rows, half);
+        for options in options(&weights, &experts) {
+            let got = swiglu_backward(x.view(), gradient.view(), &options).unwrap();
+            let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), &options);
+            assert_eq!(got.x.dim(), (rows, 2 * half));
+            for (((i, j), got), want) in got.x.indexed_iter().zip(&of_x) {
+                // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
+                let [l, r] = [x[[i, j % half]], x[[i, half + j % half]]].map(|v| f64::from(v.abs()));
+                let terms = if j < half { r * (1.0 + l) } else { l };
+                let bound = 1e-6 * f64::from(gradient[[i, j % half]].abs()) * terms;
+                assert!((f64::from(*got) - want).abs() <= bound, "{:?} {got:e} {want:e}", (i, j));
+            }
+            // The forward pass again, rounded.
+            let forward = swiglu(x.view(), &options).unwrap().0;
+            assert_eq!(got.out, round_values(forward.clone(), DType::Bf16));
+            for (i, (got, want)) in got.weights.iter().zip(&of_w).enumerate() {
+                let terms: f64 =
+                    (0..half).map(|j| f64::from((x[[i, j]] * x[[i, half + j]] * gradient[[i, j]]).abs())).sum();
+                assert!((f64::from(*got) - want).abs() <= 1e-6 * terms, "{i}: {got:e} {want:e}");
+            }
+            for i in (0..rows).filter(|i| options.experts.is_some_and(|experts| experts[*i] < 0)) {
+                assert!(got.x.row(i).iter().chain(got.out.row(i)).all(|v| v.to_bits() == 0) && got.weights[i] == 0.0);
+                assert!(forward.row(i).iter().all(|v| v.to_bits() == 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_operands_give_what_copies_give() {
+    let (x, weights, experts, gradient) = operands(24, 64);
+    let options = Swiglu { clamp: Some(1.0), weights: Some(&weights), experts: Some(&experts) };
+    let [x_t, g_t] = [&x, &gradient].map(|m| m.t().as_standard_layout().to_owned());
+    assert_eq!(swiglu(x.view(), &options).unwrap(), swiglu(x_t.t(), &options).unwrap());
+    let of = |x, g| swiglu_backward(x, g, &options).unwrap();
+    assert_eq!(of(x.view(), gradient.view()), of(x_t.t(), g_t.t()));
+    let norm = RmsNorm { weight: &[1.5; 128], epsilon: 1e-6, residual: Some(x.view()), dtype: DType::Bf16 };
+    let turned = RmsNorm { residual: Some(x_t.t()), ..norm };
+    assert_eq!(rms_norm(x.view(), &norm).unwrap(), rms_norm(x_t.t(), &turned).unwrap());
+    assert_eq!(
+        (silu(x.view()), round_values(x.clone().reversed_axes(), DType::E4M3)),
+        (silu(x_t.t()), round_values(x_t.clone(), DType::E4M3))
+    );
+}
+
+#[test]
+fn norms_are_near_their_definition() {
+    let mut noise = Noise::new(52);
+    for (rows, cols) in [(0, 64), (1, 1), (19, 576), (3, 7168)] {
+        for dtype in [DType::Bf16, DType::F16, DType::F32] {
+            let x = noise.matrix(rows, cols, dtype).mapv(|v| round_to(dtype, v * 3.0));
+            let residual = noise.matrix(rows, cols, dtype);
+            let weight: Vec<f32> = (0..cols).map(|_| 0.5 + noise.uniform()).collect();
+            for residual in [None, Some(residual.view())] {
+                for epsilon in [0.0, 1e-6, 0.1] {
+                    let options = RmsNorm { weight: &weight, epsilon, residual, dtype };
+                    let got = rms_norm(x.view(), &options).unwrap();
+                    near(&got.values, &definition::rms_norm(x.view(), &options));
+                    let sum = residual.map(|residual| (&x + &residual).mapv(|v| round_to(dtype, v)));
+                    assert_eq!(got.sum, sum);
+                    // What is written is what the next step reads: a norm of the sum is the same bytes.
+                    let again = RmsNorm { residual: None, ..options };
+                    let again = rms_norm(sum.as_ref().unwrap_or(&x).view(), &again).unwrap();
+                    assert_eq!((again.values, again.rstd), (got.values, got.rstd));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_norm_of_zeros_is_zero_and_large_numbers_do_not_overflow() {
+    let norm = RmsNorm { weight: &[2.0; 64], epsilon: 1e-6, residual: None, dtype: DType::F32 };
+    let got = rms_norm(Array2::zeros((2, 64)).view(), &norm).unwrap();
+    assert!(
+        got.values.iter().all(|v| *v == 0.0)
+            && got.sum.is_none()
+            && got.rstd == [1000.0; 2].map(|_| 1.0 / 1e-6f32.sqrt())
+    );
+    let got = rms_norm(Array2::from_elem((1, 64), 1e15).view(), &norm).unwrap();
+    assert!(got.values.iter().all(|v| (v - 2.0).abs() < 1e-6));
+}
+
+#[test]
+fn activations_are_near_their_definition() {
+    let x = Array2::from_shape_fn((64, 512), |(i, j)| (i as f32 * 512.0 + j as f32 - 16384.0) * 2f32.powi(-10));
+    near(&silu(x.view()), &definition::silu(x.view()));
+    for (((got, tanh), want), v) in
+        gelu(x.view()).iter().zip(&gelu_tanh(x.view())).zip(&definition::gelu(x.view())).zip(&x)
+    {
+        let v = f64::from(*v);
+        assert!((f64::from(*got) - want).abs() <= 2e-7 * v.abs(), "{v}: {got:e} {want:e}");
+        // The form with tanh is another function, though not by much.
+        assert!((f64::from(*tanh) - want).abs() < 5e-4);
+    }
+    let bits = |x: &Array2<f32>| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&gelu_tanh(x.view())), bits(&x.mapv(|v| Activation::Gelu.apply(v))));
+    let special = ndarray::arr2(&[[f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -0.0, -200.0]]);
+    for f in [silu, gelu, gelu_tanh] {
+        let y = f(special.view());
+        assert!(y[[0, 0]] == f32::INFINITY && y[[0, 1]].is_nan() && y[[0, 2]].is_nan());
+        assert!(y.slice(s![0, 3..]).iter().all(|v| v.to_bits() == 1 << 31));
+    }
+}
+
+#[test]
+fn refusals_name_operand_number_rule_and_remedy() {
+    let x = Array2::<f32>::ones((3, 32));
+    let says = |error: scaled_gemm::Error, words: &[&str]| {
+        let text = error.to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{text}: {word}"));
+    };
+    let none = Swiglu::default();
+    says(swiglu(x.slice(s![.., ..31]), &none).unwrap_err(), &["x of SwiGLU", "31", "even"]);
+    says(
+        swiglu(x.view(), &Swiglu { weights: Some(&[1.0]), ..none }).unwrap_err(),
+        &["weights", "1 must be the 3 rows"],
+    );
+    says(
+        swiglu(x.view(), &Swiglu { experts: Some(&[1; 4]), ..none }).unwrap_err(),
+        &["experts", "4 must be the 3 rows"],
+    );
+    for c in [-1.0, f32::NAN] {
+        let options = Swiglu { clamp: Some(c), ..none };
+        says(swiglu(x.view(), &options).unwrap_err(), &["clamp", &c.to_string(), "at least 0"]);
+        says(swiglu_backward(x.view(), x.slice(s![.., ..16]), &options).unwrap_err(), &["clamp"]);
+    }
+    says(swiglu_backward(x.view(), x.view(), &none).unwrap_err(), &["gradient", "3 x 32 must be 3 x 16"]);
+    let norm = RmsNorm { weight: &[1.0; 32], epsilon: 1e-6, residual: None, dtype: DType::Bf16 };
+    says(rms_norm(x.view(), &RmsNorm { weight: &[1.0; 31], ..norm }).unwrap_err(), &["weight", "31", "32 columns"]);
+    let short = x.slice(s![..2, ..]);
+    says(
+        rms_norm(x.view(), &RmsNorm { residual: Some(short), ..norm }).unwrap_err(),
+        &["residual", "2 x 32 must be 3 x 32"],
+    );
+    says(rms_norm(x.view(), &RmsNorm { dtype: DType::E4M3, ..norm }).unwrap_err(), &["e4m3", "bf16"]);
+    for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+        says(rms_norm(x.view(), &RmsNorm { epsilon, ..norm }).unwrap_err(), &["epsilon", "at least 0"]);
+    }
+}
