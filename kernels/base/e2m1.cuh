@@ -106,6 +106,22 @@ __device__ __forceinline__ u32 encode8_e2m1(const float (&v)[8]) {
 #endif
 }
 
+// The same of numbers that `e2m1_factor` made less than 7 * 2^-14 in size, without NaN.
+__device__ __forceinline__ u32 encode8_e2m1_bounded(const float (&v)[8]) {
+#ifdef HARDWARE_E2M1
+    return hardware_e2m1(v);
+#else
+    u32 n[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const float* y = v + 4 * k;
+        const float q[4] = {round_scaled(fabsf(y[0])), round_scaled(fabsf(y[1])), round_scaled(fabsf(y[2])), round_scaled(fabsf(y[3]))};
+        n[k] = join4(bytes4(q), top_bytes(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3])));
+    }
+    return join8(n[0], n[1]);
+#endif
+}
+
 // The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte
 // of an F16 one, 2^14 too small, which f makes up for unless it is huge. The two products put both halves of a byte in place,
 // where the masks find them.

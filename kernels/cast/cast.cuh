@@ -22,11 +22,13 @@ __device__ __forceinline__ u64 scale_index(const CastGrid& grid, u64 row, u64 co
     return grid.order == COLUMN_MAJOR ? col * pitch + row : col / 4 * 4 * pitch + 4 * row + col % 4;
 }
 
+__device__ __forceinline__ float scale_of_byte(u32 byte) {
+    return __uint_as_float(byte == 0 ? 0x00400000u : byte == 255 ? 0x7FC00000u : byte << 23);
+}
+
 __device__ __forceinline__ float load_scale(const CastGrid& grid, const u8* scales, u64 row, u64 col) {
     const u64 at = scale_index(grid, row, col);
-    if (grid.order != UE8M0) return __ldg((const float*)scales + at);
-    const u32 byte = __ldg(scales + at);
-    return __uint_as_float(byte == 0 ? 0x00400000u : byte == 255 ? 0x7FC00000u : byte << 23);
+    return grid.order == UE8M0 ? scale_of_byte(__ldg(scales + at)) : __ldg((const float*)scales + at);
 }
 
 __device__ __forceinline__ void store_scale(const CastGrid& grid, u8* scales, u64 row, u64 col, float scale) {
@@ -83,74 +85,112 @@ __device__ __forceinline__ i64 source_row(const CastSource& s, u64 row, u32 rows
 }
 
 // What a cast reads, eight neighbours of a row at a time: `load` asks for them, without a branch that the next load would wait
-// for; `values` are the numbers, as often as they are wanted.
+// for; `open` follows when all were asked for, and then `values` are the numbers.
 
-// Elements as they lie in memory.
+// Elements as they lie in memory: unpacked as often as they are wanted.
 template <class T, bool ALIGNED> struct Plain {
     Vec8<T> v;
     __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
         const bool inside = row >= 0 && col < s.cols;
         v = inside ? ::load<ALIGNED>((const T*)s.x + (u64)row * s.stride + col) : zero8<T>();
     }
-    __device__ __forceinline__ void values(const CastSource&, i64, u32, float (&f)[8]) const { unpack(v, f); }
+    __device__ __forceinline__ void open(const CastSource&, i64, u32) {}
+    __device__ __forceinline__ float value(int i) const { return element(v, i); }
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
 
-// Codes, and the scale of the first.
+// Codes times their scales, fl(code * scale), kept as numbers.
 template <u32 FORMAT> struct Coded {
-    uint2 codes;
+    float v[8];
+    u32 codes[2];
     float scale;
     __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
         const bool inside = row >= 0 && col < s.cols;
-        codes = {0, 0};
+        codes[0] = codes[1] = 0;
         scale = 0.0f;
         if (!inside) return;
         const u64 at = (u64)row * s.cols + col;
-        if constexpr (FORMAT == E2M1) codes.x = __ldg((const u32*)((const u8*)s.x + at / 2));
-        else codes = __ldg((const uint2*)((const u8*)s.x + at));
+        if constexpr (FORMAT == E2M1) {
+            codes[0] = __ldg((const u32*)((const u8*)s.x + at / 2));
+        } else {
+            const uint2 both = __ldg((const uint2*)((const u8*)s.x + at));
+            codes[0] = both.x;
+            codes[1] = both.y;
+        }
         scale = load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col >> s.grid.col_shift);
     }
-    // fl(code * scale)
-    __device__ __forceinline__ void values(const CastSource& s, i64 row, u32 col, float (&f)[8]) const {
-        if constexpr (FORMAT == E2M1) decode_word(codes.x, 1.0f, f);
-        else decode8(FORMAT, codes, f);
+    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col) {
+        if constexpr (FORMAT == E2M1) decode_word(codes[0], 1.0f, v);
+        else decode8(FORMAT, {codes[0], codes[1]}, v);
         if (s.grid.col_shift == 0 && row >= 0 && col < s.cols) {
             // Per channel: each element has a scale of its own.
 #pragma unroll
-            for (int i = 0; i < 8; i++) f[i] = __fmul_rn(f[i], load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col + i));
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col + i));
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; i++) f[i] = __fmul_rn(f[i], scale);
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
         }
     }
+    __device__ __forceinline__ float value(int i) const { return v[i]; }
     __device__ __forceinline__ void forget() {}
 };
 
-// max |f| in FP32 from the first step, NaN dropped.
-__device__ __forceinline__ float amax_of(const float (&f)[8], float amax) {
+// The larger, or NaN if one of them is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+
+// max |value| in FP32 from the first step, NaN dropped. `clean`: whether there was none, where the format asks for it.
+template <u32 FORMAT, class S> __device__ __forceinline__ float amax_of(const S& s, float amax, bool& clean) {
+    if constexpr (FORMAT == E2M1) {
+        float m = amax;
 #pragma unroll
-    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(f[i]));
+        for (int i = 0; i < 8; i++) m = max_or_nan(m, fabsf(s.value(i)));
+        if (m == m) return m;
+        clean = false;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(s.value(i)));
     return amax;
 }
 
-// Writes the codes of eight values, each times its factor, fl(x * encode); `at` is the number of the first.
-template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], const float (&encode)[8]) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], encode[i]);
+// Below, encode * 2^-14 is no normal number, and may lose bits that fl(x * encode) has.
+constexpr float LEAST_ENCODE = 0x1p-112f;
+
+// Writes the codes of eight values, each times its factor, fl(x * encode); `at` is the number of the first. `bounded`: no product
+// is above 6 by more than a rounding, none is NaN, and no factor is below LEAST_ENCODE.
+template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], const float (&encode)[8], bool bounded) {
     if constexpr (FORMAT == E2M1) {
-        // A product of its own: encode times 2^-14 may be no normal number, and what is rounded is fl(x * encode).
         const float unit = e2m1_factor(1.0f);
+        u32 word;
+        if (bounded) {
+            // Where x * encode * 2^-14 is no normal number either, the code is 0 whatever it is rounded to.
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], unit);
-        *(u32*)(codes + at / 2) = encode8_e2m1(v);
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], __fmul_rn(encode[i], unit));
+            word = encode8_e2m1_bounded(v);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], encode[i]), unit);
+            word = encode8_e2m1(v);
+        }
+        *(u32*)(codes + at / 2) = word;
     } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], encode[i]);
         *(uint2*)(codes + at) = encode8<FORMAT>(v);
     }
 }
 
-template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], float encode) {
+template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], float encode, bool bounded) {
     const float all[8] = {encode, encode, encode, encode, encode, encode, encode, encode};
-    store_codes<FORMAT>(codes, at, v, all);
+    store_codes<FORMAT>(codes, at, v, all, bounded);
+}
+
+template <class S> __device__ __forceinline__ void values(const S& s, float (&f)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = s.value(i);
 }
 
 // KERNEL(name, SOURCE, ...) for every kind of source.

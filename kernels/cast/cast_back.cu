@@ -14,9 +14,8 @@ __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float v[8];
-            data[h].values(source, (i64)row, col[h], v);
-            if (col[h] < source.cols) store<ALIGNED>(y + row * y_stride + col[h], v);
+            data[h].open(source, (i64)row, col[h]);
+            if (col[h] < source.cols) store<ALIGNED>(y + row * y_stride + col[h], data[h].v);
         }
     }
 }

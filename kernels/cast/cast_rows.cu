@@ -1,66 +1,80 @@
 // Casts in groups along rows: 16, 32, 64 or 128 columns, or the whole row.
 #include "cast/cast.cuh"
 
-// A warp takes 4 rows x 128 columns, eight lanes a row, sixteen elements a lane in two loads of which each covers 64 neighbours
+// A warp takes 4 rows x 128 columns, eight lanes a row, sixteen elements a lane in two vectors of which each covers 64 neighbours
 // of a row. A block takes 4 rows and CHUNKS times 8 chunks of 128 columns along them.
 template <class S, int CHUNKS, u32 FORMAT>
 __device__ __forceinline__ void cast_rows(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
+    constexpr int VECTORS = 2 * CHUNKS;
     const u32 chunks = (cols + 127) / 128, blocks = (chunks + 8 * CHUNKS - 1) / (8 * CHUNKS);
     const u32 lane = threadIdx.x % 32;
     const u64 row = (u64)(blockIdx.x / blocks) * 4 + lane / 8;
     const u32 first = (blockIdx.x % blocks * 8 * CHUNKS + threadIdx.x / 32) * 128 + lane % 8 * 8;
+    const auto column = [&](u32 v) { return first + 1024 * (v / 2) + 64 * (v % 2); };
     begin();
     const i64 from = source_row(source, row, rows);
-    S data[CHUNKS][2];
+    S data[VECTORS];
 #pragma unroll
-    for (int g = 0; g < CHUNKS; g++)
+    for (int v = 0; v < VECTORS; v++) data[v].load(source, from, column(v));
 #pragma unroll
-        for (int h = 0; h < 2; h++) data[g][h].load(source, from, first + 1024 * g + 64 * h);
+    for (int v = 0; v < VECTORS; v++) data[v].open(source, from, column(v));
     const u32 shift = out.grid.col_shift;
+    float encode[VECTORS];
+    bool clean[VECTORS];
+    if (out.part == CODES) {
 #pragma unroll
-    for (int g = 0; g < CHUNKS; g++) {
-        float m[2], encode[2];
-        if (out.part != CODES) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float v[8];
-                data[g][h].values(source, from, first + 1024 * g + 64 * h, v);
-                m[h] = amax_of(v, 0.0f);
-            }
-            if (shift == 7) m[0] = m[1] = fmaxf(m[0], m[1]);
-            // Lanes of a group: 2, 4 or 8.
-            for (u32 step = shift >= 6 ? 4 : shift == 5 ? 2 : 1; step > 0; step /= 2) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) m[h] = fmaxf(m[h], __shfl_xor_sync(0xFFFFFFFFu, m[h], step));
-            }
+        for (int v = 0; v < VECTORS; v++) {
+            const bool inside = row < rows && column(v) < cols;
+            encode[v] = inside ? __frcp_rn(load_scale(out.grid, out.scales, row, column(v) >> shift)) : 0.0f;
+            clean[v] = false;
         }
+    } else {
+        float m[VECTORS];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 col = first + 1024 * g + 64 * h;
-            const bool inside = row < rows && col < cols;
-            if (out.part == CODES) {
-                encode[h] = inside ? __frcp_rn(load_scale(out.grid, out.scales, row, col >> shift)) : 0.0f;
-                continue;
-            }
-            if (h == 1 && shift == 7) {
-                encode[1] = encode[0];
-                continue;
-            }
-            const GroupScale s = cast_scale(rule, m[h]);
-            encode[h] = s.encode;
-            // The group's first lane; its first vector may lie outside a matrix of 16 columns no more than the group does.
-            if (inside && (col & ((1u << shift) - 1)) == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
+        for (int v = 0; v < VECTORS; v++) {
+            clean[v] = true;
+            m[v] = amax_of<FORMAT>(data[v], 0.0f, clean[v]);
         }
-        if (out.part == SCALES) continue;
+        if (shift == 7) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const u32 col = first + 1024 * g + 64 * h;
-            if (row >= rows || col >= cols) continue;
-            data[g][h].forget();
-            float v[8];
-            data[g][h].values(source, from, col, v);
-            store_codes<FORMAT>(out.codes, row * cols + col, v, encode[h]);
+            for (int v = 0; v < VECTORS; v += 2) m[v] = m[v + 1] = fmaxf(m[v], m[v + 1]);
         }
+        // A group is these neighbouring lanes of a vector; one of 128 columns is all eight of both vectors.
+        const u32 lanes = shift >= 6 ? 8 : shift == 5 ? 4 : 2;
+        for (u32 step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) m[v] = fmaxf(m[v], __shfl_xor_sync(0xFFFFFFFFu, m[v], step));
+        }
+        // Each lane makes the factors of one vector's group, or of two where a group has two lanes; the others get them from it.
+        const u32 own = lane % lanes;
+        const auto make = [&](u32 v) {
+            float amax = m[0];
+#pragma unroll
+            for (int i = 1; i < VECTORS; i++) amax = v == i ? m[i] : amax;
+            const GroupScale s = cast_scale(rule, amax);
+            const u32 group = column(v) >> shift;
+            const bool writes = v < VECTORS && (shift < 7 || v % 2 == 0);
+            if (writes && row < rows && group << shift < cols) store_scale(out.grid, out.scales, row, group, s.scale);
+            return s.encode;
+        };
+        const float one = make(own);
+        float other = 0.0f;
+        if (VECTORS > 2 && lanes == 2) other = make(own + 2);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const u32 of = lane - own + (v < lanes ? v : v - lanes);
+            encode[v] = __shfl_sync(0xFFFFFFFFu, v < lanes ? one : other, of);
+        }
+    }
+    if (out.part == SCALES || row >= rows) return;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const u32 col = column(v);
+        if (col >= cols) continue;
+        data[v].forget();
+        float x[8];
+        values(data[v], x);
+        store_codes<FORMAT>(out.codes, row * cols + col, x, encode[v], clean[v] && encode[v] >= LEAST_ENCODE);
     }
 }
 
@@ -88,24 +102,23 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     if constexpr (VECTORS > 0) {
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) data[i].load(source, from, (threadIdx.x + i * blockDim.x) * 8);
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) data[i].open(source, from, (threadIdx.x + i * blockDim.x) * 8);
     }
     float encode;
+    bool clean = true;
     if (out.part == CODES) {
         encode = __frcp_rn(load_scale(out.grid, out.scales, row, 0));
+        clean = false;
     } else {
         if constexpr (VECTORS > 0) {
 #pragma unroll
-            for (int i = 0; i < VECTORS; i++) {
-                float v[8];
-                data[i].values(source, from, (threadIdx.x + i * blockDim.x) * 8, v);
-                amax = amax_of(v, amax);
-            }
+            for (int i = 0; i < VECTORS; i++) amax = amax_of<FORMAT>(data[i], amax, clean);
         } else {
             for (u32 col = threadIdx.x * 8; col < cols; col += blockDim.x * 8) {
-                float v[8];
                 data[0].load(source, from, col);
-                data[0].values(source, from, col, v);
-                amax = amax_of(v, amax);
+                data[0].open(source, from, col);
+                amax = amax_of<FORMAT>(data[0], amax, clean);
             }
         }
         const GroupScale s = cast_scale(rule, block_max(amax, scratch));
@@ -113,11 +126,12 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
         if (threadIdx.x == 0) store_scale(out.grid, out.scales, row, 0, s.scale);
         if (out.part == SCALES) return;
     }
+    const bool bounded = clean && encode >= LEAST_ENCODE;
     const auto write = [&](S& held, u32 col) {
         held.forget();
         float v[8];
-        held.values(source, from, col, v);
-        store_codes<FORMAT>(out.codes, row * cols + col, v, encode);
+        values(held, v);
+        store_codes<FORMAT>(out.codes, row * cols + col, v, encode, bounded);
     };
     if constexpr (VECTORS > 0) {
 #pragma unroll
@@ -128,6 +142,7 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     } else {
         for (u32 col = threadIdx.x * 8; col < cols; col += blockDim.x * 8) {
             data[0].load(source, from, col);
+            data[0].open(source, from, col);
             write(data[0], col);
         }
     }

@@ -22,14 +22,31 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     for (int r = 0; r < 8; r++) from[r] = source_row(source, row + r, rows);
 #pragma unroll
     for (int r = 0; r < 8; r++) data[r].load(source, from[r], col);
+#pragma unroll
+    for (int r = 0; r < 8; r++) data[r].open(source, from[r], col);
+    bool clean = out.part != CODES;
     if (out.part != CODES) {
         float m[8] = {};
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            float v[8];
-            data[r].values(source, from[r], col, v);
+        for (int r = 0; r < 8; r++)
 #pragma unroll
-            for (int c = 0; c < 8; c++) m[c] = fmaxf(m[c], fabsf(v[c]));
+            for (int c = 0; c < 8; c++) {
+                const float x = fabsf(data[r].value(c));
+                m[c] = FORMAT == E2M1 ? max_or_nan(m[c], x) : fmaxf(m[c], x);
+            }
+        if constexpr (FORMAT == E2M1) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) clean = clean && m[c] == m[c];
+            if (!clean) {
+#pragma unroll
+                for (int r = 0; r < 8; r++) data[r].forget();
+#pragma unroll
+                for (int c = 0; c < 8; c++) {
+                    m[c] = 0.0f;
+#pragma unroll
+                    for (int r = 0; r < 8; r++) m[c] = fmaxf(m[c], fabsf(data[r].value(c)));
+                }
+            }
         }
         if (unit_shift == 0) {
 #pragma unroll
@@ -50,24 +67,24 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
         }
         __syncthreads();
     }
-    // Bands and units of a group: the first of them writes its scale.
-    const u32 bands_of = out.grid.row_shift == 7 ? 4 : 1, units_of = out.grid.col_shift == 7 ? 4 : 1;
-    for (u32 i = threadIdx.x; i < 4 * units; i += blockDim.x) {
-        const u32 first_band = i / units / bands_of * bands_of, first_unit = i % units / units_of * units_of;
-        const u64 group_row = tile_row + 32 * first_band;
-        const u32 group_col = tile_col + (first_unit << unit_shift);
-        const bool inside = group_row < rows && group_col < cols;
+    // One thread a group: bands and units of it.
+    const u32 bands_shift = out.grid.row_shift - 5, units_of_shift = out.grid.col_shift == 7 ? 2 : 0;
+    const u32 across = units >> units_of_shift;
+    for (u32 i = threadIdx.x; i < (4u >> bands_shift) * across; i += blockDim.x) {
+        const u32 first_band = i / across << bands_shift, first_unit = i % across << units_of_shift;
+        const u64 group_row = (tile_row + 32 * first_band) >> out.grid.row_shift;
+        const u32 group_col = (tile_col + (first_unit << unit_shift)) >> out.grid.col_shift;
+        const bool inside = tile_row + 32 * first_band < rows && tile_col + (first_unit << unit_shift) < cols;
         float factor = 0.0f;
         if (out.part == CODES) {
-            if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row >> out.grid.row_shift, group_col >> out.grid.col_shift));
+            if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row, group_col));
         } else {
             float a = 0.0f;
-            for (u32 b = 0; b < bands_of; b++)
-                for (u32 u = 0; u < units_of; u++) a = fmaxf(a, maxima[(first_band + b) * units + first_unit + u]);
+            for (u32 b = 0; b < 1u << bands_shift; b++)
+                for (u32 u = 0; u < 1u << units_of_shift; u++) a = fmaxf(a, maxima[(first_band + b) * units + first_unit + u]);
             const GroupScale s = cast_scale(rule, a);
             factor = s.encode;
-            if (inside && i == first_band * units + first_unit)
-                store_scale(out.grid, out.scales, group_row >> out.grid.row_shift, group_col >> out.grid.col_shift, s.scale);
+            if (inside) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
         }
         factors[i] = factor;
     }
@@ -75,8 +92,13 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     __syncthreads();
     if (col >= cols) return;
     float f[8];
+    bool bounded = clean;
+    const float* mine = factors + (band >> bands_shift) * across;
 #pragma unroll
-    for (int c = 0; c < 8; c++) f[c] = factors[band * units + (unit_shift == 0 ? own + c : own / 32)];
+    for (int c = 0; c < 8; c++) {
+        f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
+        bounded = bounded && f[c] >= LEAST_ENCODE;
+    }
 #pragma unroll
     for (int r = 0; r < 8; r++) data[r].forget();
     if (!out.transposed) {
@@ -84,19 +106,19 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
         for (int r = 0; r < 8; r++) {
             if (row + r >= rows) break;
             float v[8];
-            data[r].values(source, from[r], col, v);
-            store_codes<FORMAT>(out.codes, (row + r) * cols + col, v, f);
+            values(data[r], v);
+            store_codes<FORMAT>(out.codes, (row + r) * cols + col, v, f, bounded);
         }
     } else if (row < rows) {  // rows is a multiple of 16 here
-        float v[8][8];
-#pragma unroll
-        for (int r = 0; r < 8; r++) data[r].values(source, from[r], col, v[r]);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
-            float column[8];
+            float v[8];
 #pragma unroll
-            for (int r = 0; r < 8; r++) column[r] = v[r][c];
-            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, column, f[c]);
+            for (int r = 0; r < 8; r++) {
+                if (c % 2 == 0) data[r].forget();
+                v[r] = data[r].value(c);
+            }
+            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, v, f[c], bounded);
         }
     }
 }
