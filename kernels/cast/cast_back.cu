@@ -79,9 +79,11 @@ extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
         codes[h] = __ldg((const u32*)((const u8*)source.x + (row * source.cols + col) / 2));
         exponent[h] = scale_exponent(source, row, col);
     }
-    int largest = max(exponent[0], exponent[1]), least = exponent[0];
-    if (exponent[1] >= 0) least = min(least, exponent[1]);
-    if (exponent[0] < 0) least = 1 << 20;
+    // Zeros stay zeros, whatever their scale.
+    int largest = max(exponent[0], exponent[1]), least = 1 << 20;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (codes[h] & 0x77777777) least = min(least, exponent[h]);
 #pragma unroll
     for (int step = 4; step > 0; step /= 2) {
         largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
