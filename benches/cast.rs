@@ -6,8 +6,8 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Handle, MatMut, MatRef,
-    cast_bytes,
+    CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Handle,
+    MatMut, MatRef, SourceActivation, SwigluSource, cast_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -39,7 +39,38 @@ fn main() {
             }
             lossless(handle, &inputs, roof);
         }
+        for (rows, half) in [(16384, 7168), (4096, 7168), (128, 7168)] {
+            producers(handle, rows, half);
+        }
     });
+}
+
+/// SwiGLU of rows x 2 half, and activations of rows x half, cast without being stored.
+fn producers(handle: &Handle, rows: usize, half: usize) {
+    let copied = copy_time(handle, rows * half * 2);
+    let roof = (4 * rows * half) as f64 / copied;
+    println!("\n## producers of {rows} x {half}");
+    println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
+    println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+    let sets = rotation(handle, rows * half * 5);
+    let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * 2 * half, DType::Bf16)).collect();
+    let gated: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, 2 * half).unwrap()).collect();
+    let single: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, half).unwrap()).collect();
+    for group in [CastGroup::Group1x128, CastGroup::Row, CastGroup::Group128x1] {
+        let to = scheme(CodeFormat::E4M3, group).with_scales(CastScales::ColumnMajor);
+        let mut out = targets(handle, to, &single);
+        let (recipe, written) = (CastRecipe::new(to), to.code_bytes(rows, half) + to.scale_bytes(rows, half));
+        let plain = time(handle, sets, |i| handle.cast_into(&single[i], recipe, &mut out[i]));
+        report_rate(&format!("plain to {to}"), &plain, rows * half * 2 + written, roof, "");
+        let swiglu = time(handle, sets, |i| handle.cast_into(SwigluSource::new(&gated[i])?, recipe, &mut out[i]));
+        report_rate(&format!("swiglu to {to}"), &swiglu, rows * half * 4 + written, roof, "");
+        for activation in SourceActivation::ALL {
+            let time = time(handle, sets, |i| {
+                handle.cast_into(CastSource::activated(&single[i], activation), recipe, &mut out[i])
+            });
+            report_rate(&format!("{activation} to {to}"), &time, rows * half * 2 + written, roof, "");
+        }
+    }
 }
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {

@@ -67,6 +67,17 @@ struct CastOut {
     u32 transposed;
 };
 
+// What is computed of a plain matrix before it is cast (fused/produced.cuh).
+struct Producer {
+    const float* weights;  // [rows of the source] factors of rows; null: none
+    const int* experts;    // [rows of the source] a row of a negative expert is zeros; null: none
+    u64* counts;           // [3] raised by elements that the clamp changes: l > c, r > c, r < -c; null: not wanted
+    u32 kind;              // SWIGLU, SILU, GELU or GELU_TANH
+    u32 clamped;           // 1: there is a clamp
+    float clamp;
+    u32 rounded;           // 1: values are rounded to BF16 before they are cast
+};
+
 struct CastSource {
     const void* x;      // [rows][cols]: elements with a row stride, or codes
     const u8* scales;   // of codes
@@ -74,33 +85,38 @@ struct CastSource {
     u64 stride;         // elements from row to row
     u32 rows, cols;     // of the source
     CastGrid grid;      // of the scales of codes
+    Producer producer;
 };
 
 // The source's row of a row of the result; -1: a row of zeros.
 __device__ __forceinline__ i64 source_row(const CastSource& s, u64 row, u32 rows) {
     if (row >= rows) return -1;
-    if (!s.index) return (i64)row;
-    const int at = __ldg(s.index + row);
-    return at >= 0 && (u32)at < s.rows ? at : -1;
+    i64 at = (i64)row;
+    if (s.index) at = __ldg(s.index + row);
+    if (at < 0 || at >= s.rows) return -1;
+    return s.producer.experts && __ldg(s.producer.experts + at) < 0 ? -1 : at;
 }
 
 // What a cast reads, eight neighbours of a row at a time: `load` asks for them, without a branch that the next load would wait
-// for; `open` follows when all were asked for, and then `values` are the numbers.
+// for; `open` follows when BATCH rows of a tile were asked for, and then `value` gives the numbers. `first`: this element is opened for
+// the first time.
 
 // Elements as they lie in memory: unpacked as often as they are wanted.
 template <class T, bool ALIGNED> struct Plain {
+    static constexpr int BATCH = 8;
     Vec8<T> v;
     __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
         const bool inside = row >= 0 && col < s.cols;
         v = inside ? ::load<ALIGNED>((const T*)s.x + (u64)row * s.stride + col) : zero8<T>();
     }
-    __device__ __forceinline__ void open(const CastSource&, i64, u32) {}
+    __device__ __forceinline__ void open(const CastSource&, i64, u32, bool) {}
     __device__ __forceinline__ float value(int i) const { return element(v, i); }
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
 
 // Codes times their scales, fl(code * scale), kept as numbers.
 template <u32 FORMAT> struct Coded {
+    static constexpr int BATCH = 8;
     float v[8];
     u32 codes[2];
     float scale;
@@ -119,7 +135,7 @@ template <u32 FORMAT> struct Coded {
         }
         scale = load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col >> s.grid.col_shift);
     }
-    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col) {
+    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col, bool) {
         if constexpr (FORMAT == E2M1) decode_word(codes[0], 1.0f, v);
         else decode8(FORMAT, {codes[0], codes[1]}, v);
         if (s.grid.col_shift == 0 && row >= 0 && col < s.cols) {

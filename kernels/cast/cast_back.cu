@@ -14,7 +14,7 @@ __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            data[h].open(source, (i64)row, col[h]);
+            data[h].open(source, (i64)row, col[h], true);
             if (col[h] < source.cols) store<ALIGNED>(y + row * y_stride + col[h], data[h].v);
         }
     }

@@ -2,39 +2,7 @@
 // Mirror of src/epilogue.rs, operation by operation; compiled without contraction, so the bytes are equal.
 #include "base/codec.cuh"
 #include "base/layout.cuh"
-
-// e^x from IEEE operations alone: see src/epilogue.rs for the method and its error.
-__device__ __forceinline__ float exp_ieee(float x) {
-    const float n = __fsub_rn(__fmaf_rn(x, 1.44269504f, 12582912.0f), 12582912.0f);
-    float r = __fmaf_rn(n, -0.69314575f, x);
-    r = __fmaf_rn(n, -1.4286068e-6f, r);
-    float p = 1.984127e-4f;
-    p = __fmaf_rn(p, r, 1.3888889e-3f);
-    p = __fmaf_rn(p, r, 8.333334e-3f);
-    p = __fmaf_rn(p, r, 4.1666668e-2f);
-    p = __fmaf_rn(p, r, 0.16666667f);
-    p = __fmaf_rn(p, r, 0.5f);
-    p = __fmaf_rn(p, r, 1.0f);
-    p = __fmaf_rn(p, r, 1.0f);
-    const int e = (int)n, half = e >> 1;
-    const float y = __fmul_rn(__fmul_rn(p, __uint_as_float((u32)(half + 127) << 23)), __uint_as_float((u32)(e - half + 127) << 23));
-    return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
-}
-
-constexpr u32 ACTIVATION_RELU = 1;
-constexpr u32 ACTIVATION_GELU = 2;
-constexpr u32 ACTIVATION_SILU = 3;
-
-__device__ __forceinline__ float activate(u32 activation, float v) {
-    if (activation == ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
-    if (activation == ACTIVATION_GELU) {
-        const float cube = __fmul_rn(__fmul_rn(v, v), v);
-        const float u = __fmul_rn(0.7978846f, __fadd_rn(v, __fmul_rn(0.044715f, cube)));
-        return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(__fmul_rn(-2.0f, u))));
-    }
-    if (activation == ACTIVATION_SILU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(-v)));
-    return v;
-}
+#include "base/activation.cuh"
 
 // Element types of bias and residual, as the kernel receives them.
 constexpr u32 TYPE_BF16 = 0;

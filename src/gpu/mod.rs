@@ -15,7 +15,7 @@ mod measure;
 
 pub use cast::groups::{CastBytes, cast_bytes};
 pub use cast::quantize::{QuantizeTo, quantize_bytes};
-pub use cast::source::{CastSource, RowIndex};
+pub use cast::source::{CastSource, RowIndex, SourceActivation, SwigluSource};
 pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;

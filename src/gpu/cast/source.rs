@@ -1,22 +1,136 @@
 //! Where the numbers of a cast come from.
 
 use crate::error::{Error, Result};
-use crate::gpu::device::memory::{DeviceBuffer, Span};
+use crate::format::DType;
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
-use crate::gpu::matrix::{CastMatrix, MatRef};
+use crate::gpu::matrix::{CastMatrix, MatRef, VecRef};
 
-/// What a cast reads: a plain matrix, or codes with scales, whose values are `fl(code * scale)`; of either also chosen rows.
-#[derive(Clone, Copy)]
+/// What a cast reads: a plain matrix; codes with scales, whose values are `fl(code * scale)`; or what a producer computes of a plain
+/// matrix, which is not stored. Of each also chosen rows.
 pub struct CastSource<'a> {
     pub(super) values: Values<'a>,
     pub(super) index: Option<&'a RowIndex>,
 }
 
-#[derive(Clone, Copy)]
 pub(super) enum Values<'a> {
     Plain(&'a MatRef<'a>),
     Coded(&'a CastMatrix),
+    Swiglu(SwigluSource<'a>),
+    Activated(&'a MatRef<'a>, SourceActivation),
+}
+
+/// A function of each element, in FP32, in the arithmetic of [`reference`](crate::reference)'s function of the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SourceActivation {
+    /// [`reference::silu`](crate::reference::silu).
+    Silu,
+    /// [`reference::gelu`](crate::reference::gelu), the exact form.
+    Gelu,
+    /// [`reference::gelu_tanh`](crate::reference::gelu_tanh).
+    GeluTanh,
+}
+
+named!(SourceActivation, "activation of a source", Silu => "silu", Gelu => "gelu", GeluTanh => "gelu-tanh");
+
+/// `y = silu(l) * r * w` of x = `[l | r]`, rows x 2H: the source of a cast of rows x H, in the arithmetic of
+/// [`reference::swiglu`](crate::reference::swiglu). A cast per channel reads y rounded to BF16, all others y as it is.
+pub struct SwigluSource<'a> {
+    pub(super) x: &'a MatRef<'a>,
+    pub(super) clamp: Option<f32>,
+    pub(super) weights: Option<VecRef<'a>>,
+    pub(super) experts: Option<DeviceBytes<'a>>,
+    pub(super) counts: Option<DeviceBytesMut<'a>>,
+}
+
+impl<'a> SwigluSource<'a> {
+    /// Without clamp, weights and experts.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless x has a multiple of 32 columns.
+    pub fn new(x: &'a MatRef<'a>) -> Result<Self> {
+        if !x.cols().is_multiple_of(32) {
+            return Err(Error::shape(
+                "x of SwiGLU",
+                format!("{} columns", x.cols()),
+                "must be a multiple of 32: two halves, each a multiple of 16",
+                "pass both halves side by side, padded with zeros",
+            ));
+        }
+        Ok(Self { x, clamp: None, weights: None, experts: None, counts: None })
+    }
+
+    /// l at most c, r between -c and c; a NaN stays one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if c is negative or NaN.
+    pub fn with_clamp(self, c: f32) -> Result<Self> {
+        if c.is_nan() || c < 0.0 {
+            return Err(Error::unsupported(
+                format!("a clamp of {c} in SwiGLU"),
+                "r is bounded by it on both sides, so that it must be at least 0",
+                "pass the model's bound, or leave it out",
+            ));
+        }
+        Ok(Self { clamp: Some(c), ..self })
+    }
+
+    /// w, one FP32 for each row of x.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] for other vectors.
+    pub fn with_weights(self, weights: VecRef<'a>) -> Result<Self> {
+        if weights.dtype() != DType::F32 {
+            return Err(Error::dtype("weights of SwiGLU", weights.dtype(), "is not f32", "pass one f32 for each row"));
+        }
+        check_rows("weights of SwiGLU", weights.len(), self.x.rows())?;
+        Ok(Self { weights: Some(weights), ..self })
+    }
+
+    /// The expert of each row of x, a 32-bit number: a row of a negative one is zeros, and counts nothing.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for another number of them.
+    pub fn with_experts(self, experts: impl Into<DeviceBytes<'a>>) -> Result<Self> {
+        let experts = experts.into();
+        check_rows("experts of SwiGLU", experts.len() / 4, self.x.rows())?;
+        Ok(Self { experts: Some(experts), ..self })
+    }
+
+    /// Three 64-bit numbers that are raised by the elements which the clamp changes: `l > c`, `r > c`, `r < -c`. Not by
+    /// [`Handle::cast_scales_into`] and [`Handle::cast_with_scales_into`] of one matrix both, or they count twice.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless they are 24 bytes; [`Error::Unsupported`] without a clamp.
+    pub fn with_counts(self, counts: impl Into<DeviceBytesMut<'a>>) -> Result<Self> {
+        let counts = counts.into();
+        if counts.len() != 24 {
+            let found = format!("{} bytes", counts.len());
+            return Err(Error::shape("counts of SwiGLU", found, "must be three 64-bit numbers", "pass 24 bytes"));
+        }
+        if self.clamp.is_none() {
+            return Err(Error::unsupported(
+                "counts of SwiGLU without a clamp",
+                "they count what it changes",
+                "set the clamp first",
+            ));
+        }
+        Ok(Self { counts: Some(counts), ..self })
+    }
+}
+
+fn check_rows(operand: &str, found: usize, rows: usize) -> Result<()> {
+    if found == rows {
+        return Ok(());
+    }
+    Err(Error::shape(operand, found.to_string(), format!("must be the {rows} rows of x"), "pass one for each row"))
+}
+
+impl<'a> From<SwigluSource<'a>> for CastSource<'a> {
+    fn from(source: SwigluSource<'a>) -> Self {
+        Self { values: Values::Swiglu(source), index: None }
+    }
 }
 
 impl<'a> From<&'a MatRef<'a>> for CastSource<'a> {
@@ -32,6 +146,11 @@ impl<'a> From<&'a CastMatrix> for CastSource<'a> {
 }
 
 impl<'a> CastSource<'a> {
+    /// A function of each element of a plain matrix.
+    pub fn activated(x: &'a MatRef<'a>, activation: SourceActivation) -> Self {
+        Self { values: Values::Activated(x, activation), index: None }
+    }
+
     /// Row i of the source is row `index[i]` of the matrix, or zeros.
     ///
     /// # Errors
@@ -51,9 +170,10 @@ impl<'a> CastSource<'a> {
 
     /// Rows of the matrix that is read.
     pub(super) fn matrix_rows(&self) -> usize {
-        match self.values {
-            Values::Plain(x) => x.rows(),
+        match &self.values {
+            Values::Plain(x) | Values::Activated(x, _) => x.rows(),
             Values::Coded(q) => q.rows(),
+            Values::Swiglu(source) => source.x.rows(),
         }
     }
 
@@ -64,9 +184,10 @@ impl<'a> CastSource<'a> {
 
     /// Columns.
     pub fn cols(&self) -> usize {
-        match self.values {
-            Values::Plain(x) => x.cols(),
+        match &self.values {
+            Values::Plain(x) | Values::Activated(x, _) => x.cols(),
             Values::Coded(q) => q.cols(),
+            Values::Swiglu(source) => source.x.cols() / 2,
         }
     }
 }

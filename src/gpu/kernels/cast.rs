@@ -1,4 +1,4 @@
-//! Launches for casts to groupings that no product reads: `kernels/cast/cast_*.cu`.
+//! Launches for casts of any source: `kernels/cast/cast_*.cu`, and `kernels/fused/produced.cu` for what is computed before it is cast.
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
@@ -12,7 +12,7 @@ use crate::gpu::device::stream::Queue;
 /// Threads of a block that casts a whole row, at the most; each holds four vectors of eight elements.
 const ROW_THREADS: usize = 512;
 
-/// The kernels of the family.
+/// The kernels of the family of plain sources and codes.
 pub(super) struct CastKernels {
     /// For one and two chunks of 128 columns in each warp.
     rows: [BySource; 2],
@@ -45,7 +45,31 @@ impl BySource {
             }
             CastValues::Coded { scheme, .. } if scheme.format() == CodeFormat::E2M1 => Ok(self.e2m1),
             CastValues::Coded { .. } => Ok(self.e4m3),
+            CastValues::Produced { .. } => Err(Error::unsupported(
+                "a source that is computed, in a kernel for plain ones",
+                "it has kernels of its own",
+                "report it: Kernels::cast chose the wrong one",
+            )),
         }
+    }
+}
+
+/// The kernels of sources that are computed.
+pub(super) struct FusedKernels {
+    rows: ByInput,
+    /// Row read twice, row in registers.
+    row: [ByInput; 2],
+    tile: ByInput,
+}
+
+impl FusedKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let file = modules.file("fused/produced")?;
+        Ok(Self {
+            rows: file.by_input("cast_rows_1_produced")?,
+            row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
+            tile: file.by_input("cast_tile_produced")?,
+        })
     }
 }
 
@@ -79,8 +103,44 @@ pub(crate) struct CastFrom<'a> {
 /// What it is.
 #[derive(Clone, Copy)]
 pub(crate) enum CastValues<'a> {
-    Plain { dtype: DType, row_stride: usize },
-    Coded { scheme: CastScheme, scales: &'a Span<'a> },
+    Plain {
+        dtype: DType,
+        row_stride: usize,
+    },
+    Coded {
+        scheme: CastScheme,
+        scales: &'a Span<'a>,
+    },
+    /// Computed of a plain matrix, whose columns are twice those of the source where it is gated.
+    Produced {
+        dtype: DType,
+        row_stride: usize,
+        producer: ProducerCall<'a>,
+    },
+}
+
+/// What is computed.
+#[derive(Clone, Copy)]
+pub(crate) struct ProducerCall<'a> {
+    pub(crate) kind: ProducerKind,
+    pub(crate) clamp: Option<f32>,
+    /// FP32, one for each row.
+    pub(crate) weights: Option<&'a Span<'a>>,
+    /// i32, one for each row.
+    pub(crate) experts: Option<&'a Span<'a>>,
+    /// Three u64.
+    pub(crate) counts: Option<&'a Span<'a>>,
+    /// Values are rounded to BF16 before they are cast.
+    pub(crate) rounded: bool,
+}
+
+/// As `kernels/fused/produced.cuh` numbers it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProducerKind {
+    Swiglu = 0,
+    Silu = 1,
+    Gelu = 2,
+    GeluTanh = 3,
 }
 
 /// Codes and scales of a matrix.
@@ -168,6 +228,33 @@ impl CastOut {
     }
 }
 
+/// Mirror of `Producer` in `kernels/cast/cast.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Producer {
+    weights: u64,
+    experts: u64,
+    counts: u64,
+    kind: u32,
+    clamped: u32,
+    clamp: f32,
+    rounded: u32,
+}
+
+impl Producer {
+    fn new(call: &ProducerCall<'_>) -> Self {
+        Self {
+            weights: address(call.weights),
+            experts: address(call.experts),
+            counts: address(call.counts),
+            kind: call.kind as u32,
+            clamped: u32::from(call.clamp.is_some()),
+            clamp: call.clamp.unwrap_or_default(),
+            rounded: u32::from(call.rounded),
+        }
+    }
+}
+
 /// Mirror of `CastSource` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -179,15 +266,18 @@ struct CastSource {
     rows: u32,
     cols: u32,
     grid: CastGrid,
+    producer: Producer,
 }
 
 impl CastSource {
     fn new(from: &CastFrom<'_>) -> Self {
-        let (scales, stride, grid) = match from.values {
-            CastValues::Plain { row_stride, .. } => (0, row_stride, CastGrid::default()),
+        let (none, plain) = (Producer::default(), CastGrid::default());
+        let (scales, stride, grid, producer) = match from.values {
+            CastValues::Plain { row_stride, .. } => (0, row_stride, plain, none),
             CastValues::Coded { scheme, scales } => {
-                (scales.address, from.cols, CastGrid::new(scheme, from.rows, from.cols))
+                (scales.address, from.cols, CastGrid::new(scheme, from.rows, from.cols), none)
             }
+            CastValues::Produced { row_stride, ref producer, .. } => (0, row_stride, plain, Producer::new(producer)),
         };
         Self {
             x: from.x.address,
@@ -197,6 +287,7 @@ impl CastSource {
             rows: from.rows as u32,
             cols: from.cols as u32,
             grid,
+            producer,
         }
     }
 }
@@ -230,6 +321,17 @@ impl CastFrom<'_> {
                 }
                 CastTo { codes: self.x, scales, scheme, rows: self.rows, cols: self.cols }.check("source")?;
             }
+            CastValues::Produced { dtype, row_stride, producer } => {
+                let cols = if producer.kind == ProducerKind::Swiglu { 2 * self.cols } else { self.cols };
+                check_bytes("source", self.x, extent(self.rows, cols, row_stride) * dtype.bytes())?;
+                check_aligned("source", self.x, dtype.bytes() as u64)?;
+                check_floats("weights of rows", producer.weights, self.rows)?;
+                check_floats("experts of rows", producer.experts, self.rows)?;
+                if let Some(counts) = producer.counts {
+                    check_bytes("counts of the clamp", counts, 24)?;
+                    check_aligned("counts of the clamp", counts, 8)?;
+                }
+            }
         }
         match self.index {
             Some(index) => {
@@ -248,11 +350,17 @@ impl CastFrom<'_> {
 
     /// What it reads, by name.
     fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
-        let scales = match &self.values {
-            CastValues::Plain { .. } => None,
-            CastValues::Coded { scales, .. } => Some(("scales of the source", *scales)),
+        let others = match &self.values {
+            CastValues::Plain { .. } => [None; 3],
+            CastValues::Coded { scales, .. } => [Some(("scales of the source", *scales)), None, None],
+            CastValues::Produced { producer, .. } => [
+                producer.weights.map(|weights| ("weights of rows", weights)),
+                producer.experts.map(|experts| ("experts of rows", experts)),
+                producer.counts.map(|counts| ("counts of the clamp", counts)),
+            ],
         };
-        [("source", self.x)].into_iter().chain(scales).chain(self.index.map(|index| ("row index", index)))
+        let others = others.into_iter().flatten();
+        [("source", self.x)].into_iter().chain(others).chain(self.index.map(|index| ("row index", index)))
     }
 }
 
@@ -297,27 +405,42 @@ impl Kernels {
             ));
         }
         let [row_extent, col_extent] = to.scheme.group().extents();
+        // A source that is computed has one kernel of each kind.
+        let produced = match from.values {
+            CastValues::Produced { dtype, row_stride, .. } => {
+                Some((self.fused(stream)?, dtype, is_aligned(from.x.address, from.rows, row_stride, dtype)))
+            }
+            _ => None,
+        };
         let family = self.casts(stream)?;
+        let choose = |plain: &BySource, fused: fn(&FusedKernels) -> &ByInput| match produced {
+            Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
+            None => plain.kernel(from),
+        };
         let (kernel, blocks) = match (row_extent, col_extent) {
             _ if rows == 0 => return Ok(()),
             (Extent::Elements(1), Extent::All) => {
                 let vectors = cols / 8;
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
-                let (choice, threads) = if threads <= ROW_THREADS { (1, threads) } else { (0, ROW_THREADS) };
-                (family.row[choice].kernel(from)?, Blocks::new((rows, 1), threads as u32))
+                let (kernel, threads) = match threads <= ROW_THREADS {
+                    true => (choose(&family.row[1], |f| &f.row[1])?, threads),
+                    false => (choose(&family.row[0], |f| &f.row[0])?, ROW_THREADS),
+                };
+                (kernel, Blocks::new((rows, 1), threads as u32))
             }
             _ if cols == 0 => return Ok(()),
             (Extent::Elements(1), _) => {
                 let (quads, chunks) = (rows.div_ceil(4), cols.div_ceil(128));
                 // Two chunks a warp once that still leaves every multiprocessor several blocks.
-                let two = quads * chunks.div_ceil(16) >= self.sm_count * 16;
+                let two = produced.is_none() && quads * chunks.div_ceil(16) >= self.sm_count * 16;
                 let per_block = if two { 16 } else { 8 };
-                (
-                    family.rows[usize::from(two)].kernel(from)?,
-                    Blocks::new((quads * chunks.div_ceil(per_block), 1), THREADS),
-                )
+                let kernel = choose(&family.rows[usize::from(two)], |f| &f.rows)?;
+                (kernel, Blocks::new((quads * chunks.div_ceil(per_block), 1), THREADS))
             }
-            _ => (family.tile.kernel(from)?, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS)),
+            _ => {
+                let kernel = choose(&family.tile, |f| &f.tile)?;
+                (kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS))
+            }
         };
         enqueue!(
             stream,

@@ -29,6 +29,8 @@ pub enum KernelFamily {
     Fp8,
     /// Casts to groupings that no product reads, and back.
     Cast,
+    /// What is computed before it is cast: gated MLPs, activations.
+    Fused,
     /// Quantizers and dequantizer of MXFP8.
     Mxfp8,
     /// Quantizers and dequantizer of MXFP4.
@@ -40,7 +42,7 @@ pub enum KernelFamily {
 }
 
 named!(
-    KernelFamily, "kernel family", Fp8 => "fp8", Cast => "cast", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
+    KernelFamily, "kernel family", Fp8 => "fp8", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
     Epilogue => "epilogue",
 );
 
@@ -58,13 +60,17 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 10] = [
+const HEADERS: [(&str, &str); 14] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
     ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("base/activation.cuh", include_str!("../../../kernels/base/activation.cuh")),
     ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
+    ("cast/cast_rows.cuh", include_str!("../../../kernels/cast/cast_rows.cuh")),
+    ("cast/cast_tile.cuh", include_str!("../../../kernels/cast/cast_tile.cuh")),
+    ("fused/produced.cuh", include_str!("../../../kernels/fused/produced.cuh")),
     ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
     ("cast/mx.cuh", include_str!("../../../kernels/cast/mx.cuh")),
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),

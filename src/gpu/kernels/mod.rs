@@ -20,7 +20,7 @@ mod ptx_cache;
 #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
 mod tensor_map;
 
-pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues};
+pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
@@ -42,6 +42,7 @@ pub(crate) struct Kernels {
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
     cast: OnceLock<cast::CastKernels>,
+    fused: OnceLock<cast::FusedKernels>,
     mxfp8: OnceLock<mx::MxKernels>,
     mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
@@ -70,6 +71,7 @@ impl Kernels {
             loading: Mutex::new(()),
             fp8: OnceLock::new(),
             cast: OnceLock::new(),
+            fused: OnceLock::new(),
             mxfp8: OnceLock::new(),
             mxfp4: OnceLock::new(),
             nvfp4: OnceLock::new(),
@@ -90,6 +92,7 @@ impl Kernels {
         match family {
             KernelFamily::Fp8 => self.fp8(stream).map(drop),
             KernelFamily::Cast => self.casts(stream).map(drop),
+            KernelFamily::Fused => self.fused(stream).map(drop),
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
             KernelFamily::Mxfp4 => self.mxfp4(stream).map(drop),
             KernelFamily::Nvfp4 => self.nvfp4(stream).map(drop),
@@ -117,6 +120,10 @@ impl Kernels {
 
     fn casts(&self, stream: &Queue) -> Result<&cast::CastKernels> {
         self.family(&self.cast, KernelFamily::Cast, cast::CastKernels::of, stream)
+    }
+
+    fn fused(&self, stream: &Queue) -> Result<&cast::FusedKernels> {
+        self.family(&self.fused, KernelFamily::Fused, cast::FusedKernels::of, stream)
     }
 
     fn mxfp8(&self, stream: &Queue) -> Result<&mx::MxKernels> {

@@ -1,0 +1,64 @@
+// Activations in FP32. Mirror of src/epilogue.rs and src/reference/producers/activation.rs, operation by operation; compiled without
+// contraction, so the bytes are equal.
+#pragma once
+#include "base/types.cuh"
+
+// e^x from IEEE operations alone: see src/epilogue.rs for the method and its error.
+__device__ __forceinline__ float exp_ieee(float x) {
+    const float n = __fsub_rn(__fmaf_rn(x, 1.44269504f, 12582912.0f), 12582912.0f);
+    float r = __fmaf_rn(n, -0.69314575f, x);
+    r = __fmaf_rn(n, -1.4286068e-6f, r);
+    float p = 1.984127e-4f;
+    p = __fmaf_rn(p, r, 1.3888889e-3f);
+    p = __fmaf_rn(p, r, 8.333334e-3f);
+    p = __fmaf_rn(p, r, 4.1666668e-2f);
+    p = __fmaf_rn(p, r, 0.16666667f);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fmaf_rn(p, r, 1.0f);
+    p = __fmaf_rn(p, r, 1.0f);
+    const int e = (int)n, half = e >> 1;
+    const float y = __fmul_rn(__fmul_rn(p, __uint_as_float((u32)(half + 127) << 23)), __uint_as_float((u32)(e - half + 127) << 23));
+    return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
+}
+
+// What GELU in its tanh form takes e to: -2 u.
+__device__ __forceinline__ float gelu_tanh_power(float v) {
+    const float cube = __fmul_rn(__fmul_rn(v, v), v);
+    return __fmul_rn(-2.0f, __fmul_rn(0.7978846f, __fadd_rn(v, __fmul_rn(0.044715f, cube))));
+}
+
+constexpr u32 ACTIVATION_RELU = 1;
+constexpr u32 ACTIVATION_GELU = 2;
+constexpr u32 ACTIVATION_SILU = 3;
+
+__device__ __forceinline__ float activate(u32 activation, float v) {
+    if (activation == ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
+    if (activation == ACTIVATION_GELU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(gelu_tanh_power(v))));
+    if (activation == ACTIVATION_SILU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(-v)));
+    return v;
+}
+
+// ((c0 x + c1) x + c2) x + ..., each step one fused multiply-add.
+template <int N> __device__ __forceinline__ float horner(float x, const float (&c)[N]) {
+    float p = c[0];
+#pragma unroll
+    for (int i = 1; i < N; i++) p = __fmaf_rn(p, x, c[i]);
+    return p;
+}
+
+__device__ __forceinline__ float erf_ieee(float z) {
+    const float a = fabsf(z), square = __fmul_rn(z, z);
+    if (a <= 1.0f) {
+        const float c[11] = {1.4807193e-8f, -1.6365845e-7f, 1.6462114e-6f, -1.492565e-5f, 1.2055333e-4f, -8.548327e-4f,
+                             5.2239776e-3f, -2.686617e-2f,  0.11283792f,   -0.3761264f,   0.12837917f};
+        return __fmaf_rn(z, horner(square, c), z);
+    }
+    const float k = __frcp_rn(__fmaf_rn(0.5f, a, 1.0f));
+    const float c[7] = {-0.058090207f, -0.04338604f, 0.38618626f, 0.11305565f, 0.3264606f, 0.27447662f, 5.370958e-4f};
+    return copysignf(__fsub_rn(1.0f, __fmul_rn(exp_ieee(-square), horner(k, c))), z);
+}
+
+// v (1 + erf(v / sqrt 2)) / 2
+__device__ __forceinline__ float gelu_erf(float v) {
+    return __fmul_rn(__fmul_rn(0.5f, v), __fadd_rn(1.0f, erf_ieee(__fmul_rn(v, 0.70710678f))));
+}

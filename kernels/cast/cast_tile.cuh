@@ -1,0 +1,141 @@
+// Casts in tiles of 32 or 128 rows by 32 or 128 columns, and per channel: 32 or 128 rows by one column, plain and transposed; of any
+// source.
+#pragma once
+#include "cast/cast.cuh"
+
+// A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
+// of codes 64 neighbours of a row, those of transposed codes 32 of a column.
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
+    // By band and unit: a column, or 32 columns where groups are as wide.
+    __shared__ float maxima[512];
+    __shared__ float factors[512];
+    const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u64 tile_row = (u64)(blockIdx.x / tiles) * 128;
+    const u32 tile_col = blockIdx.x % tiles * 128;
+    const u32 band = warp / 2, own = 64 * (warp % 2) + 8 * (lane % 8);
+    const u64 row = tile_row + 32 * band + 8 * (lane / 8);
+    const u32 col = tile_col + own;
+    const u32 unit_shift = out.grid.col_shift == 0 ? 0 : 5, units = 128 >> unit_shift;
+    begin();
+    S data[8];
+    i64 from[8];
+#pragma unroll
+    for (int r = 0; r < 8; r++) from[r] = source_row(source, row + r, rows);
+#pragma unroll
+    for (int b = 0; b < 8; b += S::BATCH) {
+#pragma unroll
+        for (int r = b; r < b + S::BATCH; r++) data[r].load(source, from[r], col);
+#pragma unroll
+        for (int r = b; r < b + S::BATCH; r++) data[r].open(source, from[r], col, true);
+    }
+    bool clean = out.part != CODES;
+    if (out.part != CODES) {
+        float m[8] = {};
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                const float x = fabsf(data[r].value(c));
+                m[c] = FORMAT == E2M1 ? max_or_nan(m[c], x) : fmaxf(m[c], x);
+            }
+        if constexpr (FORMAT == E2M1) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) clean = clean && m[c] == m[c];
+            if (!clean) {
+#pragma unroll
+                for (int r = 0; r < 8; r++) data[r].forget();
+#pragma unroll
+                for (int c = 0; c < 8; c++) {
+                    m[c] = 0.0f;
+#pragma unroll
+                    for (int r = 0; r < 8; r++) m[c] = fmaxf(m[c], fabsf(data[r].value(c)));
+                }
+            }
+        }
+        if (unit_shift == 0) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 8));
+                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 16));
+                if (lane / 8 == c % 4) maxima[band * 128 + own + c] = m[c];
+            }
+        } else {
+            float a = m[0];
+#pragma unroll
+            for (int c = 1; c < 8; c++) a = fmaxf(a, m[c]);
+            // The 32 columns of four lanes, and the 32 rows of the four such in a column of lanes.
+            a = lanes_max<4>(a);
+            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 8));
+            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 16));
+            if (lane == 0 || lane == 4) maxima[band * 4 + own / 32] = a;
+        }
+        __syncthreads();
+    }
+    // One thread a group: bands and units of it.
+    const u32 bands_shift = out.grid.row_shift - 5, units_of_shift = out.grid.col_shift == 7 ? 2 : 0;
+    const u32 across = units >> units_of_shift;
+    for (u32 i = threadIdx.x; i < (4u >> bands_shift) * across; i += blockDim.x) {
+        const u32 first_band = i / across << bands_shift, first_unit = i % across << units_of_shift;
+        const u64 group_row = (tile_row + 32 * first_band) >> out.grid.row_shift;
+        const u32 group_col = (tile_col + (first_unit << unit_shift)) >> out.grid.col_shift;
+        const bool inside = tile_row + 32 * first_band < rows && tile_col + (first_unit << unit_shift) < cols;
+        float factor = 0.0f;
+        if (out.part == CODES) {
+            if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row, group_col));
+        } else {
+            float a = 0.0f;
+            for (u32 b = 0; b < 1u << bands_shift; b++)
+                for (u32 u = 0; u < 1u << units_of_shift; u++) a = fmaxf(a, maxima[(first_band + b) * units + first_unit + u]);
+            const GroupScale s = cast_scale(rule, a);
+            factor = s.encode;
+            if (inside) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
+        }
+        factors[i] = factor;
+    }
+    if (out.part == SCALES) return;
+    __syncthreads();
+    if (col >= cols) return;
+    float f[8];
+    bool bounded = clean;
+    const float* mine = factors + (band >> bands_shift) * across;
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
+        bounded = bounded && f[c] >= LEAST_ENCODE;
+    }
+#pragma unroll
+    for (int r = 0; r < 8; r++) data[r].forget();
+    if (!out.transposed) {
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            if (row + r >= rows) break;
+            float v[8];
+            values(data[r], v);
+            store_codes<FORMAT>(out.codes, (row + r) * cols + col, v, f, bounded);
+        }
+    } else if (row < rows) {  // rows is a multiple of 16 here
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float v[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                if (c % 2 == 0) data[r].forget();
+                v[r] = data[r].value(c);
+            }
+            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, v, f[c], bounded);
+        }
+    }
+}
+
+// Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight.
+template <class S> constexpr u32 cast_tile_blocks = sizeof(S) == 16 && alignof(S) == 16 ? 3 : 2;
+
+#define CAST_TILE(name, SOURCE, ...)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, (cast_tile_blocks<Unwrap<void SOURCE>::Type>)) cast_tile_##name(                                                \
+        CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
+    {                                                                                                                     \
+        using S = Unwrap<void SOURCE>::Type;                                                                              \
+        if (rule.format == E4M3) cast_tile<S, E4M3>(source, rows, cols, rule, out);                                       \
+        else cast_tile<S, E2M1>(source, rows, cols, rule, out);                                                           \
+    }

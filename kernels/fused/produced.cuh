@@ -1,0 +1,68 @@
+// What is computed of a plain matrix and cast without being stored. Mirror of src/reference/producers; compiled without contraction, so
+// the bytes are equal.
+#pragma once
+#include "base/activation.cuh"
+#include "cast/cast.cuh"
+
+// What it is, as the kernels receive it (src/gpu/kernels/cast.rs).
+constexpr u32 SWIGLU = 0;  // of [l | r]: silu(l) * r, times the row's weight
+constexpr u32 SILU = 1;
+constexpr u32 GELU = 2;
+constexpr u32 GELU_TANH = 3;
+
+// Called rather than repeated in every kernel: it is long.
+static __device__ __noinline__ float gelu_exact(float v) { return gelu_erf(v); }
+
+template <class T, bool ALIGNED> struct Produced {
+    // What two halves of so many rows take in registers.
+    static constexpr int BATCH = sizeof(T) == 4 ? 2 : 4;
+    Vec8<T> x, gate;
+    float v[8];
+    __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
+        const bool inside = row >= 0 && col < s.cols;
+        const T* from = (const T*)s.x + (u64)row * s.stride + col;
+        x = inside ? ::load<ALIGNED>(from) : zero8<T>();
+        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(from + s.cols) : zero8<T>();
+    }
+    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col, bool first) {
+        const Producer& p = s.producer;
+        if (row < 0 || col >= s.cols) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = 0.0f;
+            return;
+        }
+        if (p.kind == GELU) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = gelu_exact(element(x, i));
+        } else {
+            const float c = p.clamp, weight = p.weights ? __ldg(p.weights + row) : 1.0f;
+            u32 beyond[3] = {0, 0, 0};
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                // What has no gate is multiplied by 1, which changes no bit.
+                float l = element(x, i), r = p.kind == SWIGLU ? element(gate, i) : 1.0f;
+                if (p.clamped) {
+                    // A NaN is not beyond, and stays.
+                    if (l > c) l = c, beyond[0]++;
+                    if (r > c) r = c, beyond[1]++;
+                    else if (r < -c) r = -c, beyond[2]++;
+                }
+                const float power = p.kind == GELU_TANH ? gelu_tanh_power(l) : -l;
+                v[i] = __fmul_rn(__fmul_rn(__fdiv_rn(l, __fadd_rn(1.0f, exp_ieee(power))), r), weight);
+            }
+            if (p.counts && first) {
+#pragma unroll
+                for (int i = 0; i < 3; i++)
+                    if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
+            }
+        }
+        if (p.rounded) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = to_float(from_float<Bf16>(v[i]));
+        }
+    }
+    __device__ __forceinline__ float value(int i) const { return v[i]; }
+    __device__ __forceinline__ void forget() {}
+};
+
+#define PRODUCED(name, T, ALIGNED, KERNEL, ...) KERNEL(produced_##name, (Produced<T, ALIGNED>), __VA_ARGS__)

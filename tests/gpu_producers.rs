@@ -1,0 +1,291 @@
+//! What is computed right before a cast equals the reference byte for byte, for every grouping: SwiGLU with clamp, counts, weights and
+//! experts, activations; rows that are gathered, matrices that products read, captures; what is refused.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::*;
+use ndarray::Array2;
+use scaled_gemm::reference::{self, CastInput, ClampCounts, Swiglu};
+use scaled_gemm::{
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
+    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, HostCastMatrix, MatRef, QuantMatrix, Recipe, RowIndex,
+    SourceActivation, SwigluSource, VecRef,
+};
+
+const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+fn recipes(rows: usize) -> Vec<CastRecipe> {
+    let mut all = Vec::new();
+    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for group in CastGroup::ALL {
+            let scheme = CastScheme::new(format, group).unwrap();
+            all.extend([CastRecipe::new(scheme), CastRecipe::new(scheme.with_scales(CastScales::Ue8m0))]);
+            if group.is_per_channel() && rows.is_multiple_of(16) {
+                all.push(CastRecipe::new(scheme.transposed().unwrap()));
+            }
+        }
+    }
+    all
+}
+
+fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, context: &str) {
+    let (codes, scales) = (handle.read_bytes(&got.codes()).unwrap(), handle.read_bytes(&got.scales()).unwrap());
+    let first = |a: &[u8], b: &[u8]| (0..b.len()).find(|i| a[*i] != b[*i]);
+    let right = want.device_scales();
+    assert_eq!((codes.len(), scales.len()), (want.codes().len(), right.len()), "{context}");
+    if let Some(at) = first(&codes, want.codes()) {
+        panic!("{context}: code byte {at} is {:#04x}, must be {:#04x}", codes[at], want.codes()[at]);
+    }
+    if let Some(at) = first(&scales, &right) {
+        panic!("{context}: scale byte {at} is {:#04x}, must be {:#04x}", scales[at], right[at]);
+    }
+}
+
+/// A gated matrix on both sides, with what goes with its rows.
+struct Gated {
+    x: Array2<f32>,
+    dtype: DType,
+    data: DeviceBuffer,
+    weights: Vec<f32>,
+    weights_there: DeviceBuffer,
+    experts: Vec<i32>,
+    experts_there: DeviceBuffer,
+}
+
+impl Gated {
+    fn new(handle: &Handle, rng: &mut Noise, rows: usize, half: usize, dtype: DType) -> Self {
+        let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 10.0, -10.0, 88.5, -104.5, 3e38, 1e-40];
+        let x = Array2::from_shape_fn((rows, 2 * half), |_| {
+            let v = match rng.bits() % 211 {
+                k @ 0..=9 => specials[k as usize],
+                _ => rng.normal() * 6.0,
+            };
+            round_to(dtype, v)
+        });
+        let weights: Vec<f32> = (0..rows).map(|_| rng.uniform() + 0.25).collect();
+        let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
+        let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
+        Self {
+            data: handle.upload(&bytes_of(dtype, &x)).unwrap(),
+            weights_there: handle.upload(&weights).unwrap(),
+            experts_there: handle.upload(&words).unwrap(),
+            x,
+            dtype,
+            weights,
+            experts,
+        }
+    }
+
+    fn matrix(&self) -> MatRef<'_> {
+        MatRef::new(&self.data, self.dtype, self.x.nrows(), self.x.ncols()).unwrap()
+    }
+
+    /// With everything, or nothing.
+    fn options(&self, all: bool) -> Swiglu<'_> {
+        match all {
+            false => Swiglu::default(),
+            true => Swiglu { clamp: Some(10.0), weights: Some(&self.weights), experts: Some(&self.experts) },
+        }
+    }
+
+    fn source<'a>(&'a self, matrix: &'a MatRef<'a>, all: bool, counts: &'a mut DeviceBuffer) -> SwigluSource<'a> {
+        let source = SwigluSource::new(matrix).unwrap();
+        if !all {
+            return source;
+        }
+        let weights = VecRef::new(&self.weights_there, DType::F32, self.weights.len()).unwrap();
+        let source = source.with_clamp(10.0).unwrap().with_weights(weights).unwrap();
+        source.with_experts(&self.experts_there).unwrap().with_counts(counts).unwrap()
+    }
+
+    /// The values that a cast to this grouping reads.
+    fn values(&self, all: bool, group: CastGroup) -> (Array2<f32>, ClampCounts) {
+        let (values, counts) = reference::swiglu(self.x.view(), &self.options(all)).unwrap();
+        let rounded = if group.is_per_channel() { reference::round_values(values, DType::Bf16) } else { values };
+        (rounded, counts)
+    }
+}
+
+fn check_swiglu(handle: &Handle, gated: &Gated, all: bool, recipe: CastRecipe) {
+    let (rows, half) = (gated.x.nrows(), gated.x.ncols() / 2);
+    let context = format!("{rows} x {half} {}, all {all}, to {}", gated.dtype, recipe.scheme());
+    let (values, right) = gated.values(all, recipe.scheme().group());
+    let want = reference::cast(&values.view().into(), recipe).unwrap();
+    let mut counts = handle.upload(&[5u32, 0, 0, 0, 0, 1]).unwrap();
+    let matrix = gated.matrix();
+    let mut got = CastMatrix::zeros(handle, recipe.scheme(), rows, half).unwrap();
+    handle.cast_into(gated.source(&matrix, all, &mut counts), recipe, &mut got).unwrap();
+    assert_cast(handle, &got, &want, &context);
+    let counts = handle.read::<u32>(&counts.view()).unwrap();
+    let found = ClampCounts {
+        left_above: u64::from(counts[0]) - 5,
+        right_above: u64::from(counts[2]),
+        right_below: u64::from(counts[4]),
+    };
+    assert_eq!(found, if all { right } else { ClampCounts::default() }, "{context}");
+    assert_eq!(counts[5], 1, "{context}");
+}
+
+/// Small, for runs under a sanitizer.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(950);
+    for dtype in INPUTS {
+        for (rows, half) in [(144, 272), (5, 48)] {
+            let gated = Gated::new(&handle, &mut rng, rows, half, dtype);
+            recipes(rows).into_iter().for_each(|recipe| check_swiglu(&handle, &gated, true, recipe));
+        }
+    }
+}
+
+#[test]
+fn swiglu_shapes() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(951);
+    // Rows of 16400 and more are computed twice; what the clamp changes counts once.
+    for (rows, half) in [(0, 64), (1, 64), (127, 576), (129, 7168), (3, 16400), (1000, 1024)] {
+        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+        for recipe in recipes(rows) {
+            for all in [false, true] {
+                check_swiglu(&handle, &gated, all, recipe);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(952);
+    for dtype in INPUTS {
+        for (rows, cols) in [(33, 288), (144, 64), (2, 16400)] {
+            let gated = Gated::new(&handle, &mut rng, rows, cols / 2, dtype);
+            let matrix = gated.matrix();
+            for activation in SourceActivation::ALL {
+                let values = match activation {
+                    SourceActivation::Silu => reference::silu(gated.x.view()),
+                    SourceActivation::Gelu => reference::gelu(gated.x.view()),
+                    SourceActivation::GeluTanh => reference::gelu_tanh(gated.x.view()),
+                };
+                for recipe in recipes(rows) {
+                    let want = reference::cast(&values.view().into(), recipe).unwrap();
+                    let got = handle.cast(CastSource::activated(&matrix, activation), recipe).unwrap();
+                    assert_cast(&handle, &got, &want, &format!("{activation} {dtype} to {}", recipe.scheme()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gathered_rows() {
+    let Some(handle) = handle() else { return };
+    let gated = Gated::new(&handle, &mut Noise::new(953), 40, 144, DType::Bf16);
+    // Weights and experts are those of the rows that are read.
+    let index: Vec<i32> = (0..64).map(|i| if i % 9 == 4 { -1 } else { (i * 7) % 40 }).collect();
+    let rows_of = RowIndex::new(&handle, &index, 40).unwrap();
+    let matrix = gated.matrix();
+    for recipe in recipes(64) {
+        let (values, _) = gated.values(true, recipe.scheme().group());
+        let want = reference::cast(&CastInput::from(values.view()).gathered(&index).unwrap(), recipe).unwrap();
+        let mut counts = handle.alloc(24).unwrap();
+        let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
+        let got = handle.cast(source, recipe).unwrap();
+        assert_cast(&handle, &got, &want, &format!("gathered to {}", recipe.scheme()));
+    }
+}
+
+/// Into a matrix that products read: the bytes of the quantizer that reads stored FP32 values, padding included.
+#[test]
+fn what_products_read() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(954);
+    for (rows, half) in [(1, 64), (127, 576), (130, 1040), (3, 16400)] {
+        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+        let matrix = gated.matrix();
+        let (values, _) = gated.values(true, CastGroup::Row);
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Group1x128] {
+            let exact = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+            for recipe in [exact, exact.power_of_two()] {
+                let want = reference::quantize(values.view(), DType::F32, recipe).unwrap();
+                let mut got = QuantMatrix::zeros(&handle, recipe.scheme(), rows, half).unwrap();
+                let mut counts = handle.alloc(24).unwrap();
+                handle.quantize_source_into(gated.source(&matrix, true, &mut counts), recipe, &mut got).unwrap();
+                assert_device_bits(&handle, &got, &want, &format!("{rows} x {half} {recipe:?}"));
+                // A plain matrix is a source too: the quantizer of its own kernels gives the same.
+                let want = reference::quantize(gated.x.view(), gated.dtype, recipe).unwrap();
+                let mut got = QuantMatrix::zeros(&handle, recipe.scheme(), rows, 2 * half).unwrap();
+                handle.quantize_source_into(&matrix, recipe, &mut got).unwrap();
+                assert_device_bits(&handle, &got, &want, "plain");
+            }
+        }
+    }
+}
+
+#[test]
+fn captured() {
+    let Some(handle) = handle() else { return };
+    // The second handle of a GPU waits for its context, which would break a capture: not the one of another test.
+    let _second = common::handle();
+    let mut rng = Noise::new(955);
+    let mut gated = Gated::new(&handle, &mut rng, 33, 144, DType::Bf16);
+    let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap());
+    handle.load_kernels(&[scaled_gemm::KernelFamily::Fused]).unwrap();
+    let mut got = CastMatrix::zeros(&handle, recipe.scheme(), 33, 144).unwrap();
+    let mut counts = handle.alloc(24).unwrap();
+    let graph = {
+        let matrix = gated.matrix();
+        handle.capture(|| handle.cast_into(gated.source(&matrix, true, &mut counts), recipe, &mut got)).unwrap()
+    };
+    for _ in 0..3 {
+        let other = Gated::new(&handle, &mut rng, 33, 144, DType::Bf16);
+        handle.write(&mut gated.data.view_mut(), &bytes_of(DType::Bf16, &other.x)).unwrap();
+        gated.x = other.x;
+        handle.launch(&graph).unwrap();
+        let want = reference::cast(&gated.values(true, CastGroup::Group1x128).0.view().into(), recipe).unwrap();
+        assert_cast(&handle, &got, &want, "captured");
+    }
+}
+
+#[test]
+fn refusals() {
+    let Some(handle) = handle() else { return };
+    let gated = Gated::new(&handle, &mut Noise::new(956), 16, 64, DType::Bf16);
+    let matrix = gated.matrix();
+    let says = |result: scaled_gemm::Result<()>, words: &[&str]| {
+        let said = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{said:?} lacks one of {words:?}");
+    };
+    let odd = MatRef::new(&gated.data, DType::Bf16, 16, 48).unwrap();
+    says(SwigluSource::new(&odd).map(drop), &["48 columns", "32"]);
+    let source = || SwigluSource::new(&matrix).unwrap();
+    says(source().with_clamp(-1.0).map(drop), &["-1", "at least 0"]);
+    says(source().with_clamp(f32::NAN).map(drop), &["NaN"]);
+    let few = VecRef::new(&gated.weights_there, DType::F32, 15).unwrap();
+    says(source().with_weights(few).map(drop), &["15", "16 rows"]);
+    let narrow = VecRef::new(&gated.weights_there, DType::Bf16, 16).unwrap();
+    says(source().with_weights(narrow).map(drop), &["bf16"]);
+    let short = handle.alloc(60).unwrap();
+    says(source().with_experts(&short).map(drop), &["15", "16 rows"]);
+    let mut counts = handle.alloc(24).unwrap();
+    says(source().with_counts(&mut counts).map(drop), &["without a clamp"]);
+    let mut wrong = handle.alloc(12).unwrap();
+    says(source().with_clamp(1.0).unwrap().with_counts(&mut wrong).map(drop), &["12 bytes", "three"]);
+
+    for recipe in [
+        Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek),
+        Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3),
+        Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E5M2).with_rule(Fp8Rule::DeepSeek),
+    ] {
+        let mut out = QuantMatrix::zeros(&handle, recipe.scheme(), 16, 64).unwrap();
+        let said = handle.quantize_source_into(source(), recipe, &mut out).unwrap_err().to_string();
+        assert!(said.contains("Handle::quantize"), "{said}");
+        assert_eq!(Recipe::Fp8(recipe).scheme(), out.scheme());
+    }
+    let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Row).unwrap());
+    let mut wide = CastMatrix::zeros(&handle, recipe.scheme(), 16, 128).unwrap();
+    says(handle.cast_into(source(), recipe, &mut wide), &["16 x 128", "16 x 64"]);
+    handle.synchronize().unwrap();
+}
