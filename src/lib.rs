@@ -101,4 +101,5 @@ pub use names::UnknownName;
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../docs/memory.md")]
 #[doc = include_str!("../docs/recipes.md")]
+#[doc = include_str!("../docs/casts.md")]
 pub struct Examples;
