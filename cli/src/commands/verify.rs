@@ -1,7 +1,9 @@
-//! `verify`: every recipe and every pair against their definition (`reference::definition`), on any device.
+//! `verify`: every recipe, cast and pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
+//! format. Casts likewise (`casts`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
+
+mod casts;
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
@@ -40,11 +42,17 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let mut device = device::open(choice)?;
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
-    let bar = step_bar(device.as_ref(), all.len() + products.len());
-    let (mut recipes, mut pairs) = (Findings::default(), Findings::default());
+    let cast_schemes = casts::schemes()?;
+    let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
+    let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     for recipe in all {
         bar.set_message(recipe.scheme().to_string());
         check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
+        bar.inc(1);
+    }
+    for scheme in cast_schemes {
+        bar.set_message(format!("cast to {scheme}"));
+        casts::check(device.as_ref(), scheme, args.seed, &mut casts)?;
         bar.inc(1);
     }
     for pair in products {
@@ -62,13 +70,17 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     );
     let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
     text += &table(header, 5, &recipes.rows);
+    text +=
+        "\nCasts to groupings that no product reads, every order of scales, exact and powers of two: what is wrong\n\n";
+    text += &table(["group", "codes of", "codes", "scales", "decoded", ""], 2, &casts.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
-    let failed: Vec<String> = recipes.failed.into_iter().chain(pairs.failed).collect();
-    let checks = count(recipes.rows.len() + pairs.rows.len(), "check", "checks");
+    let failed: Vec<String> = recipes.failed.into_iter().chain(casts.failed).chain(pairs.failed).collect();
+    let checks = count(recipes.rows.len() + casts.rows.len() + pairs.rows.len(), "check", "checks");
     text += &format!("\n{checks}, {} failed\n", failed.len());
     let value = json!({
-        "device": device.name(), "title": device.title(), "recipes": recipes.values, "pairs": pairs.values,
+        "device": device.name(), "title": device.title(), "recipes": recipes.values, "casts": casts.values,
+        "pairs": pairs.values,
         "failed": failed, "passed": failed.is_empty(),
     });
     let mut outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);

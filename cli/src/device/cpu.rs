@@ -8,7 +8,9 @@ use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
 use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
-use scaled_gemm::{DType, Error, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{
+    CastRecipe, DType, Error, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
+};
 
 use super::check::sampled_error;
 use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
@@ -217,5 +219,13 @@ impl Caster for CpuCaster {
 
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
         PlainRows::from_f32(reference::dequantize(q, out).view(), out, buffer)
+    }
+
+    fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix> {
+        reference::cast(&x.to_f32().view().into(), recipe)
+    }
+
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows> {
+        PlainRows::from_f32(reference::cast_back(q, out).view(), out, Vec::new())
     }
 }

@@ -2,8 +2,8 @@
 
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::{
-    DType, DeviceBuffer, GivenScale, Handle, HostParts, HostQuantMatrix, MatMut, MatRef, QuantMatrix, QuantizeTo,
-    Recipe, Result, Scheme,
+    CastMatrix, CastRecipe, DType, DeviceBuffer, GivenScale, Handle, HostCastMatrix, HostParts, HostQuantMatrix,
+    MatMut, MatRef, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
 };
 
 use super::Caster;
@@ -128,5 +128,22 @@ impl Caster for CudaCaster {
         handle.read_into(&plain.view(), &mut buffer)?;
         open.quantized = Some(quantized);
         PlainRows::new(out, rows, cols, buffer)
+    }
+
+    fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix> {
+        let Open { handle, plain, .. } = self.open(x.bytes().len())?;
+        handle.write(&mut plain.view_mut(), x.bytes())?;
+        let x = MatRef::new(&*plain, x.dtype(), x.rows(), x.cols())?;
+        handle.cast(&x, recipe)?.to_host(handle)
+    }
+
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows> {
+        let (rows, cols) = (q.rows(), q.cols());
+        let Open { handle, plain, .. } = self.open(rows * cols * out.bytes())?;
+        let q = CastMatrix::from_host(handle, q)?;
+        handle.cast_back_into(&q, &mut MatMut::new(&mut *plain, out, rows, cols)?)?;
+        let mut values = vec![0; rows * cols * out.bytes()];
+        handle.read_into(&plain.view(), &mut values)?;
+        PlainRows::new(out, rows, cols, values)
     }
 }

@@ -13,7 +13,9 @@ use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::check_pair;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand};
-use scaled_gemm::{DType, Fp8Format, GivenScale, HostQuantMatrix, Operand, Recipe, Result, Scheme};
+use scaled_gemm::{
+    CastRecipe, DType, Fp8Format, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
+};
 
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::Failure;
@@ -135,6 +137,12 @@ pub trait Caster: Send {
 
     /// The values of a quantized matrix, rounded to `out`, in `buffer`, whose bytes are replaced. Rows in a Hadamard basis stay in it.
     fn dequantize(&mut self, q: &HostQuantMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
+
+    /// Casts to a grouping that no product reads.
+    fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix>;
+
+    /// The values of the result of a cast, rounded to `out`.
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows>;
 }
 
 /// One place to run on. Matrices come and go in host memory.
