@@ -1,6 +1,6 @@
 //! The work: matrices pass in parts, so that none is in memory as a whole.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -14,7 +14,7 @@ use super::items::Item;
 use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
 use super::rows::Rows;
 use crate::device::{Caster, Device};
-use crate::non_finite::NonFinite;
+use crate::non_finite::{NonFinite, takes_infinities};
 use crate::output::Failure;
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 
@@ -41,8 +41,8 @@ pub struct Work<'a> {
 /// What was found on the way.
 #[derive(Default)]
 pub struct Found {
-    /// By tensor: what was not finite.
-    pub non_finite: HashMap<usize, NonFinite>,
+    /// By tensor, in their order, in which it is said: what was not finite.
+    pub non_finite: BTreeMap<usize, NonFinite>,
     /// By tensor: SQNR in dB with its own scale, and with the shared one, of its first rows.
     pub shared: HashMap<usize, [f64; 2]>,
 }
@@ -82,7 +82,7 @@ struct Quantized<'a> {
     bytes: u64,
     non_finite: Option<NonFinite>,
     cost: Option<[f64; 2]>,
-    /// Nothing where these rows alone are refused.
+    /// Nothing where these rows alone are refused, or the scale of the whole.
     part: Option<HostQuantMatrix>,
 }
 
@@ -199,7 +199,9 @@ impl<'a> Stream<'a> {
                     }
                 };
                 // Said here of the matrix that holds it, not of the first that shares its scale.
-                if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
+                if let Some(member) = infinite.filter(|_| known[&at].is_finite())
+                    && !(allow_non_finite && takes_infinities(weight.recipe, weight.source)?)
+                {
                     return Err(Failure::Use(format!(
                         "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
                         input.path().display(),
@@ -240,6 +242,10 @@ impl<'a> Stream<'a> {
             if counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source).is_err() {
                 return Ok(Done::Rows(Box::new(done)));
             }
+        }
+        // Another part holds an infinity, and the recipe has no scale for it: what is refused is said of the whole, with its last part.
+        if whole.is_some_and(|whole| whole.shared.is_infinite()) && !takes_infinities(weight.recipe, weight.source)? {
+            return Ok(Done::Rows(Box::new(done)));
         }
         if let Some(whole) = whole.filter(|whole| first == 0 && whole.own != whole.shared) {
             let cost = cost(&x.to_f32(), weight, dialect, whole)?;
