@@ -16,7 +16,7 @@ use super::rows::Rows;
 use crate::device::{Caster, Device};
 use crate::non_finite::{NonFinite, takes_infinities};
 use crate::output::Failure;
-use crate::pipeline::{self, Buffers, Part, Sent, Turns};
+use crate::pipeline::{self, Buffers, Gate, Part, Pass, Sent, Turns};
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
@@ -61,6 +61,8 @@ struct Piece<'a> {
     weight: &'a Weight,
     rows: Range<usize>,
     whole: Option<Whole>,
+    /// Of a large one, until it is collected.
+    _pass: Option<Pass<'a>>,
 }
 
 /// What a lane is to do.
@@ -98,6 +100,7 @@ pub fn run(
     let stream = Stream {
         work,
         buffers: &Buffers::of_lanes(casters.len()),
+        gate: &Gate::new(),
         part_bytes: device.part_bytes(),
         reads_ahead: casters.len() == 1,
     };
@@ -113,6 +116,7 @@ pub fn run(
 struct Stream<'a> {
     work: Work<'a>,
     buffers: &'a Buffers,
+    gate: &'a Gate,
     part_bytes: usize,
     /// Whether parts are read for the lanes: several read for themselves, as reading takes longer than all else.
     reads_ahead: bool,
@@ -164,7 +168,7 @@ impl<'a> Stream<'a> {
 
     /// Says what is to be done, in the order of the input.
     fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
-        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, part_bytes, reads_ahead } = *self;
+        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } = *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
         // By group: the largest value of all, and the first that holds an infinity.
         let mut groups: HashMap<usize, (f32, Option<usize>)> = HashMap::new();
@@ -212,12 +216,13 @@ impl<'a> Stream<'a> {
                 whole = Some(Whole { own: known[&at], shared });
             }
             for rows in parts(weight, part_bytes) {
+                let _pass = gate.pass(rows.len() * weight.cols * weight.source.bytes());
                 // An expert that has to be turned is read once for all its rows.
                 let x = match reads_ahead || item.slice.is_some() {
                     true => Some(source.read(item, weight.source, rows.clone(), buffers.take())?),
                     false => None,
                 };
-                if !to.send(Task::Rows(Piece { at, weight, rows, whole }, x)) {
+                if !to.send(Task::Rows(Piece { at, weight, rows, whole, _pass }, x)) {
                     return Ok(Sent::NotAll);
                 }
             }
