@@ -275,6 +275,7 @@ mod tests {
         let config = ModelConfig::read(folder.path()).unwrap().unwrap();
         assert_eq!(config.quantization().unwrap()["quant_method"], "fp8");
         assert!(config.ignores_by_name("l.0") && config.ignores_by_name("ears") && !config.ignores_by_name("l.0.q"));
+        assert_eq!(config.text(), format!("{text}\n"));
         let with = |value| serde_json::from_str::<Value>(&config.with_quantization(value)).unwrap();
         let mut want = serde_json::json!({"audio_config": {}, "text_config": {}, "x": {"quantization_config": 1}});
         assert_eq!(with(None), want);
