@@ -107,7 +107,7 @@ impl NonFinite {
 }
 
 /// Whether a group with an infinity keeps a scale that a file can hold. The reference is asked: it is what every device does.
-fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
+pub fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
     // Rows of a tile, columns of the largest block.
     let mut x = Array2::zeros((16, 32));
     x[(0, 0)] = f32::INFINITY;

@@ -3,8 +3,8 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex};
 use std::thread::ScopedJoinHandle;
 
 use scaled_gemm::HostQuantMatrix;
@@ -14,6 +14,11 @@ use crate::output::Failure;
 
 /// Bytes of a part that is copied.
 const PART: usize = 2 << 20;
+/// Bytes of the largest buffer that is kept. What is larger is a matrix that passes whole: its pages are not what takes long, and a
+/// pool of such would be gigabytes.
+const MOST_KEPT: usize = 64 << 20;
+/// How many parts larger than that are read or quantized at a time: one of either.
+const LARGE: usize = 2;
 /// Parts on their way from one thread to the next.
 const DEPTH: usize = 2;
 
@@ -55,11 +60,48 @@ impl Buffers {
     }
 
     fn keep(&self, pool: &Mutex<Vec<Vec<u8>>>, buffer: Vec<u8>) {
-        if let Ok(mut free) = pool.lock()
+        if buffer.capacity() <= MOST_KEPT
+            && let Ok(mut free) = pool.lock()
             && free.len() < self.most
         {
             free.push(buffer);
         }
+    }
+}
+
+/// Lets few large parts through at a time, of all lanes together: whole matrices, of which each lane would hold several.
+pub struct Gate {
+    free: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn new() -> Self {
+        Self { free: Mutex::new(LARGE), changed: Condvar::new() }
+    }
+
+    /// For a part of so many bytes: nothing where it is small; else waits until there is room. To be asked in the order of the tasks,
+    /// since they are collected in it: what is waited for is then always on its way.
+    pub fn pass(&self, bytes: usize) -> Option<Pass<'_>> {
+        if bytes <= MOST_KEPT {
+            return None;
+        }
+        let free = self.free.lock().ok()?;
+        let mut free = self.changed.wait_while(free, |free| *free == 0).ok()?;
+        *free -= 1;
+        Some(Pass(self))
+    }
+}
+
+/// Held by a large part, and gone with it, also where the work has failed.
+pub struct Pass<'a>(&'a Gate);
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut free) = self.0.free.lock() {
+            *free += 1;
+        }
+        self.0.changed.notify_one();
     }
 }
 
@@ -299,5 +341,73 @@ mod tests {
         let (result, _, heard) = work(Some(37));
         assert!(matches!(&result, Err(Failure::Use(said)) if said == "task 37"), "{result:?}");
         assert_eq!(heard, 37);
+    }
+
+    /// Two lanes and a hundred tasks, all of large parts, each of which gives a byte of a tensor, `too_many` of one of ten; what is
+    /// said. A hang is a failure too.
+    fn said(planner_fails: bool, lane_panics: bool, too_many: bool) -> String {
+        let (to_test, result) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let folder = tempfile::tempdir().unwrap();
+            let mut layout = CheckpointLayout::new();
+            layout.tensor("t", Dtype::U8, &[if too_many { 10 } else { TASKS.into() }]);
+            let writer = layout.create(folder.path().join("out.safetensors"), &[]).unwrap();
+            let gate = Gate::new();
+            let pass = || gate.pass(MOST_KEPT + 1);
+            let stops = |task: u8, to: &Turns<_>| (planner_fails && task == 50) || !to.send((task, pass()));
+            let tasks = |to: &Turns<_>| match (0..TASKS).find(|task| stops(*task, to)) {
+                Some(50) if planner_fails => Err(Failure::Use("task 50 is not there".into())),
+                Some(_) => Ok(Sent::NotAll),
+                None => Ok(Sent::All),
+            };
+            let lane = |_| {
+                move |(task, pass): (u8, _)| {
+                    assert!(!(lane_panics && task == 60), "as it was told to");
+                    Ok((vec![task], pass))
+                }
+            };
+            let lanes = (0..2).map(lane).collect();
+            let collect = |(byte, _pass)| Ok(Some(Part::Bytes("t", byte)));
+            let result = run(tasks, lanes, collect, &writer, &Buffers::of_lanes(2));
+            to_test.send(result.err().map_or_else(|| "nothing".into(), Failure::into_message)).unwrap();
+        });
+        result.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|e| format!("it hangs: {e}"))
+    }
+
+    #[test]
+    fn whoever_fails_ends_all_with_words_of_its_own() {
+        assert_eq!(said(false, false, false), "nothing");
+        assert_eq!(said(true, false, false), "task 50 is not there");
+        assert_eq!(said(false, true, false), "a thread of the work panicked; report it");
+        let words = said(false, false, true);
+        assert!(words.contains("tensor t: ") && !words.contains("report it"), "{words}");
+        // Whichever of two that fail is heard first.
+        let words = said(true, false, true);
+        assert!(words == "task 50 is not there" || words.contains("tensor t: "), "{words}");
+    }
+
+    #[test]
+    fn few_large_parts_pass_at_a_time() {
+        let gate = Gate::new();
+        let held: Vec<_> = (0..LARGE).map(|_| gate.pass(MOST_KEPT + 1)).collect();
+        assert!(held.iter().all(Option::is_some) && gate.pass(MOST_KEPT).is_none());
+        std::thread::scope(|scope| {
+            let (to_test, passed) = sync_channel(1);
+            let gate = &gate;
+            scope.spawn(move || to_test.send(gate.pass(MOST_KEPT + 1).is_some()));
+            assert!(passed.recv_timeout(Duration::from_millis(50)).is_err());
+            drop(held);
+            assert!(passed.recv_timeout(Duration::from_secs(60)).unwrap());
+        });
+    }
+
+    #[test]
+    fn no_large_buffer_is_kept() {
+        let buffers = Buffers::of_lanes(1);
+        for (bytes, is_kept) in [(MOST_KEPT + 1, false), (MOST_KEPT, true)] {
+            buffers.give(Vec::with_capacity(bytes));
+            buffers.give_codes(Vec::with_capacity(bytes));
+            assert_eq!([buffers.take().capacity() > 0, buffers.take_codes().capacity() > 0], [is_kept; 2], "{bytes}");
+        }
     }
 }

@@ -113,3 +113,70 @@ fn a_config_that_names_another_scheme_is_said() {
         fs::write(&place, fs::read_to_string(&place).unwrap().replace(algorithm, "W4A16_NVFP4")).unwrap();
     }
 }
+
+/// (The first was called wrong, and so were the others.)
+#[test]
+fn configs_of_several_formats_and_of_groups_are_not_called_wrong() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let tensors = ["l.o_proj.weight", "l.down_proj.weight"].map(|name| f32_tensor(name, [256, 256], 1));
+    model_folder(&input, &tensors, Some(json!({})));
+    let change = |name: &str, change: &dyn Fn(&mut Value)| {
+        let place = format!("{output}/{name}");
+        let mut value: Value = serde_json::from_slice(&fs::read(&place).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(&place, value.to_string()).unwrap();
+    };
+    // Rows with a scale for 128 columns, as llm-compressor writes them.
+    let codes = |name: &'static str| (name, Dtype::F8_E4M3, vec![256, 256], vec![0x35; 256 * 256]);
+    let scales = |name: &'static str| (name, Dtype::F32, vec![256, 2], f32_bytes(&[0.5; 512]));
+    let groups = |strategy: &str| {
+        let weights = json!({"num_bits": 8, "type": "float", "strategy": strategy, "group_size": 128});
+        let groups = json!({"group_0": {"weights": weights, "targets": ["Linear"]}});
+        let quantization =
+            json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups});
+        json!({"quantization_config": quantization})
+    };
+    let grouped = folder.file("grouped");
+    model_folder(&grouped, &[codes("l.o_proj.weight"), scales("l.o_proj.weight_scale")], Some(groups("group")));
+    assert_words(&good(&["info", &grouped]), &["fp8-1x128"]);
+    fs::write(format!("{grouped}/config.json"), groups("channel").to_string()).unwrap();
+    assert_words(&wrong(&["info", &grouped]).0, &["says format float-quantized, which is", "are fp8-1x128"]);
+
+    // A format for each group of layers.
+    good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--dialect", "compressed-tensors"]);
+    change("config.json", &|value| {
+        let quantization = &mut value["quantization_config"];
+        quantization["format"] = "nvfp4-pack-quantized".into();
+        quantization["config_groups"]["group_0"]["format"] = "float-quantized".into();
+        quantization["config_groups"]["group_1"] = json!({"format": "nvfp4-pack-quantized", "targets": ["x"]});
+    });
+    good(&["info", &output]);
+    change("config.json", &|value| {
+        value["quantization_config"]["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized".into();
+    });
+    assert_words(&wrong(&["info", &output]).0, &["says format nvfp4-pack-quantized, which is nvfp4"]);
+
+    // Each of two files may say that layers differ; the other then names what most are.
+    fs::remove_dir_all(&output).unwrap();
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", "modelopt"]);
+    let algorithms = |config: &str, hf: &str| {
+        change("config.json", &|value| value["quantization_config"]["quant_algo"] = config.into());
+        change("hf_quant_config.json", &|value| value["quantization"]["quant_algo"] = hf.into());
+    };
+    algorithms("FP8", "MIXED_PRECISION");
+    good(&["info", &output]);
+    algorithms("mixed_precision", "FP8");
+    good(&["info", &output]);
+    algorithms("FP8", "FP8");
+    assert_words(
+        &wrong(&["info", &output]).0,
+        &["config.json says quant_algo FP8", "hf_quant_config.json says quant_algo FP8"],
+    );
+    // Python writes numbers that JSON does not have.
+    algorithms("W4A16_NVFP4", "W4A16_NVFP4");
+    let place = format!("{output}/hf_quant_config.json");
+    let text = fs::read_to_string(&place).unwrap();
+    fs::write(&place, text.replacen('{', r#"{"limits": [NaN, -Infinity], "#, 1)).unwrap();
+    good(&["info", &output]);
+}

@@ -109,6 +109,45 @@ fn infinities_are_taken_where_the_rule_has_a_scale_and_the_advice_is_never_itsel
     assert!(!good(&["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--allow-non-finite"]).contains("NaN"));
 }
 
+/// (Where a matrix passes in parts, the first of them got an infinite scale, and the writer refused that: `scale 0 is inf`.)
+#[test]
+fn an_infinity_in_the_last_of_several_parts_is_said_as_in_one() {
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let (rows, cols) = (4096, 1024);
+    let mut x = vec![0.5_f32; rows * cols];
+    x[rows * cols - 1] = f32::INFINITY;
+    write(&input, &[("l.0.o_proj.weight", Dtype::F32, vec![rows, cols], f32_bytes(&x))]);
+    for recipe in ["fp8-tensor", "nvfp4"] {
+        for (options, first) in [(&[][..], "1 non-finite value"), (&["--allow-non-finite"], "1 infinity")] {
+            let base = ["quantize", &input, "-o", &packed, "--recipe", recipe];
+            let error = bad(2, &[&base[..], options].concat());
+            let words = format!("tensor l.0.o_proj.weight: {first}, the first at row 4095, column 1023; ");
+            assert_words(&error, &[&words, "repair the data", r"--exclude '^l\.0\.o_proj\.weight$'"]);
+            assert_eq!(folder.names(), ["in"]);
+        }
+    }
+    let takes = ["quantize", &input, "-o", &packed, "--recipe", "fp8-tensor", "--preset", "transformer-engine"];
+    assert_words(&good(&[&takes[..], &["--allow-non-finite"]].concat()), &["l.0.o_proj.weight: 0 NaN and 1 infinity"]);
+}
+
+/// (They came in another order in each run.)
+#[test]
+fn what_is_not_finite_is_said_in_the_order_of_the_tensors() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    let names: Vec<String> = (0..12).map(|i| format!("w{:02}", i)).collect();
+    let (_, dtype, shape, bytes) = with(&[(33, f32::NAN)]);
+    let tensors: Vec<Tensor> = names.iter().map(|name| (name.as_str(), dtype, shape.clone(), bytes.clone())).collect();
+    write(&input, &tensors);
+    let text = good(&["quantize", &input, "-o", &folder.file("q"), "--recipe", "fp8-row", "--allow-non-finite"]);
+    let said: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_suffix(": 1 NaN and 0 infinities quantized as the recipe has it"))
+        .collect();
+    assert_eq!(said, names);
+}
+
 /// One row of FP8 codes with one scale for all of it.
 fn one_scale(code: u8, dtype: Dtype, scale: f32) -> Vec<Tensor<'static>> {
     vec![("w", dtype, vec![1, 16], vec![code; 16]), ("w_scale", Dtype::F32, vec![1], f32_bytes(&[scale]))]

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use scaled_gemm::checkpoint::Checkpoint;
-use scaled_gemm::{DType, HostQuantMatrix, Scheme, reference};
+use scaled_gemm::{DType, HostQuantMatrix, Scheme, model_folder, reference};
 
 use crate::{Outcome, ensure};
 
@@ -34,9 +33,9 @@ pub fn fused_group(name: &str) -> Option<(String, usize)> {
 /// Every tensor of a folder in F32.
 ///
 /// # Errors
-/// What [`Checkpoint`] refuses; a folder without quantized matrices where `kept` asks for some.
+/// What [`model_folder::open`] and the checkpoint refuse; a folder without quantized matrices where `kept` asks for some.
 pub fn read(folder: &Path, kept: Kept) -> Outcome<HashMap<String, Tensor>> {
-    let checkpoint = Checkpoint::open(folder)?;
+    let (checkpoint, _) = model_folder::open(folder)?;
     let (mut tensors, mut matrices, mut parts) = (HashMap::new(), BTreeMap::new(), HashSet::new());
     for name in checkpoint.quantized() {
         matrices.insert(name.to_string(), checkpoint.quant_matrix(name)?);

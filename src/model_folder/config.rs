@@ -1,5 +1,6 @@
 //! [`ModelConfig`]: the `config.json` of a model's folder.
 
+use std::collections::HashSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,8 @@ pub struct ModelConfig {
     path: PathBuf,
     /// With the numbers that JSON does not have as strings.
     text: String,
+    /// What these begin with.
+    mark: String,
     entries: Map<String, Value>,
     ignored: Ignored,
 }
@@ -48,14 +51,15 @@ impl ModelConfig {
             return Err(refuse(format!("is longer than {MOST_BYTES} bytes")));
         }
         let text = String::from_utf8(text).map_err(|_| refuse("is no UTF-8".into()))?;
-        let text = quoted(&text);
+        let mark = mark(&text);
+        let text = quoted(&text, &mark);
         let entries: Map<String, Value> =
             serde_json::from_str(&text).map_err(|e| refuse(format!("is no JSON object: {e}")))?;
         let lists = ["modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"];
         let quantizations = quantizations(&entries, 0);
         let texts = quantizations.iter().flat_map(|q| lists.iter().filter_map(|key| q.get(key)?.as_array())).flatten();
         let ignored = Ignored::new(texts.filter_map(Value::as_str)).map_err(refuse)?;
-        Ok(Some(Self { path, text, entries, ignored }))
+        Ok(Some(Self { path, text, mark, entries, ignored }))
     }
 
     /// Where it was read.
@@ -116,21 +120,28 @@ impl ModelConfig {
         self
     }
 
-    /// The text of the config with this `quantization_config` alone, or without one. The one that is there stays in its place, and
-    /// what is not changed as it is written.
+    /// The text of the config as it was read, with what [`ModelConfig::with_dtype`] changed.
+    pub fn text(&self) -> String {
+        format!("{}\n", plain(self.text.trim(), &self.mark))
+    }
+
+    /// The text of the config with this `quantization_config` alone, or without one: those of its parts (`text_config`) go. The one
+    /// that is there stays in its place, and what is not changed as it is written.
     pub fn with_quantization(&self, quantization: Option<Value>) -> String {
-        if quantization.is_some() && quantization.as_ref() == self.quantization() {
-            return format!("{}\n", plain(self.text.trim()));
-        }
+        let there = self.entries.get(QUANTIZATION);
         // One deeper than it is printed; no string of JSON has a line of its own.
-        let new = quantization.map(|value| format!("{value:#}").replace('\n', "\n  "));
-        let is_there = self.entries.contains_key(QUANTIZATION);
-        let text = with_quantization(&self.text, 0, new.as_deref()).unwrap_or_else(|| self.text.clone());
-        let text = match new.filter(|_| !is_there) {
+        let new = quantization.as_ref().map(|value| format!("{value:#}").replace('\n', "\n  "));
+        let change = match &new {
+            None => Entry::Drop,
+            Some(_) if there == quantization.as_ref() => Entry::Keep,
+            Some(new) => Entry::To(new),
+        };
+        let text = with_quantization(&self.text, 0, change).unwrap_or_else(|| self.text.clone());
+        let text = match new.filter(|_| there.is_none()) {
             Some(new) => with_entry(&text, QUANTIZATION, &new),
             None => text,
         };
-        format!("{}\n", plain(text.trim()))
+        format!("{}\n", plain(text.trim(), &self.mark))
     }
 }
 
@@ -154,14 +165,21 @@ fn quantizations(entries: &Map<String, Value>, depth: usize) -> Vec<&Value> {
     found
 }
 
-/// The text of an object with this in the place of its `quantization_config`, and without those of its parts. Nothing where it is
-/// the same.
-fn with_quantization(text: &str, depth: usize, new: Option<&str>) -> Option<String> {
-    edited(text, depth, &mut |key, value| match (key, new) {
-        (QUANTIZATION, Some(new)) => Change::To(new.into()),
-        (QUANTIZATION, None) => Change::Drop,
+/// What becomes of the `quantization_config` of an object.
+#[derive(Clone, Copy)]
+enum Entry<'a> {
+    Keep,
+    Drop,
+    To(&'a str),
+}
+
+/// The text of an object with its `quantization_config` changed, and without those of its parts. Nothing where it is the same.
+fn with_quantization(text: &str, depth: usize, entry: Entry<'_>) -> Option<String> {
+    edited(text, depth, &mut |key, value| match (key, entry) {
+        (QUANTIZATION, Entry::To(new)) => Change::To(new.into()),
+        (QUANTIZATION, Entry::Drop) => Change::Drop,
         _ if is_of_part(key, depth) && value.starts_with('{') => {
-            with_quantization(value, depth + 1, None).map_or(Change::Keep, Change::To)
+            with_quantization(value, depth + 1, Entry::Drop).map_or(Change::Keep, Change::To)
         }
         _ => Change::Keep,
     })
@@ -179,27 +197,41 @@ fn with_dtype(text: &str, depth: usize, name: &str) -> Option<String> {
 /// Numbers that Python writes and JSON does not have.
 const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
-/// The text with the numbers that [`quoted`] made strings of. A quote within another string has a backslash before it.
-fn plain(text: &str) -> String {
-    NUMBERS.iter().fold(text.to_string(), |text, number| {
-        let mark = format!("\"\\u0001{number}\"");
-        let (mut out, mut rest) = (String::with_capacity(text.len()), text.as_str());
-        while let Some(at) = rest.find(&mark) {
-            let (before, after) = (&rest[..at], &rest[at + mark.len()..]);
-            out += before;
-            out += if before.ends_with('\\') { mark.as_str() } else { number };
-            rest = after;
-        }
-        out + rest
-    })
+/// What a string of JSON begins with where a mark does.
+const ESCAPE: &str = "\\u0001";
+
+/// What is nowhere in a text: strings that begin so are none of its own. With a number, since a mark that grew with the text would make
+/// a text of many such numbers very long.
+fn mark(text: &str) -> String {
+    let numbers = text.match_indices(ESCAPE).filter_map(|(at, _)| {
+        let rest = &text[at + ESCAPE.len()..];
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..end].parse().ok()
+    });
+    let taken: HashSet<usize> = numbers.collect();
+    let free = (0..).find(|number| !taken.contains(number)).unwrap_or_default();
+    format!("{ESCAPE}{free}")
+}
+
+/// The text with the numbers that [`quoted`] made strings of.
+fn plain(text: &str, mark: &str) -> String {
+    NUMBERS.iter().fold(text.to_string(), |text, number| text.replace(&format!("\"{mark}{number}\""), number))
+}
+
+/// A value of JSON, with the numbers that Python writes and JSON does not have as strings.
+///
+/// # Errors
+/// Text that is no such value.
+pub fn python_json(text: &str) -> serde_json::Result<Value> {
+    serde_json::from_str(&quoted(text, &mark(text)))
 }
 
 /// The text with such numbers as strings that no config has.
-fn quoted(text: &str) -> String {
+fn quoted(text: &str, mark: &str) -> String {
     let (mut out, mut rest, mut in_string) = (String::with_capacity(text.len()), text, false);
     while let Some(c) = rest.chars().next() {
         if let Some(number) = NUMBERS.iter().find(|number| !in_string && rest.starts_with(**number)) {
-            out += &format!("\"\\u0001{number}\"");
+            out += &format!("\"{mark}{number}\"");
             rest = &rest[number.len()..];
             continue;
         }
@@ -243,10 +275,13 @@ mod tests {
         let config = ModelConfig::read(folder.path()).unwrap().unwrap();
         assert_eq!(config.quantization().unwrap()["quant_method"], "fp8");
         assert!(config.ignores_by_name("l.0") && config.ignores_by_name("ears") && !config.ignores_by_name("l.0.q"));
+        assert_eq!(config.text(), format!("{text}\n"));
         let with = |value| serde_json::from_str::<Value>(&config.with_quantization(value)).unwrap();
         let mut want = serde_json::json!({"audio_config": {}, "text_config": {}, "x": {"quantization_config": 1}});
         assert_eq!(with(None), want);
-        assert_eq!(with(config.quantization().cloned()), serde_json::from_str::<Value>(text).unwrap());
+        // (What equalled the first stayed in its part, and those of other parts beside it.)
+        want["quantization_config"] = config.quantization().unwrap().clone();
+        assert_eq!(with(config.quantization().cloned()), want);
         want["quantization_config"] = "new".into();
         assert_eq!(with(Some("new".into())), want);
     }
@@ -265,6 +300,25 @@ mod tests {
         std::fs::write(folder.path().join("config.json"), r#"{"a": "b \"\u0001NaN"}"#).unwrap();
         let back = ModelConfig::read(folder.path()).unwrap().unwrap().with_quantization(None);
         assert_eq!(serde_json::from_str::<Value>(&back).unwrap(), serde_json::json!({"a": "b \"\u{1}NaN"}), "{back}");
+    }
+
+    /// (Such a string came back as the number.)
+    #[test]
+    fn strings_that_look_like_what_stands_for_a_number_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in [
+            r#"{"a":"\u0001NaN"}"#,
+            r#"{"a":"\u0001NaN","b":"\u00010NaN","c":NaN,"\u0001Infinity":-Infinity,"d":"\u0001\u0001NaN","e":"\\u00010NaN"}"#,
+        ] {
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            let config = ModelConfig::read(folder.path()).unwrap().unwrap();
+            assert_eq!(config.with_quantization(None), format!("{text}\n"));
+            // What is changed around them.
+            let with = config.with_quantization(Some(1.into()));
+            std::fs::write(folder.path().join("config.json"), with).unwrap();
+            let back = ModelConfig::read(folder.path()).unwrap().unwrap().with_quantization(None);
+            assert_eq!(back.split_whitespace().collect::<String>(), text);
+        }
     }
 
     /// (Keys were sorted and numbers written anew, so that nobody saw what had changed.)

@@ -31,7 +31,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 
 pub use calibration::InputScales;
-pub use config::ModelConfig;
+pub use config::{ModelConfig, python_json};
 pub use conv1d::TransposedLayers;
 pub use experts::ExpertTensor;
 pub use fuse::fused_groups;

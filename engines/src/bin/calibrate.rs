@@ -13,8 +13,7 @@ use std::process::ExitCode;
 use candle_core::Tensor;
 use clap::Parser;
 use ndarray::ArrayView2;
-use scaled_gemm::checkpoint::Checkpoint;
-use scaled_gemm::{DType, GivenScale, Nvfp4Recipe, reference};
+use scaled_gemm::{DType, GivenScale, Nvfp4Recipe, model_folder, reference};
 use scaled_gemm_engines::gguf::Gguf;
 use scaled_gemm_engines::llama::{self, Llama};
 use scaled_gemm_engines::options::Options;
@@ -76,7 +75,7 @@ fn shared(amax: &BTreeMap<String, f32>) -> BTreeMap<String, f32> {
 
 /// The scales of activations that a folder has, by layer.
 fn input_scales(folder: &Path, suffix: &str) -> Outcome<BTreeMap<String, f32>> {
-    let checkpoint = Checkpoint::open(folder)?;
+    let (checkpoint, _) = model_folder::open(folder)?;
     let mut found = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         if let Some(layer) = tensor.name.strip_suffix(&format!(".{suffix}")) {

@@ -20,6 +20,7 @@ use mistralrs_quant::{
     ShardedSafeTensors, ShardedVarBuilder, fp8_vector_dequantize, fp8_vector_quantize, linear_no_bias,
 };
 use scaled_gemm::checkpoint::Checkpoint;
+use scaled_gemm::model_folder;
 use scaled_gemm_engines::gguf::Gguf;
 use scaled_gemm_engines::options::Options;
 use scaled_gemm_engines::program::Program;
@@ -180,7 +181,7 @@ impl Check {
     fn fp8_vectors(&mut self) -> Outcome<()> {
         let only = ["--recipe", "fp8-1x128", "--dialect", "plain", "--only", "down_proj"];
         let folder = self.quantized("vectors", &only)?;
-        let (checkpoint, plain) = (Checkpoint::open(&folder)?, read(&self.plain, Kept::Own)?);
+        let ((checkpoint, _), plain) = (model_folder::open(&folder)?, read(&self.plain, Kept::Own)?);
         let weights = var_builder(&folder, DType::F32)?;
         let mut ours_there = Difference::default();
         let (mut made, mut values) = (HashMap::new(), HashMap::new());
@@ -255,7 +256,7 @@ fn quantization(folder: &Path) -> Outcome<QuantizedConfig> {
 }
 
 fn var_builder(folder: &Path, dtype: DType) -> Outcome<ShardedVarBuilder> {
-    let paths = Checkpoint::open(folder)?.files().to_vec();
+    let paths = model_folder::open(folder)?.0.files().to_vec();
     // SAFETY: the files are mapped; they lie in a folder of this process's own, and nothing writes them again.
     Ok(unsafe { ShardedSafeTensors::sharded(&paths, dtype, &Device::Cpu, None, Arc::new(|_| true)) }?)
 }

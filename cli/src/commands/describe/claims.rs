@@ -6,7 +6,7 @@ use std::path::Path;
 
 use scaled_gemm::Scheme;
 use scaled_gemm::checkpoint::{Checkpoint, printable};
-use scaled_gemm::model_folder::ModelConfig;
+use scaled_gemm::model_folder::{ModelConfig, python_json};
 use serde_json::Value;
 
 use super::{Matrix, module};
@@ -20,12 +20,17 @@ const HF: &str = "hf_quant_config.json";
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have.
 pub fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Vec<String> {
     let mut found = Vec::new();
-    if let Some(quantization) = config.and_then(ModelConfig::quantization) {
-        found.extend(against("config.json", quantization, matrices));
-    }
-    match input.folder().map(hf_quant_config).transpose() {
-        Ok(value) => found.extend(value.flatten().iter().flat_map(|value| against(HF, value, matrices))),
-        Err(reason) => found.push(reason),
+    let hf = input.folder().map(hf_quant_config).transpose().map(Option::flatten).unwrap_or_else(|reason| {
+        found.push(reason);
+        None
+    });
+    let quantization = config.and_then(ModelConfig::quantization);
+    let both = [("config.json", quantization), (HF, hf.as_ref())];
+    // Where one says that layers differ, the other names what most of them are.
+    if !both.iter().any(|(_, value)| value.is_some_and(is_mixed)) {
+        found.extend(
+            both.iter().flat_map(|(file, value)| value.map_or_else(Vec::new, |value| against(file, value, matrices))),
+        );
     }
     found
 }
@@ -41,7 +46,8 @@ fn hf_quant_config(folder: &Path) -> Result<Option<Value>, String> {
     if text.len() as u64 > MOST_BYTES {
         return Err(format!("{HF}: is longer than {MOST_BYTES} bytes; fetch the model again"));
     }
-    let value = serde_json::from_slice(&text);
+    let text = String::from_utf8(text).map_err(|_| format!("{HF}: is no UTF-8; mend it, or fetch the model again"))?;
+    let value = python_json(&text);
     value.map(Some).map_err(|e| format!("{HF}: is no JSON: {e}; mend it, or fetch the model again"))
 }
 
@@ -100,12 +106,33 @@ fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: Scheme) -> bool {
         || fused
 }
 
+/// A word of a config, or of the `quantization` in an `hf_quant_config.json`.
+fn entry<'a>(quantization: &'a Value, key: &str) -> Option<&'a str> {
+    let inner = quantization.get("quantization").and_then(|inner| inner.get(key));
+    quantization.get(key).or(inner).and_then(Value::as_str)
+}
+
+/// The groups of layers that compressed-tensors has.
+fn groups(quantization: &Value) -> impl Iterator<Item = &Value> {
+    quantization.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
+}
+
+/// True where a config says that layers differ: for all of ModelOpt's, or by a format of a group that is not that of all
+/// (compressed-tensors 0.20.0, config/base.py: `mixed-precision`).
+fn is_mixed(quantization: &Value) -> bool {
+    let own: Vec<&str> = groups(quantization).filter_map(|group| group.get("format")?.as_str()).collect();
+    entry(quantization, "quant_algo").is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("MIXED_PRECISION"))
+        || own.iter().any(|format| *format != entry(quantization, "format").unwrap_or(own[0]))
+}
+
+/// True if some weights have a scale for so many columns of a row.
+fn has_column_groups(quantization: &Value) -> bool {
+    groups(quantization).any(|group| group["weights"]["strategy"] == "group")
+}
+
 /// What a config says of all weights; nothing where it says several things, or what is not known here.
 fn claim(quantization: &Value) -> Option<Claim> {
-    let entry = |key: &str| {
-        let inner = quantization.get("quantization").and_then(|inner| inner.get(key));
-        quantization.get(key).or(inner).and_then(Value::as_str)
-    };
+    let entry = |key: &str| entry(quantization, key);
     if let Some(algorithm) = entry("quant_algo") {
         // vLLM 0.33.0, docs/features/quantization/modelopt.md, and ModelOpt 0.47.0, torch/export/quant_utils.py.
         let schemes: &[&str] = match algorithm.to_ascii_uppercase().as_str() {
@@ -135,6 +162,10 @@ fn claim(quantization: &Value) -> Option<Claim> {
         ("compressed-tensors", Some("nvfp4-pack-quantized")) => &["nvfp4"],
         ("compressed-tensors", Some("mxfp4-pack-quantized")) => &["mxfp4"],
         ("compressed-tensors", Some("mxfp8-quantized")) => &["mxfp8"],
+        // With groups of columns: scales for 128 columns of a row are what it says too.
+        ("compressed-tensors", Some("float-quantized")) if has_column_groups(quantization) => {
+            &["fp8-tensor", "fp8-row", "fp8-128x128", "fp8-1x128"]
+        }
         ("compressed-tensors", Some("float-quantized")) => &["fp8-tensor", "fp8-row", "fp8-128x128"],
         _ => return None,
     };
@@ -144,8 +175,7 @@ fn claim(quantization: &Value) -> Option<Claim> {
 /// The sizes of groups that a config has for weights, each once.
 fn group_sizes(quantization: &Value) -> Vec<u64> {
     let size = |value: &Value| value.get("group_size").and_then(Value::as_u64);
-    let groups = quantization.get("config_groups").and_then(Value::as_object);
-    let weights = groups.into_iter().flat_map(|groups| groups.values()).filter_map(|group| size(group.get("weights")?));
+    let weights = groups(quantization).filter_map(|group| size(group.get("weights")?));
     let outer = [Some(quantization), quantization.get("quantization")].into_iter().flatten().filter_map(size);
     let mut sizes: Vec<u64> = outer.chain(weights).collect();
     sizes.sort_unstable();

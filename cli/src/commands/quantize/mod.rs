@@ -233,10 +233,9 @@ fn write_folder(given: Given<'_>, plans: &Plans, writer: &CheckpointWriter) -> R
     let (to, ignored) = (writer.folder()?, plans.ignored(given));
     // The plain dialect has no such entry, and what is copied still needs its own.
     let stays = plans.quantization.value(&ignored).is_none() && checks::is_quantized(input, config);
-    let old = || config.and_then(ModelConfig::quantization).filter(|_| stays).cloned();
-    let quantization = plans.quantization.value(&ignored).or_else(old);
     if let Some(config) = config {
-        to.write("config.json", config.with_quantization(quantization).as_bytes())?;
+        let text = if stays { config.text() } else { config.with_quantization(plans.quantization.value(&ignored)) };
+        to.write("config.json", text.as_bytes())?;
     }
     if let Some(value) = plans.quantization.hf_quant_config(&ignored) {
         to.write("hf_quant_config.json", format!("{value:#}\n").as_bytes())?;

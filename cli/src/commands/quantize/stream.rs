@@ -1,6 +1,6 @@
 //! The work: matrices pass in parts, so that none is in memory as a whole.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -14,9 +14,9 @@ use super::items::Item;
 use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
 use super::rows::Rows;
 use crate::device::{Caster, Device};
-use crate::non_finite::NonFinite;
+use crate::non_finite::{NonFinite, takes_infinities};
 use crate::output::Failure;
-use crate::pipeline::{self, Buffers, Part, Sent, Turns};
+use crate::pipeline::{self, Buffers, Gate, Part, Pass, Sent, Turns};
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
@@ -41,8 +41,8 @@ pub struct Work<'a> {
 /// What was found on the way.
 #[derive(Default)]
 pub struct Found {
-    /// By tensor: what was not finite.
-    pub non_finite: HashMap<usize, NonFinite>,
+    /// By tensor, in their order, in which it is said: what was not finite.
+    pub non_finite: BTreeMap<usize, NonFinite>,
     /// By tensor: SQNR in dB with its own scale, and with the shared one, of its first rows.
     pub shared: HashMap<usize, [f64; 2]>,
 }
@@ -61,6 +61,8 @@ struct Piece<'a> {
     weight: &'a Weight,
     rows: Range<usize>,
     whole: Option<Whole>,
+    /// Of a large one, until it is collected.
+    _pass: Option<Pass<'a>>,
 }
 
 /// What a lane is to do.
@@ -82,7 +84,7 @@ struct Quantized<'a> {
     bytes: u64,
     non_finite: Option<NonFinite>,
     cost: Option<[f64; 2]>,
-    /// Nothing where these rows alone are refused.
+    /// Nothing where these rows alone are refused, or the scale of the whole.
     part: Option<HostQuantMatrix>,
 }
 
@@ -98,6 +100,7 @@ pub fn run(
     let stream = Stream {
         work,
         buffers: &Buffers::of_lanes(casters.len()),
+        gate: &Gate::new(),
         part_bytes: device.part_bytes(),
         reads_ahead: casters.len() == 1,
     };
@@ -113,6 +116,7 @@ pub fn run(
 struct Stream<'a> {
     work: Work<'a>,
     buffers: &'a Buffers,
+    gate: &'a Gate,
     part_bytes: usize,
     /// Whether parts are read for the lanes: several read for themselves, as reading takes longer than all else.
     reads_ahead: bool,
@@ -164,7 +168,7 @@ impl<'a> Stream<'a> {
 
     /// Says what is to be done, in the order of the input.
     fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
-        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, part_bytes, reads_ahead } = *self;
+        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } = *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
         // By group: the largest value of all, and the first that holds an infinity.
         let mut groups: HashMap<usize, (f32, Option<usize>)> = HashMap::new();
@@ -199,7 +203,9 @@ impl<'a> Stream<'a> {
                     }
                 };
                 // Said here of the matrix that holds it, not of the first that shares its scale.
-                if let Some(member) = infinite.filter(|_| known[&at].is_finite() && !allow_non_finite) {
+                if let Some(member) = infinite.filter(|_| known[&at].is_finite())
+                    && !(allow_non_finite && takes_infinities(weight.recipe, weight.source)?)
+                {
                     return Err(Failure::Use(format!(
                         "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
                         input.path().display(),
@@ -210,12 +216,13 @@ impl<'a> Stream<'a> {
                 whole = Some(Whole { own: known[&at], shared });
             }
             for rows in parts(weight, part_bytes) {
+                let _pass = gate.pass(rows.len() * weight.cols * weight.source.bytes());
                 // An expert that has to be turned is read once for all its rows.
                 let x = match reads_ahead || item.slice.is_some() {
                     true => Some(source.read(item, weight.source, rows.clone(), buffers.take())?),
                     false => None,
                 };
-                if !to.send(Task::Rows(Piece { at, weight, rows, whole }, x)) {
+                if !to.send(Task::Rows(Piece { at, weight, rows, whole, _pass }, x)) {
                     return Ok(Sent::NotAll);
                 }
             }
@@ -240,6 +247,10 @@ impl<'a> Stream<'a> {
             if counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source).is_err() {
                 return Ok(Done::Rows(Box::new(done)));
             }
+        }
+        // Another part holds an infinity, and the recipe has no scale for it: what is refused is said of the whole, with its last part.
+        if whole.is_some_and(|whole| whole.shared.is_infinite()) && !takes_infinities(weight.recipe, weight.source)? {
+            return Ok(Done::Rows(Box::new(done)));
         }
         if let Some(whole) = whole.filter(|whole| first == 0 && whole.own != whole.shared) {
             let cost = cost(&x.to_f32(), weight, dialect, whole)?;
