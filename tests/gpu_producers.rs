@@ -179,6 +179,40 @@ fn activations() {
     }
 }
 
+/// Every BF16 and F16 number, and FP32 numbers of every size, each the only one of its group that is not zero: the FP32 scale of the
+/// group is then that of the function's value alone, and codes cannot hide its last bits.
+#[test]
+fn every_value_to_the_last_bit() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(957);
+    let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x16).unwrap());
+    for dtype in INPUTS {
+        let numbers: Vec<f32> = match dtype {
+            DType::F32 => (0..1 << 20)
+                .map(|i| if i % 2 == 0 { rng.normal() * 30.0 } else { f32::from_bits(rng.bits() as u32) })
+                .collect(),
+            _ => values_of(dtype, &(0..=u16::MAX).flat_map(u16::to_le_bytes).collect::<Vec<_>>()),
+        };
+        let (rows, cols) = (numbers.len() / 256, 256 * 16);
+        let x = Array2::from_shape_fn(
+            (rows, cols),
+            |(i, j)| if j % 16 == i % 16 { numbers[i * 256 + j / 16] } else { 0.0 },
+        );
+        let data = handle.upload(&bytes_of(dtype, &x)).unwrap();
+        let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+        for activation in SourceActivation::ALL {
+            let values = match activation {
+                SourceActivation::Silu => reference::silu(x.view()),
+                SourceActivation::Gelu => reference::gelu(x.view()),
+                SourceActivation::GeluTanh => reference::gelu_tanh(x.view()),
+            };
+            let want = reference::cast(&values.view().into(), recipe).unwrap();
+            let got = handle.cast(CastSource::activated(&matrix, activation), recipe).unwrap();
+            assert_cast(&handle, &got, &want, &format!("{activation} of every {dtype}"));
+        }
+    }
+}
+
 #[test]
 fn gathered_rows() {
     let Some(handle) = handle() else { return };

@@ -21,6 +21,25 @@ __device__ __forceinline__ float exp_ieee(float x) {
     return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
 }
 
+// fl(1 + exp_ieee(x)) to the bit, for less; of a NaN anything. Below -80 the sum is 1 whatever the power is, and from there on the
+// power is a normal number: its exponent is added to the polynomial's bits, where n lies in the lowest bits of `shifted`. Above 128 ln 2
+// that gives the pattern of infinity or one above it, which is infinity as well.
+__device__ __forceinline__ float one_plus_exp(float x) {
+    x = fminf(fmaxf(x, -80.0f), 89.0f);
+    const float shifted = __fmaf_rn(x, 1.44269504f, 12582912.0f), n = __fsub_rn(shifted, 12582912.0f);
+    float r = __fmaf_rn(n, -0.69314575f, x);
+    r = __fmaf_rn(n, -1.4286068e-6f, r);
+    float p = 1.984127e-4f;
+    p = __fmaf_rn(p, r, 1.3888889e-3f);
+    p = __fmaf_rn(p, r, 8.333334e-3f);
+    p = __fmaf_rn(p, r, 4.1666668e-2f);
+    p = __fmaf_rn(p, r, 0.16666667f);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fmaf_rn(p, r, 1.0f);
+    p = __fmaf_rn(p, r, 1.0f);
+    return __fadd_rn(1.0f, __uint_as_float(min(__float_as_uint(p) + (__float_as_uint(shifted) << 23), 0x7F800000u)));
+}
+
 // What GELU in its tanh form takes e to: -2 u.
 __device__ __forceinline__ float gelu_tanh_power(float v) {
     const float cube = __fmul_rn(__fmul_rn(v, v), v);

@@ -35,26 +35,38 @@ template <class T, bool ALIGNED> struct Produced {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_exact(element(x, i));
         } else {
-            const float c = p.clamp, weight = p.weights ? __ldg(p.weights + row) : 1.0f;
-            u32 beyond[3] = {0, 0, 0};
+            const float weight = p.weights ? __ldg(p.weights + row) : 1.0f;
+            float r[8], power[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
+                v[i] = element(x, i);
                 // What has no gate is multiplied by 1, which changes no bit.
-                float l = element(x, i), r = p.kind == SWIGLU ? element(gate, i) : 1.0f;
-                if (p.clamped) {
-                    // A NaN is not beyond, and stays.
-                    if (l > c) l = c, beyond[0]++;
-                    if (r > c) r = c, beyond[1]++;
-                    else if (r < -c) r = -c, beyond[2]++;
-                }
-                const float power = p.kind == GELU_TANH ? gelu_tanh_power(l) : -l;
-                v[i] = __fmul_rn(__fmul_rn(__fdiv_rn(l, __fadd_rn(1.0f, exp_ieee(power))), r), weight);
+                r[i] = p.kind == SWIGLU ? element(gate, i) : 1.0f;
             }
-            if (p.counts && first) {
+            if (p.clamped) {
+                u32 beyond[3] = {0, 0, 0};
 #pragma unroll
-                for (int i = 0; i < 3; i++)
-                    if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
+                for (int i = 0; i < 8; i++) {
+                    // A NaN is not beyond, and stays.
+                    if (v[i] > p.clamp) v[i] = p.clamp, beyond[0]++;
+                    if (r[i] > p.clamp) r[i] = p.clamp, beyond[1]++;
+                    else if (r[i] < -p.clamp) r[i] = -p.clamp, beyond[2]++;
+                }
+                if (p.counts && first) {
+#pragma unroll
+                    for (int i = 0; i < 3; i++)
+                        if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
+                }
             }
+#pragma unroll
+            for (int i = 0; i < 8; i++) power[i] = -v[i];
+            if (p.kind == GELU_TANH) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) power[i] = gelu_tanh_power(v[i]);
+            }
+            // Where the power is NaN so is what is divided.
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fdiv_rn(v[i], one_plus_exp(power[i])), r[i]), weight);
         }
         if (p.rounded) {
 #pragma unroll
