@@ -70,8 +70,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     );
     let header = ["scheme", "recipe", "codes", "scales", "decoded", "SQNR dB", "floor", ""];
     text += &table(header, 5, &recipes.rows);
-    text +=
-        "\nCasts to groupings that no product reads, every order of scales, exact and powers of two: what is wrong\n\n";
+    text += "\nCasts to groupings that no product reads, every order of scales, exact and powers of two\n\n";
     text += &table(["group", "codes of", "codes", "scales", "decoded", ""], 2, &casts.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
@@ -159,6 +158,11 @@ fn test_matrix(rows: usize, cols: usize, dtype: DType, seed: u64) -> Array2<f32>
     x
 }
 
+/// How many differ, in words.
+fn spell(n: usize) -> String {
+    if n == 0 { "equal".to_string() } else { format!("{n} differ") }
+}
+
 fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings<8>) -> Result<(), Failure> {
     let floor = sqnr_floor(recipe);
     let tiles = matches!(recipe, Recipe::Nvfp4(r) if r.options().shape == BlockShape::Tile16x16);
@@ -187,7 +191,6 @@ fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut 
         });
     }
     let passed = codes + scales + values == 0 && sqnr >= floor;
-    let spell = |n: usize| if n == 0 { "equal".to_string() } else { format!("{n} differ") };
     found.rows.push([
         recipe.scheme().to_string(),
         recipe.to_string(),

@@ -5,7 +5,7 @@ use scaled_gemm::reference::definition;
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat};
 use serde_json::json;
 
-use super::{Findings, WHOLE_TILES, WIDE, differences, test_matrix};
+use super::{Findings, WHOLE_TILES, WIDE, differences, spell, test_matrix};
 use crate::device::Device;
 use crate::output::Failure;
 
@@ -54,10 +54,10 @@ pub fn check(device: &dyn Device, scheme: CastScheme, seed: u64, found: &mut Fin
     found.rows.push([
         format!("{}{turned}", scheme.group()),
         scheme.format().to_string(),
-        codes.to_string(),
-        scales.to_string(),
-        values.to_string(),
-        if wrong { "FAILED".into() } else { String::new() },
+        spell(codes),
+        spell(scales),
+        spell(values),
+        if wrong { "FAILED".into() } else { "ok".into() },
     ]);
     found.values.push(json!({
         "cast": name, "recipes": recipes, "wrong_codes": codes, "wrong_scales": scales, "wrong_values": values,
