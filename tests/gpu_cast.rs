@@ -90,7 +90,7 @@ fn check_all(handle: &Handle, x: &Array2<f32>, dtype: DType, context: &str) {
 fn each_kernel_once() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(900);
-    for (rows, cols) in [(144, 272), (5, 48)] {
+    for (rows, cols) in [(144, 272), (5, 48), (1, 16400)] {
         for dtype in INPUTS {
             let x = spread(&mut rng, rows, cols, dtype);
             check_all(&handle, &x, dtype, "spread");
@@ -108,10 +108,46 @@ fn shapes() {
             check_all(&handle, &x, DType::Bf16, "spread");
         }
     }
-    // Rows that are read twice, no column, and grids that fill the GPU with two chunks a warp.
-    for (rows, cols) in [(3, 16400), (2, 65536), (5, 0), (16, 16), (8192, 1024)] {
+    // Rows that are read twice, no column.
+    for (rows, cols) in [(3, 16400), (2, 65536), (5, 0), (16, 16)] {
         let x = spread(&mut rng, rows, cols, DType::Bf16);
         check_all(&handle, &x, DType::Bf16, "spread");
+    }
+}
+
+/// Matrices that fill the GPU with two chunks a warp, of every type and kind of source, aligned and not.
+#[test]
+fn two_chunks_a_warp() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(910);
+    let (rows, cols) = (64 * handle.device().sm_count as usize + 3, 144);
+    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+    let recipes =
+        || FORMATS.into_iter().flat_map(move |format| groups.map(|group| CastRecipe::new(scheme(format, group))));
+    for dtype in INPUTS {
+        let x = of_kind(&mut rng, "nan", rows, cols, dtype);
+        for (stride, offset) in [(cols, 0), (cols + 3, 1)] {
+            let buffer = upload_strided(&handle, &x, dtype, stride, offset);
+            let view = buffer.slice(offset * dtype.bytes()..);
+            let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+            for recipe in recipes() {
+                check(
+                    &handle,
+                    (&matrix).into(),
+                    &x.view().into(),
+                    recipe,
+                    &format!("{rows} x {cols} {dtype}, stride {stride}"),
+                );
+            }
+        }
+    }
+    let x = spread(&mut rng, rows, cols, DType::F32);
+    for format in FORMATS {
+        let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(format, CastGroup::Group1x32))).unwrap();
+        let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+        for recipe in recipes() {
+            check(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {format} codes"));
+        }
     }
 }
 
@@ -157,6 +193,14 @@ fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DType) 
             1 => 6.0 * 64.0,
             k => (rng.bits() % 64) as f32 * 0.25 * (k as f32 - 8.0),
         },
+        // Not so many that a group has nothing else.
+        "nan" => {
+            if rng.bits().is_multiple_of(37) {
+                f32::NAN
+            } else {
+                rng.normal() * 3.0
+            }
+        }
         "outliers" => rng.normal() * if rng.bits().is_multiple_of(97) { 1e4 } else { 1.0 },
         _ => match rng.bits() % 61 {
             k @ 0..=8 => specials[k as usize],
@@ -170,7 +214,7 @@ fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DType) 
 fn special_values() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(903);
-    let kinds = ["zeros", "subnormal", "tiny", "huge", "negative", "powers", "ties", "outliers", "specials"];
+    let kinds = ["zeros", "subnormal", "tiny", "huge", "negative", "powers", "ties", "outliers", "nan", "specials"];
     for kind in kinds {
         for dtype in INPUTS {
             let x = of_kind(&mut rng, kind, 160, 576, dtype);
@@ -191,12 +235,12 @@ fn the_largest_value_is_found_wherever_it_is() {
     let tiles =
         CastGroup::ALL.into_iter().filter(|group| group.extents()[0].size(128) >= 32 && !group.is_per_channel());
     for group in tiles {
-        // Tile t of 1024 has its largest element at place 17 t of its own 32 x 32 or larger.
+        // Tile t has its largest element at place 4099 t of its own: in all bands, lanes and registers.
         let (rows, cols) = (32 * 128, 8 * 128);
         let [r, c] = group.extents().map(|extent| extent.size(0));
         let x = Array2::from_shape_fn((rows, cols), |(i, j)| {
             let tile = i / r * (cols / c) + j / c;
-            if (i % r) * c + j % c == 17 * tile % (r * c) { -450.0 } else { 448.0 }
+            if (i % r) * c + j % c == 4099 * tile % (r * c) { -450.0 } else { 448.0 }
         });
         let data = device(&handle, &x, DType::Bf16);
         let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
@@ -225,7 +269,7 @@ fn requantizing() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(904);
     for (rows, cols) in [(144, 272), (129, 576), (2, 16400)] {
-        let x = spread(&mut rng, rows, cols, DType::F32);
+        let x = of_kind(&mut rng, "nan", rows, cols, DType::F32);
         let plain = |scheme: &CastScheme| !scheme.is_transposed();
         for from in schemes(rows).into_iter().filter(plain) {
             let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
@@ -345,37 +389,83 @@ fn back() {
 fn fp4_to_fp8_without_loss() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(908);
-    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
     for (rows, cols) in [(5, 144), (130, 1024), (1, 16), (3, 9216)] {
         for group in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             for scales in CastScales::ALL {
                 let from = scheme(CodeFormat::E2M1, group).with_scales(scales);
                 let [r, c] = group.grid(rows, cols);
-                let codes = (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
-                // Exponents that lie within 11 of one another in each group of 128.
-                let base: Vec<i32> = (0..r * cols.div_ceil(128)).map(|_| (rng.bits() % 200) as i32 - 110).collect();
-                let width = group.extents()[1].size(cols);
-                let exponents = (0..r * c)
-                    .map(|at| base[at / c * cols.div_ceil(128) + at % c * width / 128] + (rng.bits() % 12) as i32);
-                let scales: Vec<f32> = exponents.map(|e| (e as f32).exp2()).collect();
-                let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
-                let matrix = CastMatrix::from_host(&handle, &q).unwrap();
-                let mut got = poisoned_cast(&handle, wanted, rows, cols);
-                let mut inexact = handle.upload(&[0u32]).unwrap();
-                handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
-                let count = handle.read::<u32>(&inexact.view()).unwrap()[0];
-                match reference::fp4_to_fp8(&q) {
-                    Ok(want) => {
-                        assert_cast(&handle, &got, &want, &format!("{rows} x {cols} {from}"));
-                        assert_eq!(count, 0);
-                        assert_eq!(reference::cast_back(&want, DType::F32), reference::cast_back(&q, DType::F32));
-                    }
-                    // Scales near the least there is: 2^-127 less 6.
-                    Err(_) => assert!(count > 0),
+                let codes = |rng: &mut Noise| (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
+                // Exponents of each group of 128: within 11 of one another, or further apart; near the least, too.
+                let base: Vec<i32> = (0..r * cols.div_ceil(128)).map(|_| (rng.bits() % 228) as i32 - 127).collect();
+                for apart in [12, 16] {
+                    let width = group.extents()[1].size(cols);
+                    let exponents = (0..r * c).map(|at| {
+                        base[at / c * cols.div_ceil(128) + at % c * width / 128] + (rng.bits() % apart) as i32
+                    });
+                    let scales: Vec<f32> = exponents.map(|e| f64::from(e).exp2() as f32).collect();
+                    check_lossless(&handle, from, rows, cols, codes(&mut rng), scales, apart == 12);
                 }
             }
         }
     }
+}
+
+/// Where nothing is lost the bytes are those of the reference; where the reference refuses, the groups are counted.
+fn check_lossless(
+    handle: &Handle,
+    from: CastScheme,
+    rows: usize,
+    cols: usize,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    fits: bool,
+) {
+    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
+    let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
+    let matrix = CastMatrix::from_host(handle, &q).unwrap();
+    let mut got = poisoned_cast(handle, wanted, rows, cols);
+    let mut inexact = handle.upload(&[0u32]).unwrap();
+    handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
+    let count = handle.read::<u32>(&inexact.view()).unwrap()[0] as usize;
+    match reference::fp4_to_fp8(&q) {
+        Ok(want) => {
+            assert_cast(handle, &got, &want, &format!("{rows} x {cols} {from}"));
+            assert_eq!(count, 0);
+            assert_eq!(reference::cast_back(&want, DType::F32), reference::cast_back(&q, DType::F32));
+        }
+        Err(_) => {
+            assert!(!fits, "{rows} x {cols} {from}");
+            // By the words of the rule: the least scale of codes that are not zero against the largest of 128 columns.
+            let byte = |i: usize, j: usize| q.scale_at(i, j).log2().round() as i32 + 127;
+            let lost = (0..rows).flat_map(|i| (0..cols).step_by(128).map(move |j| (i, j))).filter(|(i, first)| {
+                let columns = || *first..(*first + 128).min(cols);
+                let out = (columns().map(|j| byte(*i, j)).max().unwrap() - 6).max(0);
+                columns().any(|j| q.code_value(*i, j) != 0.0 && byte(*i, j) - out < -5)
+            });
+            assert_eq!(count, lost.count(), "{rows} x {cols} {from}");
+        }
+    }
+}
+
+/// Scales that are no powers of two are counted, whatever else they are.
+#[test]
+fn fp4_to_fp8_counts_scales_that_it_cannot_take() {
+    let Some(handle) = handle() else { return };
+    let from = scheme(CodeFormat::E2M1, CastGroup::Group1x32);
+    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
+    let wrong =
+        [1.5, -1.0, 0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::from_bits(1), f32::from_bits(0x40_0001)];
+    let (rows, cols) = (wrong.len() + 2, 256);
+    let mut scales = vec![1.0; rows * 8];
+    wrong.iter().enumerate().for_each(|(i, scale)| scales[i * 8 + i % 4] = *scale);
+    scales[wrong.len() * 8] = f32::from_bits(0x40_0000) * 4.0;
+    let q = HostCastMatrix::from_logical(from, rows, cols, vec![0x21; rows * cols / 2], scales).unwrap();
+    let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+    let mut got = CastMatrix::zeros(&handle, wanted, rows, cols).unwrap();
+    let mut inexact = handle.upload(&[0u32]).unwrap();
+    handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
+    // And 2^-125 beside ones.
+    assert_eq!(handle.read::<u32>(&inexact.view()).unwrap()[0] as usize, wrong.len() + 1);
 }
 
 #[test]
@@ -478,6 +568,9 @@ fn overlap_is_refused() {
         CastMatrix::from_parts(group, rows, cols, part((rows * cols) as u64, rows * cols), scales).unwrap();
     let said = handle.cast_into(&x, CastRecipe::new(group), &mut target).unwrap_err().to_string();
     assert!(said.contains("overlap"), "{said}");
+    let mut y = part(0, rows * cols * 2);
+    let said = handle.cast_back_into(&target, &mut MatMut::new(&mut y, DType::Bf16, rows, cols).unwrap()).unwrap_err();
+    assert!(said.to_string().contains("overlap"), "{said}");
     handle.synchronize().unwrap();
     drop(whole);
 }

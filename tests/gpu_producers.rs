@@ -47,6 +47,7 @@ struct Gated {
     x: Array2<f32>,
     dtype: DType,
     data: DeviceBuffer,
+    stride: usize,
     weights: Vec<f32>,
     weights_there: DeviceBuffer,
     experts: Vec<i32>,
@@ -55,6 +56,11 @@ struct Gated {
 
 impl Gated {
     fn new(handle: &Handle, rng: &mut Noise, rows: usize, half: usize, dtype: DType) -> Self {
+        Self::strided(handle, rng, (rows, half), dtype, 2 * half)
+    }
+
+    /// Rows so many elements apart, NaN between them.
+    fn strided(handle: &Handle, rng: &mut Noise, (rows, half): (usize, usize), dtype: DType, stride: usize) -> Self {
         let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 10.0, -10.0, 88.5, -104.5, 3e38, 1e-40];
         let x = Array2::from_shape_fn((rows, 2 * half), |_| {
             let v = match rng.bits() % 211 {
@@ -67,7 +73,12 @@ impl Gated {
         let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
         let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
         Self {
-            data: handle.upload(&bytes_of(dtype, &x)).unwrap(),
+            data: {
+                let apart =
+                    Array2::from_shape_fn((rows, stride), |(i, j)| if j < 2 * half { x[(i, j)] } else { f32::NAN });
+                handle.upload(&bytes_of(dtype, &apart)).unwrap()
+            },
+            stride,
             weights_there: handle.upload(&weights).unwrap(),
             experts_there: handle.upload(&words).unwrap(),
             x,
@@ -78,7 +89,8 @@ impl Gated {
     }
 
     fn matrix(&self) -> MatRef<'_> {
-        MatRef::new(&self.data, self.dtype, self.x.nrows(), self.x.ncols()).unwrap()
+        let (rows, cols) = self.x.dim();
+        MatRef::new(&self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
     }
 
     /// With everything, or nothing.
@@ -107,24 +119,40 @@ impl Gated {
     }
 }
 
+/// A target that no cast has written: codes and scales are wrong, padding is zero.
+fn poisoned_cast(handle: &Handle, scheme: CastScheme, rows: usize, cols: usize) -> CastMatrix {
+    let [r, c] = scheme.group().grid(rows, cols);
+    let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
+    let host = HostCastMatrix::from_logical(scheme, rows, cols, codes, vec![1024.0; r * c]).unwrap();
+    CastMatrix::from_host(handle, &host).unwrap()
+}
+
+/// The three numbers of a clamp.
+fn read_counts(handle: &Handle, counts: &DeviceBuffer) -> ClampCounts {
+    let words = handle.read::<u32>(&counts.view()).unwrap();
+    let number = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
+    ClampCounts { left_above: number(0), right_above: number(1), right_below: number(2) }
+}
+
 fn check_swiglu(handle: &Handle, gated: &Gated, all: bool, recipe: CastRecipe) {
     let (rows, half) = (gated.x.nrows(), gated.x.ncols() / 2);
     let context = format!("{rows} x {half} {}, all {all}, to {}", gated.dtype, recipe.scheme());
     let (values, right) = gated.values(all, recipe.scheme().group());
     let want = reference::cast(&values.view().into(), recipe).unwrap();
-    let mut counts = handle.upload(&[5u32, 0, 0, 0, 0, 1]).unwrap();
+    // They are raised, whatever they were: beyond 32 bits, too.
+    let mut counts = handle.upload(&[u32::MAX, 0, 0, 0, 0, 1]).unwrap();
     let matrix = gated.matrix();
-    let mut got = CastMatrix::zeros(handle, recipe.scheme(), rows, half).unwrap();
+    let mut got = poisoned_cast(handle, recipe.scheme(), rows, half);
     handle.cast_into(gated.source(&matrix, all, &mut counts), recipe, &mut got).unwrap();
     assert_cast(handle, &got, &want, &context);
-    let counts = handle.read::<u32>(&counts.view()).unwrap();
-    let found = ClampCounts {
-        left_above: u64::from(counts[0]) - 5,
-        right_above: u64::from(counts[2]),
-        right_below: u64::from(counts[4]),
-    };
-    assert_eq!(found, if all { right } else { ClampCounts::default() }, "{context}");
-    assert_eq!(counts[5], 1, "{context}");
+    let raised = if all { right } else { ClampCounts::default() };
+    let found = read_counts(handle, &counts);
+    let before = [u64::from(u32::MAX), 0, 1 << 32];
+    assert_eq!(
+        [found.left_above, found.right_above, found.right_below],
+        [raised.left_above + before[0], raised.right_above, raised.right_below + before[2]],
+        "{context}"
+    );
 }
 
 /// Small, for runs under a sanitizer.
@@ -133,9 +161,12 @@ fn each_kernel_once() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(950);
     for dtype in INPUTS {
-        for (rows, half) in [(144, 272), (5, 48)] {
-            let gated = Gated::new(&handle, &mut rng, rows, half, dtype);
-            recipes(rows).into_iter().for_each(|recipe| check_swiglu(&handle, &gated, true, recipe));
+        for (rows, half) in [(144, 272), (5, 48), (1, 16400)] {
+            // Packed, apart but aligned, and not aligned.
+            for stride in [2 * half, 2 * half + 8, 2 * half + 3] {
+                let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
+                recipes(rows).into_iter().for_each(|recipe| check_swiglu(&handle, &gated, true, recipe));
+            }
         }
     }
 }
@@ -151,6 +182,39 @@ fn swiglu_shapes() {
             for all in [false, true] {
                 check_swiglu(&handle, &gated, all, recipe);
             }
+        }
+    }
+}
+
+/// Scales alone and codes alone, which count as a whole cast does.
+#[test]
+fn parts_of_a_cast() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(958);
+    for (rows, half) in [(144, 272), (2, 16400)] {
+        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+        let matrix = gated.matrix();
+        for recipe in recipes(rows) {
+            let scheme = recipe.scheme();
+            let (values, right) = gated.values(true, scheme.group());
+            let mut counts = handle.alloc(24).unwrap();
+            let scales = reference::cast_scales(&values.view().into(), recipe).unwrap();
+            let codes = vec![0xA5; scheme.code_bytes(rows, half)];
+            let want = HostCastMatrix::from_logical(scheme, rows, half, codes, scales).unwrap();
+            let mut got = poisoned_cast(&handle, scheme, rows, half);
+            handle.cast_scales_into(gated.source(&matrix, true, &mut counts), recipe, &mut got).unwrap();
+            assert_cast(&handle, &got, &want, &format!("scales alone, {scheme}"));
+            assert_eq!(read_counts(&handle, &counts), right, "scales alone, {scheme}");
+
+            let [r, c] = scheme.group().grid(rows, half);
+            let given = vec![0.125; r * c];
+            let want = reference::cast_with_scales(&values.view().into(), scheme, &given).unwrap();
+            let mut got = poisoned_cast(&handle, scheme, rows, half);
+            handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
+            let mut counts = handle.alloc(24).unwrap();
+            handle.cast_with_scales_into(gated.source(&matrix, true, &mut counts), &mut got).unwrap();
+            assert_cast(&handle, &got, &want, &format!("codes alone, {scheme}"));
+            assert_eq!(read_counts(&handle, &counts), right, "codes alone, {scheme}");
         }
     }
 }
@@ -221,6 +285,15 @@ fn gathered_rows() {
     let index: Vec<i32> = (0..64).map(|i| if i % 9 == 4 { -1 } else { (i * 7) % 40 }).collect();
     let rows_of = RowIndex::new(&handle, &index, 40).unwrap();
     let matrix = gated.matrix();
+    // A row counts as often as it is read.
+    let mut right = ClampCounts::default();
+    for row in index.iter().filter_map(|row| usize::try_from(*row).ok()).filter(|row| gated.experts[*row] >= 0) {
+        let one = gated.x.slice(ndarray::s![row..row + 1, ..]);
+        let (_, found) = reference::swiglu(one, &Swiglu { clamp: Some(10.0), ..Swiglu::default() }).unwrap();
+        right.left_above += found.left_above;
+        right.right_above += found.right_above;
+        right.right_below += found.right_below;
+    }
     for recipe in recipes(64) {
         let (values, _) = gated.values(true, recipe.scheme().group());
         let want = reference::cast(&CastInput::from(values.view()).gathered(&index).unwrap(), recipe).unwrap();
@@ -228,6 +301,7 @@ fn gathered_rows() {
         let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
         let got = handle.cast(source, recipe).unwrap();
         assert_cast(&handle, &got, &want, &format!("gathered to {}", recipe.scheme()));
+        assert_eq!(read_counts(&handle, &counts), right, "gathered to {}", recipe.scheme());
     }
 }
 
@@ -269,10 +343,17 @@ fn captured() {
     handle.load_kernels(&[scaled_gemm::KernelFamily::Fused]).unwrap();
     let mut got = CastMatrix::zeros(&handle, recipe.scheme(), 33, 144).unwrap();
     let mut counts = handle.alloc(24).unwrap();
+    let read = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let mut product = QuantMatrix::zeros(&handle, read.scheme(), 33, 144).unwrap();
     let graph = {
         let matrix = gated.matrix();
-        handle.capture(|| handle.cast_into(gated.source(&matrix, true, &mut counts), recipe, &mut got)).unwrap()
+        let graph = handle.capture(|| {
+            handle.cast_into(gated.source(&matrix, true, &mut counts), recipe, &mut got)?;
+            handle.quantize_source_into(SwigluSource::new(&matrix)?, read, &mut product)
+        });
+        graph.unwrap()
     };
+    let mut launched = ClampCounts::default();
     for _ in 0..3 {
         let other = Gated::new(&handle, &mut rng, 33, 144, DType::Bf16);
         handle.write(&mut gated.data.view_mut(), &bytes_of(DType::Bf16, &other.x)).unwrap();
@@ -280,6 +361,14 @@ fn captured() {
         handle.launch(&graph).unwrap();
         let want = reference::cast(&gated.values(true, CastGroup::Group1x128).0.view().into(), recipe).unwrap();
         assert_cast(&handle, &got, &want, "captured");
+        let right = gated.values(true, CastGroup::Group1x128).1;
+        launched.left_above += right.left_above;
+        launched.right_above += right.right_above;
+        launched.right_below += right.right_below;
+        assert_eq!(read_counts(&handle, &counts), launched);
+        let values = gated.values(false, CastGroup::Group1x128).0;
+        let want = reference::quantize(values.view(), DType::F32, read).unwrap();
+        assert_device_bits(&handle, &product, &want, "captured, for a product");
     }
 }
 
@@ -302,7 +391,7 @@ fn refusals() {
     let narrow = VecRef::new(&gated.weights_there, DType::Bf16, 16).unwrap();
     says(source().with_weights(narrow).map(drop), &["bf16"]);
     let short = handle.alloc(60).unwrap();
-    says(source().with_experts(&short).map(drop), &["15", "16 rows"]);
+    says(source().with_experts(&short).map(drop), &["60 bytes", "16 rows"]);
     let mut counts = handle.alloc(24).unwrap();
     says(source().with_counts(&mut counts).map(drop), &["without a clamp"]);
     let mut wrong = handle.alloc(12).unwrap();

@@ -1,5 +1,5 @@
 // Casts to groupings that no product reads: where their numbers come from, TileKernels' rule, and where scales lie.
-// Mirror of src/format/cast.rs; tests compare every byte with src/reference/cast.rs.
+// Mirror of src/format/cast.rs; tests compare every byte with src/reference/cast.
 #pragma once
 #include "base/e2m1.cuh"
 #include "base/layout.cuh"

@@ -23,8 +23,8 @@ __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_
 // The same of codes that lie transposed, [cols][rows]: a thread takes eight neighbours of a column.
 template <u32 FORMAT, class T>
 __device__ __forceinline__ void cast_back_transposed(const CastSource& source, T* y, u64 y_stride) {
-    const u32 col = blockIdx.x * 32 + threadIdx.x % 32;
-    const u64 row = ((u64)blockIdx.y * 8 + threadIdx.x / 32) * 8;
+    const u32 col = blockIdx.y * 32 + threadIdx.x % 32;
+    const u64 row = ((u64)blockIdx.x * 8 + threadIdx.x / 32) * 8;
     if (row >= source.rows || col >= source.cols) return;
     const u64 at = (u64)col * source.rows + row;
     float v[8];
@@ -54,9 +54,12 @@ FOR_EACH_TYPE(CAST_BACK, E2M1, e2m1)
 FOR_EACH_TYPE(CAST_BACK_TRANSPOSED, E4M3, e4m3)
 FOR_EACH_TYPE(CAST_BACK_TRANSPOSED, E2M1, e2m1)
 
-// The exponent of the scale of eight codes, as a byte of E8M0 has it.
-__device__ __forceinline__ int scale_exponent(const CastSource& s, u64 row, u32 col) {
-    return (int)(__float_as_uint(load_scale(s.grid, s.scales, row, col >> s.grid.col_shift)) >> 23);
+// The byte of E8M0 for a scale; -1 for what is no power of two from 2^-127 to 2^127.
+__device__ __forceinline__ int exponent_of(float scale) {
+    const u32 bits = __float_as_uint(scale);
+    if (bits == 0x00400000u) return 0;
+    const bool power = (bits & 0x807FFFFFu) == 0 && bits != 0 && bits != 0x7F800000u;
+    return power ? (int)(bits >> 23) : -1;
 }
 
 // Groups of 128 columns get 2^(o - 127), o the largest exponent of their parts less 6 (at least 0), and codes times 2^(i - o): exact
@@ -64,7 +67,7 @@ __device__ __forceinline__ int scale_exponent(const CastSource& s, u64 row, u32 
 extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
     CastSource source,             // E2M1 codes, groups of 16 to 128 columns, scales powers of two
     CastOut out,                   // E4M3 codes, groups of 128 columns, scales UE8M0
-    u32* __restrict__ inexact)     // raised by each group of 128 that is not exact; null: not wanted
+    u32* __restrict__ inexact)     // raised by each group of 128 that is not exact, or has a scale that is no power of two; null: not wanted
 {
     const u32 chunks = (source.cols + 127) / 128, blocks = (chunks + 7) / 8, lane = threadIdx.x % 32;
     const u64 row = (u64)(blockIdx.x / blocks) * 4 + lane / 8;
@@ -72,12 +75,14 @@ extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
     begin();
     u32 codes[2] = {0, 0};
     int exponent[2] = {-1, -1};
+    u32 wrong = 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const u32 col = chunk * 128 + 64 * h + lane % 8 * 8;
         if (row >= source.rows || col >= source.cols) continue;
         codes[h] = __ldg((const u32*)((const u8*)source.x + (row * source.cols + col) / 2));
-        exponent[h] = scale_exponent(source, row, col);
+        exponent[h] = exponent_of(load_scale(source.grid, source.scales, row, col >> source.grid.col_shift));
+        if (exponent[h] < 0) wrong = 1;
     }
     // Zeros stay zeros, whatever their scale.
     int largest = max(exponent[0], exponent[1]), least = 1 << 20;
@@ -88,12 +93,13 @@ extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
     for (int step = 4; step > 0; step /= 2) {
         largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
         least = min(least, __shfl_xor_sync(0xFFFFFFFFu, least, step));
+        wrong |= __shfl_xor_sync(0xFFFFFFFFu, wrong, step);
     }
     const int o = max(largest - 6, 0);
     if (row >= source.rows || chunk >= chunks) return;
     if (lane % 8 == 0) {
         out.scales[scale_index(out.grid, row, chunk)] = (u8)o;
-        if (inexact && (least - o < -5 || largest - o > 6 || largest == 255)) atomicAdd(inexact, 1u);
+        if (inexact && (wrong || least - o < -5)) atomicAdd(inexact, 1u);
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {

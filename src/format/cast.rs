@@ -121,7 +121,7 @@ impl CastScheme {
     /// Codes of a format (E4M3 or E2M1) with scales of groups, in row-major order until another is asked for.
     ///
     /// # Errors
-    /// [`Error::DType`] for E5M2, for which the casts have no rule.
+    /// [`Error::Unsupported`] for E5M2, for which the casts have no rule.
     pub fn new(format: CodeFormat, group: CastGroup) -> Result<Self> {
         if format == CodeFormat::E5M2 {
             return Err(Error::unsupported(
@@ -199,6 +199,15 @@ impl CastScheme {
                 "matrix of a cast",
                 format!("{rows} x {cols}"),
                 format!("must have at most {most} rows and columns"),
+                "cast it in parts",
+            ));
+        }
+        // Lengths in bytes, of which the longest are FP32 scales of single elements, are computed without a check from here on.
+        if rows.checked_mul(cols).is_none_or(|elements| elements > isize::MAX as usize / 8) {
+            return Err(Error::shape(
+                "matrix of a cast",
+                format!("{rows} x {cols}"),
+                format!("must have at most {} elements", isize::MAX / 8),
                 "cast it in parts",
             ));
         }
@@ -310,6 +319,19 @@ mod tests {
         }
         // numerics.md, golden ue8m0_pack_M3_nk5: row 2, block 4 of 3 x 5.
         assert_eq!(CastScales::Ue8m0.index(3, 5, 2, 4), 16 + 8);
+    }
+
+    #[test]
+    fn a_matrix_of_more_bytes_than_there_are_is_refused() {
+        // Their product is 982,928 modulo 2^61.
+        let (rows, cols) = (1_073_774_585, 2_147_418_128);
+        for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+            for group in CastGroup::ALL {
+                let scheme = CastScheme::new(format, group).unwrap();
+                assert!(matches!(scheme.check_shape(rows, cols), Err(Error::Shape { .. })), "{scheme}");
+                assert!(scheme.check_shape(1 << 30, 1 << 28).is_ok(), "{scheme}");
+            }
+        }
     }
 
     #[test]

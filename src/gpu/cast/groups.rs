@@ -16,7 +16,8 @@ impl Handle {
     /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax in FP32 from the
     /// first step. Allocates the result; waits for nothing.
     ///
-    /// Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
+    /// Scales of a source are not looked at: where one is NaN or negative the values are what the formula gives
+    /// ([`reference::cast`](crate::reference::cast) refuses them). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
     /// (TileKernels' reference; its kernels multiply both factors first).
     ///
     /// # Errors
@@ -30,7 +31,9 @@ impl Handle {
         Ok(out)
     }
 
-    /// The same into a matrix that exists. Allocates nothing and waits for nothing: safe inside graph capture.
+    /// The same into a matrix that exists. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are
+    /// loaded. [`CastMatrix::zeros`] loads those of plain sources and codes, [`Handle::load_kernels`] those of producers
+    /// ([`KernelFamily::Fused`](crate::KernelFamily)).
     ///
     /// # Errors
     /// As [`Handle::cast`]; [`Error::Shape`] if the target has another shape or overlaps the source; [`Error::Unsupported`] if it has
@@ -146,7 +149,8 @@ impl Handle {
     }
 
     /// Quantizes a source to what products read: FP8 E4M3 with scales of rows or of 1x128 groups, under the rule `deepseek`, which is
-    /// that of [`Handle::cast`]. Allocates nothing and waits for nothing: safe inside graph capture.
+    /// that of [`Handle::cast`]. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded
+    /// ([`Handle::load_kernels`]: [`KernelFamily::Cast`](crate::KernelFamily), of producers `Fused` too).
     ///
     /// The scale of a whole tensor would take a pass of its own, which computes the source twice: store it, and quantize that.
     ///
@@ -220,7 +224,9 @@ impl Handle {
     ///
     /// `q` has groups along rows of 16 to 128 columns and scales that are powers of two, `2^(i - 127)`; the result groups of 128
     /// columns and UE8M0 scales, `o = max(max of the i - 6, 0)`, its codes `code * 2^(i - o)`. Nothing is lost while
-    /// `-5 <= i - o <= 6`; `inexact`, one u32 where given, is raised by each group of 128 where that does not hold.
+    /// `-5 <= i - o <= 6` where codes are not zero, and scales are powers of two; `inexact`, one u32 where given, is raised by each group
+    /// of 128 where that does not hold, and whose codes are then wrong. A recipe has such scales only by
+    /// [`CastRecipe::power_of_two`] or with UE8M0.
     ///
     /// # Errors
     /// [`Error::Shape`] if the target or `inexact` does not fit; [`Error::Unsupported`] for other schemes.

@@ -94,12 +94,21 @@ impl<'a> SwigluSource<'a> {
     /// [`Error::Shape`] for another number of them.
     pub fn with_experts(self, experts: impl Into<DeviceBytes<'a>>) -> Result<Self> {
         let experts = experts.into();
-        check_rows("experts of SwiGLU", experts.len() / 4, self.x.rows())?;
+        if experts.len() != self.x.rows() * 4 {
+            return Err(Error::shape(
+                "experts of SwiGLU",
+                format!("{} bytes", experts.len()),
+                format!("must be a 32-bit number for each of the {} rows of x", self.x.rows()),
+                "pass one for each row",
+            ));
+        }
         Ok(Self { experts: Some(experts), ..self })
     }
 
-    /// Three 64-bit numbers that are raised by the elements which the clamp changes: `l > c`, `r > c`, `r < -c`. Not by
-    /// [`Handle::cast_scales_into`] and [`Handle::cast_with_scales_into`] of one matrix both, or they count twice.
+    /// Three 64-bit numbers that are raised by the elements which the clamp changes: `l > c`, `r > c`, `r < -c`.
+    ///
+    /// They count what is computed: in every cast, also of scales or codes alone; a row that is gathered several times as often, one
+    /// that is not gathered never.
     ///
     /// # Errors
     /// [`Error::Shape`] unless they are 24 bytes; [`Error::Unsupported`] without a clamp.

@@ -293,6 +293,10 @@ impl CastSource {
 }
 
 impl CastTo<'_> {
+    fn spans(&self) -> [(&'static str, &Span<'_>); 2] {
+        [("codes of the target", self.codes), ("scales of the target", self.scales)]
+    }
+
     fn check(&self, operand: &str) -> Result<()> {
         let Self { codes, scales, scheme, rows, cols } = *self;
         scheme.check_shape(rows, cols)?;
@@ -306,6 +310,14 @@ impl CastTo<'_> {
 impl CastFrom<'_> {
     /// That the kernels may read it for a result of so many rows.
     fn check(&self, result_rows: usize) -> Result<()> {
+        if self.rows > i32::MAX as usize {
+            return Err(Error::shape(
+                "source",
+                format!("{} rows", self.rows),
+                format!("must have at most {}", i32::MAX),
+                "cast it in parts",
+            ));
+        }
         match self.values {
             CastValues::Plain { dtype, row_stride } => {
                 check_bytes("source", self.x, extent(self.rows, self.cols, row_stride) * dtype.bytes())?;
@@ -364,14 +376,17 @@ impl CastFrom<'_> {
     }
 }
 
-/// Refuses a target that lies where the source is read.
-fn check_apart(from: &CastFrom<'_>, to: &CastTo<'_>) -> Result<()> {
-    for (what, source) in from.spans() {
-        for (which, target) in [("codes", to.codes), ("scales", to.scales)] {
+/// Refuses a target that lies where something is read.
+fn check_apart<'s>(
+    sources: impl Iterator<Item = (&'static str, &'s Span<'s>)>,
+    targets: &[(&'static str, &Span<'_>)],
+) -> Result<()> {
+    for (what, source) in sources {
+        for (which, target) in targets {
             let (a, b) = (source.address, target.address);
             if source.bytes > 0 && target.bytes > 0 && a < b + target.bytes as u64 && b < a + source.bytes as u64 {
                 return Err(Error::shape(
-                    format!("{which} of the target"),
+                    *which,
                     format!("{} bytes at {b:#x}", target.bytes),
                     format!("must not overlap the {what}, {} bytes at {a:#x}", source.bytes),
                     "cast into memory of its own",
@@ -395,7 +410,7 @@ impl Kernels {
         let (rows, cols) = (to.rows, to.cols);
         to.check("target")?;
         from.check(rows)?;
-        check_apart(from, to)?;
+        check_apart(from.spans(), &to.spans())?;
         if from.cols != cols {
             return Err(Error::shape(
                 "target",
@@ -467,13 +482,14 @@ impl Kernels {
         let (rows, cols) = (q.rows, q.cols);
         check_bytes("output", y, extent(rows, cols, y_stride) * dtype.bytes())?;
         check_aligned("output", y, dtype.bytes() as u64)?;
+        check_apart([("codes", q.codes), ("scales", q.scales)].into_iter(), &[("matrix to cast back to", y)])?;
         if rows == 0 || cols == 0 {
             return Ok(());
         }
         let family = self.casts(stream)?;
         let format = usize::from(q.scheme.format() == CodeFormat::E2M1);
         let (kernels, grid) = match q.scheme.is_transposed() {
-            true => (&family.back_transposed[format], (cols.div_ceil(32), rows.div_ceil(64))),
+            true => (&family.back_transposed[format], (rows.div_ceil(64), cols.div_ceil(32))),
             false => (&family.back[format], (cols.div_ceil(THREADS as usize * 16), rows.clamp(1, GRID_Y))),
         };
         let from = CastFrom {
@@ -503,7 +519,7 @@ impl Kernels {
     ) -> Result<()> {
         to.check("target")?;
         from.check(to.rows)?;
-        check_apart(from, to)?;
+        check_apart(from.spans(), &to.spans())?;
         check_floats("count of inexact groups", inexact, 1)?;
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
