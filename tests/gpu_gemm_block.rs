@@ -327,7 +327,7 @@ fn graphs_follow_their_operands() {
                     let words = plan.explain();
                     let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
                     let mut output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
-                    let graph = with!(&both, |ops| capture(&handle, || plan
+                    let graph = with!(&both, |ops| capture_among_others(&handle, || plan
                         .execute(&handle, output.args(ops, &extras, &case))))
                     .unwrap();
                     let replay = |output: &mut Output| {

@@ -43,7 +43,9 @@ fn every_pair_and_formulation_is_captured_and_replayed() {
                     let words = plan.explain();
                     let want = execute(&handle, &mut plan, &ops, &extras, &case);
                     let mut output = Output::new(&handle, &ops, &extras, &case);
-                    let graph = capture(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
+                    let graph =
+                        capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case)))
+                            .unwrap();
                     assert_untouched(&handle, &output, &case, &words);
                     let replay = |output: &mut Output| {
                         output.reset(&handle);
@@ -101,7 +103,7 @@ fn quantize_and_multiply_in_one_graph() {
             let recipe = Recipe::new(pair.0);
             let mut x = upload_f32(&handle, &Array2::zeros((m, k)));
             let mut output = Output::new(&handle, &ops, &extras, &case);
-            let graph = capture(&handle, || {
+            let graph = capture_among_others(&handle, || {
                 handle.quantize_into(&MatRef::new(&x, DType::F32, m, k)?, recipe, QuantizeTo::Plain(&mut ops.a))?;
                 plan.execute(&handle, output.args(&ops, &extras, &case))
             });
@@ -155,7 +157,7 @@ fn two_layers_in_one_graph() {
             handle.quantize_into(&y, recipe, QuantizeTo::Plain(&mut second.a))?;
             plans[1].execute(&handle, outputs[1].args(&second, &extras[1], &down))
         };
-        let graph = capture(&handle, || layers(&x, &mut outputs)).unwrap();
+        let graph = capture_among_others(&handle, || layers(&x, &mut outputs)).unwrap();
         for _ in 0..3 {
             handle.stream().memcpy_htod(&bytes_of(DType::F32, tiled(&mut rng, m, k).iter()), &mut x).unwrap();
             layers(&x, &mut outputs).unwrap();
@@ -200,7 +202,7 @@ fn what_cannot_be_captured_is_refused_and_does_no_harm() {
     let mut y = poisoned(&handle, m * k * 4);
 
     let mut refusals: Vec<(&str, Result<(), Error>)> = Vec::new();
-    let graph = capture(&handle, || {
+    let graph = capture_among_others(&handle, || {
         let mut tried = |what, result| refusals.push((what, result));
         tried("planning", handle.plan(&desc).map(drop));
         tried("asking what is supported", handle.supports(&desc).map(drop));

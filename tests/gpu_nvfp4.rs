@@ -500,7 +500,7 @@ fn the_basis_stays_when_a_cast_is_refused() {
             handle.capture(|| handle.quantize_nvfp4_into(&x, recipe, &given, to)).map(drop)
         });
         // Nor does a call, of a matrix that a graph writes.
-        let graph = handle.capture(|| handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut out))).unwrap();
+        let graph = capture_owned(&handle, || handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut out))).unwrap();
         refuse(&mut out, &graphs, &|to| handle.quantize_into(&x, other, to));
         handle.launch(&graph).unwrap();
         let fresh = handle.quantize(&x, recipe).unwrap().to_host(&handle).unwrap();

@@ -116,8 +116,7 @@ impl Handle {
                 remedy: "GPUs are counted from 0; check nvidia-smi, and CUDA_VISIBLE_DEVICES".to_string(),
             });
         }
-        let context = shared_context(ordinal)?;
-        Self::from_stream(context.new_stream().map_err(|e| driver("creating a stream", e))?)
+        Self::from_stream(new_stream(&shared_context(ordinal)?)?)
     }
 
     /// A handle on a stream that exists, as other libraries on cudarc have one. Loads and allocates as [`Handle::new`].
@@ -405,8 +404,9 @@ impl Handle {
     ///
     /// # Errors
     /// What `enqueue` returns; [`Error::Unsupported`] for a cudarc slice, or inside another capture; [`Error::Driver`] if the
-    /// capture was broken or is empty. What synchronizes the whole context in another thread meanwhile breaks it; the first
-    /// handle of a GPU does.
+    /// capture was broken or is empty. What synchronizes the whole context in another thread meanwhile breaks it: the first
+    /// handle of a GPU does, and so may the driver where kernels are used for the first time (ours, cuBLASLt's, its own). Nothing is
+    /// lost: warm up before, or capture again.
     pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
         self.queue.capture(false, enqueue)
     }
@@ -449,6 +449,14 @@ fn shared_context(ordinal: usize) -> Result<Arc<CudaContext>> {
     })?;
     contexts.push((ordinal, Arc::downgrade(&context)));
     Ok(context)
+}
+
+/// A stream of this context, one at a time: whoever makes the first synchronizes the context (see above) after cudarc has counted it,
+/// and a second thread would have its stream, and perhaps begin a capture, before that.
+fn new_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    context.new_stream().map_err(|e| driver("creating a stream", e))
 }
 
 impl fmt::Debug for Handle {

@@ -106,6 +106,30 @@ pub fn capture(handle: &Handle, enqueue: impl FnOnce() -> Result<()>) -> Result<
     handle.capture_borrowing(unsafe { BorrowsOutliveGraph::promise() }, enqueue)
 }
 
+/// The same beside tests that load kernels.
+pub fn capture_among_others(handle: &Handle, mut enqueue: impl FnMut() -> Result<()>) -> Result<CapturedGraph> {
+    again_if_broken(|| capture(handle, &mut enqueue))
+}
+
+/// The same of work on memory of this crate alone.
+pub fn capture_owned(handle: &Handle, mut enqueue: impl FnMut() -> Result<()>) -> Result<CapturedGraph> {
+    again_if_broken(|| handle.capture(&mut enqueue))
+}
+
+/// The driver synchronizes the context where another thread's test loads kernels, ours or its own, which breaks captures
+/// (`Handle::capture` says so): then once more.
+fn again_if_broken(mut capture: impl FnMut() -> Result<CapturedGraph>) -> Result<CapturedGraph> {
+    for _ in 0..4 {
+        match capture() {
+            Err(Error::Driver { reason, .. }) if reason.contains("STREAM_CAPTURE_INVALIDATED") => {
+                println!("a capture was broken by another thread: {reason}");
+            }
+            done => return done,
+        }
+    }
+    capture()
+}
+
 /// Panics with the first difference, if codes or scales differ in any bit, padding included.
 ///
 /// `HostQuantMatrix` clears padding: what a kernel left there, only [`assert_device_bits`] sees.

@@ -12,8 +12,8 @@ use scaled_gemm::{
 };
 
 use crate::common::{
-    Noise, assert_device_bits, assert_same_values, bytes_of, capture, poisoned, poisoned_matrix, round_to, spread,
-    upload_strided, values_of,
+    Noise, assert_device_bits, assert_same_values, bytes_of, capture_among_others, poisoned, poisoned_matrix, round_to,
+    spread, upload_strided, values_of,
 };
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -276,7 +276,7 @@ pub fn check_captured(handle: &Handle, rng: &mut Noise, recipes: impl IntoIterat
         drop(QuantMatrix::zeros(handle, recipe.scheme(), rows, cols).unwrap());
         let [plain, turned] = &mut out;
         let mut again = poisoned_matrix(handle, recipe.scheme(), rows, cols).assume_basis(recipe.basis());
-        let graph = capture(handle, || {
+        let graph = capture_among_others(handle, || {
             handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Both(plain, turned))?;
             if given {
                 let amax = GivenScale::Amax(DeviceBytes::from(&number));
