@@ -147,8 +147,9 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     }
 }
 
-#define CAST_ROW(name, SOURCE, VECTORS)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(512) cast_row_##VECTORS##_##name(                  \
+// Threads at the most: what the registers of VECTORS vectors allow without spilling.
+#define CAST_ROW(name, SOURCE, VECTORS, THREADS)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) cast_row_##VECTORS##_##name(                                    \
         CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \

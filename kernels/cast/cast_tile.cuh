@@ -128,8 +128,13 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     }
 }
 
-// Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight.
-template <class S> constexpr u32 cast_tile_blocks = sizeof(S) == 16 && alignof(S) == 16 ? 3 : 2;
+// Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.
+#if __CUDA_ARCH__ == 900
+constexpr u32 CAST_TILE_BLOCKS = 3;
+#else
+constexpr u32 CAST_TILE_BLOCKS = 2;
+#endif
+template <class S> constexpr u32 cast_tile_blocks = sizeof(S) == 16 && alignof(S) == 16 ? CAST_TILE_BLOCKS : 2;
 
 #define CAST_TILE(name, SOURCE, ...)                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, (cast_tile_blocks<Unwrap<void SOURCE>::Type>)) cast_tile_##name(                                                \

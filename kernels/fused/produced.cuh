@@ -10,9 +10,6 @@ constexpr u32 SILU = 1;
 constexpr u32 GELU = 2;
 constexpr u32 GELU_TANH = 3;
 
-// Called rather than repeated in every kernel: it is long.
-static __device__ __noinline__ float gelu_exact(float v) { return gelu_erf(v); }
-
 template <class T, bool ALIGNED> struct Produced {
     // What two halves of so many rows take in registers.
     static constexpr int BATCH = sizeof(T) == 4 ? 2 : 4;
@@ -33,7 +30,7 @@ template <class T, bool ALIGNED> struct Produced {
         }
         if (p.kind == GELU) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = gelu_exact(element(x, i));
+            for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
         } else {
             const float weight = p.weights ? __ldg(p.weights + row) : 1.0f;
             float r[8], power[8];

@@ -232,7 +232,8 @@ impl fmt::Display for CastScheme {
 /// ```
 ///
 /// With powers of two `scale` is rounded up to one and `encode` is its inverse. An infinite amax gives scale infinity (byte 255) and
-/// encode 0: finite elements become 0, infinities NaN.
+/// encode 0: the codes of finite elements are 0, those of infinities what NaN becomes; with that scale all of the group reads as NaN,
+/// or in E2M1, which has no NaN, the infinities as infinite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CastRecipe {
     scheme: CastScheme,

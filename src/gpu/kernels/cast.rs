@@ -9,8 +9,9 @@ use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Exten
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// Threads of a block that casts a whole row, at the most; each holds four vectors of eight elements.
-const ROW_THREADS: usize = 512;
+/// Threads of a block that casts a whole row, at the most, of a source that is there and of one that is computed; each holds four
+/// vectors of eight elements.
+const ROW_THREADS: [usize; 2] = [512, 256];
 
 /// The kernels of the family of plain sources and codes.
 pub(super) struct CastKernels {
@@ -437,9 +438,10 @@ impl Kernels {
             (Extent::Elements(1), Extent::All) => {
                 let vectors = cols / 8;
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
-                let (kernel, threads) = match threads <= ROW_THREADS {
+                let most = ROW_THREADS[usize::from(produced.is_some())];
+                let (kernel, threads) = match threads <= most {
                     true => (choose(&family.row[1], |f| &f.row[1])?, threads),
-                    false => (choose(&family.row[0], |f| &f.row[0])?, ROW_THREADS),
+                    false => (choose(&family.row[0], |f| &f.row[0])?, most),
                 };
                 (kernel, Blocks::new((rows, 1), threads as u32))
             }
