@@ -2,8 +2,11 @@
 //! shape; gathered rows, given scales, special values; a largest value at every place; what is refused.
 #![cfg(feature = "cuda")]
 
+#[path = "common/cast.rs"]
+mod cast;
 mod common;
 
+use cast::*;
 use common::*;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, CastInput};
@@ -13,7 +16,6 @@ use scaled_gemm::{
 };
 
 const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];
-const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
     CastScheme::new(format, group).unwrap()
@@ -40,26 +42,6 @@ fn schemes(rows: usize) -> Vec<CastScheme> {
 fn recipes(scheme: CastScheme) -> Vec<CastRecipe> {
     let exact = CastRecipe::new(scheme);
     if scheme.scales() == CastScales::Ue8m0 { vec![exact] } else { vec![exact, exact.power_of_two()] }
-}
-
-/// A target that no cast has written: codes and scales are wrong, padding is zero.
-fn poisoned_cast(handle: &Handle, scheme: CastScheme, rows: usize, cols: usize) -> CastMatrix {
-    let [r, c] = scheme.group().grid(rows, cols);
-    let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
-    let host = HostCastMatrix::from_logical(scheme, rows, cols, codes, vec![1024.0; r * c]).unwrap();
-    CastMatrix::from_host(handle, &host).unwrap()
-}
-
-/// Padding included.
-fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, context: &str) {
-    let codes = handle.read_bytes(&got.codes()).unwrap();
-    if let Some(at) = (0..codes.len()).find(|i| codes[*i] != want.codes()[*i]) {
-        panic!("{context}: code byte {at} is {:#04x}, must be {:#04x}", codes[at], want.codes()[at]);
-    }
-    let (scales, right) = (handle.read_bytes(&got.scales()).unwrap(), want.device_scales());
-    if let Some(at) = (0..right.len()).find(|i| scales[*i] != right[*i]) {
-        panic!("{context}: scale byte {at} is {:#04x}, must be {:#04x}", scales[at], right[at]);
-    }
 }
 
 fn device(handle: &Handle, x: &Array2<f32>, dtype: DType) -> DeviceBuffer {

@@ -2,8 +2,11 @@
 //! experts, activations; rows that are gathered, matrices that products read, captures; what is refused.
 #![cfg(feature = "cuda")]
 
+#[path = "common/cast.rs"]
+mod cast;
 mod common;
 
+use cast::*;
 use common::*;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, CastInput, ClampCounts, Swiglu};
@@ -12,8 +15,6 @@ use scaled_gemm::{
     Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, HostCastMatrix, MatRef, QuantMatrix, Recipe, RowIndex,
     SourceActivation, SwigluSource, VecRef,
 };
-
-const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
 fn recipes(rows: usize) -> Vec<CastRecipe> {
     let mut all = Vec::new();
@@ -27,19 +28,6 @@ fn recipes(rows: usize) -> Vec<CastRecipe> {
         }
     }
     all
-}
-
-fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, context: &str) {
-    let (codes, scales) = (handle.read_bytes(&got.codes()).unwrap(), handle.read_bytes(&got.scales()).unwrap());
-    let first = |a: &[u8], b: &[u8]| (0..b.len()).find(|i| a[*i] != b[*i]);
-    let right = want.device_scales();
-    assert_eq!((codes.len(), scales.len()), (want.codes().len(), right.len()), "{context}");
-    if let Some(at) = first(&codes, want.codes()) {
-        panic!("{context}: code byte {at} is {:#04x}, must be {:#04x}", codes[at], want.codes()[at]);
-    }
-    if let Some(at) = first(&scales, &right) {
-        panic!("{context}: scale byte {at} is {:#04x}, must be {:#04x}", scales[at], right[at]);
-    }
 }
 
 /// A gated matrix on both sides, with what goes with its rows.
@@ -117,14 +105,6 @@ impl Gated {
         let rounded = if group.is_per_channel() { reference::round_values(values, DType::Bf16) } else { values };
         (rounded, counts)
     }
-}
-
-/// A target that no cast has written: codes and scales are wrong, padding is zero.
-fn poisoned_cast(handle: &Handle, scheme: CastScheme, rows: usize, cols: usize) -> CastMatrix {
-    let [r, c] = scheme.group().grid(rows, cols);
-    let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
-    let host = HostCastMatrix::from_logical(scheme, rows, cols, codes, vec![1024.0; r * c]).unwrap();
-    CastMatrix::from_host(handle, &host).unwrap()
 }
 
 /// The three numbers of a clamp.

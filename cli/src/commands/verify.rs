@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{normal, undo_hadamard};
-use crate::device::{self, Activations, Device, HostA, Pair};
+use crate::device::{self, Activations, Caster, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
 use crate::recipes::{options, preset};
 
@@ -45,14 +45,15 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let cast_schemes = casts::schemes()?;
     let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
+    let mut caster = device.caster();
     for recipe in all {
         bar.set_message(recipe.scheme().to_string());
-        check_recipe(device.as_mut(), recipe, args.seed, &mut recipes)?;
+        check_recipe(caster.as_mut(), recipe, args.seed, &mut recipes)?;
         bar.inc(1);
     }
     for scheme in cast_schemes {
         bar.set_message(format!("cast to {scheme}"));
-        casts::check(device.as_ref(), scheme, args.seed, &mut casts)?;
+        casts::check(caster.as_mut(), scheme, args.seed, &mut casts)?;
         bar.inc(1);
     }
     for pair in products {
@@ -163,12 +164,11 @@ fn spell(n: usize) -> String {
     if n == 0 { "equal".to_string() } else { format!("{n} differ") }
 }
 
-fn check_recipe(device: &mut dyn Device, recipe: Recipe, seed: u64, found: &mut Findings<8>) -> Result<(), Failure> {
+fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut Findings<8>) -> Result<(), Failure> {
     let floor = sqnr_floor(recipe);
     let tiles = matches!(recipe, Recipe::Nvfp4(r) if r.options().shape == BlockShape::Tile16x16);
     let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
-    let mut caster = device.caster();
     for (i, dtype) in WIDE.into_iter().enumerate() {
         let x = test_matrix(rows, cols, dtype, seed + i as u64);
         let want = definition::quantize(x.view(), dtype, recipe)?;

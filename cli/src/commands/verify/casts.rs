@@ -6,7 +6,7 @@ use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat};
 use serde_json::json;
 
 use super::{Findings, WHOLE_TILES, WIDE, differences, spell, test_matrix};
-use crate::device::Device;
+use crate::device::Caster;
 use crate::output::Failure;
 
 /// Every format and grouping, per channel also transposed: a row of the table each.
@@ -25,10 +25,9 @@ pub fn schemes() -> scaled_gemm::Result<Vec<CastScheme>> {
 }
 
 /// Casts by every order and kind of scales, by one of them each type of input, and back.
-pub fn check(device: &dyn Device, scheme: CastScheme, seed: u64, found: &mut Findings<6>) -> Result<(), Failure> {
+pub fn check(caster: &mut dyn Caster, scheme: CastScheme, seed: u64, found: &mut Findings<6>) -> Result<(), Failure> {
     let [rows, cols] = WHOLE_TILES;
     let (mut codes, mut scales, mut values, mut recipes) = (0, 0, 0, 0);
-    let mut caster = device.caster();
     for order in CastScales::ALL {
         let exact = CastRecipe::new(scheme.with_scales(order));
         let kinds = if order == CastScales::Ue8m0 { vec![exact] } else { vec![exact, exact.power_of_two()] };
