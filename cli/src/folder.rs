@@ -1,13 +1,13 @@
 //! Outputs that are files or folders, as the input is one, and what a folder has beside its tensors.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use scaled_gemm::Error;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, CheckpointWriter, OutputFolder, printable};
 
 use crate::files;
-use crate::output::{Failure, count};
+use crate::output::{Failure, count, shown};
 
 /// Files that are written anew, or belong to the tensors that were replaced.
 const REPLACED: [&str; 2] = ["config.json", "hf_quant_config.json"];
@@ -46,6 +46,34 @@ pub fn refuse_idle(input: &Checkpoint, shard_bytes: Option<u64>) -> Result<(), F
         ))),
         _ => Ok(()),
     }
+}
+
+/// Refuses an output that is the folder that is read, or in it, or around it: before any work, and before a reader of that folder could
+/// meet the new one.
+pub fn refuse_overlap(input: &Checkpoint, output: &Path) -> Result<(), Failure> {
+    let Some(folder) = input.folder() else { return Ok(()) };
+    let (from, to) = (real(folder), real(output));
+    let place = match (to.starts_with(&from), from.starts_with(&to)) {
+        (true, true) => "is",
+        (true, false) => "is in",
+        (false, true) => "is around",
+        (false, false) => return Ok(()),
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    Err(Failure::Use(format!(
+        "-o {}: {place} the folder that is read, {}; give the name of a new folder beside it",
+        shown(output),
+        shown(folder)
+    )))
+}
+
+/// A name without links, as far as it is there.
+fn real(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let found = path.ancestors().find_map(|part| Some((part.canonicalize().ok()?, path.strip_prefix(part).ok()?)));
+    // Joining nothing would add a separator.
+    let joined = found.map(|(part, rest)| if rest.as_os_str().is_empty() { part } else { part.join(rest) });
+    joined.unwrap_or(path.clone())
 }
 
 /// Refuses an output as [`create`] does, and leaves everything as it is.
@@ -104,10 +132,6 @@ pub fn copy_others(input: &Checkpoint, from: &Path, to: &OutputFolder) -> Result
     for entry in entries {
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        // The folder that is being written may be in the one that is read.
-        if to.temporary().file_name() == Some(&name) {
-            continue;
-        }
         let is_read = input.files().iter().any(|file| file.file_name() == Some(&name));
         if is_read || REPLACED.contains(&&*text) || text.ends_with(".safetensors.index.json") {
             continue;

@@ -412,19 +412,9 @@ fn dry_runs_and_choices() {
         all.filter_map(|q| Some(q["shares_its_scale_with"].as_array()?.len())).collect::<Vec<_>>()
     };
     assert_eq!(groups(&value), [2, 2, 2]);
-    let value = json(&[
-        "quantize",
-        &input,
-        "--recipe",
-        "nvfp4",
-        "--dry-run",
-        "--json",
-        "--fuse",
-        "(o|down)_proj",
-        "--only",
-        "(o|down)_proj",
-    ]);
-    assert_eq!(groups(&value), Vec::<usize>::new());
+    // Those are of different parents.
+    let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--fuse", "(o|down)_proj"];
+    assert_words(&bad(2, &args), &["--fuse (o|down)_proj: joins no layers"]);
     let value = json(&[
         "quantize",
         &input,

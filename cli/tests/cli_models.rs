@@ -34,7 +34,6 @@ fn no_option_divides_what_engines_fuse() {
         groups(&json(&args))
     };
     assert_eq!(plan(&["--stochastic", "1"]), [2, 0, 2, 2]);
-    assert_eq!(plan(&["--fuse", "q_proj"]), [2, 0, 2, 2]);
     assert_eq!(plan(&["--fuse", "(q|k)_proj"]), [2, 0, 2, 2]);
     assert_eq!(plan(&["--fuse", "(q|o)_proj"]), [3, 3, 3, 3]);
     // The bytes, too.

@@ -16,7 +16,7 @@ fn names_that_no_output_can_have_are_refused_before_the_work() {
     model_folder(&model, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
     fs::write(folder.file("note"), "a file").unwrap();
     let names = folder.names();
-    let cases: [(&str, &str, &[&str]); 8] = [
+    let cases: [(&str, &str, &[&str]); 9] = [
         (&file, "x/", &["x/: is the name of a folder", "; give the name of a file"]),
         (&file, "x/.", &["x/.: is the name of a folder", "; give the name of a file"]),
         (&file, "note/x", &["cannot be in", "note, which is a file", "; give a name in a folder"]),
@@ -24,7 +24,8 @@ fn names_that_no_output_can_have_are_refused_before_the_work() {
         (&model, "note/x", &["cannot be in", "note, which is a file", "; give a name in a folder"]),
         (&model, "note/x/y", &["cannot be in", "note, which is a file", "; give a name in a folder"]),
         (&model, "no/x", &["there is no folder", "no; make it first"]),
-        (&model, "model/..", &["is there, and not empty"]),
+        (&model, "model/..", &["model/..: is around the folder that is read"]),
+        (&model, ".", &["is around the folder that is read"]),
     ];
     for (input, output, words) in cases {
         let output = folder.file(output);
@@ -111,4 +112,75 @@ fn dry_runs_ask_whether_a_folder_may_be_written() {
         let args = ["quantize", input, "-o", &output, "--recipe", "fp8-row", "--dry-run"];
         assert_words(&bad(2, &args), &["can be made in", "that you may write to"]);
     }
+}
+
+/// (A new folder in the one that was read was made, and the next that read that one met it.)
+#[test]
+fn an_output_in_or_around_the_folder_that_is_read_is_refused() {
+    let folder = Folder::new();
+    let (model, packed) = (folder.file("deep/model"), folder.file("deep/q"));
+    fs::create_dir(folder.file("deep")).unwrap();
+    model_folder(&model, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
+    good(&["quantize", &model, "-o", &packed, "--recipe", "nvfp4"]);
+    let links: &[&str] = if cfg!(unix) { &["link", "link/new"] } else { &[] };
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("deep/q", folder.file("link")).unwrap();
+    let places = ["deep/q/new", "deep/q/.", "deep/q", "deep/q/../q/new", "deep/q/a/b", "deep", "deep/../../x"];
+    for place in places.iter().chain(links) {
+        let output = match *place {
+            "deep/../../x" => folder.0.parent().unwrap().to_str().unwrap().to_string(),
+            place => folder.file(place),
+        };
+        let before = fs::read_dir(&packed).unwrap().count();
+        let plain = ["quantize", &packed, "--recipe", "nvfp4", "--dialect", "plain", "--only", ".", "-o", &output];
+        for args in [&["dequantize", &packed, "-o", &output][..], &plain, &[&plain[..], &["--dry-run"]].concat()] {
+            assert_words(
+                &bad(2, args),
+                &["-o ", "the folder that is read, ", "deep/q; give the name of a new folder beside"],
+            );
+        }
+        assert_eq!(fs::read_dir(&packed).unwrap().count(), before);
+    }
+    assert_words(&bad(2, &["dequantize", &packed, "-o", &folder.file("deep/q/new")]), &["new: is in the folder"]);
+    assert_words(&bad(2, &["dequantize", &packed, "-o", &folder.file("deep")]), &["deep: is around the folder"]);
+    assert_words(&bad(2, &["dequantize", &packed, "-o", &packed]), &["q: is the folder"]);
+    // Names that begin alike.
+    good(&["dequantize", &packed, "-o", &folder.file("deep/q2")]);
+    let index = format!("{model}/model.safetensors.index.json");
+    fs::write(&index, json!({"metadata": {}, "weight_map": {"w.weight": "model.safetensors"}}).to_string()).unwrap();
+    let args = ["quantize", &index, "-o", &folder.file("deep/model/new"), "--recipe", "nvfp4"];
+    assert_words(&bad(2, &args), &["is in the folder that is read"]);
+}
+
+/// (All of it was laid out anew.)
+#[test]
+fn a_config_differs_in_what_it_has_to() {
+    let folder = Folder::new();
+    let (input, packed, back) = (folder.file("in"), folder.file("q"), folder.file("back"));
+    model_folder(&input, &[f32_tensor("w.weight", [128, 128], 1)], None);
+    let text = "{ \"z\":[1,\t2] ,\r\n\n  \"torch_dtype\" : \"float16\", \"q\": {\"b\":1,\"a\":-1E5},\"n\": null\n}";
+    let (place, written) = (format!("{input}/config.json"), format!("{packed}/config.json"));
+    let run = |config: &str| {
+        fs::write(&place, config).unwrap();
+        good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-128x128"]);
+        let quantized = fs::read_to_string(&written).unwrap();
+        good(&["dequantize", &packed, "-o", &back]);
+        let plain = fs::read_to_string(format!("{back}/config.json")).unwrap();
+        [&packed, &back].into_iter().for_each(|path| fs::remove_dir_all(path).unwrap());
+        [quantized, plain]
+    };
+    let [quantized, plain] = run(text);
+    assert_eq!(plain, text.replace("float16", "bfloat16"));
+    assert!(quantized.starts_with(text.strip_suffix("\n}").unwrap()), "{quantized}");
+    // In its place, and without it.
+    let with = text.replace("\"q\": {", "\"quantization_config\" :null, \"q\": {");
+    let [quantized, plain] = run(&with);
+    assert_eq!(plain, text.replace("float16", "bfloat16"));
+    let (before, after) = with.split_once("null").unwrap();
+    assert!(quantized.starts_with(before) && quantized.ends_with(after), "{quantized}");
+    // A null says nothing, and stays.
+    good(&["quantize", &input, "-o", &packed, "--recipe", "fp8-128x128", "--dialect", "plain"]);
+    good(&["dequantize", &packed, "-o", &back]);
+    let plain = fs::read_to_string(format!("{back}/config.json")).unwrap();
+    assert_eq!(plain, with.replace("float16", "bfloat16"));
 }

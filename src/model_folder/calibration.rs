@@ -12,6 +12,19 @@ use crate::error::{Error, Result};
 /// Longest JSON read: that of a million layers.
 const MOST_BYTES: u64 = 64 << 20;
 
+const FORM: &str = "give a JSON object of layers and the amax of their inputs, or a safetensors file of such scalars";
+const RULE: &str = "an amax is above 0 and finite in FP32, at most 3.4028235e38";
+const NUMBER: &str = "give the largest magnitude that was seen, or leave the layer out of the file";
+/// What serde_json says of a number that no FP64 is.
+const BEYOND: &str = " is not a number: number out of range";
+
+/// What text of other encodings begins with.
+const ENCODINGS: [(&[u8], &str); 3] = [
+    (b"\xEF\xBB\xBF", "begins with the byte order mark EF BB BF, and JSON has none"),
+    (b"\xFF\xFE", "begins with the byte order mark FF FE of UTF-16, and JSON is UTF-8"),
+    (b"\xFE\xFF", "begins with the byte order mark FE FF of UTF-16, and JSON is UTF-8"),
+];
+
 /// The largest magnitude of the inputs of each layer, by calibration; or of the weights of layers, where those are given.
 ///
 /// The file is a JSON object of names and numbers, `{"model.layers.0.self_attn.q_proj": 31.5}`, or a safetensors file with one
@@ -30,18 +43,19 @@ impl InputScales {
     /// [`Error::File`] if it is neither of the two, a layer is there twice, or a number is not finite and above 0; [`Error::Io`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let refuse = |tensor: Option<&str>, reason: String| Error::File {
+        let refuse_with = |tensor: Option<&str>, reason: String, remedy: &str| Error::File {
             path: path.to_path_buf(),
             tensor: tensor.map(printable),
             reason: printable(&reason),
-            remedy: "give a JSON object of layers and the amax of their inputs, or a safetensors file of such scalars"
-                .into(),
+            remedy: remedy.into(),
         };
+        let refuse = |tensor: Option<&str>, reason: String| refuse_with(tensor, reason, FORM);
         let mut amax = HashMap::new();
         let mut add = |name: &str, value: f64| {
             let found = value as f32;
             if !(found.is_finite() && found > 0.0) {
-                return Err(refuse(Some(name), format!("is {value}: an amax is above 0 and finite in FP32")));
+                // With an exponent where it has many digits.
+                return Err(refuse_with(Some(name), format!("is {value:?}: {RULE}"), NUMBER));
             }
             let module = name.strip_suffix(".weight").unwrap_or(name);
             match amax.insert(module.to_string(), found) {
@@ -54,9 +68,16 @@ impl InputScales {
         let len = file.metadata().map_err(io)?.len();
         let mut reader = BufReader::new(file);
         let beginning = reader.fill_buf().map_err(io)?;
+        if beginning.trim_ascii().is_empty() && beginning.len() as u64 == len {
+            return Err(refuse(None, format!("is empty: {len} bytes, and no amax among them")));
+        }
         // A safetensors file begins with its length, and is read in its own way.
         let is_length = beginning.first_chunk::<8>().is_some_and(|first| u64::from_le_bytes(*first) < MOST_BYTES);
         let first = beginning.trim_ascii_start().first().copied().filter(|_| !is_length);
+        let encoding = ENCODINGS.into_iter().find(|(mark, _)| !is_length && beginning.starts_with(mark));
+        if let Some((_, words)) = encoding {
+            return Err(refuse_with(None, words.into(), "save it as UTF-8 without a byte order mark"));
+        }
         match first {
             Some(b'[') => return Err(refuse(None, "is JSON, and no object".into())),
             Some(b'{') if len > MOST_BYTES => {
@@ -79,6 +100,10 @@ impl InputScales {
                 if let Err(e) = read.and_then(|()| reader.end()) {
                     return Err(refused.unwrap_or_else(|| match e.classify() {
                         Category::Io => io(e.into()),
+                        Category::Data if e.to_string().contains(BEYOND) => {
+                            let found = e.to_string().replace(BEYOND, " has a number beyond FP64");
+                            refuse_with(None, format!("{found}: {RULE}"), NUMBER)
+                        }
                         Category::Data => refuse(None, e.to_string()),
                         Category::Syntax | Category::Eof => refuse(None, format!("is no JSON: {e}")),
                     }));

@@ -122,11 +122,11 @@ impl ModelConfig {
 
     /// The text of the config as it was read, with what [`ModelConfig::with_dtype`] changed.
     pub fn text(&self) -> String {
-        format!("{}\n", plain(self.text.trim(), &self.mark))
+        plain(&self.text, &self.mark)
     }
 
     /// The text of the config with this `quantization_config` alone, or without one: those of its parts (`text_config`) go. The one
-    /// that is there stays in its place, and what is not changed as it is written.
+    /// that is there stays in its place, and what is not changed is as it was, byte for byte; so is a `null` that was to go.
     pub fn with_quantization(&self, quantization: Option<Value>) -> String {
         let there = self.entries.get(QUANTIZATION);
         // One deeper than it is printed; no string of JSON has a line of its own.
@@ -141,7 +141,7 @@ impl ModelConfig {
             Some(new) => with_entry(&text, QUANTIZATION, &new),
             None => text,
         };
-        format!("{}\n", plain(text.trim(), &self.mark))
+        plain(&text, &self.mark)
     }
 }
 
@@ -175,8 +175,10 @@ enum Entry<'a> {
 
 /// The text of an object with its `quantization_config` changed, and without those of its parts. Nothing where it is the same.
 fn with_quantization(text: &str, depth: usize, entry: Entry<'_>) -> Option<String> {
-    edited(text, depth, &mut |key, value| match (key, entry) {
+    edited(text, &mut |key, value| match (key, entry) {
         (QUANTIZATION, Entry::To(new)) => Change::To(new.into()),
+        // It says nothing.
+        (QUANTIZATION, Entry::Drop) if value == "null" => Change::Keep,
         (QUANTIZATION, Entry::Drop) => Change::Drop,
         _ if is_of_part(key, depth) && value.starts_with('{') => {
             with_quantization(value, depth + 1, Entry::Drop).map_or(Change::Keep, Change::To)
@@ -187,7 +189,7 @@ fn with_quantization(text: &str, depth: usize, entry: Entry<'_>) -> Option<Strin
 
 /// The text with the name of a type wherever one is named, in the parts too. Nothing where it is the same.
 fn with_dtype(text: &str, depth: usize, name: &str) -> Option<String> {
-    edited(text, depth, &mut |key, value| match value.as_bytes().first() {
+    edited(text, &mut |key, value| match value.as_bytes().first() {
         Some(b'"') if key == "torch_dtype" || key == "dtype" => Change::To(format!("\"{name}\"")),
         Some(b'{') if is_of_part(key, depth) => with_dtype(value, depth + 1, name).map_or(Change::Keep, Change::To),
         _ => Change::Keep,
@@ -275,9 +277,10 @@ mod tests {
         let config = ModelConfig::read(folder.path()).unwrap().unwrap();
         assert_eq!(config.quantization().unwrap()["quant_method"], "fp8");
         assert!(config.ignores_by_name("l.0") && config.ignores_by_name("ears") && !config.ignores_by_name("l.0.q"));
-        assert_eq!(config.text(), format!("{text}\n"));
+        assert_eq!(config.text(), text);
         let with = |value| serde_json::from_str::<Value>(&config.with_quantization(value)).unwrap();
         let mut want = serde_json::json!({"audio_config": {}, "text_config": {}, "x": {"quantization_config": 1}});
+        want["quantization_config"] = Value::Null;
         assert_eq!(with(None), want);
         // (What equalled the first stayed in its part, and those of other parts beside it.)
         want["quantization_config"] = config.quantization().unwrap().clone();
@@ -312,7 +315,7 @@ mod tests {
         ] {
             std::fs::write(folder.path().join("config.json"), text).unwrap();
             let config = ModelConfig::read(folder.path()).unwrap().unwrap();
-            assert_eq!(config.with_quantization(None), format!("{text}\n"));
+            assert_eq!(config.with_quantization(None), text);
             // What is changed around them.
             let with = config.with_quantization(Some(1.into()));
             std::fs::write(folder.path().join("config.json"), with).unwrap();
@@ -356,12 +359,8 @@ mod tests {
         assert_eq!(other, text.replace("  }\n}\n", "  },\n  \"quantization_config\": 1\n}\n"));
         assert_eq!(read(&other).with_quantization(None), text);
         for (text, with, without) in [
-            ("{}", "{\n  \"quantization_config\": 1\n}\n", "{}\n"),
-            (
-                r#"{"a":{"b":{}}}"#,
-                "{\"a\":{\"b\":{}},\n  \"quantization_config\": 1\n}\n",
-                "{\n  \"a\": {\"b\":{}}\n}\n",
-            ),
+            ("{}", "{\n  \"quantization_config\": 1\n}", "{}"),
+            (r#"{"a":{"b":{}}}"#, "{\"a\":{\"b\":{}},\n  \"quantization_config\": 1\n}", "{\"a\":{\"b\":{}}\n}"),
         ] {
             let written = read(text).with_quantization(Some(Value::from(1)));
             assert_eq!(written, with);

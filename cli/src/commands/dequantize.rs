@@ -58,6 +58,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         input = input.with_nibble_order(order);
     }
     folder::refuse_idle(&input, args.shard_size)?;
+    folder::refuse_overlap(&input, &args.output)?;
     let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;

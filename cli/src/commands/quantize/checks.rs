@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use regex::Regex;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_alone};
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
@@ -43,20 +42,13 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, re
     Ok(())
 }
 
-/// Refuses regular expressions that match none of these tensors. (Where `--only` matches none there is nothing to quantize.)
+/// Refuses an `--exclude` that matches none of these tensors. (Where `--only` matches none there is nothing to quantize.)
 pub fn refuse_unmatched(args: &QuantizeArgs, names: &[&str]) -> Result<(), Failure> {
-    let refuse = |option: &str, regex: &Regex, what: &str| {
-        let (regex, path) = (printable(regex.as_str()), shown(&args.input));
-        Err(Failure::Use(format!("{option} {regex}: matches no {what} of {path}; mend it, or leave it out")))
-    };
     if let Some(regex) = args.exclude.iter().find(|regex| !names.iter().any(|name| regex.is_match(name))) {
-        return refuse("--exclude", regex, "tensor");
+        let (regex, path) = (printable(regex.as_str()), shown(&args.input));
+        return Err(Failure::Use(format!("--exclude {regex}: matches no tensor of {path}; mend it, or leave it out")));
     }
-    let fuses = |regex: &Regex| names.iter().any(|name| name.ends_with(".weight") && regex.is_match(module(name)));
-    match args.fuse.iter().find(|regex| !fuses(regex)) {
-        Some(regex) => refuse("--fuse", regex, "layer"),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Refuses a model of which the config says that it is quantized: there is one such entry, and engines read one dialect at a time.
@@ -209,9 +201,34 @@ pub fn unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str])
     ))
 }
 
+/// What there is to say of scales of layers that the model has, and that stay as they are.
+pub fn unused_layers(
+    args: &QuantizeArgs,
+    scales: &InputScales,
+    names: &[&str],
+    input: &Checkpoint,
+    plans: &Plans,
+) -> Option<String> {
+    let modules: HashSet<&str> = names.iter().map(|name| module(name)).collect();
+    let items = plans.weights().map(|(at, _)| &plans.items[at]);
+    // Of experts in one tensor its name may stand for all.
+    let used: HashSet<&str> =
+        items.flat_map(|item| [module(&item.name), module(&input.tensors()[item.tensor].name)]).collect();
+    let is_idle = |name: &&str| modules.contains(name) && !used.contains(name);
+    let (number, first) = counted(scales.modules().filter(is_idle).collect())?;
+    Some(format!(
+        "{}: {number} not quantized, whose amax nothing is written for ({first})",
+        args.input_scales.as_deref().map(shown).unwrap_or_default()
+    ))
+}
+
 /// How many layers a file of calibration names that are not among these, and the first few of them by name.
 pub fn others(given: &InputScales, known: &HashSet<&str>) -> Option<(String, String)> {
-    let mut others: Vec<&str> = given.modules().filter(|name| !known.contains(name)).collect();
+    let others = given.modules().filter(|name| !known.contains(name)).collect();
+    counted(others)
+}
+
+fn counted(mut others: Vec<&str>) -> Option<(String, String)> {
     others.sort_unstable();
     Some((count(others.len(), "layer", "layers"), some(others.iter().copied())?))
 }

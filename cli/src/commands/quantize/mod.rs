@@ -1,6 +1,7 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
 mod checks;
+mod fuse;
 mod items;
 mod plan;
 mod report;
@@ -31,6 +32,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let model = config.as_ref().or(beside.as_ref());
     let dialect = dialect(args, first, &input, model)?;
     checks::refuse_idle(args, &input, dialect, first)?;
+    args.output.as_ref().map_or(Ok(()), |output| folder::refuse_overlap(&input, output))?;
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
     let plans = Plans::new(of)?;
@@ -41,16 +43,26 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let tensors = input.tensors().iter().map(|tensor| tensor.name.as_str());
     let both: Vec<&str> = names.iter().copied().chain(left.iter().map(String::as_str)).chain(tensors).collect();
     checks::refuse_unmatched(args, &both)?;
+    let idle_fuse = fuse::check(of, &plans, &both)?;
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(args, &plans.items, &plans.tensors)));
     }
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
+    let unused = scales.as_ref().and_then(|scales| checks::unused_layers(args, scales, &both, &input, &plans));
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
     let given_amax = given.map(|given| weight_amax(args, &plans, &given)).transpose()?.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
-    let notes = || unasked.into_iter().chain(unusual).chain(unknown).chain(folder::not_in_index(&input));
+    let notes = || {
+        unasked
+            .into_iter()
+            .chain(idle_fuse)
+            .chain(unusual)
+            .chain(unknown)
+            .chain(unused)
+            .chain(folder::not_in_index(&input))
+    };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {

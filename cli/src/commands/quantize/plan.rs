@@ -9,6 +9,7 @@ use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayer
 use scaled_gemm::pair::check_quantize_cols;
 use scaled_gemm::{DType, Recipe, Scheme};
 
+use super::fuse;
 use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::output::Failure;
@@ -49,6 +50,8 @@ pub struct Plans {
     pub tensors: Vec<Plan>,
     /// Places of items that share one scale.
     pub groups: Vec<Vec<usize>>,
+    /// Of each, whether it is larger than what engines are known to fuse: `--fuse` has it so.
+    pub widened: Vec<bool>,
     pub quantization: QuantizationConfig,
     /// Layers whose rows are no rows to quantize along.
     pub transposed: TransposedLayers,
@@ -57,6 +60,12 @@ pub struct Plans {
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
 const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
+const FUSED_RAGGED: &str = "engines fuse it, and 128 does not divide the rows of its group";
+const FUSED_TORN: &str = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
+const JOINED_RAGGED: &str =
+    "--fuse joins it with others, and 128 does not divide the rows of one of them: narrow the pattern";
+const JOINED_TORN: &str =
+    "--fuse joins it with a layer that is left alone: narrow the pattern, quantize that too, or write plain";
 const TORN: &str = "experts in one tensor, of which some are left alone: quantize all of them or none";
 
 /// What the plans are made from. `model`: the config that names the architecture, also where it is not read for anything else.
@@ -120,24 +129,41 @@ impl Plans {
         let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&items[at])).collect();
         let modules: Vec<&str> = linear.iter().map(|&at| module(&items[at].name)).collect();
         let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
-        let own = |module: &str| args.fuse.iter().find_map(|fuse| own_group(fuse, module));
-        let fused = if args.no_fuse { Vec::new() } else { fused_groups(&modules, architecture, own) };
-        let fused: Vec<Vec<usize>> =
-            fused.into_iter().map(|members| members.into_iter().map(|at| linear[at]).collect()).collect();
+        let place = |groups: Vec<Vec<usize>>| -> Vec<Vec<usize>> {
+            groups.into_iter().map(|members| members.into_iter().map(|at| linear[at]).collect()).collect()
+        };
+        let (fused, joined) = match args.no_fuse {
+            true => Default::default(),
+            false => (
+                place(fused_groups(&modules, architecture, |_| None)),
+                place(fused_groups(&modules, architecture, |module| fuse::group(&args.fuse, module))),
+            ),
+        };
+        // What `--fuse` made larger, or anew.
+        let engines: HashSet<&Vec<usize>> = fused.iter().collect();
+        let own = || joined.iter().filter(|members| !engines.contains(members));
         if dialect != Dialect::Plain {
             // A block of one layer would hold rows of the next.
             let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
-            for members in fused.iter().filter(|members| members.iter().any(ragged)) {
-                if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) {
-                    leave(&mut tensors, members, "engines fuse it, and 128 does not divide the rows of its group");
+            if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) {
+                let fused = fused.iter().map(|members| (members, FUSED_RAGGED));
+                for (members, reason) in fused.chain(own().map(|members| (members, JOINED_RAGGED))) {
+                    if members.iter().any(ragged) {
+                        leave(&mut tensors, members, reason);
+                    }
                 }
             }
-            let reason = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
-            let groups = fused.iter().map(|members| (members.clone(), reason));
-            leave_torn(&mut tensors, &groups.chain(layers_of_experts(model, &items, dialect)).collect::<Vec<_>>());
+            let torn = fused.iter().map(|members| (members.clone(), FUSED_TORN));
+            let torn = torn.chain(layers_of_experts(model, &items, dialect));
+            leave_torn(&mut tensors, &torn.chain(own().map(|m| (m.clone(), JOINED_TORN))).collect::<Vec<_>>());
         }
-        let mut groups: Vec<_> = fused.into_iter().map(|members| quantized(&tensors, members.into_iter())).collect();
-        groups.retain(|members| has_whole(first) && members.len() > 1);
+        let sharing = |members: &Vec<usize>| {
+            let members = quantized(&tensors, members.iter().copied());
+            (has_whole(first) && members.len() > 1).then_some(members)
+        };
+        let as_fused: HashSet<Vec<usize>> = fused.iter().filter_map(sharing).collect();
+        let groups: Vec<_> = joined.iter().filter_map(sharing).collect();
+        let widened = groups.iter().map(|members| !as_fused.contains(members)).collect();
         // When no more is left alone: places in the list are final.
         for (place, group) in groups.iter().enumerate() {
             for at in group {
@@ -153,7 +179,7 @@ impl Plans {
                 weight.recipe = args.recipe(matrices.next().unwrap_or_default())?;
             }
         }
-        Ok(Self { items, tensors, groups, quantization, transposed })
+        Ok(Self { items, tensors, groups, widened, quantization, transposed })
     }
 
     /// The matrices to be quantized, with their places.
@@ -269,7 +295,7 @@ pub fn module(name: &str) -> &str {
 }
 
 /// True for the weight of a linear layer, of whatever type: also what cannot be quantized is fused.
-fn is_linear(item: &Item) -> bool {
+pub fn is_linear(item: &Item) -> bool {
     item.name.ends_with(".weight") && item.shape.len() == 2
 }
 
@@ -279,12 +305,6 @@ fn leave(tensors: &mut [Plan], members: &[usize], reason: &'static str) {
             tensors[*at] = Plan::Copy(reason);
         }
     }
-}
-
-/// The group of a module by a pattern of the caller's: what the pattern matches may differ within a group.
-fn own_group(fuse: &Regex, module: &str) -> Option<String> {
-    let found = fuse.find(module)?;
-    Some(format!("{}\0{}\0{}", fuse.as_str(), &module[..found.start()], &module[found.end()..]))
 }
 
 fn source(dtype: Dtype) -> Option<DType> {

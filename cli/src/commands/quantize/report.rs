@@ -177,14 +177,20 @@ impl Report<'_> {
             let more = if group.len() > LISTED { format!(", ... ({} layers)", group.len()) } else { String::new() };
             named.join(", ") + &more
         };
-        let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-        groups.iter().for_each(|group| *kinds.entry(names(group)).or_default() += 1);
-        let kinds: Vec<_> = kinds.into_iter().map(|(kind, n)| format!("{n} of {kind}")).collect();
-        let mut text = format!(
-            "share one scale, as engines that fuse them read it: {} ({})\n",
-            count(groups.len(), "group", "groups"),
-            kinds.join("; ")
-        );
+        let mut text = String::new();
+        let whose = [
+            (false, "share one scale, as engines that fuse them read it"),
+            (true, "share one scale by --fuse, more than engines are known to fuse"),
+        ];
+        for (widened, words) in whose {
+            let of: Vec<_> = groups.iter().zip(&self.plans.widened).filter(|(_, is)| **is == widened).collect();
+            let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+            of.iter().for_each(|(group, _)| *kinds.entry(names(group)).or_default() += 1);
+            let kinds: Vec<_> = kinds.into_iter().map(|(kind, n)| format!("{n} of {kind}")).collect();
+            if !of.is_empty() {
+                text += &format!("{words}: {} ({})\n", count(of.len(), "group", "groups"), kinds.join("; "));
+            }
+        }
         let Some(found) = found else { return text };
         let mut costs: Vec<_> = found.shared.iter().map(|(at, [own, shared])| (own - shared, *at)).collect();
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
