@@ -9,10 +9,15 @@ use scaled_gemm::model_folder::ModelConfig;
 use crate::folder::some;
 use crate::output::count;
 
+/// How the names of the tensors of a matrix end.
+const PARTS: [&str; 8] = ["", "_packed", "_blocks", "_scale", "_scale_inv", "_scale_2", "_global_scale", "_scales"];
+
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
-    let read: HashSet<String> =
-        input.quantized().into_iter().filter_map(|name| input.tensors_of(name).ok()).flatten().collect();
+    // Also of matrices that lack a part: what is there of them is in a format that is read.
+    let tensors =
+        |name: &str| input.tensors_of(name).unwrap_or_else(|_| PARTS.map(|part| format!("{name}{part}")).into());
+    let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();
     let is_code = |tensor: &TensorInfo| match tensor.dtype {
         Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
         // Positions and masks are integers too.

@@ -180,3 +180,69 @@ fn configs_of_several_formats_and_of_groups_are_not_called_wrong() {
     fs::write(&place, text.replacen('{', r#"{"limits": [NaN, -Infinity], "#, 1)).unwrap();
     good(&["info", &output]);
 }
+
+/// (It was called wrong, as if a config had been lost.)
+#[test]
+fn what_is_written_as_plain_is_not_called_wrong() {
+    let folder = Folder::new();
+    let (input, output, again) = (folder.file("in"), folder.file("out"), folder.file("again"));
+    let tensors = ["l.q_proj.weight", "l.k_proj.weight", "l.o_proj.weight"].map(|name| f32_tensor(name, [128, 128], 1));
+    model_folder(&input, &tensors, Some(json!({})));
+    for recipe in ["fp8-tensor", "fp8-row", "fp8-1x128", "fp8-128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4-row"] {
+        good(&["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", "plain", "--exclude", "k_proj"]);
+        assert_words(&good(&["info", &output]), &["2 layers (l.", "_proj) in the dialect plain", "and no engine"]);
+        fs::remove_dir_all(&output).unwrap();
+    }
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", "plain", "--no-fuse"]);
+    good(&["info", &output]);
+    fs::remove_dir_all(&output).unwrap();
+    // Beside what a config speaks of, which it need not fit.
+    good(&["quantize", &input, "-o", &output, "--recipe", "fp8-128x128", "--exclude", "o_proj"]);
+    good(&["quantize", &output, "-o", &again, "--recipe", "nvfp4", "--dialect", "plain", "--only", "o_proj"]);
+    assert_words(&good(&["info", &again]), &["1 layer (l.o_proj) in the dialect plain", "quant_method  fp8"]);
+    // Of a dialect it is wrong.
+    fs::write(format!("{output}/config.json"), "{}").unwrap();
+    assert_words(&wrong(&["info", &output]).0, &["has no quantization_config"]);
+}
+
+/// (A second line said that the rest was in a foreign format; without codes it alone did.)
+#[test]
+fn a_tensor_that_is_missing_is_said_once() {
+    let folder = Folder::new();
+    let (input, output, torn) = (folder.file("in"), folder.file("out"), folder.file("torn"));
+    let tensors = ["l.o_proj.weight", "l.down_proj.weight"].map(|name| f32_tensor(name, [128, 128], 1));
+    model_folder(&input, &tensors, Some(json!({})));
+    let cases: [(&str, &str, &[&str]); 6] = [
+        ("nvfp4", "modelopt", &["", "_scale", "_scale_2"]),
+        ("nvfp4", "compressed-tensors", &["_packed", "_scale", "_global_scale"]),
+        ("fp8-128x128", "fp8", &["", "_scale_inv"]),
+        ("fp8-row", "compressed-tensors", &["", "_scale"]),
+        ("mxfp8", "modelopt", &["", "_scale"]),
+        ("mxfp4", "compressed-tensors", &["_packed", "_scale"]),
+    ];
+    for (recipe, dialect, parts) in cases {
+        good(&["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect]);
+        let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        for part in parts {
+            let missing = format!("l.o_proj.weight{part}");
+            let kept = read.names().into_iter().filter(|name| **name != missing).map(String::from);
+            let kept: Vec<_> = kept.map(|name| (name.clone(), read.tensor(&name).unwrap())).collect();
+            let tensors: Vec<Tensor> = kept
+                .iter()
+                .map(|(name, t)| (name.as_str(), t.dtype(), t.shape().to_vec(), t.data().to_vec()))
+                .collect();
+            let config = serde_json::from_slice(&fs::read(format!("{output}/config.json")).unwrap()).unwrap();
+            model_folder(&torn, &tensors, Some(config));
+            let (text, error) = wrong(&["info", &torn]);
+            assert_words(&error, &["1 thing is wrong"]);
+            let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("What is wrong")).collect();
+            let words =
+                if ["", "_packed"].contains(part) { "nor l.o_proj.weight_packed is there" } else { " no scale" };
+            assert_words(lines[1], &["l.o_proj.weight", words]);
+            assert!(!text.contains("_scale_scale") && !text.contains("does not read"), "{text}");
+            fs::remove_dir_all(&torn).unwrap();
+        }
+        fs::remove_dir_all(&output).unwrap();
+    }
+}

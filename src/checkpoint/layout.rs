@@ -90,7 +90,7 @@ impl CheckpointLayout {
             self.push(format!("{}{}", comfy::layer(name), comfy::SUFFIX), Dtype::U8, &[mark.len()]);
         }
         let order = if self.dialect == Dialect::ComfyUi { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
-        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json(order));
+        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json(order, dialect));
         let basis = written.recipe.basis();
         self.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
     }

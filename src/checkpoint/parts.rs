@@ -208,11 +208,18 @@ impl Listing {
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
         match *found.as_slice() {
             [scale] => Ok(scale),
-            [] => Err(self.refuse(
-                name,
-                format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
-                "use a file that carries its scales; none is ever assumed",
-            )),
+            [] => Err(match scaled(name) {
+                Some(base) => self.refuse(
+                    name,
+                    format!("is FP8 with the name of a scale of {base}, and neither that nor a scale of its own is in the file"),
+                    "fetch or write the file again",
+                ),
+                None => self.refuse(
+                    name,
+                    format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
+                    "use a file that carries its scales; none is ever assumed",
+                ),
+            }),
             _ => {
                 let names: Vec<_> = found.iter().map(|t| t.name.as_str()).collect();
                 let found = format!("has two scales, {}", names.join(" and "));
@@ -373,6 +380,11 @@ impl Listing {
             format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
         Err(self.refuse(&scale.name, found, "a scale is never reshaped"))
     }
+}
+
+/// The matrix that a tensor is a scale of by its name.
+fn scaled(name: &str) -> Option<&str> {
+    SCALE_SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::comfy;
 use super::header::TensorInfo;
-use super::names::{NibbleOrder, is_e8m0, wide_dtype};
+use super::names::{Dialect, NibbleOrder, is_e8m0, wide_dtype};
 use super::parts::{Parts, Second, is_marker};
 use super::plain_rows::widen;
 use super::reader::Checkpoint;
-use super::recipe::WrittenRecipe;
+use super::recipe::{WrittenRecipe, dialect};
 use crate::error::Result;
 use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix, Scheme, codec};
@@ -83,6 +83,12 @@ impl Checkpoint {
                 .map_err(|e| self.listing.refuse(name, e, "read it with the version that wrote it")),
             None => Ok(None),
         }
+    }
+
+    /// The dialect that a matrix was written in; `None` where the file does not say. One written in [`Dialect::Plain`] is for this
+    /// crate, whatever a config beside it says.
+    pub fn written_dialect(&self, name: &str) -> Option<Dialect> {
+        dialect(self.listing.written(name)?)
     }
 
     /// A quantized matrix with its scales, in the basis that the metadata say. Allocates.

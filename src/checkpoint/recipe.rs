@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
-use super::NibbleOrder;
+use super::{Dialect, NibbleOrder};
 use crate::format::{
     Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options,
     Nvfp4Recipe, Recipe, Scheme,
@@ -13,7 +13,7 @@ use crate::format::{
 /// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
 ///
 /// In JSON every entry has `scheme` (`fp8-1x128`), `format` (`e4m3`, `e5m2`, `e2m1`), `source` (the type the matrix had
-/// before, `bf16`) and `writer`. FP8 adds `preset` and `rounding` (`exact`, `power-of-two`), MXFP8 `mx_rounding`, NVFP4
+/// before, `bf16`), `dialect` (`plain`, `modelopt`: under whose names; older files lack it) and `writer`. FP8 adds `preset` and `rounding` (`exact`, `power-of-two`), MXFP8 `mx_rounding`, NVFP4
 /// `preset`, `nibble_order` (`low-first`), `block_scale` (`plain`, or `four-over-six` with `error_metric` and `error_math`),
 /// `e4m3_max` (448, 256), `block_shape` (`1x16`, `16x16`), `basis` (`plain`, `hadamard16`) and `code_rounding` (`nearest`, or
 /// `stochastic` with `seed` and `offset`).
@@ -26,7 +26,7 @@ pub struct WrittenRecipe {
 }
 
 impl WrittenRecipe {
-    pub(super) fn to_json(self, nibble_order: NibbleOrder) -> String {
+    pub(super) fn to_json(self, nibble_order: NibbleOrder, dialect: Dialect) -> String {
         let recipe = self.recipe;
         let spec = recipe.scheme().spec();
         let mut entry = Map::new();
@@ -68,6 +68,7 @@ impl WrittenRecipe {
             }
         }
         put("source", self.source.name().into());
+        put("dialect", dialect.name().into());
         put("writer", concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")).into());
         Value::Object(entry).to_string()
     }
@@ -121,6 +122,11 @@ impl Reading {
         };
         Ok(Self { scheme, basis, nibble_order, tiled: false, fused_rows: None })
     }
+}
+
+/// The dialect that an entry says; nothing where it says none that is known.
+pub(super) fn dialect(text: &str) -> Option<Dialect> {
+    parse(text).ok()?.get("dialect")?.as_str()?.parse().ok()
 }
 
 fn parse(text: &str) -> Result<Value, String> {
@@ -196,8 +202,9 @@ mod tests {
     fn recipes_round_trip() {
         for recipe in recipes() {
             let written = WrittenRecipe { recipe, source: DType::Bf16 };
-            let text = written.to_json(NibbleOrder::LowFirst);
+            let text = written.to_json(NibbleOrder::LowFirst, Dialect::ModelOpt);
             assert_eq!(WrittenRecipe::from_json(&text), Ok(written), "{text}");
+            assert_eq!(dialect(&text), Some(Dialect::ModelOpt));
             let nibble_order = (recipe.format() == CodeFormat::E2M1).then_some(NibbleOrder::LowFirst);
             let reading = Reading {
                 scheme: recipe.scheme(),
@@ -213,9 +220,9 @@ mod tests {
     #[test]
     fn unknown_words_are_refused_where_they_matter() {
         for recipe in recipes() {
-            let text = WrittenRecipe { recipe, source: DType::F32 }.to_json(NibbleOrder::LowFirst);
+            let text = WrittenRecipe { recipe, source: DType::F32 }.to_json(NibbleOrder::LowFirst, Dialect::Plain);
             let value: Value = serde_json::from_str(&text).unwrap();
-            for key in value.as_object().unwrap().keys().filter(|k| *k != "writer") {
+            for key in value.as_object().unwrap().keys().filter(|k| !["writer", "dialect"].contains(&k.as_str())) {
                 for wrong in [Some(json!("of-next-year")), Some(json!(3.5)), None] {
                     let mut other = value.clone();
                     match wrong {

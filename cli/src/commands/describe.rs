@@ -1,15 +1,19 @@
 //! `info FILE|FOLDER`: what a checkpoint holds, how it is read, and what is wrong with it.
 
 mod claims;
-mod config;
+mod configs;
+mod entries;
+mod fused;
+mod lists;
+mod orphans;
 mod scales;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, TensorInfo, printable};
-use scaled_gemm::model_folder::{self, ModelConfig, fused_groups};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, TensorInfo, printable};
+use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
 use crate::folder;
@@ -24,17 +28,23 @@ struct Matrix<'a> {
     /// Its tensors, where none is missing.
     parts: Vec<&'a TensorInfo>,
     bytes: u64,
+    /// Written for this program: no engine reads it, and no config speaks of it.
+    is_plain: bool,
+}
+
+/// What there is to say.
+#[derive(Default)]
+struct Findings {
+    /// What engines would stumble over, or read wrongly.
+    problems: Vec<String>,
+    notes: Vec<String>,
 }
 
 pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let (input, config) = model_folder::open(path)?;
     let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
     let plain = plain(&input, &matrices);
-    let problems = problems(&input, config.as_ref(), &matrices);
-    let notes = match input.folder() {
-        Some(_) if config.is_none() => vec!["no config.json: engines load no folder without one"],
-        _ => Vec::new(),
-    };
+    let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices);
     let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
     let quantization = config.as_ref().and_then(ModelConfig::quantization);
     let dialect = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
@@ -90,7 +100,8 @@ fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
         }
     };
     let bytes = parts.iter().map(|tensor| tensor.bytes()).sum();
-    Matrix { name, found, parts, bytes }
+    let is_plain = input.written_dialect(name) == Some(Dialect::Plain);
+    Matrix { name, found, parts, bytes, is_plain }
 }
 
 /// The tensors that belong to no quantized matrix.
@@ -126,48 +137,73 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
     table(["tensor", "scheme or type", "number", "shape", "bytes"], 2, &rows)
 }
 
-/// What engines would stumble over, or read wrongly.
-fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Vec<String> {
-    let mut found: Vec<String> = matrices.iter().filter_map(|m| m.found.as_ref().err().cloned()).collect();
-    found.extend(matrices.iter().filter_map(|m| scales::problem(input, m)));
-    let scaled: Vec<&Matrix<'_>> =
-        matrices.iter().filter(|m| matches!(m.found, Ok((Scheme::Nvfp4 | Scheme::Fp8Tensor(_), _)))).collect();
-    let modules: Vec<&str> = scaled.iter().map(|m| module(m.name)).collect();
-    let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
-    for group in fused_groups(&modules, architecture, |_| None) {
-        // The first rows have the scale of the whole.
-        let scales: Vec<Option<f32>> = group
-            .iter()
-            .map(|&at| input.quant_rows(scaled[at].name, 0..1).ok().and_then(|q| q.scales().first().copied()))
-            .collect();
-        // One that is not read was said above.
-        let read: Option<Vec<u32>> = scales.iter().map(|scale| scale.map(f32::to_bits)).collect();
-        if read.is_some_and(|bits| bits.windows(2).any(|pair| pair[0] != pair[1])) {
-            let names: Vec<_> = group.iter().map(|&at| printable(modules[at])).collect();
-            found.push(format!(
-                "{}: engines that fuse these keep one scale of them all, and theirs differ; quantize them again, without --no-fuse",
-                names.join(", ")
-            ));
-        }
+/// What engines would stumble over, or read wrongly, and what there is to say besides.
+fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Findings {
+    let mut found = Findings::default();
+    if input.folder().is_some() && config.is_none() {
+        found.notes.push("no config.json: engines load no folder without one".into());
     }
-    if let Some(config) = config.filter(|config| config.quantization().is_some()) {
-        found.extend(config::problems(input, config, matrices));
-    }
-    found.extend(claims::problems(input, config, matrices));
-    found.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
+    let orphans = orphans::find(input);
+    // Of what is left of a matrix it is said once what is missing.
+    let broken = matrices.iter().filter(|m| !orphans.tensors.contains(m.name));
+    found.problems.extend(broken.filter_map(|m| m.found.as_ref().err().cloned()));
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
-    if input.folder().is_some() && !matrices.is_empty() && config.is_some() && !says {
-        found.push("config.json has no quantization_config: engines take the weights for plain ones".into());
+    if says || !matrices.is_empty() {
+        found.problems.extend(orphans.problems);
     }
-    match unread::named(&unread::unread_codes(input)).filter(|_| says) {
+    let (scales, not_read) = scales::problems(input, matrices);
+    found.problems.extend(scales);
+    found.notes.extend(not_read);
+    let engines: Vec<&Matrix<'_>> = matrices.iter().filter(|m| !m.is_plain).collect();
+    found.problems.extend(fused::scales(input, config.map(ModelConfig::architecture).unwrap_or_default(), &engines));
+    found.of_configs(input, config, &engines);
+    found.problems.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
+    if input.folder().is_some() && !engines.is_empty() && config.is_some() && !says {
+        found.problems.push("config.json has no quantization_config: engines take the weights for plain ones".into());
+    }
+    let own: Vec<&str> = matrices.iter().filter(|m| m.is_plain).map(|m| module(m.name)).collect();
+    if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
+        found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
+    }
+    let codes = unread::unread_codes(input);
+    let codes: Vec<&TensorInfo> = codes.into_iter().filter(|t| !orphans.tensors.contains(t.name.as_str())).collect();
+    match unread::named(&codes).filter(|_| says) {
         Some(codes) => found
+            .problems
             .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
-        None if says && matrices.is_empty() => {
-            found.push("its config says that it is quantized, and no quantized matrix is there".into());
+        None if says && matrices.is_empty() && orphans.tensors.is_empty() => {
+            found.problems.push("its config says that it is quantized, and no quantized matrix is there".into());
         }
         None => {}
     }
     found
+}
+
+impl Findings {
+    /// Where configs and tensors differ, or the two configs of a folder.
+    fn of_configs(&mut self, input: &Checkpoint, config: Option<&ModelConfig>, engines: &[&Matrix<'_>]) {
+        let configs = configs::Configs::read(input, config);
+        let said = configs.said();
+        self.problems.extend(configs.problem.clone());
+        self.problems.extend(said.iter().flat_map(entries::problems));
+        if said.is_empty() {
+            return;
+        }
+        let read = engines.iter().filter(|m| m.found.is_ok());
+        let quantized: Vec<&str> = read.map(|m| module(m.name)).collect();
+        let plain = lists::plain_modules(input);
+        let (divided, torn) = fused::divided(&quantized, &plain);
+        self.problems.extend(divided);
+        self.problems.extend(claims::activations(input, &said, engines));
+        self.problems.extend(claims::problems(&said, engines, &plain));
+        lists::problems(&said, config, [&quantized, &plain], &torn, self);
+    }
+}
+
+/// `3 layers (a, b, c)`; nothing where there are none.
+fn layers(names: &[&str]) -> Option<String> {
+    let first = folder::some(names.iter().copied())?;
+    Some(format!("{} ({first})", count(names.len(), "layer", "layers")))
 }
 
 /// The module of a weight.

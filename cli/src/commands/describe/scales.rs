@@ -4,17 +4,72 @@ use scaled_gemm::Scheme;
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
 
 use super::Matrix;
-use crate::output::shown;
+use crate::output::{bytes, count, shown};
 
-/// Most bytes of scales that are looked at in a matrix, a million of them. Those of whole matrices, rows and tiles are fewer; of
+/// Most bytes of FP32 scales that are looked at in a matrix, a million of them. Those of whole matrices, rows and tiles are fewer; of
 /// small groups there is one in 128 codes, and whoever dequantizes hears of them.
 const MOST_BYTES: u64 = 4 << 20;
-/// Bytes of codes read at a time.
+/// Most bytes of block scales that are looked at in all: those of 9 GiB of NVFP4, or of 33 of MXFP8.
+const MOST_BLOCKS: u64 = 1 << 30;
+/// Bytes read at a time.
 const PART: u64 = 1 << 20;
+
+/// What is wrong with the scales of these matrices, and what there is to say of those that were not looked at.
+pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> (Vec<String>, Option<String>) {
+    let mut found: Vec<String> = matrices.iter().filter_map(|m| problem(input, m)).collect();
+    let (mut read, mut left) = (0, 0);
+    for matrix in matrices {
+        let Some((scale, is_bad, what)) = blocks(matrix) else { continue };
+        if read + scale.bytes() > MOST_BLOCKS {
+            left += 1;
+            continue;
+        }
+        read += scale.bytes();
+        found.extend(bad_byte(input, scale, is_bad, what));
+    }
+    let most = bytes(MOST_BLOCKS);
+    let note = format!(
+        "the block scales of {} were not looked at, which are beyond {most} of them; dequantize reads them all",
+        count(left, "matrix", "matrices")
+    );
+    (found, (left > 0).then_some(note))
+}
+
+/// Which bytes no scale of a block is.
+type IsBad = fn(u8) -> bool;
+
+/// The block scales of a matrix, and which bytes among them are none.
+fn blocks<'a>(matrix: &Matrix<'a>) -> Option<(&'a TensorInfo, IsBad, &'static str)> {
+    let scale = *matrix.parts.get(1)?;
+    match matrix.found.as_ref().ok()?.0 {
+        scheme if scheme.is_nvfp4() => Some((scale, |byte| byte >= 0x7F, "NaN or negative in E4M3")),
+        // Of MX, and of tiles whose scales are powers of two.
+        _ if matches!(scale.dtype, Dtype::U8 | Dtype::F8_E8M0) => Some((scale, |byte| byte == 0xFF, "NaN in E8M0")),
+        _ => None,
+    }
+}
+
+/// The first byte that no scale is.
+fn bad_byte(input: &Checkpoint, scale: &TensorInfo, is_bad: IsBad, what: &str) -> Option<String> {
+    let mut at = 0;
+    while at < scale.bytes() {
+        let mut part = vec![0; (scale.bytes() - at).min(PART) as usize];
+        if let Err(e) = input.read(&scale.name, at, &mut part) {
+            return Some(e.to_string());
+        }
+        if let Some(place) = part.iter().position(|byte| is_bad(*byte)) {
+            let byte = part[place];
+            let element = at + place as u64;
+            return Some(said(input, scale, &format!("byte {byte:#04x} at element {element}, which is {what}")));
+        }
+        at += part.len() as u64;
+    }
+    None
+}
 
 /// What is wrong with the FP32 scales of a matrix: the first that is no finite number above 0. Zero is right for codes of zero, but
 /// for a divisor.
-pub fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
+fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
     let scheme = matrix.found.as_ref().ok()?.0;
     let [codes, .., scale] = matrix.parts.as_slice() else { return None };
     let is_float = matches!(scale.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
@@ -25,24 +80,21 @@ pub fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
         Ok((values, _)) => values,
         Err(e) => return Some(e.to_string()),
     };
+    let number = |(at, value): (usize, &f32)| {
+        said(input, scale, &format!("{value} at element {at}, and a scale is finite and above 0"))
+    };
     let divides = scale.name.ends_with("_global_scale");
     let (at, value) = values.iter().enumerate().find(|(_, value)| !(value.is_finite() && **value > 0.0))?;
     // Of several, those of groups of zeros may be zero.
     if *value == 0.0 && !divides && (values.len() > 1 || !holds_values(input, codes, scheme)) {
-        return values.iter().enumerate().find(|(_, v)| !(v.is_finite() && **v >= 0.0)).map(said(input, scale));
+        return values.iter().enumerate().find(|(_, v)| !(v.is_finite() && **v >= 0.0)).map(number);
     }
-    Some(said(input, scale)((at, value)))
+    Some(number((at, value)))
 }
 
-fn said(input: &Checkpoint, scale: &TensorInfo) -> impl Fn((usize, &f32)) -> String {
-    move |(at, value)| {
-        format!(
-            "{}: tensor {}: holds {value} at element {at}, and a scale is finite and above 0; quantize the matrix again from finite \
-             values",
-            shown(input.path()),
-            printable(&scale.name)
-        )
-    }
+fn said(input: &Checkpoint, scale: &TensorInfo, what: &str) -> String {
+    let (path, name) = (shown(input.path()), printable(&scale.name));
+    format!("{path}: tensor {name}: holds {what}; quantize the matrix again from finite values")
 }
 
 /// True if one of the codes is not zero.
