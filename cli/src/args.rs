@@ -191,8 +191,8 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub dialect: Option<Dialect>,
     /// nvfp4 and fp8-tensor: matrices whose names differ only in what this matches share one scale, besides those that engines
-    /// are known to fuse (q, k and v; gate and up; and so on); may be given several times. In a dialect of other recipes: what is
-    /// quantized together or not at all.
+    /// are known to fuse (q, k and v; gate and up; and so on); may be given several times. In a dialect, of other recipes too: what
+    /// is quantized together or not at all. One that joins no layers is refused.
     #[arg(long, value_name = "REGEX")]
     pub fuse: Vec<regex::Regex>,
     /// nvfp4 and fp8-tensor: each matrix has a scale of its own. Engines that fuse such matrices read them wrongly. In a dialect of
@@ -200,7 +200,7 @@ pub struct QuantizeArgs {
     #[arg(long, conflicts_with = "fuse")]
     pub no_fuse: bool,
     /// nvfp4 and fp8-tensor: amax of the inputs of each layer, from calibration: JSON {"LAYER": AMAX} or a safetensors file of
-    /// scalars. Written beside the weights as input_scale.
+    /// scalars. Written beside the weights as input_scale. Layers that are not quantized, or not there, are named.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
     /// nvfp4 and fp8-tensor: amax that the one scale of each of these layers' weights is made for, instead of the largest of their

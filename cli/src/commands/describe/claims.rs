@@ -56,8 +56,8 @@ fn algorithms<'a>(said: &Said<'a>) -> Option<&'a Map<String, Value>> {
 
 /// What is said of a layer, by its name or that of a module around it.
 fn entry<'a>(layers: &'a Map<String, Value>, module: &str) -> Option<&'a Value> {
-    let around = module.match_indices('.').map(|(at, _)| &module[..at]);
-    around.chain([module]).filter_map(|name| layers.get(name)).last()
+    let around = module.rmatch_indices('.').map(|(at, _)| &module[..at]);
+    std::iter::once(module).chain(around).find_map(|name| layers.get(name))
 }
 
 /// The algorithm of a layer.
