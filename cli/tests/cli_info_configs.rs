@@ -326,3 +326,50 @@ fn bytes_of_block_scales_that_are_nan_are_said() {
         assert_words(&text, &[&holds, "quantize the matrix again"]);
     }
 }
+
+/// Published models, in small: DeepSeek-V3 without a list, and a folder of ModelOpt's with its own file alone.
+#[test]
+fn published_configs_are_not_called_wrong() {
+    let folder = Folder::new();
+    let (deep, nvidia) = (folder.file("deepseek"), folder.file("nvidia"));
+    let plain = |name: &'static str| (name, Dtype::BF16, vec![128, 128], vec![0; 2 * 128 * 128]);
+    let codes = |name: &'static str| (name, Dtype::F8_E4M3, vec![128, 128], vec![0x35; 128 * 128]);
+    let scale = |name: &'static str, shape: Vec<usize>| (name, Dtype::F32, shape, f32_bytes(&[0.5]));
+    let tensors = [
+        codes("model.layers.1.self_attn.o_proj.weight"),
+        scale("model.layers.1.self_attn.o_proj.weight_scale_inv", vec![1, 1]),
+        plain("model.layers.1.mlp.gate.weight"),
+        plain("model.layers.1.eh_proj.weight"),
+        plain("model.embed_tokens.weight"),
+        plain("lm_head.weight"),
+    ];
+    let quantization =
+        json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]});
+    model_folder(&deep, &tensors, Some(json!({"quantization_config": quantization})));
+    // It is no linear layer to vLLM.
+    assert_words(&good(&["info", &deep]), &["1 layer (model.layers.1.eh_proj) plain, and in no list of config.json"]);
+    let tensors = [
+        ("model.layers.0.self_attn.k_proj.weight", Dtype::U8, vec![128, 64], vec![0x11; 128 * 64]),
+        ("model.layers.0.self_attn.k_proj.weight_scale", Dtype::F8_E4M3, vec![128, 8], vec![0x38; 128 * 8]),
+        scale("model.layers.0.self_attn.k_proj.weight_scale_2", vec![]),
+        scale("model.layers.0.self_attn.k_proj.input_scale", vec![]),
+        scale("model.layers.0.self_attn.k_proj.k_scale", vec![]),
+        plain("model.layers.0.mlp.gate.weight"),
+        plain("lm_head.weight"),
+    ];
+    model_folder(&nvidia, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    let write = |list: Value| {
+        let quantization =
+            json!({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": list});
+        let value = json!({"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": quantization});
+        fs::write(format!("{nvidia}/hf_quant_config.json"), value.to_string()).unwrap();
+    };
+    write(json!(["lm_head"]));
+    let text = good(&["info", &nvidia]);
+    assert!(!text.contains("plain, and"), "{text}");
+    write(json!([]));
+    assert_words(
+        &wrong(&["info", &nvidia]).0,
+        &["1 layer (lm_head) plain, and not in exclude_modules of hf_quant_config.json"],
+    );
+}
