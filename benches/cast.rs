@@ -1,13 +1,13 @@
 //! Casts to groupings that no product reads: device time and bandwidth against the copy of the same run.
 //!
-//! `cargo bench --bench cast`; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
+//! `cargo bench --bench cast [-- WORDS...]`, words of the rows that are wanted; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
 
 mod common;
 
 use common::*;
 use scaled_gemm::{
     CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Handle,
-    MatMut, MatRef, SourceActivation, SwigluSource, cast_bytes,
+    MatMut, MatRef, SourceActivation, SwigluSource, Times, cast_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -18,26 +18,22 @@ fn main() {
     main_with_gpu(|handle, _| {
         head(handle, "Casts, BF16 in unless said otherwise");
         for (rows, cols) in SHAPES {
-            let copied = copy_time(handle, rows * cols * 2);
-            let roof = (4 * rows * cols) as f64 / copied;
-            println!("\n## {rows} x {cols}");
-            println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
-            println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+            let section = Section::begin(handle, format!("{rows} x {cols}"), rows * cols);
             let sets = rotation(handle, rows * cols * 3);
             let inputs: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * cols, DType::Bf16)).collect();
             let inputs: Vec<_> = inputs.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols).unwrap()).collect();
             for recipe in recipes() {
-                plain(handle, &inputs, recipe, roof);
+                plain(handle, &inputs, recipe, &section);
             }
             for (from, to) in requantized() {
-                coded(handle, &inputs, from, to, roof);
+                coded(handle, &inputs, from, to, &section);
             }
             for scheme in
                 [scheme(CodeFormat::E4M3, CastGroup::Group1x128), scheme(CodeFormat::E2M1, CastGroup::Group1x32)]
             {
-                back(handle, &inputs, scheme, roof);
+                back(handle, &inputs, scheme, &section);
             }
-            lossless(handle, &inputs, roof);
+            lossless(handle, &inputs, &section);
         }
         for (rows, half) in [(16384, 7168), (4096, 7168), (128, 7168)] {
             producers(handle, rows, half);
@@ -45,13 +41,33 @@ fn main() {
     });
 }
 
+/// A table of casts, and the rate of a copy that they are compared with.
+struct Section {
+    name: String,
+    roof: f64,
+}
+
+impl Section {
+    /// Prints the head; the copy is of so many BF16 numbers.
+    fn begin(handle: &Handle, name: String, elements: usize) -> Self {
+        let copied = copy_time(handle, elements * 2);
+        let roof = (4 * elements) as f64 / copied;
+        println!("\n## {name}");
+        println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
+        println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+        Self { name, roof }
+    }
+
+    fn row(&self, label: &str, bytes: usize, time: impl FnOnce() -> Times) {
+        if wanted(&self.name, label) {
+            report_rate(label, &time(), bytes, self.roof, "");
+        }
+    }
+}
+
 /// SwiGLU of rows x 2 half, and activations of rows x half, cast without being stored.
 fn producers(handle: &Handle, rows: usize, half: usize) {
-    let copied = copy_time(handle, rows * half * 2);
-    let roof = (4 * rows * half) as f64 / copied;
-    println!("\n## producers of {rows} x {half}");
-    println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
-    println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+    let section = Section::begin(handle, format!("producers of {rows} x {half}"), rows * half);
     let sets = rotation(handle, rows * half * 5);
     let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * 2 * half, DType::Bf16)).collect();
     let gated: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, 2 * half).unwrap()).collect();
@@ -60,15 +76,18 @@ fn producers(handle: &Handle, rows: usize, half: usize) {
         let to = scheme(CodeFormat::E4M3, group).with_scales(CastScales::ColumnMajor);
         let mut out = targets(handle, to, &single);
         let (recipe, written) = (CastRecipe::new(to), to.code_bytes(rows, half) + to.scale_bytes(rows, half));
-        let plain = time(handle, sets, |i| handle.cast_into(&single[i], recipe, &mut out[i]));
-        report_rate(&format!("plain to {to}"), &plain, rows * half * 2 + written, roof, "");
-        let swiglu = time(handle, sets, |i| handle.cast_into(SwigluSource::new(&gated[i])?, recipe, &mut out[i]));
-        report_rate(&format!("swiglu to {to}"), &swiglu, rows * half * 4 + written, roof, "");
+        section.row(&format!("plain to {to}"), rows * half * 2 + written, || {
+            time(handle, sets, |i| handle.cast_into(&single[i], recipe, &mut out[i]))
+        });
+        section.row(&format!("swiglu to {to}"), rows * half * 4 + written, || {
+            time(handle, sets, |i| handle.cast_into(SwigluSource::new(&gated[i])?, recipe, &mut out[i]))
+        });
         for activation in SourceActivation::ALL {
-            let time = time(handle, sets, |i| {
-                handle.cast_into(CastSource::activated(&single[i], activation), recipe, &mut out[i])
+            section.row(&format!("{activation} to {to}"), rows * half * 2 + written, || {
+                time(handle, sets, |i| {
+                    handle.cast_into(CastSource::activated(&single[i], activation), recipe, &mut out[i])
+                })
             });
-            report_rate(&format!("{activation} to {to}"), &time, rows * half * 2 + written, roof, "");
         }
     }
 }
@@ -109,41 +128,45 @@ fn targets(handle: &Handle, scheme: CastScheme, inputs: &[MatRef<'_>]) -> Vec<Ca
     inputs.iter().map(|x| CastMatrix::zeros(handle, scheme, x.rows(), x.cols()).unwrap()).collect()
 }
 
-fn plain(handle: &Handle, inputs: &[MatRef<'_>], recipe: CastRecipe, roof: f64) {
+fn plain(handle: &Handle, inputs: &[MatRef<'_>], recipe: CastRecipe, section: &Section) {
     let mut out = targets(handle, recipe.scheme(), inputs);
-    let time = time(handle, inputs.len(), |i| handle.cast_into(&inputs[i], recipe, &mut out[i]));
     let bytes = cast_bytes(CastBytes::Plain(DType::Bf16), recipe.scheme(), inputs[0].rows(), inputs[0].cols());
-    report_rate(&recipe.scheme().to_string(), &time, bytes, roof, "");
+    section.row(&recipe.scheme().to_string(), bytes, || {
+        time(handle, inputs.len(), |i| handle.cast_into(&inputs[i], recipe, &mut out[i]))
+    });
 }
 
 fn sources(handle: &Handle, inputs: &[MatRef<'_>], scheme: CastScheme) -> Vec<CastMatrix> {
     inputs.iter().map(|x| handle.cast(x, CastRecipe::new(scheme).power_of_two()).unwrap()).collect()
 }
 
-fn coded(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, to: CastScheme, roof: f64) {
+fn coded(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, to: CastScheme, section: &Section) {
     let (q, mut out) = (sources(handle, inputs, from), targets(handle, to, inputs));
     let recipe = CastRecipe::new(to);
-    let time = time(handle, inputs.len(), |i| handle.cast_into(&q[i], recipe, &mut out[i]));
     let bytes = cast_bytes(CastBytes::Coded(from), to, inputs[0].rows(), inputs[0].cols());
-    report_rate(&format!("{from} to {to}"), &time, bytes, roof, "");
+    section.row(&format!("{from} to {to}"), bytes, || {
+        time(handle, inputs.len(), |i| handle.cast_into(&q[i], recipe, &mut out[i]))
+    });
 }
 
-fn back(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, roof: f64) {
+fn back(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, section: &Section) {
     let (rows, cols) = (inputs[0].rows(), inputs[0].cols());
     let q = sources(handle, inputs, from);
     let mut y = outputs(handle, inputs.len(), rows * cols * 2);
-    let time = time(handle, inputs.len(), |i| {
-        handle.cast_back_into(&q[i], &mut MatMut::new(&mut y[i], DType::Bf16, rows, cols)?)
-    });
     let bytes = from.code_bytes(rows, cols) + from.scale_bytes(rows, cols) + rows * cols * 2;
-    report_rate(&format!("{from} back to bf16"), &time, bytes, roof, "");
+    section.row(&format!("{from} back to bf16"), bytes, || {
+        time(handle, inputs.len(), |i| {
+            handle.cast_back_into(&q[i], &mut MatMut::new(&mut y[i], DType::Bf16, rows, cols)?)
+        })
+    });
 }
 
-fn lossless(handle: &Handle, inputs: &[MatRef<'_>], roof: f64) {
+fn lossless(handle: &Handle, inputs: &[MatRef<'_>], section: &Section) {
     let from = scheme(CodeFormat::E2M1, CastGroup::Group1x32).with_scales(CastScales::Ue8m0);
     let to = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
     let (q, mut out) = (sources(handle, inputs, from), targets(handle, to, inputs));
-    let time = time(handle, inputs.len(), |i| handle.fp4_to_fp8_into(&q[i], &mut out[i], None));
     let bytes = cast_bytes(CastBytes::Coded(from), to, inputs[0].rows(), inputs[0].cols());
-    report_rate(&format!("{from} to {to}, lossless"), &time, bytes, roof, "");
+    section.row(&format!("{from} to {to}, lossless"), bytes, || {
+        time(handle, inputs.len(), |i| handle.fp4_to_fp8_into(&q[i], &mut out[i], None))
+    });
 }

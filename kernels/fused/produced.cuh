@@ -32,13 +32,11 @@ template <class T, bool ALIGNED> struct Produced {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
         } else {
-            const float weight = p.weights ? __ldg(p.weights + row) : 1.0f;
-            float r[8], power[8];
+            float r[8], power[8], sigma[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 v[i] = element(x, i);
-                // What has no gate is multiplied by 1, which changes no bit.
-                r[i] = p.kind == SWIGLU ? element(gate, i) : 1.0f;
+                r[i] = element(gate, i);
             }
             if (p.clamped) {
                 u32 beyond[3] = {0, 0, 0};
@@ -61,9 +59,19 @@ template <class T, bool ALIGNED> struct Produced {
 #pragma unroll
                 for (int i = 0; i < 8; i++) power[i] = gelu_tanh_power(v[i]);
             }
-            // Where the power is NaN so is what is divided.
+            // Where the power is NaN so is what is multiplied.
+            sigmoids(power, sigma);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fdiv_rn(v[i], one_plus_exp(power[i])), r[i]), weight);
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
+            if (p.kind == SWIGLU) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
+            }
+            if (p.weights) {
+                const float weight = __ldg(p.weights + row);
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], weight);
+            }
         }
         if (p.rounded) {
 #pragma unroll
