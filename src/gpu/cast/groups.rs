@@ -1,6 +1,6 @@
 //! Casts to groupings that no product reads, as calls on a handle: TileKernels' casts.
 
-use super::source::{CastSource, SourceActivation, SwigluSource, Values};
+use super::source::{CastSource, GatedInput, SourceActivation, SwigluSource, Values};
 use crate::error::{Error, Result};
 use crate::format::{
     Basis, CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe,
@@ -10,7 +10,7 @@ use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
-use crate::gpu::matrix::{CastMatrix, MatMut, QuantMatrix};
+use crate::gpu::matrix::{CastMatrix, MatMut, MatRef, QuantMatrix};
 
 impl Handle {
     /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax in FP32 from the
@@ -124,12 +124,24 @@ impl Handle {
                     SourceActivation::Gelu => ProducerKind::Gelu,
                     SourceActivation::GeluTanh => ProducerKind::GeluTanh,
                 };
-                let producer =
-                    ProducerCall { kind, clamp: None, weights: None, experts: None, counts: None, rounded: false };
+                let producer = ProducerCall { kind, ..ProducerCall::default() };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
                 enqueue(&CastFrom { x: &span, values, rows, cols, index })
             }
-            Values::Swiglu(SwigluSource { x, clamp, weights, experts, counts }) => {
+            Values::Normed { x, rstd, weight } => {
+                let (span, rstd) = (x.data().at(order)?, rstd.data().at(order)?);
+                let factors = weight.data().at(order)?;
+                let producer = ProducerCall {
+                    kind: ProducerKind::Normed,
+                    weights: Some(&rstd),
+                    columns: Some((&factors, weight.dtype())),
+                    ..ProducerCall::default()
+                };
+                let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
+                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+            }
+            Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
+            Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), clamp, weights, experts, counts }) => {
                 let span = x.data().at(order)?;
                 let weights = weights.as_ref().map(|weights| weights.data().at(order)).transpose()?;
                 let experts = experts.as_ref().map(|experts| experts.at(order)).transpose()?;
@@ -141,6 +153,7 @@ impl Handle {
                     experts: experts.as_ref(),
                     counts: counts.as_ref(),
                     rounded: scheme.group().is_per_channel(),
+                    ..ProducerCall::default()
                 };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
                 enqueue(&CastFrom { x: &span, values, rows, cols, index })
@@ -164,14 +177,7 @@ impl Handle {
     ) -> Result<()> {
         let mut source = source.into();
         check_source(&source)?;
-        let (group, scales) = match recipe.granularity {
-            Fp8Granularity::Row => (CastGroup::Row, CastScales::RowMajor),
-            Fp8Granularity::Group1x128 => (CastGroup::Group1x128, CastScales::ColumnMajor),
-            other => return Err(not_of_a_source(other, recipe)),
-        };
-        if recipe.rule != Fp8Rule::DeepSeek || recipe.format != Fp8Format::E4M3 {
-            return Err(not_of_a_source(recipe.granularity, recipe));
-        }
+        let cast = cast_recipe(recipe)?;
         let (rows, cols) = (source.rows(), source.cols());
         if out.scheme() != recipe.scheme() || (out.rows(), out.cols()) != (rows, cols) {
             return Err(Error::shape(
@@ -182,9 +188,7 @@ impl Handle {
             ));
         }
         self.check_basis(Basis::Plain, out)?;
-        let scheme = CastScheme::new(CodeFormat::E4M3, group)?.with_scales(scales);
-        let exact = CastRecipe::new(scheme);
-        let cast = if recipe.scales == Fp8Scales::PowerOfTwo { exact.power_of_two() } else { exact };
+        let scheme = cast.scheme();
         let _turn = self.queue().turn();
         {
             let order = self.queue().order();
@@ -268,11 +272,43 @@ impl Handle {
 
 fn check_source(source: &CastSource<'_>) -> Result<()> {
     match &source.values {
-        Values::Plain(x) | Values::Activated(x, _) | Values::Swiglu(SwigluSource { x, .. }) if !x.dtype().is_wide() => {
-            Err(Error::dtype("source of a cast", x.dtype(), "has no scales", "pass bf16, f16, f32, or a CastMatrix"))
-        }
-        _ => Ok(()),
+        Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
+        Values::Plain(x)
+        | Values::Activated(x, _)
+        | Values::Normed { x, .. }
+        | Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), .. }) => check_wide("source of a cast", x),
+        Values::Coded(_) => Ok(()),
     }
+}
+
+/// Refuses codes without scales.
+pub(super) fn check_wide(operand: &str, x: &MatRef<'_>) -> Result<()> {
+    if x.dtype().is_wide() {
+        return Ok(());
+    }
+    Err(Error::dtype(operand, x.dtype(), "has no scales", "pass bf16, f16, f32, or a CastMatrix"))
+}
+
+fn coded_forward(q: &CastMatrix) -> Error {
+    Error::unsupported(
+        format!("SwiGLU of x in {}, forward", q.scheme()),
+        "only the backward pass reads codes",
+        "cast them back first (Handle::cast_back_into)",
+    )
+}
+
+/// The cast whose bytes are those of a recipe for products.
+pub(super) fn cast_recipe(recipe: Fp8Recipe) -> Result<CastRecipe> {
+    let (group, scales) = match recipe.granularity {
+        Fp8Granularity::Row => (CastGroup::Row, CastScales::RowMajor),
+        Fp8Granularity::Group1x128 => (CastGroup::Group1x128, CastScales::ColumnMajor),
+        other => return Err(not_of_a_source(other, recipe)),
+    };
+    if recipe.rule != Fp8Rule::DeepSeek || recipe.format != Fp8Format::E4M3 {
+        return Err(not_of_a_source(recipe.granularity, recipe));
+    }
+    let exact = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, group)?.with_scales(scales));
+    Ok(if recipe.scales == Fp8Scales::PowerOfTwo { exact.power_of_two() } else { exact })
 }
 
 fn not_of_a_source(granularity: Fp8Granularity, recipe: Fp8Recipe) -> Error {

@@ -10,6 +10,7 @@ use cudarc::driver::{CudaContext, sys};
 mod cast;
 mod epilogue;
 mod fp8;
+mod fused;
 mod image;
 mod launch;
 mod module;
@@ -22,6 +23,7 @@ mod tensor_map;
 
 pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
+pub(crate) use fused::{BackwardCall, NormCall};
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
@@ -42,7 +44,7 @@ pub(crate) struct Kernels {
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
     cast: OnceLock<cast::CastKernels>,
-    fused: OnceLock<cast::FusedKernels>,
+    fused: OnceLock<fused::FusedKernels>,
     mxfp8: OnceLock<mx::MxKernels>,
     mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
@@ -122,8 +124,8 @@ impl Kernels {
         self.family(&self.cast, KernelFamily::Cast, cast::CastKernels::of, stream)
     }
 
-    fn fused(&self, stream: &Queue) -> Result<&cast::FusedKernels> {
-        self.family(&self.fused, KernelFamily::Fused, cast::FusedKernels::of, stream)
+    fn fused(&self, stream: &Queue) -> Result<&fused::FusedKernels> {
+        self.family(&self.fused, KernelFamily::Fused, fused::FusedKernels::of, stream)
     }
 
     fn mxfp8(&self, stream: &Queue) -> Result<&mx::MxKernels> {

@@ -2,6 +2,7 @@
 
 use ndarray::{Array2, ArrayView2};
 
+use super::sum::sum_of_products;
 use super::{matrix, parallel, row};
 use crate::epilogue::sigmoid;
 use crate::error::{Error, Result};
@@ -83,7 +84,7 @@ pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> Result<(Array2<f32>, 
 /// t   = fl(fl(g * w) * s)
 /// dl  = fl(fl(t * r) * fma(l, fl(1 - s), 1))           0 where l was beyond the clamp
 /// dr  = fl(t * l)                                      0 where r was
-/// dw  = sum of g * act along the row                   in f64, rounded to FP32 once; a GPU sums in FP32
+/// dw  = sum of g * act along the row                   in FP32, in the order that rms_norm says
 /// ```
 ///
 /// Runs on all cores; allocates the result.
@@ -108,7 +109,7 @@ pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &
         let (x, g) = (row(&x, i), row(&gradient, i));
         let (dl, rest) = results.split_at_mut(half);
         let (dr, out) = rest.split_at_mut(half);
-        let mut sum = 0.0f64;
+        let mut acts = vec![0.0f32; half];
         for j in 0..half {
             let mut beyond = ClampCounts::default();
             let (l, r) = options.clamped(x[j], x[half + j], &mut beyond);
@@ -118,9 +119,9 @@ pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &
             out[j] = codec::round_to(DType::Bf16, act * weight);
             dl[j] = if beyond.left_above > 0 { 0.0 } else { t * r * l.mul_add(1.0 - s, 1.0) };
             dr[j] = if beyond.right_above + beyond.right_below > 0 { 0.0 } else { t * l };
-            sum += f64::from(g[j]) * f64::from(act);
+            acts[j] = act;
         }
-        dw[0] = sum as f32;
+        dw[0] = sum_of_products(half, |j| [g[j], acts[j]]);
     });
     let (mut x, mut out) = (Vec::with_capacity(rows * 2 * half), Vec::with_capacity(rows * half));
     for row in results.chunks(3 * half.max(1)) {
