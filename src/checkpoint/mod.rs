@@ -36,6 +36,9 @@
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
 mod by_name;
+mod cast_recipe;
+mod cast_writer;
+mod casts;
 mod comfy;
 mod entries;
 mod folder;
@@ -58,6 +61,8 @@ mod writeback;
 mod writer;
 
 pub use crate::error::printable;
+pub use cast_recipe::{StoredScheme, WrittenCast};
+pub use cast_writer::CastWriter;
 pub(crate) use entries::{Words, each_entry};
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
