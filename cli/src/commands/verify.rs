@@ -21,6 +21,7 @@ use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Caster, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
 use crate::recipes::{options, preset};
+use crate::target::Target;
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// Shape of the quantized matrices: ragged tiles, rows and blocks of 32.
@@ -202,9 +203,10 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
         verdict(passed),
     ]);
     let rounding = if let Recipe::Fp8(recipe) = recipe { recipe.scales } else { Fp8Scales::Exact };
+    let target = Target::Recipe(recipe);
     found.values.push(json!({
-        "scheme": recipe.scheme().to_string(), "preset": preset(recipe), "rounding": rounding.name(),
-        "options": options(recipe), "recipe": recipe.to_string(),
+        "scheme": recipe.scheme().to_string(), "preset": preset(target), "rounding": rounding.name(),
+        "options": options(target), "recipe": recipe.to_string(),
         "codes_different": codes, "scales_different": scales, "decoded_different": values,
         "sqnr_db": sqnr, "sqnr_floor_db": floor, "passed": passed,
     }));

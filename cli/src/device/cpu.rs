@@ -201,6 +201,13 @@ struct CpuCaster {
     values: Vec<f32>,
 }
 
+impl CpuCaster {
+    fn widen(&mut self, x: &PlainRows) -> ArrayView2<'_, f32> {
+        x.widen_into(&mut self.values);
+        ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are")
+    }
+}
+
 impl Caster for CpuCaster {
     fn quantize_part(
         &mut self,
@@ -209,8 +216,7 @@ impl Caster for CpuCaster {
         whole: Option<GivenScale>,
         _buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix> {
-        x.widen_into(&mut self.values);
-        let values = ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are");
+        let values = self.widen(x);
         match whole {
             Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
             None => reference::quantize(values, x.dtype(), recipe),
@@ -222,10 +228,10 @@ impl Caster for CpuCaster {
     }
 
     fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix> {
-        reference::cast(&x.to_f32().view().into(), recipe)
+        reference::cast(&self.widen(x).into(), recipe)
     }
 
-    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows> {
-        PlainRows::from_f32(reference::cast_back(q, out).view(), out, Vec::new())
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
+        PlainRows::from_f32(reference::cast_back(q, out).view(), out, buffer)
     }
 }

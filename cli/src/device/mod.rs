@@ -141,8 +141,8 @@ pub trait Caster: Send {
     /// Casts to a grouping that no product reads.
     fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix>;
 
-    /// The values of the result of a cast, rounded to `out`.
-    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows>;
+    /// The values of the result of a cast, rounded to `out`, in `buffer`, whose bytes are replaced.
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
 }
 
 /// One place to run on. Matrices come and go in host memory.
