@@ -15,6 +15,7 @@ mod non_finite;
 mod output;
 mod pipeline;
 mod plot;
+mod quantizers;
 mod recipes;
 mod shapes;
 mod target;

@@ -20,6 +20,7 @@ use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Caster, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
+use crate::quantizers::cast_schemes;
 use crate::recipes::{options, preset};
 use crate::target::Target;
 
@@ -43,7 +44,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let mut device = device::open(choice)?;
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
-    let cast_schemes = casts::schemes()?;
+    let cast_schemes = cast_schemes()?;
     let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     let mut caster = device.caster();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, Swiglu, rows_of};
 use scaled_gemm::{
     CastRecipe, DType, Error, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
 };
@@ -18,6 +18,8 @@ use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
 use crate::output::{Failure, count};
+use crate::quantizers::{Producer, Quantizer};
+use crate::target::Target;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
 const COPY_BYTES: usize = 128 << 20;
@@ -165,6 +167,33 @@ impl Device for Cpu {
         let (formulation, clock) = ("reference".into(), String::new());
         let cadence = "sustained";
         Ok(vec![PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }])
+    }
+
+    fn time_quantizers(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        all: &[Quantizer],
+        step: &mut dyn FnMut(),
+    ) -> Result<Vec<Result<f64>>> {
+        let gated = normal(rows, 2 * cols, DType::Bf16, 1);
+        let x = gated.slice(s![.., ..cols]).to_owned();
+        let cast = |y: ArrayView2<'_, f32>, recipe| reference::cast(&y.into(), recipe);
+        let time = |Quantizer { producer, target }: &Quantizer| match (*target, *producer) {
+            (Target::Recipe(recipe), _) => median_us(|| reference::quantize(x.view(), DType::Bf16, recipe).map(drop)),
+            (Target::Cast(recipe), producer) => median_us(|| match producer {
+                Producer::Plain => cast(x.view(), recipe),
+                Producer::Silu => cast(reference::silu(x.view()).view(), recipe),
+                Producer::Gelu => cast(reference::gelu(x.view()).view(), recipe),
+                Producer::GeluTanh => cast(reference::gelu_tanh(x.view()).view(), recipe),
+                Producer::Swiglu => {
+                    let (y, _) = reference::swiglu(gated.view(), &Swiglu::default())?;
+                    // Per channel it is read in BF16.
+                    let channels = recipe.scheme().group().is_per_channel();
+                    cast(if channels { reference::round_values(y, DType::Bf16) } else { y }.view(), recipe)
+                }
+            }),
+        };
+        Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
     }
 
     fn copy_rate(&mut self) -> Result<f64> {

@@ -12,9 +12,9 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{
-    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan,
-    Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
-    copy,
+    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, CastMatrix, CastSource, ClockWatch, Formulation, GemmArgs,
+    GemmDesc, GemmPlan, Handle, KernelFamily, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo,
+    SourceActivation, SwigluSource, Timing, TuneOptions, TuneTable, VecRef, copy,
 };
 use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
@@ -25,6 +25,8 @@ use crate::args::AccumulationChoice;
 use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
 use crate::output::Failure;
+use crate::quantizers::{Producer, Quantizer};
+use crate::target::Target;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
 const COPY_BYTES: usize = 256 << 20;
@@ -421,6 +423,50 @@ impl Device for Cuda {
             PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }
         };
         Ok(times.into_iter().map(of_cadence).collect())
+    }
+
+    fn time_quantizers(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        all: &[Quantizer],
+        step: &mut dyn FnMut(),
+    ) -> Result<Vec<Result<f64>>> {
+        self.handle.load_kernels(&[KernelFamily::Fused])?;
+        // What SwiGLU reads; the others read a part of it.
+        let sets = self.sets(rows * cols * 3);
+        let data = self.duplicates(self.upload(&normal_bytes(rows, 2 * cols, DType::Bf16, 1))?, sets)?;
+        let matrices = |cols| data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols)).collect::<Result<Vec<_>>>();
+        let (plain, gated) = (matrices(cols)?, matrices(2 * cols)?);
+        let time = |Quantizer { producer, target }: &Quantizer| {
+            let timing = borrowing(Timing::SUSTAINED).over(sets);
+            let times = match *target {
+                Target::Recipe(recipe) => {
+                    let new = |_| QuantMatrix::zeros(&self.handle, recipe.scheme(), rows, cols);
+                    let mut out = (0..sets).map(new).collect::<Result<Vec<_>>>()?;
+                    timing.time(&self.handle, |call| {
+                        let at = call % sets;
+                        self.handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]))
+                    })?
+                }
+                Target::Cast(recipe) => {
+                    let new = |_| CastMatrix::zeros(&self.handle, recipe.scheme(), rows, cols);
+                    let mut out = (0..sets).map(new).collect::<Result<Vec<_>>>()?;
+                    timing.time(&self.handle, |call| {
+                        let at = call % sets;
+                        let source = match producer {
+                            Producer::Plain => (&plain[at]).into(),
+                            Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
+                            Producer::Silu => CastSource::activated(&plain[at], SourceActivation::Silu),
+                            Producer::Gelu => CastSource::activated(&plain[at], SourceActivation::Gelu),
+                            Producer::GeluTanh => CastSource::activated(&plain[at], SourceActivation::GeluTanh),
+                        };
+                        self.handle.cast_into(source, recipe, &mut out[at])
+                    })?
+                }
+            };
+            Ok(times.median())
+        };
+        Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
     }
 
     fn copy_rate(&mut self) -> Result<f64> {
