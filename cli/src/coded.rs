@@ -1,8 +1,9 @@
 //! A matrix of codes in host memory, of either kind: what products read, or a cast.
 
+use std::ops::Range;
+
 use scaled_gemm::checkpoint::{Checkpoint, PlainRows, StoredScheme};
 use scaled_gemm::{Basis, DType, HostCastMatrix, HostQuantMatrix, Result};
-use std::ops::Range;
 
 use crate::device::Caster;
 

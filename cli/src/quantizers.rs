@@ -1,9 +1,7 @@
 //! What turns a plain matrix into codes: the quantizers, casts and producers that `bench --quantizers` times.
 
-use scaled_gemm::{
-    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Recipe, Result,
-    checkpoint::StoredScheme,
-};
+use scaled_gemm::checkpoint::StoredScheme;
+use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Recipe, Result};
 
 use crate::args::{scheme, scheme_names};
 use crate::target::Target;
