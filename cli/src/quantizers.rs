@@ -1,4 +1,4 @@
-//! What turns a plain matrix into codes: the quantizers, casts and producers that `bench --quantizers` times.
+//! What makes codes, and what is made of them: the quantizers, casts and producers that `bench --quantizers` times.
 
 use scaled_gemm::checkpoint::StoredScheme;
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Recipe, Result};
@@ -30,51 +30,81 @@ impl Producer {
     }
 }
 
-/// A producer, and what its values are quantized to.
+/// What is timed. Casts of codes are to exact scales, from ones of powers of two.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Quantizer {
-    pub producer: Producer,
-    pub target: Target,
+pub enum Quantizer {
+    /// A plain matrix, or what a producer makes of it, to codes.
+    Quantize(Producer, Target),
+    /// Codes to other codes.
+    Again(CastScheme, CastScheme),
+    /// Codes to BF16.
+    Back(CastScheme),
+    /// E2M1 to E4M3 of the same values.
+    Lossless(CastScheme, CastScheme),
 }
 
 impl Quantizer {
     /// The default recipe of each scheme; every cast, with scales row-major and of two groupings in each order; every producer to what
-    /// products read, to rows and to channels.
+    /// products read, to rows and to channels; casts of codes.
     pub fn all() -> Result<Vec<Self>> {
-        let recipe = |name| Recipe::new(scheme(name, Fp8Format::E4M3));
-        let mut all: Vec<_> = scheme_names().into_iter().map(|name| Self::of(Target::Recipe(recipe(name)))).collect();
+        use CastGroup::{Group1x32, Group1x128, Group128x1, Row};
+        let recipe = |name| Target::Recipe(Recipe::new(scheme(name, Fp8Format::E4M3)));
+        let plain = |target| Self::Quantize(Producer::Plain, target);
+        let mut all: Vec<_> = scheme_names().into_iter().map(|name| plain(recipe(name))).collect();
         let cast = |scheme| Target::Cast(CastRecipe::new(scheme));
         for scheme in cast_schemes()? {
-            all.push(Self::of(cast(scheme)));
-            if matches!(scheme.group(), CastGroup::Group1x32 | CastGroup::Group1x128) {
+            all.push(plain(cast(scheme)));
+            if matches!(scheme.group(), Group1x32 | Group1x128) {
                 let orders = [CastScales::ColumnMajor, CastScales::Ue8m0];
-                all.extend(orders.map(|order| Self::of(cast(scheme.with_scales(order)))));
+                all.extend(orders.map(|order| plain(cast(scheme.with_scales(order)))));
             }
         }
-        for group in [CastGroup::Group1x128, CastGroup::Row, CastGroup::Group128x1] {
+        for group in [Group1x128, Row, Group128x1] {
             let target = cast(CastScheme::new(CodeFormat::E4M3, group)?.with_scales(CastScales::ColumnMajor));
             let producers = [Producer::Swiglu, Producer::Silu, Producer::Gelu, Producer::GeluTanh];
-            all.extend(producers.map(|producer| Self { producer, target }));
+            all.extend(producers.map(|producer| Self::Quantize(producer, target)));
         }
+        let e4m3 = |group| CastScheme::new(CodeFormat::E4M3, group);
+        let e2m1 = |group| CastScheme::new(CodeFormat::E2M1, group);
+        for to in [e4m3(Group1x32)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
+            all.push(Self::Again(e4m3(Group1x128)?, to));
+        }
+        all.push(Self::Again(e2m1(Group1x32)?, e4m3(Group1x128)?));
+        all.extend([Self::Back(e4m3(Group1x128)?), Self::Back(e2m1(Group1x32)?)]);
+        let bytes = |scheme: CastScheme| scheme.with_scales(CastScales::Ue8m0);
+        all.push(Self::Lossless(bytes(e2m1(Group1x32)?), bytes(e4m3(Group1x128)?)));
         Ok(all)
     }
 
-    fn of(target: Target) -> Self {
-        Self { producer: Producer::Plain, target }
+    /// What it reads.
+    pub fn reads(self) -> String {
+        match self {
+            Self::Quantize(producer, _) => producer.name().into(),
+            Self::Again(from, _) | Self::Back(from) | Self::Lossless(from, _) => from.to_string(),
+        }
     }
 
     /// What it makes.
     pub fn makes(self) -> String {
-        match self.target {
-            Target::Recipe(recipe) => recipe.scheme().to_string(),
-            Target::Cast(recipe) => StoredScheme::Cast(recipe.scheme()).to_string(),
+        match self {
+            Self::Quantize(_, Target::Recipe(recipe)) => recipe.scheme().to_string(),
+            Self::Quantize(_, Target::Cast(recipe)) => StoredScheme::Cast(recipe.scheme()).to_string(),
+            Self::Again(_, to) => StoredScheme::Cast(to).to_string(),
+            Self::Back(_) => DType::Bf16.to_string(),
+            Self::Lossless(_, to) => format!("{to}, lossless"),
         }
     }
 
-    /// Bytes that it must move for a result of this shape: each element read once, each code and scale written once.
+    /// Bytes that it must move for a result of this shape: each element, code and scale read or written once.
     pub fn bytes(self, rows: usize, cols: usize) -> u64 {
-        let read = if self.producer == Producer::Swiglu { 2 * cols } else { cols };
-        (rows * read * DType::Bf16.bytes()) as u64 + self.target.bytes(rows, cols)
+        let plain = (rows * cols * DType::Bf16.bytes()) as u64;
+        let cast = |scheme| Target::Cast(CastRecipe::new(scheme)).bytes(rows, cols);
+        match self {
+            Self::Quantize(Producer::Swiglu, target) => 2 * plain + target.bytes(rows, cols),
+            Self::Quantize(_, target) => plain + target.bytes(rows, cols),
+            Self::Again(from, to) | Self::Lossless(from, to) => cast(from) + cast(to),
+            Self::Back(from) => cast(from) + plain,
+        }
     }
 }
 

@@ -363,7 +363,8 @@ fn every_quantizer_cast_and_producer_is_timed() {
     for format in ["e4m3", "e2m1"] {
         for group in CastGroup::ALL {
             let to = format!("cast to {format} {group} row-major");
-            let times: Vec<_> = rows.iter().filter(|row| row["to"] == json!(to)).collect();
+            let times: Vec<_> =
+                rows.iter().filter(|row| row["from"] == json!("bf16") && row["to"] == json!(to)).collect();
             assert_eq!(times.len(), 2, "{to}");
             let copy = value["copy_bytes_per_second"].as_f64().unwrap();
             for row in times {
@@ -380,6 +381,12 @@ fn every_quantizer_cast_and_producer_is_timed() {
     // 2 bytes an element read, 1 written, and a scale of 4 bytes a row.
     assert_eq!(row("cast to e4m3 1x32 row-major")["bytes"], json!(16 * 32 * 3 + 16 * 4));
     assert_eq!(row("fp8-row:e4m3")["bytes"], json!(16 * 32 * 3 + 16 * 4));
+    assert_eq!(row("bf16")["bytes"], json!(16 * 32 + 16 * 4 + 16 * 32 * 2));
+    for (from, to) in
+        [("e2m1 1x32 ue8m0", "e4m3 1x128 ue8m0, lossless"), ("e4m3 1x128 row-major", "cast to e4m3 1x32 row-major")]
+    {
+        assert!(rows.iter().any(|row| row["from"] == json!(from) && row["to"] == json!(to)), "{from} to {to}");
+    }
     // Eight rows are not stored as columns.
     assert_eq!(value["not_run"].as_array().unwrap().len(), 4);
     let text = good(&[&shape[..], &["--json", &record]].concat());

@@ -178,9 +178,12 @@ impl Device for Cpu {
         let gated = normal(rows, 2 * cols, DType::Bf16, 1);
         let x = gated.slice(s![.., ..cols]).to_owned();
         let cast = |y: ArrayView2<'_, f32>, recipe| reference::cast(&y.into(), recipe);
-        let time = |Quantizer { producer, target }: &Quantizer| match (*target, *producer) {
-            (Target::Recipe(recipe), _) => median_us(|| reference::quantize(x.view(), DType::Bf16, recipe).map(drop)),
-            (Target::Cast(recipe), producer) => median_us(|| match producer {
+        let coded = |scheme| cast(x.view(), CastRecipe::new(scheme).power_of_two());
+        let time = |quantizer: &Quantizer| match *quantizer {
+            Quantizer::Quantize(_, Target::Recipe(recipe)) => {
+                median_us(|| reference::quantize(x.view(), DType::Bf16, recipe))
+            }
+            Quantizer::Quantize(producer, Target::Cast(recipe)) => median_us(|| match producer {
                 Producer::Plain => cast(x.view(), recipe),
                 Producer::Silu => cast(reference::silu(x.view()).view(), recipe),
                 Producer::Gelu => cast(reference::gelu(x.view()).view(), recipe),
@@ -192,6 +195,18 @@ impl Device for Cpu {
                     cast(if channels { reference::round_values(y, DType::Bf16) } else { y }.view(), recipe)
                 }
             }),
+            Quantizer::Again(from, to) => {
+                let q = coded(from)?;
+                median_us(|| reference::cast(&(&q).into(), CastRecipe::new(to)))
+            }
+            Quantizer::Back(from) => {
+                let q = coded(from)?;
+                median_us(|| Ok(reference::cast_back(&q, DType::Bf16)))
+            }
+            Quantizer::Lossless(from, _) => {
+                let q = coded(from)?;
+                median_us(|| reference::fp4_to_fp8(&q))
+            }
         };
         Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
     }

@@ -12,9 +12,9 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{
-    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, CastMatrix, CastSource, ClockWatch, Formulation, GemmArgs,
-    GemmDesc, GemmPlan, Handle, KernelFamily, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo,
-    SourceActivation, SwigluSource, Timing, TuneOptions, TuneTable, VecRef, copy,
+    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, CastMatrix, CastRecipe, CastSource, ClockWatch, Formulation,
+    GemmArgs, GemmDesc, GemmPlan, Handle, KernelFamily, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix,
+    QuantizeTo, SourceActivation, SwigluSource, Timing, TuneOptions, TuneTable, VecRef, copy,
 };
 use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
@@ -437,31 +437,52 @@ impl Device for Cuda {
         let data = self.duplicates(self.upload(&normal_bytes(rows, 2 * cols, DType::Bf16, 1))?, sets)?;
         let matrices = |cols| data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols)).collect::<Result<Vec<_>>>();
         let (plain, gated) = (matrices(cols)?, matrices(2 * cols)?);
-        let time = |Quantizer { producer, target }: &Quantizer| {
-            let timing = borrowing(Timing::SUSTAINED).over(sets);
-            let times = match *target {
-                Target::Recipe(recipe) => {
-                    let new = |_| QuantMatrix::zeros(&self.handle, recipe.scheme(), rows, cols);
-                    let mut out = (0..sets).map(new).collect::<Result<Vec<_>>>()?;
-                    timing.time(&self.handle, |call| {
-                        let at = call % sets;
-                        self.handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]))
-                    })?
+        let (handle, timing) = (&self.handle, borrowing(Timing::SUSTAINED).over(sets));
+        let casts =
+            |scheme| plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect::<Result<Vec<_>>>();
+        let coded = |scheme| {
+            let recipe = CastRecipe::new(scheme).power_of_two();
+            plain.iter().map(|x| handle.cast(x, recipe)).collect::<Result<Vec<_>>>()
+        };
+        let source = |producer, at: usize| -> Result<CastSource<'_>> {
+            Ok(match producer {
+                Producer::Plain => (&plain[at]).into(),
+                Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
+                Producer::Silu => CastSource::activated(&plain[at], SourceActivation::Silu),
+                Producer::Gelu => CastSource::activated(&plain[at], SourceActivation::Gelu),
+                Producer::GeluTanh => CastSource::activated(&plain[at], SourceActivation::GeluTanh),
+            })
+        };
+        let time = |quantizer: &Quantizer| {
+            let times = match *quantizer {
+                Quantizer::Quantize(_, Target::Recipe(recipe)) => {
+                    let new = |_| QuantMatrix::zeros(handle, recipe.scheme(), rows, cols);
+                    let mut out = plain.iter().map(new).collect::<Result<Vec<_>>>()?;
+                    let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
+                    timing.time(handle, |call| run(call % sets))?
                 }
-                Target::Cast(recipe) => {
-                    let new = |_| CastMatrix::zeros(&self.handle, recipe.scheme(), rows, cols);
-                    let mut out = (0..sets).map(new).collect::<Result<Vec<_>>>()?;
-                    timing.time(&self.handle, |call| {
-                        let at = call % sets;
-                        let source = match producer {
-                            Producer::Plain => (&plain[at]).into(),
-                            Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
-                            Producer::Silu => CastSource::activated(&plain[at], SourceActivation::Silu),
-                            Producer::Gelu => CastSource::activated(&plain[at], SourceActivation::Gelu),
-                            Producer::GeluTanh => CastSource::activated(&plain[at], SourceActivation::GeluTanh),
-                        };
-                        self.handle.cast_into(source, recipe, &mut out[at])
-                    })?
+                Quantizer::Quantize(producer, Target::Cast(recipe)) => {
+                    let mut out = casts(recipe.scheme())?;
+                    let mut run = |at: usize| handle.cast_into(source(producer, at)?, recipe, &mut out[at]);
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Again(from, to) => {
+                    let (q, mut out) = (coded(from)?, casts(to)?);
+                    let mut run = |at: usize| handle.cast_into(&q[at], CastRecipe::new(to), &mut out[at]);
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Back(from) => {
+                    let q = coded(from)?;
+                    let zeros = |_| self.zeros(rows * cols * DType::Bf16.bytes());
+                    let mut y = plain.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+                    let mut run = |at: usize| {
+                        handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], DType::Bf16, rows, cols)?)
+                    };
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Lossless(from, to) => {
+                    let (q, mut out) = (coded(from)?, casts(to)?);
+                    timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
                 }
             };
             Ok(times.median())

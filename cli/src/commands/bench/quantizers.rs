@@ -57,7 +57,7 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
             match time {
                 Ok(us) => lines.push(Line { shape, quantizer, us }),
                 Err(error @ (Error::Unsupported { .. } | Error::Shape { .. })) => {
-                    let (from, to) = (quantizer.producer.name(), quantizer.makes());
+                    let (from, to) = (quantizer.reads(), quantizer.makes());
                     skipped.push(format!("{rows} x {cols} {from} to {to}: {error}"));
                 }
                 Err(error) => return Err(error.into()),
@@ -78,7 +78,7 @@ fn describe(device: &dyn Device, copy: f64, lines: &[Line], skipped: &[String]) 
         .map(|line| {
             let [rows, cols] = line.shape;
             [
-                line.quantizer.producer.name().into(),
+                line.quantizer.reads(),
                 line.quantizer.makes(),
                 format!("{rows} x {cols}"),
                 number(line.us),
@@ -91,7 +91,8 @@ fn describe(device: &dyn Device, copy: f64, lines: &[Line], skipped: &[String]) 
     text += &format!("copy          {} GB/s read + write\n", number(copy * 1e-9));
     text += &format!("data          standard normal, BF16\ntimes         {}\n\n", device.method());
     text += &table(["from", "to", "shape", "us", "GB/s", "of the copy rate"], 3, &rows);
-    text += "\nGB/s: each element read once, each code and scale written once. Schemes of products have their default recipe.\n";
+    text +=
+        "\nGB/s: each element, code and scale read or written once. Schemes of products have their default recipe.\n";
     skipped.iter().for_each(|line| text += &format!("not run: {line}\n"));
     text
 }
@@ -100,7 +101,7 @@ fn record(device: &dyn Device, copy: f64, lines: &[Line], skipped: &[String]) ->
     let rows = lines.iter().map(|line| {
         let [rows, cols] = line.shape;
         json!({
-            "rows": rows, "cols": cols, "from": line.quantizer.producer.name(), "to": line.quantizer.makes(), "us": line.us,
+            "rows": rows, "cols": cols, "from": line.quantizer.reads(), "to": line.quantizer.makes(), "us": line.us,
             "bytes": line.quantizer.bytes(rows, cols), "bytes_per_second": line.bytes_per_second(),
             "of_copy_rate": line.bytes_per_second() / copy,
         })
