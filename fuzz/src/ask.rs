@@ -34,7 +34,6 @@ pub fn everything(file: &Checkpoint, architecture: &str) {
             file.cast_rows(name, rows).map(drop).unwrap_or_else(said);
         }
         let shape = file.quant_shape(name);
-        let shape = file.quant_shape(name);
         match file.quant_info(name) {
             Ok((scheme, dimensions, tensors)) => {
                 assert_eq!(file.stored_scheme(name).ok(), Some(scheme));
