@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, TensorInfo, printable};
 use scaled_gemm::model_folder::{self, ModelConfig, fused_groups};
 use serde_json::{Value, json};
 
@@ -20,10 +20,18 @@ use crate::unread;
 struct Matrix<'a> {
     name: &'a str,
     /// With its dimensions: rows and columns, or of experts in one tensor more.
-    found: Result<(Scheme, Vec<usize>), String>,
+    found: Result<(StoredScheme, Vec<usize>), String>,
     /// Its tensors, where none is missing.
     parts: Vec<&'a TensorInfo>,
     bytes: u64,
+}
+
+impl Matrix<'_> {
+    /// Whether all of it has one scale, of which engines that fuse it with others keep one.
+    fn has_whole(&self) -> bool {
+        let scheme = self.found.as_ref().ok().and_then(|(scheme, _)| scheme.product());
+        matches!(scheme, Some(Scheme::Nvfp4 | Scheme::Fp8Tensor(_)))
+    }
 }
 
 pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
@@ -130,8 +138,7 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
 fn problems(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Vec<String> {
     let mut found: Vec<String> = matrices.iter().filter_map(|m| m.found.as_ref().err().cloned()).collect();
     found.extend(matrices.iter().filter_map(|m| scales::problem(input, m)));
-    let scaled: Vec<&Matrix<'_>> =
-        matrices.iter().filter(|m| matches!(m.found, Ok((Scheme::Nvfp4 | Scheme::Fp8Tensor(_), _)))).collect();
+    let scaled: Vec<&Matrix<'_>> = matrices.iter().filter(|m| m.has_whole()).collect();
     let modules: Vec<&str> = scaled.iter().map(|m| module(m.name)).collect();
     let architecture = config.map(ModelConfig::architecture).unwrap_or_default();
     for group in fused_groups(&modules, architecture, |_| None) {

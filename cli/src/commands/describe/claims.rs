@@ -4,8 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
-use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, printable};
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use scaled_gemm::model_folder::{ModelConfig, python_json};
 use serde_json::Value;
 
@@ -77,7 +76,7 @@ fn against(file: &str, quantization: &Value, matrices: &[Matrix<'_>]) -> Vec<Str
     }
     let sizes = group_sizes(quantization);
     for scheme in ["nvfp4", "mxfp8", "mxfp4"] {
-        let of = |found: Scheme| found.spec().name == scheme;
+        let of = |found: StoredScheme| found.name() == scheme;
         let names: Vec<&str> = read().filter(|(_, found)| of(*found)).map(|(m, _)| module(m.name)).collect();
         let size = if scheme == "nvfp4" { 16 } else { 32 };
         if let Some((names, number)) = some(&names).filter(|_| !sizes.is_empty() && !sizes.contains(&size)) {
@@ -94,8 +93,8 @@ fn against(file: &str, quantization: &Value, matrices: &[Matrix<'_>]) -> Vec<Str
 
 /// True if a matrix is what was claimed. Of one row, or one tile, several schemes have the same scales, and so have matrices that
 /// were fused with a scale for each.
-fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: Scheme) -> bool {
-    let name = scheme.spec().name;
+fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: StoredScheme) -> bool {
+    let name = scheme.name();
     let is_fp8 = name.starts_with("fp8-");
     let one = |shape: &[usize]| shape.first() == Some(&1) || (is_fp8 && shape.iter().all(|n| *n <= 128));
     let shape = matrix.found.as_ref().map(|(_, shape)| shape.as_slice()).unwrap_or_default();

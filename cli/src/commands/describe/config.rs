@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, StoredScheme, TensorInfo, printable};
 use scaled_gemm::model_folder::{ModelConfig, fused_groups};
 use serde_json::Value;
 
@@ -33,7 +33,8 @@ pub fn problems(input: &Checkpoint, config: &ModelConfig, matrices: &[Matrix<'_>
         let lacks = |module: &str| {
             input.get(&format!("{module}.weight")).is_some() && input.get(&format!("{module}.input_scale")).is_none()
         };
-        let nvfp4 = read.iter().filter(|(_, scheme)| scheme.is_nvfp4()).map(|(module, _)| *module);
+        let nvfp4 =
+            read.iter().filter(|(_, scheme)| scheme.product().is_some_and(Scheme::is_nvfp4)).map(|(module, _)| *module);
         let lacking: Vec<&str> = nvfp4.filter(|module| lacks(module)).collect();
         if let Some((names, number)) = names(&lacking) {
             found.push(format!(
@@ -45,7 +46,7 @@ pub fn problems(input: &Checkpoint, config: &ModelConfig, matrices: &[Matrix<'_>
 }
 
 /// Of layers that all engines fuse and that are quantized in part: the first that is, and the last that is not.
-fn divided<'a>(input: &'a Checkpoint, read: &[(&'a str, Scheme)]) -> Vec<(String, String)> {
+fn divided<'a>(input: &'a Checkpoint, read: &[(&'a str, StoredScheme)]) -> Vec<(String, String)> {
     let fused = |module: &str| {
         let last = module.rsplit('.').next().unwrap_or(module);
         ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"].contains(&last)

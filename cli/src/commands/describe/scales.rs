@@ -1,7 +1,7 @@
 //! Scales that no quantizer writes: what is read with them is no weight.
 
-use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::CodeFormat;
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, StoredScheme, TensorInfo, printable};
 
 use super::Matrix;
 use crate::output::shown;
@@ -46,9 +46,9 @@ fn said(input: &Checkpoint, scale: &TensorInfo) -> impl Fn((usize, &f32)) -> Str
 }
 
 /// True if one of the codes is not zero.
-fn holds_values(input: &Checkpoint, codes: &TensorInfo, scheme: Scheme) -> bool {
+fn holds_values(input: &Checkpoint, codes: &TensorInfo, scheme: StoredScheme) -> bool {
     // Without signs.
-    let mask = if scheme.is_nvfp4() { 0x77 } else { 0x7F };
+    let mask = if scheme.format() == CodeFormat::E2M1 { 0x77 } else { 0x7F };
     let mut at = 0;
     while at < codes.bytes() {
         let mut bytes = vec![0; (codes.bytes() - at).min(PART) as usize];
