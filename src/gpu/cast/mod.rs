@@ -3,3 +3,4 @@
 pub(crate) mod groups;
 pub(crate) mod quantize;
 pub(crate) mod source;
+pub(crate) mod targets;

@@ -4,6 +4,7 @@ use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, format_code, is_aligned};
+use super::produced::TargetKernels;
 use crate::error::{Error, Result};
 use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent, Fp8Scales};
 use crate::gpu::device::memory::Span;
@@ -61,6 +62,8 @@ pub(super) struct FusedKernels {
     /// Row read twice, row in registers.
     row: [ByInput; 2],
     tile: ByInput,
+    /// To what products read.
+    pub(super) targets: TargetKernels,
 }
 
 impl FusedKernels {
@@ -70,6 +73,7 @@ impl FusedKernels {
             rows: file.by_input("cast_rows_1_produced")?,
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
+            targets: TargetKernels::of(modules)?,
         })
     }
 }
@@ -259,7 +263,7 @@ impl Producer {
 /// Mirror of `CastSource` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CastSource {
+pub(super) struct CastSource {
     x: u64,
     scales: u64,
     index: u64,
@@ -271,7 +275,7 @@ struct CastSource {
 }
 
 impl CastSource {
-    fn new(from: &CastFrom<'_>) -> Self {
+    pub(super) fn new(from: &CastFrom<'_>) -> Self {
         let (none, plain) = (Producer::default(), CastGrid::default());
         let (scales, stride, grid, producer) = match from.values {
             CastValues::Plain { row_stride, .. } => (0, row_stride, plain, none),
@@ -310,7 +314,7 @@ impl CastTo<'_> {
 
 impl CastFrom<'_> {
     /// That the kernels may read it for a result of so many rows.
-    fn check(&self, result_rows: usize) -> Result<()> {
+    pub(super) fn check(&self, result_rows: usize) -> Result<()> {
         if self.rows > i32::MAX as usize {
             return Err(Error::shape(
                 "source",
@@ -362,7 +366,7 @@ impl CastFrom<'_> {
     }
 
     /// What it reads, by name.
-    fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
+    pub(super) fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
         let others = match &self.values {
             CastValues::Plain { .. } => [None; 3],
             CastValues::Coded { scales, .. } => [Some(("scales of the source", *scales)), None, None],
@@ -378,7 +382,7 @@ impl CastFrom<'_> {
 }
 
 /// Refuses a target that lies where something is read.
-fn check_apart<'s>(
+pub(super) fn check_apart<'s>(
     sources: impl Iterator<Item = (&'static str, &'s Span<'s>)>,
     targets: &[(&'static str, &Span<'_>)],
 ) -> Result<()> {
