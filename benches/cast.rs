@@ -1,4 +1,4 @@
-//! Casts to groupings that no product reads: device time and bandwidth against the copy of the same run.
+//! Casts to groupings that no product reads, and producers, to what products read too: device time and bandwidth against the copy of the same run.
 //!
 //! `cargo bench --bench cast`; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
 
@@ -6,8 +6,10 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Handle,
-    MatMut, MatRef, SourceActivation, SwigluSource, cast_bytes,
+    BlockScaleRule, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat,
+    DType, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
+    MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, Scheme, SourceActivation, SwigluSource,
+    cast_bytes, quantize_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -41,6 +43,7 @@ fn main() {
         }
         for (rows, half) in [(16384, 7168), (4096, 7168), (128, 7168)] {
             producers(handle, rows, half);
+            products_read(handle, rows, half);
         }
     });
 }
@@ -70,6 +73,58 @@ fn producers(handle: &Handle, rows: usize, half: usize) {
             });
             report_rate(&format!("{activation} to {to}"), &time, rows * half * 2 + written, roof, "");
         }
+    }
+}
+
+/// SwiGLU to what products read, against the quantizer of values that are stored in BF16.
+fn products_read(handle: &Handle, rows: usize, half: usize) {
+    let copied = copy_time(handle, rows * half * 2);
+    let roof = (4 * rows * half) as f64 / copied;
+    println!("\n## swiglu of {rows} x {half} to what products read");
+    println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
+    println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
+    let sets = rotation(handle, rows * half * 5);
+    let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * 2 * half, DType::Bf16)).collect();
+    let gated: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, 2 * half).unwrap()).collect();
+    let single: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, half).unwrap()).collect();
+    let number = handle.upload(&[4.0f32]).unwrap();
+    let given = GivenScale::Amax(DeviceBytes::from(&number));
+    let encode = GivenScale::Encode(DeviceBytes::from(&number));
+    let four_over_six = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Strict };
+    let options = Nvfp4Options { block_scale: four_over_six, ..Nvfp4Options::PLAIN };
+    let row = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let group = Fp8Recipe { granularity: Fp8Granularity::Group1x128, ..row };
+    for recipe in [
+        row.into(),
+        group.into(),
+        Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3)),
+        Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3)),
+        Recipe::new(Scheme::Mxfp4),
+        Recipe::new(Scheme::Nvfp4),
+        Nvfp4Recipe::tensor(options).unwrap().into(),
+        Recipe::new(Scheme::Nvfp4Row),
+        Nvfp4Recipe::rows(options).unwrap().into(),
+    ] {
+        let scheme = recipe.scheme();
+        let mut out: Vec<_> = single.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, half).unwrap()).collect();
+        let bytes = quantize_bytes(recipe, DType::Bf16, rows, half, false);
+        let plain = time(handle, sets, |i| match scheme {
+            Scheme::Fp8Tensor(format) => handle.quantize_tensor_into(&single[i], format, &encode, &mut out[i], None),
+            Scheme::Nvfp4 => handle.quantize_nvfp4_into(&single[i], recipe, &given, QuantizeTo::Plain(&mut out[i])),
+            _ => handle.quantize_into(&single[i], recipe, QuantizeTo::Plain(&mut out[i])),
+        });
+        report_rate(&format!("plain to {scheme}, {recipe}"), &plain, bytes, roof, "");
+        let swiglu = time(handle, sets, |i| {
+            let source = SwigluSource::new(&gated[i])?;
+            match scheme {
+                Scheme::Fp8Tensor(format) => {
+                    handle.quantize_source_tensor_into(source, format, &encode, &mut out[i], None)
+                }
+                Scheme::Nvfp4 => handle.quantize_source_nvfp4_into(source, recipe, &given, &mut out[i]),
+                _ => handle.quantize_source_into(source, recipe, &mut out[i]),
+            }
+        });
+        report_rate(&format!("swiglu to {scheme}, {recipe}"), &swiglu, bytes + rows * half * 2, roof, "");
     }
 }
 
