@@ -1,4 +1,4 @@
-//! Casts to groupings that no product reads: device time and bandwidth against the copy of the same run.
+//! Casts to groupings that no product reads, and producers, to what products read too: device time and bandwidth against the copy of the same run.
 //!
 //! `cargo bench --bench cast [-- WORDS...]`, words of the rows that are wanted; on a machine without a toolchain, the runner that `scripts/bundle.sh` packs.
 
@@ -6,8 +6,10 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Handle,
-    MatMut, MatRef, SourceActivation, SwigluSource, Times, cast_bytes,
+    BlockScaleRule, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat,
+    DType, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
+    MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme, SourceActivation,
+    SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes, quantize_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -37,6 +39,8 @@ fn main() {
         }
         for (rows, half) in [(16384, 7168), (4096, 7168), (128, 7168)] {
             producers(handle, rows, half);
+            products_read(handle, rows, half);
+            with_results(handle, rows, half);
         }
     });
 }
@@ -90,6 +94,106 @@ fn producers(handle: &Handle, rows: usize, half: usize) {
             });
         }
     }
+}
+
+/// SwiGLU to what products read, against the quantizer of values that are stored in BF16.
+fn products_read(handle: &Handle, rows: usize, half: usize) {
+    let section = Section::begin(handle, format!("swiglu of {rows} x {half} to what products read"), rows * half);
+    let sets = rotation(handle, rows * half * 5);
+    let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * 2 * half, DType::Bf16)).collect();
+    let gated: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, 2 * half).unwrap()).collect();
+    let single: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, half).unwrap()).collect();
+    let number = handle.upload(&[4.0f32]).unwrap();
+    let given = GivenScale::Amax(DeviceBytes::from(&number));
+    let encode = GivenScale::Encode(DeviceBytes::from(&number));
+    let four_over_six = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Strict };
+    let options = Nvfp4Options { block_scale: four_over_six, ..Nvfp4Options::PLAIN };
+    let row = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let group = Fp8Recipe { granularity: Fp8Granularity::Group1x128, ..row };
+    for recipe in [
+        row.into(),
+        group.into(),
+        Recipe::new(Scheme::Fp8Tensor(Fp8Format::E4M3)),
+        Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3)),
+        Recipe::new(Scheme::Mxfp4),
+        Recipe::new(Scheme::Nvfp4),
+        Nvfp4Recipe::tensor(options).unwrap().into(),
+        Recipe::new(Scheme::Nvfp4Row),
+        Nvfp4Recipe::rows(options).unwrap().into(),
+    ] {
+        let scheme = recipe.scheme();
+        let mut out: Vec<_> = single.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, half).unwrap()).collect();
+        let bytes = quantize_bytes(recipe, DType::Bf16, rows, half, false);
+        section.row(&format!("plain to {scheme}, {recipe}"), bytes, || {
+            time(handle, sets, |i| match scheme {
+                Scheme::Fp8Tensor(format) => {
+                    handle.quantize_tensor_into(&single[i], format, &encode, &mut out[i], None)
+                }
+                Scheme::Nvfp4 => handle.quantize_nvfp4_into(&single[i], recipe, &given, QuantizeTo::Plain(&mut out[i])),
+                _ => handle.quantize_into(&single[i], recipe, QuantizeTo::Plain(&mut out[i])),
+            })
+        });
+        section.row(&format!("swiglu to {scheme}, {recipe}"), bytes + rows * half * 2, || {
+            time(handle, sets, |i| {
+                let source = SwigluSource::new(&gated[i])?;
+                match scheme {
+                    Scheme::Fp8Tensor(format) => {
+                        handle.quantize_source_tensor_into(source, format, &encode, &mut out[i], None)
+                    }
+                    Scheme::Nvfp4 => handle.quantize_source_nvfp4_into(source, recipe, &given, &mut out[i]),
+                    _ => handle.quantize_source_into(source, recipe, &mut out[i]),
+                }
+            })
+        });
+    }
+}
+
+/// The backward pass of SwiGLU, and RMSNorm with a residual, whose sum replaces it.
+fn with_results(handle: &Handle, rows: usize, half: usize) {
+    let section = Section::begin(handle, format!("with results beside, {rows} x {half}"), rows * half);
+    let sets = rotation(handle, rows * half * 12);
+    let to = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::ColumnMajor);
+    let recipe = CastRecipe::new(to);
+    let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, rows * 2 * half, DType::Bf16)).collect();
+    let x: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, 2 * half).unwrap()).collect();
+    let g: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, half).unwrap()).collect();
+    let coded: Vec<_> = x.iter().map(|x| handle.cast(x, recipe).unwrap()).collect();
+    let mut dx = targets(handle, to, &x);
+    let (mut wide, mut out) = (outputs(handle, sets, rows * half * 4), outputs(handle, sets, rows * half * 2));
+    let mut of_weights = outputs(handle, sets, rows * 4);
+    let codes = |cols: usize| to.code_bytes(rows, cols) + to.scale_bytes(rows, cols);
+    let written = codes(2 * half) + rows * half * 6 + rows * 4;
+    for from_codes in [false, true] {
+        let label = if from_codes { "swiglu backward of codes" } else { "swiglu backward" };
+        let read = rows * half * 2 + if from_codes { codes(2 * half) } else { rows * half * 4 };
+        section.row(&format!("{label} to {to} and BF16"), read + written, || {
+            time(handle, sets, |i| {
+                let forward = if from_codes { SwigluSource::of_codes(&coded[i])? } else { SwigluSource::new(&x[i])? };
+                let into = SwigluGradientsInto {
+                    x: Some((recipe, &mut dx[i])),
+                    x_bf16: Some(MatMut::new(&mut wide[i], DType::Bf16, rows, 2 * half)?),
+                    out: Some(MatMut::new(&mut out[i], DType::Bf16, rows, half)?),
+                    weights: Some((&mut of_weights[i]).into()),
+                };
+                handle.swiglu_backward(forward, &g[i], into)
+            })
+        });
+    }
+    let weight = random(handle, 1, half, DType::Bf16);
+    let mut normed = targets(handle, to, &g);
+    section.row(&format!("norm with residual to {to}"), rows * half * 6 + codes(half), || {
+        time(handle, sets, |i| {
+            let residual = MatMut::new(&mut out[i], DType::Bf16, rows, half)?;
+            let norm = RmsNormArgs::new(&g[i], VecRef::new(&weight, DType::Bf16, half)?, 1e-6)?;
+            handle.rms_norm_cast_into(norm.with_updated_residual(residual)?, recipe, &mut normed[i])
+        })
+    });
+    section.row(&format!("norm to {to}"), rows * half * 2 + codes(half), || {
+        time(handle, sets, |i| {
+            let norm = RmsNormArgs::new(&g[i], VecRef::new(&weight, DType::Bf16, half)?, 1e-6)?;
+            handle.rms_norm_cast_into(norm, recipe, &mut normed[i])
+        })
+    });
 }
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {

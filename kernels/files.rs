@@ -14,6 +14,9 @@ kernel_files! {
     Fused, "fused/produced", 80..=u32::MAX;
     Fused, "fused/swiglu_backward", 80..=u32::MAX;
     Fused, "fused/rms_norm", 80..=u32::MAX;
+    Fused, "fused/produced_tensor", 80..=u32::MAX;
+    Fused, "fused/produced_mx", 80..=u32::MAX;
+    Fused, "fused/produced_nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;

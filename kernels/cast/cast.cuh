@@ -162,6 +162,10 @@ template <u32 FORMAT> struct Coded {
     __device__ __forceinline__ void forget() {}
 };
 
+// The same of one place.
+template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }
+template <class S> __device__ __forceinline__ void open_at(S& data, const CastSource& s, int row, u32 col, bool first) { data.open(s, S::at(s, row, col), 0, row, col, first); }
+
 // Numbers that a kernel has computed.
 struct Numbers {
     const float (&v)[8];

@@ -5,3 +5,4 @@ pub(crate) mod groups;
 pub(crate) mod norm;
 pub(crate) mod quantize;
 pub(crate) mod source;
+pub(crate) mod targets;

@@ -1,7 +1,8 @@
 //! RMSNorm and the cast of its result in one pass.
 
-use super::groups::{cast_recipe, check_wide};
+use super::groups::check_wide;
 use super::source::check_norm_weight;
+use super::targets::cast_recipe;
 use crate::error::{Error, Result};
 use crate::format::{Basis, CastRecipe, Extent, Fp8Recipe};
 use crate::gpu::device::memory::DeviceBytesMut;

@@ -42,9 +42,7 @@ impl BySource {
 
     fn kernel(&self, from: &CastFrom<'_>) -> Result<Kernel> {
         match from.values {
-            CastValues::Plain { dtype, row_stride } => {
-                self.plain.of(dtype, is_aligned(from.x.address, from.rows, row_stride, dtype))
-            }
+            CastValues::Plain { dtype, .. } => self.plain.of(dtype, from.is_aligned()),
             CastValues::Coded { scheme, .. } if scheme.format() == CodeFormat::E2M1 => Ok(self.e2m1),
             CastValues::Coded { .. } => Ok(self.e4m3),
             CastValues::Produced { .. } => Err(Error::unsupported(
@@ -360,6 +358,19 @@ impl CastFrom<'_> {
         }
     }
 
+    /// Whether all that is read sixteen bytes at a time begins so.
+    pub(super) fn is_aligned(&self) -> bool {
+        let rows_are = |dtype, row_stride| is_aligned(self.x.address, self.rows, row_stride, dtype);
+        match self.values {
+            CastValues::Plain { dtype, row_stride } => rows_are(dtype, row_stride),
+            CastValues::Coded { .. } => true,
+            CastValues::Produced { dtype, row_stride, producer } => {
+                let columns = producer.columns.is_none_or(|(weights, _)| weights.address.is_multiple_of(16));
+                columns && rows_are(dtype, row_stride)
+            }
+        }
+    }
+
     /// What it reads, by name.
     pub(super) fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
         let others = match &self.values {
@@ -423,11 +434,7 @@ impl Kernels {
         let [row_extent, col_extent] = to.scheme.group().extents();
         // A source that is computed has one kernel of each kind.
         let produced = match from.values {
-            CastValues::Produced { dtype, row_stride, producer } => {
-                let columns = producer.columns.is_none_or(|(weights, _)| weights.address.is_multiple_of(16));
-                let aligned = columns && is_aligned(from.x.address, from.rows, row_stride, dtype);
-                Some((self.fused(stream)?, dtype, aligned))
-            }
+            CastValues::Produced { dtype, .. } => Some((self.fused(stream)?, dtype, from.is_aligned())),
             _ => None,
         };
         let family = self.casts(stream)?;

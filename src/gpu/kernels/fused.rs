@@ -7,6 +7,7 @@ use super::cast::{
 use super::launch::{Blocks, ByInput, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
+use super::produced::TargetKernels;
 use crate::error::{Error, Result};
 use crate::format::{CastRecipe, DType};
 use crate::gpu::device::memory::Span;
@@ -22,6 +23,8 @@ pub(super) struct FusedKernels {
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
+    /// To what products read.
+    pub(super) targets: TargetKernels,
     /// Row read twice, row in registers.
     norm: [ByInput; 2],
     /// x plain, x in E4M3.
@@ -36,6 +39,7 @@ impl FusedKernels {
             rows: file.by_input("cast_rows_1_produced")?,
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
+            targets: TargetKernels::of(modules)?,
             norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_8")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
         })
@@ -235,11 +239,8 @@ impl Kernels {
         if rows == 0 {
             return Ok(());
         }
-        let (coded, x_aligned) = match x.values {
-            CastValues::Plain { dtype, row_stride } => (false, is_aligned(x.x.address, rows, row_stride, dtype)),
-            _ => (true, true),
-        };
-        let aligned = x_aligned && is_aligned(gradient.0.address, rows, gradient.1, *dtype);
+        let coded = matches!(x.values, CastValues::Coded { .. });
+        let aligned = x.is_aligned() && is_aligned(gradient.0.address, rows, gradient.1, *dtype);
         let ((wide, wide_stride), (again, again_stride)) = (place(*wide), place(*again));
         let backward = Backward {
             gradient: gradient.0.address,

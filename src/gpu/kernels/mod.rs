@@ -17,6 +17,7 @@ mod module;
 mod mx;
 mod nvfp4;
 mod operand;
+mod produced;
 mod ptx_cache;
 #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
 mod tensor_map;
