@@ -41,17 +41,30 @@ __device__ __forceinline__ float sigmoid_near(float power) {
     return __fmaf_rn(inverse, __fmaf_rn(-sum, inverse, 1.0f), inverse);
 }
 
-// The sigmoids of N numbers, of which the tests are made together.
-template <int N> __device__ __forceinline__ void sigmoids(const float (&power)[N], float (&s)[N]) {
+// Those of which one is far, rare enough to be called: inlined eight times over they made up most of a kernel.
+struct Far {
+    float power[8], s[8];
+};
+__device__ __noinline__ void sigmoids_far(Far* far) {
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) far->s[i] = sigmoid_of(far->power[i]);
+}
+
+// The sigmoids of eight numbers, of which the tests are made together.
+__device__ __forceinline__ void sigmoids(const float (&power)[8], float (&s)[8]) {
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; i++) largest = fmaxf(largest, fabsf(power[i]));
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(power[i]));
     if (largest <= NEAR) {
 #pragma unroll
-        for (int i = 0; i < N; i++) s[i] = sigmoid_near(power[i]);
+        for (int i = 0; i < 8; i++) s[i] = sigmoid_near(power[i]);
     } else {
+        Far far;
 #pragma unroll
-        for (int i = 0; i < N; i++) s[i] = sigmoid_of(power[i]);
+        for (int i = 0; i < 8; i++) far.power[i] = power[i];
+        sigmoids_far(&far);
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[i] = far.s[i];
     }
 }
 
