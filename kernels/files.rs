@@ -12,6 +12,11 @@ kernel_files! {
     Cast, "cast/cast_tile", 80..=u32::MAX;
     Cast, "cast/cast_back", 80..=u32::MAX;
     Fused, "fused/produced", 80..=u32::MAX;
+    Fused, "fused/swiglu_backward", 80..=u32::MAX;
+    Fused, "fused/rms_norm", 80..=u32::MAX;
+    Fused, "fused/produced_tensor", 80..=u32::MAX;
+    Fused, "fused/produced_mx", 80..=u32::MAX;
+    Fused, "fused/produced_nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4", 80..=u32::MAX;
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;

@@ -12,6 +12,8 @@ use scaled_gemm::{BlockScaleFormat, DType, Fp8Rule, HostQuantMatrix, Recipe, Sch
 
 #[path = "checkpoint/blocks.rs"]
 mod blocks;
+#[path = "checkpoint/casts.rs"]
+mod casts;
 #[path = "checkpoint/folders.rs"]
 mod folders;
 #[path = "checkpoint/formats.rs"]
@@ -130,7 +132,7 @@ fn every_scheme_round_trips_and_another_reader_agrees() {
             want.retain(|bytes| !bytes.is_empty());
             let names = file.tensors_of("w").unwrap();
             let (scheme_again, shape, tensors) = file.quant_info("w").unwrap();
-            assert_eq!((scheme_again, shape), (scheme, vec![rows, cols]));
+            assert_eq!((scheme_again.product(), shape), (Some(scheme), vec![rows, cols]));
             assert!(tensors.iter().map(|tensor| &tensor.name).eq(&names));
             let found: Vec<_> = names.iter().map(|n| other.tensor(n).unwrap().data().to_vec()).collect();
             assert_eq!(found, want, "{scheme}: {names:?}");
@@ -351,6 +353,11 @@ fn read_everything(file: &Checkpoint) -> usize {
         good += usize::from(file.scheme(name).is_ok());
         good += usize::from(file.recipe(name).is_ok_and(|r| r.is_some()));
         good += usize::from(file.tensors_of(name).is_ok());
+        good += usize::from(file.cast_recipe(name).is_ok_and(|r| r.is_some()));
+        if let Ok(cast) = file.cast_matrix(name) {
+            assert!(cast.scales().iter().all(|s| *s >= 0.0 && s.is_finite()), "a scale that is none came through");
+            good += 1;
+        }
         if let Ok(matrix) = file.quant_matrix(name) {
             assert!(matrix.scales().iter().all(|s| s.is_finite()), "a scale that is not finite came through");
             let largest = matrix.block_scales().iter().copied().max().unwrap_or(0);
@@ -374,6 +381,11 @@ fn mutated_files_never_panic() {
         layout.quantized(&format!("w{i}"), rows, cols, written(scheme));
         matrices.push((format!("w{i}"), random_matrix(scheme, rows, cols, i as u64)));
     }
+    let casts: Vec<_> =
+        casts::schemes().into_iter().step_by(7).map(|scheme| casts::matrix(scheme, 16, 32, 5)).collect();
+    for (i, cast) in casts.iter().enumerate() {
+        layout.cast(&format!("c{i}"), 16, 32, casts::written(cast.scheme()));
+    }
     layout.tensor("bias", Dtype::F32, &[4]);
     for (suffix, dtype, shape) in blocks::COMPRESSED {
         layout.tensor(format!("packed{suffix}"), dtype, shape);
@@ -386,6 +398,7 @@ fn mutated_files_never_panic() {
     for (name, matrix) in &matrices {
         writer.write_quantized(name, matrix).unwrap();
     }
+    casts.iter().enumerate().for_each(|(i, cast)| writer.write_cast(&format!("c{i}"), cast).unwrap());
     writer.write("bias", &[0; 16]).unwrap();
     writer.finish().unwrap();
     let seed = fs::read(&path).unwrap();
@@ -393,7 +406,7 @@ fn mutated_files_never_panic() {
     let everything = read_everything(&Checkpoint::open(&path).unwrap());
 
     // Words whose exchange makes headers that are well-formed and wrong.
-    const WORDS: [&str; 26] = [
+    const WORDS: [&str; 33] = [
         "F8_E4M3",
         "F8_E5M2",
         "F32",
@@ -420,6 +433,13 @@ fn mutated_files_never_panic() {
         "nvfp4-row",
         "low-first",
         "hadamard16",
+        "cast",
+        "1x32",
+        "128x1",
+        "row-major",
+        "column-major",
+        "ue8m0",
+        "true",
     ];
     let mut random = Noise::new(7);
     let (mut opened, mut partial) = (0, 0);

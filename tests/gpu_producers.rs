@@ -5,13 +5,16 @@
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "common/producers.rs"]
+mod producers;
 
 use cast::*;
 use common::*;
 use ndarray::Array2;
+use producers::*;
 use scaled_gemm::reference::{self, CastInput, ClampCounts, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Fp8Format,
     Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, HostCastMatrix, MatRef, QuantMatrix, Recipe, RowIndex,
     SourceActivation, SwigluSource, VecRef,
 };
@@ -28,90 +31,6 @@ fn recipes(rows: usize) -> Vec<CastRecipe> {
         }
     }
     all
-}
-
-/// A gated matrix on both sides, with what goes with its rows.
-struct Gated {
-    x: Array2<f32>,
-    dtype: DType,
-    data: DeviceBuffer,
-    stride: usize,
-    weights: Vec<f32>,
-    weights_there: DeviceBuffer,
-    experts: Vec<i32>,
-    experts_there: DeviceBuffer,
-}
-
-impl Gated {
-    fn new(handle: &Handle, rng: &mut Noise, rows: usize, half: usize, dtype: DType) -> Self {
-        Self::strided(handle, rng, (rows, half), dtype, 2 * half)
-    }
-
-    /// Rows so many elements apart, NaN between them.
-    fn strided(handle: &Handle, rng: &mut Noise, (rows, half): (usize, usize), dtype: DType, stride: usize) -> Self {
-        let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 10.0, -10.0, 88.5, -104.5, 3e38, 1e-40];
-        let x = Array2::from_shape_fn((rows, 2 * half), |_| {
-            let v = match rng.bits() % 211 {
-                k @ 0..=9 => specials[k as usize],
-                _ => rng.normal() * 6.0,
-            };
-            round_to(dtype, v)
-        });
-        let weights: Vec<f32> = (0..rows).map(|_| rng.uniform() + 0.25).collect();
-        let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
-        let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
-        Self {
-            data: {
-                let apart =
-                    Array2::from_shape_fn((rows, stride), |(i, j)| if j < 2 * half { x[(i, j)] } else { f32::NAN });
-                handle.upload(&bytes_of(dtype, &apart)).unwrap()
-            },
-            stride,
-            weights_there: handle.upload(&weights).unwrap(),
-            experts_there: handle.upload(&words).unwrap(),
-            x,
-            dtype,
-            weights,
-            experts,
-        }
-    }
-
-    fn matrix(&self) -> MatRef<'_> {
-        let (rows, cols) = self.x.dim();
-        MatRef::new(&self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
-    }
-
-    /// With everything, or nothing.
-    fn options(&self, all: bool) -> Swiglu<'_> {
-        match all {
-            false => Swiglu::default(),
-            true => Swiglu { clamp: Some(10.0), weights: Some(&self.weights), experts: Some(&self.experts) },
-        }
-    }
-
-    fn source<'a>(&'a self, matrix: &'a MatRef<'a>, all: bool, counts: &'a mut DeviceBuffer) -> SwigluSource<'a> {
-        let source = SwigluSource::new(matrix).unwrap();
-        if !all {
-            return source;
-        }
-        let weights = VecRef::new(&self.weights_there, DType::F32, self.weights.len()).unwrap();
-        let source = source.with_clamp(10.0).unwrap().with_weights(weights).unwrap();
-        source.with_experts(&self.experts_there).unwrap().with_counts(counts).unwrap()
-    }
-
-    /// The values that a cast to this grouping reads.
-    fn values(&self, all: bool, group: CastGroup) -> (Array2<f32>, ClampCounts) {
-        let (values, counts) = reference::swiglu(self.x.view(), &self.options(all)).unwrap();
-        let rounded = if group.is_per_channel() { reference::round_values(values, DType::Bf16) } else { values };
-        (rounded, counts)
-    }
-}
-
-/// The three numbers of a clamp.
-fn read_counts(handle: &Handle, counts: &DeviceBuffer) -> ClampCounts {
-    let words = handle.read::<u32>(&counts.view()).unwrap();
-    let number = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
-    ClampCounts { left_above: number(0), right_above: number(1), right_below: number(2) }
 }
 
 fn check_swiglu(handle: &Handle, gated: &Gated, all: bool, recipe: CastRecipe) {

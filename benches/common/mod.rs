@@ -257,6 +257,13 @@ pub fn main_with_gpu(body: impl FnOnce(&Handle, &ClockWatch)) {
     }
 }
 
+/// Whether a row is wanted: `cargo bench --bench cast -- WORDS...` asks for those whose section and label, `section: label`, have one
+/// of the words; without words, all.
+pub fn wanted(section: &str, label: &str) -> bool {
+    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--")).peekable();
+    words.peek().is_none() || words.any(|word| format!("{section}: {label}").contains(&word))
+}
+
 /// Bytes and times of casts against the copy of the same run.
 pub fn report_rate(label: &str, time: &Times, bytes: usize, roof: f64, note: &str) {
     let rate = bytes as f64 / time.median();

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use scaled_gemm::checkpoint::{Dialect, NibbleOrder};
 use scaled_gemm::{
-    Activation, Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, Error, ErrorMath,
-    ErrorMetric, Fp8Format, Fp8Rule, Fp8Scales, MxScaleRule, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
+    Activation, Basis, BlockScaleRule, BlockShape, CastGroup, CastScales, CodeFormat, CodeRounding, DType, E4m3Bound,
+    Error, ErrorMath, ErrorMetric, Fp8Format, Fp8Rule, Fp8Scales, MxScaleRule, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule,
+    Recipe, Scheme,
 };
 
 use crate::file_tensor::{self, FileTensor};
@@ -124,6 +125,10 @@ pub struct BenchArgs {
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
+    /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU before a cast) instead of products: each on an m x k matrix in BF16,
+    /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
+    #[arg(long, conflicts_with_all = ["schemes", "out_dtype", "accumulation", "tuning", "plot"])]
+    pub quantizers: bool,
     /// Print JSON; or with a name, write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
@@ -140,16 +145,27 @@ pub struct QuantizeArgs {
     #[arg(short, long, required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
-    #[arg(long, value_parser = parse_recipe)]
-    pub recipe: &'static str,
-    /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4 and mxfp4.
+    #[arg(long, value_parser = parse_recipe, required_unless_present = "group")]
+    pub recipe: Option<&'static str>,
+    /// Instead of a recipe: a cast to a grouping that no product and no engine reads, rows x columns that share a scale: 1x16, 1x32,
+    /// 1x64, 1x128, row, 32x32, 32x128, 128x32, 128x128, 32x1 or 128x1. Written so that dequantize and info read it.
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<CastGroup>,
+    /// With --group, order of the scales: row-major (FP32, default), column-major (FP32, as TMA reads it) or ue8m0 (powers of two, a
+    /// byte each, packed by four).
+    #[arg(long, value_name = "ORDER")]
+    pub scales: Option<CastScales>,
+    /// With --group 32x1 or 128x1: codes stored transposed. Their scales stay where they are.
+    #[arg(long)]
+    pub transposed: bool,
+    /// Code format: e4m3 (default) or e5m2 for fp8 and mxfp8, e2m1 for nvfp4 and mxfp4; e4m3 (default) or e2m1 with --group.
     #[arg(long)]
     pub format: Option<CodeFormat>,
     /// Rule for the scales: torchao (default for fp8), transformer-engine (default for nvfp4), deepseek, deepgemm (e4m3
     /// only, as on a GPU) or deepgemm-cpu; nvfp4: torchao-cpu too.
     #[arg(long, value_parser = parse_preset)]
     pub preset: Option<String>,
-    /// fp8: round scales to powers of two.
+    /// fp8 and --group: round scales to powers of two.
     #[arg(long)]
     pub power_of_two: bool,
     /// mxfp8 and mxfp4: rule for the scales: up (default), floor, ceil, even or rceil.
@@ -221,7 +237,8 @@ pub struct QuantizeArgs {
     /// mxfp8, and becomes 6 times its scales in nvfp4, which has no NaN (with --hadamard the 16 columns it is mixed with too).
     /// Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
     /// gets scale 1), mxfp8 with --mx-rounding up (scale 2^127). Under the other rules the scale of their group would be
-    /// infinite or NaN, and they are refused.
+    /// infinite or NaN, and they are refused; so they are with --group, where NaN stays NaN in e4m3 and becomes 6 times its scale in
+    /// e2m1.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
@@ -261,9 +278,10 @@ impl QuantizeArgs {
     /// # Errors
     /// [`Error::Unsupported`] for options that exclude each other.
     pub fn recipe(&self, matrix: u64) -> scaled_gemm::Result<Recipe> {
-        let mut recipe = Recipe::new(self.scheme()?);
+        let name = self.recipe_name();
+        let mut recipe = Recipe::new(self.recipe_scheme()?);
         let refuse = |what: &str, reason: &str, remedy: &str| {
-            Err(Error::unsupported(format!("{what} with {}", self.recipe), reason, remedy))
+            Err(Error::unsupported(format!("{what} with {name}"), reason, remedy))
         };
         if self.power_of_two && !matches!(recipe, Recipe::Fp8(_)) {
             let reason = "its block scales have a format of their own";
@@ -332,18 +350,20 @@ impl QuantizeArgs {
         }
     }
 
-    fn scheme(&self) -> scaled_gemm::Result<Scheme> {
-        let default = scheme(self.recipe, Fp8Format::E4M3);
+    /// The name of the recipe; nothing where there is none, which the parser lets pass with a grouping alone.
+    pub fn recipe_name(&self) -> &'static str {
+        self.recipe.unwrap_or_default()
+    }
+
+    fn recipe_scheme(&self) -> scaled_gemm::Result<Scheme> {
+        let name = self.recipe_name();
+        let default = scheme(name, Fp8Format::E4M3);
         let Some(format) = self.format else { return Ok(default) };
-        Scheme::from_name(self.recipe, format).ok_or_else(|| {
-            let formats: Vec<_> = Scheme::ALL
-                .iter()
-                .map(|s| s.spec())
-                .filter(|s| s.name == self.recipe)
-                .map(|s| s.format.name())
-                .collect();
+        Scheme::from_name(name, format).ok_or_else(|| {
+            let formats: Vec<_> =
+                Scheme::ALL.iter().map(|s| s.spec()).filter(|s| s.name == name).map(|s| s.format.name()).collect();
             Error::unsupported(
-                format!("{} with the code format {}", self.recipe, format.name()),
+                format!("{name} with the code format {}", format.name()),
                 format!("its codes are {}", formats.join(" or ")),
                 "choose one of these, or leave --format out",
             )

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input. An error is one line on standard error.
 
 mod args;
+mod coded;
 mod commands;
 mod data;
 mod device;
@@ -14,8 +15,10 @@ mod non_finite;
 mod output;
 mod pipeline;
 mod plot;
+mod quantizers;
 mod recipes;
 mod shapes;
+mod target;
 mod unread;
 
 use std::process::ExitCode;

@@ -5,9 +5,10 @@ use std::path::Path;
 use ndarray::Array2;
 use scaled_gemm::checkpoint::printable;
 use scaled_gemm::reference;
-use scaled_gemm::{DType, Recipe, Result, Scheme};
+use scaled_gemm::{DType, Result, Scheme};
 
 use crate::output::{Failure, count, shown};
+use crate::target::Target;
 
 /// How many of each a matrix holds, and where the first ones are.
 #[derive(Debug, Default)]
@@ -68,11 +69,11 @@ impl NonFinite {
         &self,
         (file, name): (&Path, &str),
         allowed: bool,
-        recipe: Recipe,
+        target: Target,
         source: DType,
     ) -> std::result::Result<(), Failure> {
-        let infinities = match (self.first_infinite, takes_infinities(recipe, source)?) {
-            (Some(_), false) => Some(instead(name, recipe, allowed)),
+        let infinities = match (self.first_infinite, takes_infinities(target, source)?) {
+            (Some(_), false) => Some(instead(name, target, allowed)),
             _ => None,
         };
         let (found, first, remedy) = match (self.first, self.first_infinite, infinities) {
@@ -107,7 +108,9 @@ impl NonFinite {
 }
 
 /// Whether a group with an infinity keeps a scale that a file can hold. The reference is asked: it is what every device does.
-pub fn takes_infinities(recipe: Recipe, source: DType) -> Result<bool> {
+pub fn takes_infinities(target: Target, source: DType) -> Result<bool> {
+    // The scale of a group with one is infinite.
+    let Target::Recipe(recipe) = target else { return Ok(false) };
     // Rows of a tile, columns of the largest block.
     let mut x = Array2::zeros((16, 32));
     x[(0, 0)] = f32::INFINITY;
@@ -121,17 +124,17 @@ fn without(name: &str) -> String {
 }
 
 /// What takes infinities in the recipe's place, and what else it needs. `allowed`: it was given already.
-fn instead(name: &str, recipe: Recipe, allowed: bool) -> String {
+fn instead(name: &str, target: Target, allowed: bool) -> String {
     let without = without(name);
     let with = if allowed { "" } else { " with --allow-non-finite" };
-    match recipe.scheme() {
-        Scheme::Mxfp8(_) | Scheme::Mxfp4 => format!("repair the data, {without}, or use --mx-rounding up{with}"),
-        scheme if scheme.is_nvfp4() => {
-            format!(
-                "repair the data, or {without}; no rule of nvfp4 has a scale for infinities, so they are refused{}",
-                if allowed { "" } else { " with --allow-non-finite too" }
-            )
-        }
+    let refused = |rules: &str| {
+        let too = if allowed { "" } else { " with --allow-non-finite too" };
+        format!("repair the data, or {without}; no {rules} has a scale for infinities, so they are refused{too}")
+    };
+    match target.product() {
+        None => refused("grouping of a cast"),
+        Some(Scheme::Mxfp8(_) | Scheme::Mxfp4) => format!("repair the data, {without}, or use --mx-rounding up{with}"),
+        Some(scheme) if scheme.is_nvfp4() => refused("rule of nvfp4"),
         _ => format!("repair the data, {without}, or use --preset transformer-engine{with}"),
     }
 }
@@ -139,13 +142,13 @@ fn instead(name: &str, recipe: Recipe, allowed: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scaled_gemm::{CodeRounding, Fp8Rule, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
+    use scaled_gemm::{CodeRounding, Fp8Rule, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Recipe};
 
     /// The advice is true for every recipe there is.
     #[test]
     fn what_is_recommended_takes_infinities_and_nothing_else_does() {
         for recipe in Recipe::all(CodeRounding::Stochastic { seed: 1, offset: 1 }) {
-            let takes = takes_infinities(recipe, DType::Bf16).unwrap();
+            let takes = takes_infinities(Target::Recipe(recipe), DType::Bf16).unwrap();
             let advised = match recipe {
                 Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
                     rule == MxScaleRule::Up

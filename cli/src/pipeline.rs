@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex};
 use std::thread::ScopedJoinHandle;
 
-use scaled_gemm::HostQuantMatrix;
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, MatrixWriter, TensorInfo, TensorWriter};
+use scaled_gemm::checkpoint::{CastWriter, Checkpoint, CheckpointWriter, MatrixWriter, TensorInfo, TensorWriter};
 
+use crate::coded::Coded;
 use crate::output::Failure;
 
 /// Bytes of a part that is copied.
@@ -114,7 +114,7 @@ pub enum Sent {
 
 /// What is written: the next rows of a quantized matrix, or the next bytes of a tensor, by the name of either.
 pub enum Part<'a> {
-    Rows(&'a str, HostQuantMatrix),
+    Rows(&'a str, Coded),
     Bytes(&'a str, Vec<u8>),
 }
 
@@ -240,6 +240,7 @@ pub fn copy(
 /// The tensor that is being written.
 enum Open<'w> {
     Matrix(MatrixWriter<'w>),
+    Cast(CastWriter<'w>),
     Tensor(TensorWriter<'w>),
 }
 
@@ -247,6 +248,7 @@ impl Open<'_> {
     fn finish(self) -> scaled_gemm::Result<()> {
         match self {
             Self::Matrix(matrix) => matrix.finish(),
+            Self::Cast(cast) => cast.finish(),
             Self::Tensor(tensor) => tensor.finish(),
         }
     }
@@ -258,7 +260,8 @@ fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>, buffers: &Buffers)
         let (Part::Rows(name, _) | Part::Bytes(name, _)) = part;
         if open.as_ref().is_none_or(|(which, _)| *which != name) {
             let next = match &part {
-                Part::Rows(..) => Open::Matrix(writer.matrix(name)?),
+                Part::Rows(_, Coded::Quantized(_)) => Open::Matrix(writer.matrix(name)?),
+                Part::Rows(_, Coded::Cast(_)) => Open::Cast(writer.cast(name)?),
                 Part::Bytes(..) => Open::Tensor(writer.tensor(name)?),
             };
             if let Some((_, last)) = open.replace((name, next)) {
@@ -266,10 +269,11 @@ fn write(writer: &CheckpointWriter, from: Receiver<Part<'_>>, buffers: &Buffers)
             }
         }
         match (part, open.as_mut()) {
-            (Part::Rows(_, rows), Some((_, Open::Matrix(matrix)))) => {
+            (Part::Rows(_, Coded::Quantized(rows)), Some((_, Open::Matrix(matrix)))) => {
                 matrix.append(&rows)?;
                 buffers.give_codes(rows.into_parts().codes);
             }
+            (Part::Rows(_, Coded::Cast(rows)), Some((_, Open::Cast(cast)))) => cast.append(&rows)?,
             (Part::Bytes(_, bytes), Some((_, Open::Tensor(tensor)))) => {
                 tensor.append(&bytes)?;
                 buffers.give(bytes);

@@ -6,19 +6,37 @@ use scaled_gemm::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::target::Target;
+
 /// Whose rule it is: a project's name, or null where rules have other names.
-pub fn preset(recipe: Recipe) -> Value {
-    match recipe {
-        Recipe::Fp8(recipe) => recipe.rule.name().into(),
-        Recipe::Mxfp8(_) | Recipe::Mxfp4(_) => Value::Null,
-        Recipe::Nvfp4(recipe) => recipe.options().rule.name().into(),
+pub fn preset(target: Target) -> Value {
+    match target {
+        Target::Recipe(Recipe::Fp8(recipe)) => recipe.rule.name().into(),
+        Target::Recipe(Recipe::Nvfp4(recipe)) => recipe.options().rule.name().into(),
+        Target::Recipe(Recipe::Mxfp8(_) | Recipe::Mxfp4(_)) | Target::Cast(_) => Value::Null,
     }
 }
 
+/// The name of the scheme: `cast` for groupings, which are among the options.
+pub fn scheme(target: Target) -> &'static str {
+    target.product().map_or("cast", |scheme| scheme.spec().name)
+}
+
 /// The options of the command line that belong to the scheme, with what they were.
-pub fn options(recipe: Recipe) -> Value {
+pub fn options(target: Target) -> Value {
     let mut options = Map::new();
     let mut put = |key: &str, value: Value| options.insert(key.to_string(), value);
+    let recipe = match target {
+        Target::Recipe(recipe) => recipe,
+        Target::Cast(recipe) => {
+            let scheme = recipe.scheme();
+            put("group", scheme.group().name().into());
+            put("scales", scheme.scales().name().into());
+            put("transposed", scheme.is_transposed().into());
+            put("rounding", recipe.numbers().name().into());
+            return Value::Object(options);
+        }
+    };
     if let Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) = recipe {
         put("mx_rounding", rule.name().into());
     }

@@ -117,6 +117,52 @@ fn files_equal_those_of_the_cpu() {
 }
 
 #[test]
+fn files_of_casts_are_those_of_the_cpu() {
+    if !gpu() {
+        return;
+    }
+    let folder = Folder::new();
+    let input = folder.file("in");
+    write(&input, &[f32_tensor("w", [160, 272], 1), f32_tensor("v", [16, 48], 2)]);
+    let mut all: Vec<Vec<&str>> = Vec::new();
+    for group in ["1x16", "1x32", "1x64", "1x128", "row", "32x32", "32x128", "128x32", "128x128", "32x1", "128x1"] {
+        for format in ["e4m3", "e2m1"] {
+            for scales in ["row-major", "column-major", "ue8m0"] {
+                let options = ["--group", group, "--format", format, "--scales", scales];
+                all.push(options.to_vec());
+                all.extend(group.ends_with("x1").then(|| [&options[..], &["--transposed"]].concat()));
+                all.extend((scales != "ue8m0").then(|| [&options[..], &["--power-of-two"]].concat()));
+            }
+        }
+    }
+    // One process for each would load the driver hundreds of times.
+    for options in all.iter().step_by(5) {
+        let mut files = Vec::new();
+        for device in ["cpu", "cuda"] {
+            let (q, back) = (folder.file(&format!("q-{device}")), folder.file(&format!("b-{device}")));
+            good(device, &[&["quantize", &input, "-o", &q], options.as_slice()].concat());
+            good(device, &["dequantize", &q, "-o", &back]);
+            files.push((fs::read(&q).unwrap(), fs::read(&back).unwrap()));
+        }
+        assert!(files[0].0 == files[1].0, "{options:?}: files differ");
+        assert!(files[0].1 == files[1].1, "{options:?}: dequantized files differ");
+    }
+}
+
+#[test]
+fn quantizers_are_timed() {
+    if !gpu() {
+        return;
+    }
+    let value = json(&["bench", "--quantizers", "--shapes", "256x16x512", "--json"]);
+    let rows = value["rows"].as_array().unwrap();
+    assert!(rows.len() > 50 && value["not_run"].as_array().unwrap().is_empty(), "{value:#}");
+    for row in rows {
+        assert!(row["us"].as_f64().unwrap() > 0.0 && row["of_copy_rate"].as_f64().unwrap() > 0.0, "{row:#}");
+    }
+}
+
+#[test]
 fn products_agree_with_the_cpu() {
     if !gpu() {
         return;

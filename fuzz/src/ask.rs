@@ -24,19 +24,31 @@ pub fn everything(file: &Checkpoint, architecture: &str) {
         file.matrix(name).map(drop).unwrap_or_else(said);
         file.scheme(name).map(drop).unwrap_or_else(said);
         file.recipe(name).map(drop).unwrap_or_else(said);
+        file.cast_recipe(name).map(drop).unwrap_or_else(said);
         file.tensors_of(name).map(drop).unwrap_or_else(said);
         file.scale_name(name).map(drop).unwrap_or_else(said);
         file.quant_dimensions(name).map(drop).unwrap_or_else(said);
         for rows in [0..0, 0..1, 1..2, 0..usize::MAX, usize::MAX - 1..usize::MAX] {
             file.matrix_rows(name, rows.clone()).map(drop).unwrap_or_else(said);
-            file.quant_rows(name, rows).map(drop).unwrap_or_else(said);
+            file.quant_rows(name, rows.clone()).map(drop).unwrap_or_else(said);
+            file.cast_rows(name, rows).map(drop).unwrap_or_else(said);
         }
         let shape = file.quant_shape(name);
         match file.quant_info(name) {
             Ok((scheme, dimensions, tensors)) => {
-                assert_eq!(file.scheme(name).ok(), Some(scheme));
+                assert_eq!(file.stored_scheme(name).ok(), Some(scheme));
+                assert_eq!(file.scheme(name).ok(), scheme.product());
                 assert_eq!(file.quant_dimensions(name).ok(), Some(dimensions));
                 assert_eq!(tensors.len(), file.tensors_of(name).unwrap().len());
+            }
+            Err(error) => said(error),
+        }
+        match file.cast_matrix(name) {
+            Ok(matrix) => {
+                assert_eq!(shape.as_ref().ok(), Some(&(matrix.rows(), matrix.cols())));
+                assert!(matrix.scales().iter().all(|scale| scale.is_finite() && *scale >= 0.0), "no scale of a cast");
+                let values = reference::cast_back(&matrix, DType::F32);
+                assert_eq!(values.dim(), (matrix.rows(), matrix.cols()));
             }
             Err(error) => said(error),
         }

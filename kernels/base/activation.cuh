@@ -3,41 +3,69 @@
 #pragma once
 #include "base/types.cuh"
 
-// e^x from IEEE operations alone: see src/epilogue.rs for the method and its error.
-__device__ __forceinline__ float exp_ieee(float x) {
-    const float n = __fsub_rn(__fmaf_rn(x, 1.44269504f, 12582912.0f), 12582912.0f);
+// e^x = p * 2^n by IEEE operations alone: p, and n in the lowest bits of `shifted`. See src/epilogue.rs for the method and its error.
+__device__ __forceinline__ float exp_parts(float x, float& shifted, float& n) {
+    shifted = __fmaf_rn(x, 1.44269504f, 12582912.0f);
+    n = __fsub_rn(shifted, 12582912.0f);
     float r = __fmaf_rn(n, -0.69314575f, x);
     r = __fmaf_rn(n, -1.4286068e-6f, r);
-    float p = 1.984127e-4f;
-    p = __fmaf_rn(p, r, 1.3888889e-3f);
-    p = __fmaf_rn(p, r, 8.333334e-3f);
-    p = __fmaf_rn(p, r, 4.1666668e-2f);
-    p = __fmaf_rn(p, r, 0.16666667f);
-    p = __fmaf_rn(p, r, 0.5f);
+    float p = 1.3814541e-3f;
+    p = __fmaf_rn(p, r, 8.368745e-3f);
+    p = __fmaf_rn(p, r, 4.166839e-2f);
+    p = __fmaf_rn(p, r, 0.16666521f);
+    p = __fmaf_rn(p, r, 0.49999994f);
     p = __fmaf_rn(p, r, 1.0f);
-    p = __fmaf_rn(p, r, 1.0f);
+    return __fmaf_rn(p, r, 1.0f);
+}
+
+__device__ __forceinline__ float exp_ieee(float x) {
+    float shifted, n;
+    const float p = exp_parts(x, shifted, n);
     const int e = (int)n, half = e >> 1;
     const float y = __fmul_rn(__fmul_rn(p, __uint_as_float((u32)(half + 127) << 23)), __uint_as_float((u32)(e - half + 127) << 23));
     return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
 }
 
-// fl(1 + exp_ieee(x)) to the bit, for less; of a NaN anything. Below -80 the sum is 1 whatever the power is, and from there on the
-// power is a normal number: its exponent is added to the polynomial's bits, where n lies in the lowest bits of `shifted`. Above 128 ln 2
-// that gives the pattern of infinity or one above it, which is infinity as well.
-__device__ __forceinline__ float one_plus_exp(float x) {
-    x = fminf(fmaxf(x, -80.0f), 89.0f);
-    const float shifted = __fmaf_rn(x, 1.44269504f, 12582912.0f), n = __fsub_rn(shifted, 12582912.0f);
-    float r = __fmaf_rn(n, -0.69314575f, x);
-    r = __fmaf_rn(n, -1.4286068e-6f, r);
-    float p = 1.984127e-4f;
-    p = __fmaf_rn(p, r, 1.3888889e-3f);
-    p = __fmaf_rn(p, r, 8.333334e-3f);
-    p = __fmaf_rn(p, r, 4.1666668e-2f);
-    p = __fmaf_rn(p, r, 0.16666667f);
-    p = __fmaf_rn(p, r, 0.5f);
-    p = __fmaf_rn(p, r, 1.0f);
-    p = __fmaf_rn(p, r, 1.0f);
-    return __fadd_rn(1.0f, __uint_as_float(min(__float_as_uint(p) + (__float_as_uint(shifted) << 23), 0x7F800000u)));
+// fl(1 / fl(1 + e^power)), power being minus the sigmoid's argument.
+__device__ __forceinline__ float sigmoid_of(float power) { return __frcp_rn(__fadd_rn(1.0f, exp_ieee(power))); }
+
+// The same bits for less where |power| is at most NEAR; of a NaN anything. The power of e is a normal number, so that n is added to the
+// exponent of p, and the sum's inverse is one: an approximation and one step of Newton's give it correctly rounded (what the compiler
+// makes of __frcp_rn behind its tests; every value is compared in tests/gpu_producers.rs).
+constexpr float NEAR = 80.0f;
+__device__ __forceinline__ float sigmoid_near(float power) {
+    float shifted, n, inverse;
+    const float p = exp_parts(power, shifted, n);
+    const float sum = __fadd_rn(1.0f, __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+    return __fmaf_rn(inverse, __fmaf_rn(-sum, inverse, 1.0f), inverse);
+}
+
+// Those of which one is far, rare enough to be called: inlined eight times over they made up most of a kernel.
+struct Far {
+    float power[8], s[8];
+};
+__device__ __noinline__ void sigmoids_far(Far* far) {
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) far->s[i] = sigmoid_of(far->power[i]);
+}
+
+// The sigmoids of eight numbers, of which the tests are made together.
+__device__ __forceinline__ void sigmoids(const float (&power)[8], float (&s)[8]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(power[i]));
+    if (largest <= NEAR) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[i] = sigmoid_near(power[i]);
+    } else {
+        Far far;
+#pragma unroll
+        for (int i = 0; i < 8; i++) far.power[i] = power[i];
+        sigmoids_far(&far);
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[i] = far.s[i];
+    }
 }
 
 // What GELU in its tanh form takes e to: -2 u.
@@ -52,8 +80,8 @@ constexpr u32 ACTIVATION_SILU = 3;
 
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
-    if (activation == ACTIVATION_GELU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(gelu_tanh_power(v))));
-    if (activation == ACTIVATION_SILU) return __fdiv_rn(v, __fadd_rn(1.0f, exp_ieee(-v)));
+    if (activation == ACTIVATION_GELU) return __fmul_rn(v, sigmoid_of(gelu_tanh_power(v)));
+    if (activation == ACTIVATION_SILU) return __fmul_rn(v, sigmoid_of(-v));
     return v;
 }
 

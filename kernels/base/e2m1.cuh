@@ -41,12 +41,12 @@ __device__ __forceinline__ u32 bytes4(const float (&q)[4]) {
     return encode_pair<E5M2>(q[0], q[1]) | encode_pair<E5M2>(q[2], q[3]) << 16;
 }
 
-// y in [0, 7) times 2^-14, rounded to the nearest E2M1 number times 2^-14, ties to even: adding 2^22 times the power of two
-// not above y (at least 1, times 2^-14) leaves the FP32 adder one mantissa bit, or steps of 1/2 below 2.
+// |y| below 7 times 2^-14, rounded to the nearest E2M1 number times 2^-14, ties to even: adding 2^22 times the power of two
+// not above |y| (at least 1, times 2^-14) leaves the FP32 adder one mantissa bit, or steps of 1/2 below 2.
 __device__ __forceinline__ float round_scaled(float y) {
     const int power = __float_as_int(y) & 0x7F800000;
     const float magic = __int_as_float(max(power + (22 << 23), 0x43800000));
-    return __fsub_rn(__fadd_rn(y, magic), magic);
+    return __fsub_rn(__fadd_rn(fabsf(y), magic), magic);
 }
 
 constexpr float CODE_UNIT = 6.103515625e-5f;  // 2^-14
@@ -98,7 +98,7 @@ __device__ __forceinline__ u32 encode8_e2m1(const float (&v)[8]) {
         for (int i = 0; i < 4; i++) {
             // The minimum makes +6 of a NaN; its sign goes with it.
             y[i] = fmaxf(fminf(v[4 * k + i], 6.0f * CODE_UNIT), -6.0f * CODE_UNIT);
-            q[i] = round_scaled(fabsf(y[i]));
+            q[i] = round_scaled(y[i]);
         }
         n[k] = join4(bytes4(q), top_bytes(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3])));
     }
@@ -115,7 +115,7 @@ __device__ __forceinline__ u32 encode8_e2m1_bounded(const float (&v)[8]) {
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         const float* y = v + 4 * k;
-        const float q[4] = {round_scaled(fabsf(y[0])), round_scaled(fabsf(y[1])), round_scaled(fabsf(y[2])), round_scaled(fabsf(y[3]))};
+        const float q[4] = {round_scaled(y[0]), round_scaled(y[1]), round_scaled(y[2]), round_scaled(y[3])};
         n[k] = join4(bytes4(q), top_bytes(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3])));
     }
     return join8(n[0], n[1]);

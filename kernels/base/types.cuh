@@ -120,19 +120,27 @@ template <class T> __device__ __forceinline__ void unpack(const Vec8<T>& v, floa
 __device__ __forceinline__ u32 pair_bits(Bf16 lo, Bf16 hi) { return lo.bits | (u32)hi.bits << 16; }
 __device__ __forceinline__ u32 pair_bits(F16 lo, F16 hi) { return lo.bits | (u32)hi.bits << 16; }
 
+// Eight values rounded to T.
+template <class T> __device__ __forceinline__ Vec8<T> pack8(const float (&v)[8]) {
+    Vec8<T> packed;
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            packed.q[i] = {__float_as_uint(v[4 * i]), __float_as_uint(v[4 * i + 1]), __float_as_uint(v[4 * i + 2]), __float_as_uint(v[4 * i + 3])};
+    } else {
+        packed.q[0].x = pair_bits(from_float<T>(v[0]), from_float<T>(v[1]));
+        packed.q[0].y = pair_bits(from_float<T>(v[2]), from_float<T>(v[3]));
+        packed.q[0].z = pair_bits(from_float<T>(v[4]), from_float<T>(v[5]));
+        packed.q[0].w = pair_bits(from_float<T>(v[6]), from_float<T>(v[7]));
+    }
+    return packed;
+}
+
 // Rounds eight values to T and stores them; the address must be 16-byte aligned.
 template <class T> __device__ __forceinline__ void store8(T* p, const float (&v)[8]) {
-    if constexpr (sizeof(T) == 4) {
-        ((float4*)p)[0] = {v[0], v[1], v[2], v[3]};
-        ((float4*)p)[1] = {v[4], v[5], v[6], v[7]};
-    } else {
-        uint4 q;
-        q.x = pair_bits(from_float<T>(v[0]), from_float<T>(v[1]));
-        q.y = pair_bits(from_float<T>(v[2]), from_float<T>(v[3]));
-        q.z = pair_bits(from_float<T>(v[4]), from_float<T>(v[5]));
-        q.w = pair_bits(from_float<T>(v[6]), from_float<T>(v[7]));
-        *(uint4*)p = q;
-    }
+    const Vec8<T> packed = pack8<T>(v);
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++) ((uint4*)p)[i] = packed.q[i];
 }
 
 template <class T> __device__ __forceinline__ void store8_unaligned(T* p, const float (&v)[8]) {

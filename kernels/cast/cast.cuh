@@ -72,10 +72,12 @@ struct Producer {
     const float* weights;  // [rows of the source] factors of rows; null: none
     const int* experts;    // [rows of the source] a row of a negative expert is zeros; null: none
     u64* counts;           // [3] raised by elements that the clamp changes: l > c, r > c, r < -c; null: not wanted
-    u32 kind;              // SWIGLU, SILU, GELU or GELU_TANH
+    const void* columns;   // [cols] factors of columns, of x's type or FP32
+    u32 kind;              // SWIGLU, SILU, GELU, GELU_TANH or NORMED
     u32 clamped;           // 1: there is a clamp
     float clamp;
     u32 rounded;           // 1: values are rounded to BF16 before they are cast
+    u32 columns_f32;       // 1: factors of columns are FP32
 };
 
 struct CastSource {
@@ -88,28 +90,30 @@ struct CastSource {
     Producer producer;
 };
 
-// The source's row of a row of the result; -1: a row of zeros.
-__device__ __forceinline__ i64 source_row(const CastSource& s, u64 row, u32 rows) {
+// The source's row of a row of the result; -1: a row of zeros. A source of experts is one that is computed.
+template <class S> __device__ __forceinline__ int source_row(const CastSource& s, u64 row, u32 rows) {
     if (row >= rows) return -1;
-    i64 at = (i64)row;
+    int at = (int)row;
     if (s.index) at = __ldg(s.index + row);
-    if (at < 0 || at >= s.rows) return -1;
-    return s.producer.experts && __ldg(s.producer.experts + at) < 0 ? -1 : at;
+    if ((u32)at >= s.rows) return -1;
+    if constexpr (S::EXPERTS)
+        if (s.producer.experts && __ldg(s.producer.experts + at) < 0) return -1;
+    return at;
 }
 
-// What a cast reads, eight neighbours of a row at a time: `load` asks for them, without a branch that the next load would wait
-// for; `open` follows when BATCH rows of a tile were asked for, and then `value` gives the numbers. `first`: this element is opened for
-// the first time.
+// What a cast reads, eight neighbours of a row at a time: `load` asks for them, `offset` columns from where `at` points, without a branch that
+// the next load would wait for; `open` follows when BATCH rows of a tile were asked for, and then `value` gives the numbers.
+// `first`: this element is opened for the first time. The column is that of the first of the eight.
 
 // Elements as they lie in memory: unpacked as often as they are wanted.
 template <class T, bool ALIGNED> struct Plain {
     static constexpr int BATCH = 8;
+    static constexpr bool EXPERTS = false;
+    using At = const T*;
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return (const T*)s.x + (u32)row * s.stride + col; }
     Vec8<T> v;
-    __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
-        const bool inside = row >= 0 && col < s.cols;
-        v = inside ? ::load<ALIGNED>((const T*)s.x + (u64)row * s.stride + col) : zero8<T>();
-    }
-    __device__ __forceinline__ void open(const CastSource&, i64, u32, bool) {}
+    __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
+    __device__ __forceinline__ void open(const CastSource&, At, u32, int, u32, bool) {}
     __device__ __forceinline__ float value(int i) const { return element(v, i); }
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
@@ -117,31 +121,38 @@ template <class T, bool ALIGNED> struct Plain {
 // Codes times their scales, fl(code * scale), kept as numbers.
 template <u32 FORMAT> struct Coded {
     static constexpr int BATCH = 8;
+    static constexpr bool EXPERTS = false;
+    struct At {
+        const u8* codes;
+        u32 row, col;
+    };
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
+        const u64 code = (u64)(u32)row * s.cols + col;
+        return {(const u8*)s.x + (FORMAT == E2M1 ? code / 2 : code), (u32)row >> s.grid.row_shift, col};
+    }
     float v[8];
     u32 codes[2];
     float scale;
-    __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
-        const bool inside = row >= 0 && col < s.cols;
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
         codes[0] = codes[1] = 0;
         scale = 0.0f;
         if (!inside) return;
-        const u64 at = (u64)row * s.cols + col;
         if constexpr (FORMAT == E2M1) {
-            codes[0] = __ldg((const u32*)((const u8*)s.x + at / 2));
+            codes[0] = __ldg((const u32*)(at.codes + offset / 2));
         } else {
-            const uint2 both = __ldg((const uint2*)((const u8*)s.x + at));
+            const uint2 both = __ldg((const uint2*)(at.codes + offset));
             codes[0] = both.x;
             codes[1] = both.y;
         }
-        scale = load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col >> s.grid.col_shift);
+        scale = load_scale(s.grid, s.scales, at.row, (at.col + offset) >> s.grid.col_shift);
     }
-    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col, bool) {
+    __device__ __forceinline__ void open(const CastSource& s, const At& at, u32 offset, int row, u32 col, bool) {
         if constexpr (FORMAT == E2M1) decode_word(codes[0], 1.0f, v);
         else decode8(FORMAT, {codes[0], codes[1]}, v);
         if (s.grid.col_shift == 0 && row >= 0 && col < s.cols) {
             // Per channel: each element has a scale of its own.
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], load_scale(s.grid, s.scales, (u64)row >> s.grid.row_shift, col + i));
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], load_scale(s.grid, s.scales, at.row, col + i));
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
@@ -149,6 +160,16 @@ template <u32 FORMAT> struct Coded {
     }
     __device__ __forceinline__ float value(int i) const { return v[i]; }
     __device__ __forceinline__ void forget() {}
+};
+
+// The same of one place.
+template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }
+template <class S> __device__ __forceinline__ void open_at(S& data, const CastSource& s, int row, u32 col, bool first) { data.open(s, S::at(s, row, col), 0, row, col, first); }
+
+// Numbers that a kernel has computed.
+struct Numbers {
+    const float (&v)[8];
+    __device__ __forceinline__ float value(int i) const { return v[i]; }
 };
 
 // The larger, or NaN if one of them is.

@@ -6,16 +6,16 @@ template <u32 FORMAT, class T, bool ALIGNED>
 __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_stride) {
     for (u64 row = blockIdx.y; row < source.rows; row += gridDim.y) {
         Coded<FORMAT> data[2];
-        u32 col[2];
+        const u32 first = (blockIdx.x * 2 * blockDim.x + threadIdx.x) * 8;
+        const typename Coded<FORMAT>::At at = Coded<FORMAT>::at(source, (int)row, first);
+        T* const to = y + row * y_stride + first;
+        const auto offset = [](u32 h) { return h * blockDim.x * 8; };
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            col[h] = ((blockIdx.x * 2 + h) * blockDim.x + threadIdx.x) * 8;
-            data[h].load(source, (i64)row, col[h]);
-        }
+        for (u32 h = 0; h < 2; h++) data[h].load(source, at, offset(h), first + offset(h) < source.cols);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            data[h].open(source, (i64)row, col[h], true);
-            if (col[h] < source.cols) store<ALIGNED>(y + row * y_stride + col[h], data[h].v);
+        for (u32 h = 0; h < 2; h++) {
+            data[h].open(source, at, offset(h), (int)row, first + offset(h), true);
+            if (first + offset(h) < source.cols) store<ALIGNED>(to + offset(h), data[h].v);
         }
     }
 }

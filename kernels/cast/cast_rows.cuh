@@ -2,90 +2,128 @@
 #pragma once
 #include "cast/cast.cuh"
 
-// A warp takes 4 rows x 128 columns, eight lanes a row, sixteen elements a lane in two vectors of which each covers 64 neighbours
-// of a row. A block takes 4 rows and CHUNKS times 8 chunks of 128 columns along them.
-template <class S, int CHUNKS, u32 FORMAT>
-__device__ __forceinline__ void cast_rows(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
-    constexpr int VECTORS = 2 * CHUNKS;
-    const u32 chunks = (cols + 127) / 128, blocks = (chunks + 8 * CHUNKS - 1) / (8 * CHUNKS);
-    const u32 lane = threadIdx.x % 32;
-    const u64 row = (u64)(blockIdx.x / blocks) * 4 + lane / 8;
-    const u32 first = (blockIdx.x % blocks * 8 * CHUNKS + threadIdx.x / 32) * 128 + lane % 8 * 8;
-    const auto column = [&](u32 v) { return first + 1024 * (v / 2) + 64 * (v % 2); };
-    begin();
-    const i64 from = source_row(source, row, rows);
-    S data[VECTORS];
+// How the amax of vectors becomes their groups' scales. A warp has 4 rows, eight lanes each, and lane l of a row columns 8 l .. 8 l + 7 of 64
+// in each of its VECTORS; two such vectors that follow each other are 128 neighbours. SHIFT: log2 of a group's columns, 4 to 7.
+template <int VECTORS, int SHIFT> struct Groups {
+    static constexpr int LANES = SHIFT >= 6 ? 8 : 1 << (SHIFT - 3);  // that share a group of a vector
+    static constexpr int STEP = SHIFT == 7 ? 2 : 1;                   // vectors of a group
+    static constexpr int COUNT = VECTORS / STEP;                      // groups that LANES lanes have
+
+    // Stores the groups' scales, each by one lane, which makes the factors that the others get from it. `column(v)` is where vector v
+    // begins in this lane, `inside(v)` whether it lies within the matrix.
+    template <class COLUMN, class INSIDE>
+    static __device__ __forceinline__ void factors(float (&m)[VECTORS], u64 row, COLUMN column, INSIDE inside, const CastRule& rule, const CastOut& out, float (&encode)[VECTORS]) {
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) data[v].load(source, from, column(v));
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) data[v].open(source, from, column(v), true);
-    const u32 shift = out.grid.col_shift;
-    float encode[VECTORS];
-    bool clean[VECTORS];
-    if (out.part == CODES) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const bool inside = row < rows && column(v) < cols;
-            encode[v] = inside ? __frcp_rn(load_scale(out.grid, out.scales, row, column(v) >> shift)) : 0.0f;
-            clean[v] = false;
+        for (int g = 0; g < COUNT; g++) {
+            float amax = m[g * STEP];
+            if (STEP == 2) amax = fmaxf(amax, m[g * STEP + 1]);
+            m[g] = lanes_max<LANES>(amax);
         }
-    } else {
-        float m[VECTORS];
+        const u32 lane = threadIdx.x % 32, own = lane % LANES;
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            clean[v] = true;
-            m[v] = amax_of<FORMAT>(data[v], 0.0f, clean[v]);
-        }
-        if (shift == 7) {
+        for (int first = 0; first < COUNT; first += LANES) {
+            float amax = m[first];
+            u32 col = column(first * STEP);
+            bool wanted = inside(first * STEP) && own + first < COUNT;
 #pragma unroll
-            for (int v = 0; v < VECTORS; v += 2) m[v] = m[v + 1] = fmaxf(m[v], m[v + 1]);
-        }
-        // A group is these neighbouring lanes of a vector; one of 128 columns is all eight of both vectors.
-        const u32 lanes = shift >= 6 ? 8 : shift == 5 ? 4 : 2;
-        for (u32 step = lanes / 2; step > 0; step /= 2) {
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) m[v] = fmaxf(m[v], __shfl_xor_sync(0xFFFFFFFFu, m[v], step));
-        }
-        // Each lane makes the factors of one vector's group, or of two where a group has two lanes; the others get them from it.
-        const u32 own = lane % lanes;
-        const auto make = [&](u32 v) {
-            float amax = m[0];
-#pragma unroll
-            for (int i = 1; i < VECTORS; i++) amax = v == i ? m[i] : amax;
+            for (int g = first + 1; g < COUNT && g < first + LANES; g++) {
+                if (own + first != g) continue;
+                amax = m[g];
+                col = column(g * STEP);
+                wanted = inside(g * STEP);
+            }
+            // Its first column may lie within where a later lane's does not.
+            const u32 group = col >> SHIFT;
             const GroupScale s = cast_scale(rule, amax);
-            const u32 group = column(v) >> shift;
-            const bool writes = v < VECTORS && (shift < 7 || v % 2 == 0);
-            if (writes && row < rows && group << shift < cols) store_scale(out.grid, out.scales, row, group, s.scale);
-            return s.encode;
-        };
-        const float one = make(own);
-        float other = 0.0f;
-        if (VECTORS > 2 && lanes == 2) other = make(own + 2);
+            if (wanted) store_scale(out.grid, out.scales, row, group, s.scale);
 #pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const u32 of = lane - own + (v < lanes ? v : v - lanes);
-            encode[v] = __shfl_sync(0xFFFFFFFFu, v < lanes ? one : other, of);
+            for (int g = first; g < COUNT && g < first + LANES; g++) {
+                const float factor = __shfl_sync(0xFFFFFFFFu, s.encode, lane - own + g - first);
+#pragma unroll
+                for (int v = 0; v < STEP; v++) encode[g * STEP + v] = factor;
+            }
         }
     }
-    if (out.part == SCALES || row >= rows) return;
+};
+
+// A block takes 4 rows and CHUNKS times 8 chunks of 128 columns along them, a lane sixteen elements of each chunk.
+template <class S, int CHUNKS> struct Rows {
+    static constexpr int VECTORS = 2 * CHUNKS;
+    const CastSource& source;
+    u32 rows, cols;
+    u64 row;
+    u32 first;  // column of the lane's first vector
+    S data[VECTORS];
+
+    static __device__ __forceinline__ u32 offset(int v) { return 1024 * (v / 2) + 64 * (v % 2); }
+
+    // Loads and opens: what all groups share.
+    __device__ __forceinline__ Rows(const CastSource& source, u32 rows, u32 cols) : source(source), rows(rows), cols(cols) {
+        const u32 lane = threadIdx.x % 32;
+        row = (u64)blockIdx.x * 4 + lane / 8;
+        first = (blockIdx.y * 8 * CHUNKS + threadIdx.x / 32) * 128 + lane % 8 * 8;
+        begin();
+        const int from = source_row<S>(source, row, rows);
+        const typename S::At at = S::at(source, from, first);
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        const u32 col = column(v);
-        if (col >= cols) continue;
-        data[v].forget();
-        float x[8];
-        values(data[v], x);
-        store_codes<FORMAT>(out.codes, row * cols + col, x, encode[v], clean[v] && encode[v] >= LEAST_ENCODE);
+        for (int v = 0; v < VECTORS; v++) data[v].load(source, at, offset(v), from >= 0 && first + offset(v) < cols);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) data[v].open(source, at, offset(v), from, first + offset(v), true);
     }
-}
+
+    template <u32 FORMAT, int SHIFT> __device__ __forceinline__ void cast(const CastRule& rule, const CastOut& out) {
+        float encode[VECTORS];
+        bool clean[VECTORS];
+        if (out.part == CODES) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                const bool inside = row < rows && first + offset(v) < cols;
+                encode[v] = inside ? __frcp_rn(load_scale(out.grid, out.scales, row, (first + offset(v)) >> SHIFT)) : 0.0f;
+                clean[v] = false;
+            }
+        } else {
+            float m[VECTORS];
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++) {
+                clean[v] = true;
+                m[v] = amax_of<FORMAT>(data[v], 0.0f, clean[v]);
+            }
+            const auto column = [&](int v) { return first + offset(v); };
+            const auto inside = [&](int v) { return row < rows && column(v) >> SHIFT << SHIFT < cols; };
+            Groups<VECTORS, SHIFT>::factors(m, row, column, inside, rule, out, encode);
+        }
+        if (out.part == SCALES || row >= rows) return;
+        const u64 start = row * cols + first;
+        u8* const codes = out.codes + (FORMAT == E2M1 ? start / 2 : start);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            if (first + offset(v) >= cols) continue;
+            data[v].forget();
+            float x[8];
+            values(data[v], x);
+            store_codes<FORMAT>(codes, offset(v), x, encode[v], clean[v] && encode[v] >= LEAST_ENCODE);
+        }
+    }
+
+    template <u32 FORMAT> __device__ __forceinline__ void cast(const CastRule& rule, const CastOut& out) {
+        const u32 shift = out.grid.col_shift;
+        if (shift == 7) cast<FORMAT, 7>(rule, out);
+        else if (shift == 6) cast<FORMAT, 6>(rule, out);
+        else if (shift == 5) cast<FORMAT, 5>(rule, out);
+        else cast<FORMAT, 4>(rule, out);
+    }
+};
+
+// Blocks of a multiprocessor that fit without spilling.
+template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? 3 : 4;
 
 #define CAST_ROWS(name, SOURCE, CHUNKS)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 4) cast_rows_##CHUNKS##_##name(                                        \
+    extern "C" __global__ void __launch_bounds__(256, (rows_blocks<Unwrap<void SOURCE>::Type, CHUNKS>)) cast_rows_##CHUNKS##_##name( \
         CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
     {                                                                                                                     \
-        using S = Unwrap<void SOURCE>::Type;                                                                              \
-        if (rule.format == E4M3) cast_rows<S, CHUNKS, E4M3>(source, rows, cols, rule, out);                               \
-        else cast_rows<S, CHUNKS, E2M1>(source, rows, cols, rule, out);                                                   \
+        Rows<Unwrap<void SOURCE>::Type, CHUNKS> loaded(source, rows, cols);                                               \
+        if (rule.format == E4M3) loaded.template cast<E4M3>(rule, out);                                                   \
+        else loaded.template cast<E2M1>(rule, out);                                                                       \
     }
 
 // One block a row. The row stays in registers between amax and codes, VECTORS vectors of eight elements in each thread; with 0
@@ -95,14 +133,16 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     __shared__ float scratch[32];
     const u64 row = blockIdx.x;
     begin();
-    const i64 from = source_row(source, row, rows);
+    const int from = source_row<S>(source, row, rows);
+    const typename S::At at = S::at(source, from, threadIdx.x * 8);
+    const u32 step = blockDim.x * 8;
     S data[VECTORS > 0 ? VECTORS : 1];
     float amax = 0.0f;
     if constexpr (VECTORS > 0) {
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) data[i].load(source, from, (threadIdx.x + i * blockDim.x) * 8);
+        for (int i = 0; i < VECTORS; i++) data[i].load(source, at, i * step, from >= 0 && threadIdx.x * 8 + i * step < cols);
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) data[i].open(source, from, (threadIdx.x + i * blockDim.x) * 8, true);
+        for (int i = 0; i < VECTORS; i++) data[i].open(source, at, i * step, from, threadIdx.x * 8 + i * step, true);
     }
     float encode;
     bool clean = true;
@@ -114,9 +154,9 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
 #pragma unroll
             for (int i = 0; i < VECTORS; i++) amax = amax_of<FORMAT>(data[i], amax, clean);
         } else {
-            for (u32 col = threadIdx.x * 8; col < cols; col += blockDim.x * 8) {
-                data[0].load(source, from, col);
-                data[0].open(source, from, col, true);
+            for (u32 col = threadIdx.x * 8; col < cols; col += step) {
+                data[0].load(source, at, col - threadIdx.x * 8, from >= 0);
+                data[0].open(source, at, col - threadIdx.x * 8, from, col, true);
                 amax = amax_of<FORMAT>(data[0], amax, clean);
             }
         }
@@ -135,13 +175,13 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
     if constexpr (VECTORS > 0) {
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            const u32 col = (threadIdx.x + i * blockDim.x) * 8;
+            const u32 col = threadIdx.x * 8 + i * step;
             if (col < cols) write(data[i], col);
         }
     } else {
-        for (u32 col = threadIdx.x * 8; col < cols; col += blockDim.x * 8) {
-            data[0].load(source, from, col);
-            data[0].open(source, from, col, out.part == CODES);
+        for (u32 col = threadIdx.x * 8; col < cols; col += step) {
+            data[0].load(source, at, col - threadIdx.x * 8, from >= 0);
+            data[0].open(source, at, col - threadIdx.x * 8, from, col, out.part == CODES);
             write(data[0], col);
         }
     }

@@ -19,15 +19,19 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     const u32 unit_shift = out.grid.col_shift == 0 ? 0 : 5, units = 128 >> unit_shift;
     begin();
     S data[8];
-    i64 from[8];
+    int from[8];
+    typename S::At at[8];
 #pragma unroll
-    for (int r = 0; r < 8; r++) from[r] = source_row(source, row + r, rows);
+    for (int r = 0; r < 8; r++) {
+        from[r] = source_row<S>(source, row + r, rows);
+        at[r] = S::at(source, from[r], col);
+    }
 #pragma unroll
     for (int b = 0; b < 8; b += S::BATCH) {
 #pragma unroll
-        for (int r = b; r < b + S::BATCH; r++) data[r].load(source, from[r], col);
+        for (int r = b; r < b + S::BATCH; r++) data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
 #pragma unroll
-        for (int r = b; r < b + S::BATCH; r++) data[r].open(source, from[r], col, true);
+        for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
     }
     bool clean = out.part != CODES;
     if (out.part != CODES) {

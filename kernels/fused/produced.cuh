@@ -9,19 +9,27 @@ constexpr u32 SWIGLU = 0;  // of [l | r]: silu(l) * r, times the row's weight
 constexpr u32 SILU = 1;
 constexpr u32 GELU = 2;
 constexpr u32 GELU_TANH = 3;
+constexpr u32 NORMED = 4;  // x times its row's weight, times its column's
+
+// Eight factors of columns.
+template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(const void* weights, u32 f32, u32 col, float (&w)[8]) {
+    if (f32) unpack(load<ALIGNED>((const float*)weights + col), w);
+    else unpack(load<ALIGNED>((const T*)weights + col), w);
+}
 
 template <class T, bool ALIGNED> struct Produced {
     // What two halves of so many rows take in registers.
     static constexpr int BATCH = sizeof(T) == 4 ? 2 : 4;
+    static constexpr bool EXPERTS = true;
+    using At = const T*;
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return (const T*)s.x + (u32)row * s.stride + col; }
     Vec8<T> x, gate;
     float v[8];
-    __device__ __forceinline__ void load(const CastSource& s, i64 row, u32 col) {
-        const bool inside = row >= 0 && col < s.cols;
-        const T* from = (const T*)s.x + (u64)row * s.stride + col;
-        x = inside ? ::load<ALIGNED>(from) : zero8<T>();
-        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(from + s.cols) : zero8<T>();
+    __device__ __forceinline__ void load(const CastSource& s, At at, u32 offset, bool inside) {
+        x = inside ? ::load<ALIGNED>(at + offset) : zero8<T>();
+        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(at + s.cols + offset) : zero8<T>();
     }
-    __device__ __forceinline__ void open(const CastSource& s, i64 row, u32 col, bool first) {
+    __device__ __forceinline__ void open(const CastSource& s, At, u32, int row, u32 col, bool first) {
         const Producer& p = s.producer;
         if (row < 0 || col >= s.cols) {
 #pragma unroll
@@ -31,14 +39,18 @@ template <class T, bool ALIGNED> struct Produced {
         if (p.kind == GELU) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
+        } else if (p.kind == NORMED) {
+            const float rstd = __ldg(p.weights + row);
+            float w[8];
+            column_weights<T, ALIGNED>(p.columns, p.columns_f32, col, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(element(x, i), rstd), w[i]);
         } else {
-            const float weight = p.weights ? __ldg(p.weights + row) : 1.0f;
-            float r[8], power[8];
+            float r[8], power[8], sigma[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 v[i] = element(x, i);
-                // What has no gate is multiplied by 1, which changes no bit.
-                r[i] = p.kind == SWIGLU ? element(gate, i) : 1.0f;
+                r[i] = element(gate, i);
             }
             if (p.clamped) {
                 u32 beyond[3] = {0, 0, 0};
@@ -61,9 +73,19 @@ template <class T, bool ALIGNED> struct Produced {
 #pragma unroll
                 for (int i = 0; i < 8; i++) power[i] = gelu_tanh_power(v[i]);
             }
-            // Where the power is NaN so is what is divided.
+            // Where the power is NaN so is what is multiplied.
+            sigmoids(power, sigma);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(__fdiv_rn(v[i], one_plus_exp(power[i])), r[i]), weight);
+            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
+            if (p.kind == SWIGLU) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
+            }
+            if (p.weights) {
+                const float weight = __ldg(p.weights + row);
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], weight);
+            }
         }
         if (p.rounded) {
 #pragma unroll

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
+use super::cast_recipe::{WrittenCast, cast_codes, cast_scales};
+use super::cast_writer::PlannedCast;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
@@ -26,8 +28,15 @@ pub struct CheckpointLayout {
     /// Where tensors begin that may be the first of a file.
     units: Vec<usize>,
     metadata: BTreeMap<String, String>,
-    matrices: HashMap<String, Planned>,
+    planned: PlannedMatrices,
     dialect: Dialect,
+}
+
+/// What is to be written by rows, by name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PlannedMatrices {
+    pub(super) matrices: HashMap<String, Planned>,
+    pub(super) casts: HashMap<String, PlannedCast>,
 }
 
 /// A matrix as it is to be written.
@@ -92,14 +101,26 @@ impl CheckpointLayout {
         let order = if self.dialect == Dialect::ComfyUi { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
         self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json(order, dialect));
         let basis = written.recipe.basis();
-        self.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
+        self.planned.matrices.insert(name.to_string(), Planned { scheme, basis, rows, cols, dialect });
+    }
+
+    /// Adds a matrix that was cast to a grouping that no product reads: its codes, its scales as `NAME_scale` in the order of its
+    /// scheme, and its recipe in the metadata. The names are those in every dialect: no engine has such tensors.
+    pub fn cast(&mut self, name: &str, rows: usize, cols: usize, written: WrittenCast) {
+        let scheme = written.recipe.scheme();
+        self.units.push(self.tensors.len());
+        for tensor in [cast_codes(scheme, rows, cols), cast_scales(scheme, rows, cols)] {
+            self.push(format!("{name}{}", tensor.suffix), tensor.dtype, &tensor.shape);
+        }
+        self.metadata(format!("{RECIPE_KEY}{name}"), written.to_json());
+        self.planned.casts.insert(name.to_string(), PlannedCast { scheme, rows, cols });
     }
 
     /// Adds the scale of activations of this amax that meet the matrix added last. Gives back its name and its number, as the dialect
     /// has them: the four bytes that will be given to [`CheckpointWriter::write`]. The number is infinite, or 0, for an amax that has
     /// no such scale.
     pub fn input_scale(&mut self, name: &str, amax: f32) -> (String, f32) {
-        let nvfp4 = self.matrices.get(name).is_some_and(|planned| planned.scheme.is_nvfp4());
+        let nvfp4 = self.planned.matrices.get(name).is_some_and(|planned| planned.scheme.is_nvfp4());
         let (tensor, meaning) = input_scale_tensor(self.dialect, nvfp4);
         let full = format!("{}.{}", comfy::layer(name), tensor.suffix);
         self.push(full.clone(), tensor.dtype, &tensor.shape);
@@ -166,7 +187,7 @@ impl CheckpointLayout {
         mut files: Vec<PathBuf>,
         shard_bytes: u64,
         sources: &[&Checkpoint],
-    ) -> Result<(Header, HashMap<String, Planned>)> {
+    ) -> Result<(Header, PlannedMatrices)> {
         let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
             path: path.clone(),
             tensor: Some(printable(tensor)),
@@ -202,13 +223,13 @@ impl CheckpointLayout {
         }
         let header = Header::new(self.tensors, self.metadata)
             .map_err(|name| refuse(&name, "would be in the file twice".into(), "rename or leave out the one there"))?;
-        let comfy = self.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
+        let comfy = self.planned.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
         let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
-        unreadable(&planned, &self.matrices, sources)
+        unreadable(&planned, &self.planned, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
-        Ok((planned.header, self.matrices))
+        Ok((planned.header, self.planned))
     }
 }
 
@@ -244,7 +265,7 @@ pub(super) fn shard_names(count: usize) -> Vec<String> {
 /// that is not its own.
 fn unreadable<'a>(
     planned: &'a Listing,
-    matrices: &'a HashMap<String, Planned>,
+    matrices: &'a PlannedMatrices,
     sources: &[&'a Checkpoint],
 ) -> Option<(&'a str, String)> {
     let found: HashSet<&str> = planned.quantized().into_iter().collect();
@@ -260,13 +281,15 @@ fn unreadable<'a>(
     // What a source can read and the layout takes over.
     let copied = sources.iter().flat_map(|source| {
         let whole = |name: &&str| source.tensors_of(name).is_ok_and(|all| all.iter().all(|t| stays(source, t)));
-        source.quantized().into_iter().filter(whole).filter(|name| source.scheme(name).is_ok())
+        source.quantized().into_iter().filter(whole).filter(|name| source.stored_scheme(name).is_ok())
     });
     // A matrix without an element has no scheme, and a reader says so.
-    let planned_matrices = matrices.iter().filter(|(_, m)| m.rows > 0 && m.cols > 0).map(|(name, _)| name.as_str());
-    let mut promised: Vec<&str> = planned_matrices.chain(copied).collect();
+    let products = matrices.matrices.iter().map(|(name, m)| (name, m.rows, m.cols));
+    let casts = matrices.casts.iter().map(|(name, m)| (name, m.rows, m.cols));
+    let all = products.chain(casts).filter(|(_, rows, cols)| *rows > 0 && *cols > 0).map(|(name, ..)| name.as_str());
+    let mut promised: Vec<&str> = all.chain(copied).collect();
     promised.sort_unstable();
-    promised.into_iter().find_map(|name| match planned.scheme(name) {
+    promised.into_iter().find_map(|name| match planned.stored_scheme(name) {
         Err(error) => Some((name, reason(error))),
         Ok(_) if !found.contains(name) => Some((name, why(planned.taken_as(name)))),
         Ok(_) => None,

@@ -11,6 +11,10 @@
 //! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss; written in [`Dialect::GptOss`]) |
 //! | `nvfp4-row` | same | same, `NAME_scale_2` F32 `[n]` | `[n, 1]` |
 //!
+//! Casts to groupings that no product reads ([`CheckpointLayout::cast`]) are told by their metadata alone: F8_E4M3 or U8 codes, by rows
+//! or transposed, and `NAME_scale` with the bytes that a device has: F32 `[R, C]`, column-major F32 `[C, R']`, or U8 `[ceil(C/4), R', 4]`,
+//! R' being R rounded up to 4. [`Checkpoint::stored_scheme`] says which they are, [`Checkpoint::cast_matrix`] reads them.
+//!
 //! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` with `[3]` of a model with as many heads of keys as of queries
 //! ([`Checkpoint::with_equal_heads`]), have one scale for each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
 //!
@@ -32,10 +36,13 @@
 //! that is written with this shape, for one row `fp8-1x128` (which multiplies `fp8-128x128` too; two of the latter do not
 //! multiply), the one with larger groups (`nvfp4`, not `nvfp4-row`, for one row).
 //!
-//! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`]. It also
+//! The metadata entry `scaled_gemm.NAME` holds the recipe with every option used, as JSON; see [`WrittenRecipe`] and [`WrittenCast`]. It also
 //! says the basis of the rows, which [`Checkpoint::quant_matrix`] passes on.
 
 mod by_name;
+mod cast_recipe;
+mod cast_writer;
+mod casts;
 mod comfy;
 mod entries;
 mod folder;
@@ -58,6 +65,8 @@ mod writeback;
 mod writer;
 
 pub use crate::error::printable;
+pub use cast_recipe::{StoredScheme, WrittenCast};
+pub use cast_writer::CastWriter;
 pub(crate) use entries::{Words, each_entry};
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;

@@ -2,6 +2,7 @@
 
 use safetensors::Dtype;
 
+use super::cast_recipe::cast_scheme;
 use super::comfy;
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
@@ -10,8 +11,8 @@ use super::names::{
     SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0,
 };
 use super::recipe::Reading;
-use crate::error::Result;
-use crate::format::{CodeFormat, Fp8Format, Scheme};
+use crate::error::{Error, Result};
+use crate::format::{CastScheme, CodeFormat, Fp8Format, Scheme};
 
 /// Columns that one E4M3 scale of NVFP4 serves, and the bytes that hold them.
 const NVFP4_BLOCK: usize = 16;
@@ -25,6 +26,8 @@ pub(super) enum Parts<'a> {
     Mxfp4 { codes: &'a TensorInfo, scale: &'a TensorInfo },
     /// Two codes a byte, and two levels of scales.
     Packed { codes: &'a TensorInfo, scale: &'a TensorInfo, second: &'a TensorInfo, meaning: Second },
+    /// The result of a cast, told by the metadata: no product reads it.
+    Cast { scheme: CastScheme, codes: &'a TensorInfo, scale: &'a TensorInfo },
 }
 
 /// What the second-level scale of a file does.
@@ -39,13 +42,18 @@ pub(super) enum Second {
 impl<'a> Parts<'a> {
     pub(super) fn codes(&self) -> &'a TensorInfo {
         match *self {
-            Self::Bytes { codes, .. } | Self::Packed { codes, .. } | Self::Mxfp4 { codes, .. } => codes,
+            Self::Bytes { codes, .. }
+            | Self::Packed { codes, .. }
+            | Self::Mxfp4 { codes, .. }
+            | Self::Cast { codes, .. } => codes,
         }
     }
 
     pub(super) fn tensors(&self) -> Vec<&'a TensorInfo> {
         match *self {
-            Self::Bytes { codes, scale, .. } | Self::Mxfp4 { codes, scale } => vec![codes, scale],
+            Self::Bytes { codes, scale, .. } | Self::Mxfp4 { codes, scale } | Self::Cast { codes, scale, .. } => {
+                vec![codes, scale]
+            }
             Self::Packed { codes, scale, second, .. } => vec![codes, scale, second],
         }
     }
@@ -141,6 +149,15 @@ impl Listing {
     }
 
     pub(super) fn parts(&self, name: &str) -> Result<Parts<'_>> {
+        if let Some(scheme) = self.written(name).and_then(|text| cast_scheme(text)) {
+            let scheme = scheme.map_err(|e| self.refuse(name, e, "quantize it again"))?;
+            let (codes, scale) = (self.info(name)?, [name, SCALE_SUFFIXES[0]].concat());
+            let scale = self.get(&scale).ok_or_else(|| {
+                let found = format!("is cast to {scheme} but has no scale {scale}");
+                self.refuse(name, found, "use a file that carries its scales; none is ever assumed")
+            })?;
+            return Ok(Parts::Cast { scheme, codes, scale });
+        }
         if self.is_compressed(name) {
             if self.get(name).is_some() {
                 return Err(self.refuse(
@@ -238,7 +255,8 @@ impl Listing {
 
     /// Rows and columns of the matrix; refuses what no matrix has.
     pub(super) fn logical_shape(&self, name: &str, parts: &Parts<'_>) -> Result<(usize, usize)> {
-        let per_byte = match parts {
+        let per_byte = match *parts {
+            Parts::Cast { scheme, codes, scale } => return self.cast_shape(name, scheme, [codes, scale]),
             Parts::Bytes { .. } => 1,
             Parts::Packed { .. } | Parts::Mxfp4 { .. } => 2,
         };
@@ -271,6 +289,8 @@ impl Listing {
     pub(super) fn reading(&self, name: &str, parts: &Parts<'_>) -> Result<Reading> {
         let (rows, cols) = self.logical_shape(name, parts)?;
         let written = match self.written(name) {
+            // Its entry has words of its own, and was read.
+            _ if matches!(parts, Parts::Cast { .. }) => None,
             Some(text) => Some(Reading::from_json(text).map_err(|e| self.refuse(name, e, "quantize it again"))?),
             None => None,
         };
@@ -290,6 +310,7 @@ impl Listing {
             _ => None,
         };
         let scheme = match *parts {
+            Parts::Cast { scheme, .. } => return Err(self.no_product(name, scheme)),
             Parts::Bytes { format, scale, .. } if is_e8m0(scale.dtype) && tiled => {
                 let scheme = Scheme::Mxfp8(format);
                 let [_, blocks] = scheme.block_grid(rows, cols);
@@ -350,13 +371,19 @@ impl Listing {
             return Err(self.refuse(name, found, "leave the nibble order out"));
         }
         let nibble_order = match parts {
-            Parts::Bytes { .. } => None,
+            Parts::Bytes { .. } | Parts::Cast { .. } => None,
             Parts::Packed { .. } | Parts::Mxfp4 { .. } => {
                 let default = if tiled { NibbleOrder::HighFirst } else { NibbleOrder::LowFirst };
                 Some(said.or(self.nibble_order).unwrap_or(default))
             }
         };
         Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled, fused_rows })
+    }
+
+    /// What is said of a cast where products are to read it.
+    pub(super) fn no_product(&self, name: &str, scheme: CastScheme) -> Error {
+        let found = format!("is cast to {scheme}, which no product reads");
+        self.refuse(name, found, "dequantize it first, or read it as a cast")
     }
 
     /// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the caller

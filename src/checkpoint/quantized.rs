@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::cast_recipe::StoredScheme;
 use super::comfy;
 use super::header::TensorInfo;
 use super::names::{Dialect, NibbleOrder, is_e8m0, wide_dtype};
@@ -14,7 +15,7 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix, Scheme, codec};
 
 impl Checkpoint {
-    /// Names of what is quantized: FP8 or packed NVFP4, and not the scale of another tensor. That of a matrix of
+    /// Names of what is quantized: FP8, packed NVFP4 or casts, and not the scale of another tensor. That of a matrix of
     /// compressed-tensors is without `_packed`.
     ///
     /// Tensors with a missing scale are among them, and those that are not 2-D; reading one is then refused.
@@ -47,27 +48,29 @@ impl Checkpoint {
     /// As [`Checkpoint::tensors_of`].
     pub fn scale_name(&self, name: &str) -> Result<String> {
         Ok(match self.listing.parts(name)? {
-            Parts::Bytes { scale, .. } | Parts::Packed { scale, .. } | Parts::Mxfp4 { scale, .. } => scale.name.clone(),
+            Parts::Bytes { scale, .. }
+            | Parts::Packed { scale, .. }
+            | Parts::Mxfp4 { scale, .. }
+            | Parts::Cast { scale, .. } => scale.name.clone(),
         })
     }
 
     /// How a quantized matrix is read, by the rules of this module.
     ///
     /// # Errors
-    /// [`Error::File`](crate::Error::File) if it is not a quantized 2-D matrix, a scale is missing or fits no scheme, or the nibble order asked
-    /// for is not that of the metadata.
+    /// [`Error::File`](crate::Error::File) if it is not a quantized 2-D matrix, a scale is missing or fits no scheme, the nibble order asked
+    /// for is not that of the metadata, or it is a cast, which no product reads ([`Checkpoint::stored_scheme`]).
     pub fn scheme(&self, name: &str) -> Result<Scheme> {
         self.listing.scheme(name)
     }
 
-    /// All of this at once: scheme, dimensions ([`Checkpoint::quant_dimensions`]), and the tensors, as [`Checkpoint::tensors_of`] names
+    /// All of this at once, of casts too: scheme, dimensions ([`Checkpoint::quant_dimensions`]), and the tensors, as [`Checkpoint::tensors_of`] names
     /// them.
     ///
     /// # Errors
-    /// As [`Checkpoint::scheme`].
-    pub fn quant_info(&self, name: &str) -> Result<(Scheme, Vec<usize>, Vec<&TensorInfo>)> {
-        let parts = self.listing.parts(name)?;
-        let scheme = self.listing.reading(name, &parts)?.scheme;
+    /// As [`Checkpoint::stored_scheme`].
+    pub fn quant_info(&self, name: &str) -> Result<(StoredScheme, Vec<usize>, Vec<&TensorInfo>)> {
+        let (parts, scheme) = (self.listing.parts(name)?, self.listing.stored_scheme(name)?);
         Ok((scheme, self.listing.dimensions(name, &parts)?, parts.tensors()))
     }
 
@@ -161,6 +164,7 @@ impl Checkpoint {
                 None => (floats(scale, Second::Factor)?, Vec::new()),
             },
             Parts::Packed { scale, second, meaning, .. } => (floats(second, meaning)?, bytes(scale, |b| b >= 0x7F)?),
+            Parts::Cast { scheme, .. } => return Err(self.listing.no_product(name, scheme)),
         };
         if reading.nibble_order == Some(NibbleOrder::HighFirst) {
             codes.iter_mut().for_each(|pair| *pair = pair.rotate_left(4));

@@ -129,7 +129,7 @@ pub(super) fn dialect(text: &str) -> Option<Dialect> {
     parse(text).ok()?.get("dialect")?.as_str()?.parse().ok()
 }
 
-fn parse(text: &str) -> Result<Value, String> {
+pub(super) fn parse(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|e| format!("its recipe in the metadata: {e}"))
 }
 
@@ -162,15 +162,15 @@ fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
     })
 }
 
-fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
+pub(super) fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
     value.get(key).and_then(Value::as_str).ok_or_else(|| format!("its recipe in the metadata has no {key}"))
 }
 
-fn unknown(key: &str, text: &str) -> String {
+pub(super) fn unknown(key: &str, text: &str) -> String {
     format!("its recipe in the metadata has the unknown {key} {text:?}")
 }
 
-fn word<T: FromStr>(value: &Value, key: &str) -> Result<T, String> {
+pub(super) fn word<T: FromStr>(value: &Value, key: &str) -> Result<T, String> {
     let text = text(value, key)?;
     text.parse().map_err(|_| unknown(key, text))
 }

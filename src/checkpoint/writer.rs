@@ -6,8 +6,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use super::cast_writer::PlannedCast;
 use super::header::{Header, TensorInfo};
-use super::layout::{Planned, shard_names};
+use super::layout::{Planned, PlannedMatrices, shard_names};
 use super::matrix_writer::MatrixWriter;
 use super::open_files::OpenFiles;
 use super::writeback::{STEP, Writeback};
@@ -33,6 +34,7 @@ pub struct CheckpointWriter {
     unsynced: AtomicU64,
     pub(super) header: Header,
     pub(super) matrices: HashMap<String, Planned>,
+    pub(super) casts: HashMap<String, PlannedCast>,
     /// One for each tensor of the header.
     states: Vec<AtomicU8>,
 }
@@ -50,14 +52,15 @@ const DONE: u8 = 2;
 
 impl CheckpointWriter {
     /// Opens the files and writes their headers. The disk keeps room for the whole, where it knows how.
-    pub(super) fn start(target: Target, header: Header, matrices: HashMap<String, Planned>) -> Result<Self> {
+    pub(super) fn start(target: Target, header: Header, planned: PlannedMatrices) -> Result<Self> {
         let count = header.tensors.iter().map(|t| t.file + 1).max().unwrap_or(1);
         let states = header.tensors.iter().map(|_| AtomicU8::new(UNTOUCHED)).collect();
         let mut data_bytes = vec![0; count];
         header.tensors.iter().for_each(|t| data_bytes[t.file] = t.end);
         let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
         let (writeback, unsynced) = (Writeback::start(), AtomicU64::new(0));
-        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, states };
+        let PlannedMatrices { matrices, casts } = planned;
+        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, casts, states };
         for (i, name) in shard_names(count).into_iter().enumerate() {
             let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;

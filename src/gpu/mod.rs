@@ -13,7 +13,9 @@ mod lt;
 mod matrix;
 mod measure;
 
+pub use cast::backward::SwigluGradientsInto;
 pub use cast::groups::{CastBytes, cast_bytes};
+pub use cast::norm::RmsNormArgs;
 pub use cast::quantize::{QuantizeTo, quantize_bytes};
 pub use cast::source::{CastSource, RowIndex, SourceActivation, SwigluSource};
 pub use clocks::{ClockWatch, Clocks};

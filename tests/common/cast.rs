@@ -1,6 +1,7 @@
 //! What the suites of casts share: targets that no cast has written, and the comparison with the reference, padding included.
 //!
 //! Not a module of `common`: the other suites compile without it.
+#![allow(dead_code)]
 
 use scaled_gemm::{CastMatrix, CastScheme, DType, Handle, HostCastMatrix};
 

@@ -1,4 +1,6 @@
-//! `bench`: quantized products against the unquantized one on the same shapes, in one run.
+//! `bench`: quantized products against the unquantized one on the same shapes, in one run; or what quantizes, against a copy.
+
+mod quantizers;
 
 use std::path::Path;
 
@@ -68,6 +70,12 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         files::require_regular(path)?;
         device.use_tuning(path)?;
     }
+    if args.quantizers {
+        let (text, value) = quantizers::run(args, device.as_mut())?;
+        let notes = record.map(|record| write_record(record, &value)).transpose()?;
+        let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
+        return Ok(notes.into_iter().fold(Outcome::new(device.as_ref(), form, text, value), Outcome::note));
+    }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let request = Request { shapes: &args.shapes, ms, schemes, out: args.out_dtype };
@@ -78,13 +86,25 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         files::finish(file, &svg)?;
         notes.push(format!("plot written to {}", path.display()));
     }
-    if let Some((path, file)) = record {
-        files::finish(file, &format!("{value:#}\n"))?;
-        notes.push(format!("record written to {}", path.display()));
-    }
+    notes.extend(record.map(|record| write_record(record, &value)).transpose()?);
     let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
     let outcome = finished(device.as_ref(), &lines, form, text, value);
     Ok(notes.into_iter().fold(outcome, Outcome::note))
+}
+
+/// Writes a record, and says where.
+fn write_record((path, file): (&Path, OutputFile), value: &Value) -> Result<String, Failure> {
+    files::finish(file, &format!("{value:#}\n"))?;
+    Ok(format!("record written to {}", path.display()))
+}
+
+/// What the device is, a line for each fact.
+fn facts(device: &dyn Device) -> String {
+    device.facts().into_iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+}
+
+fn facts_value(device: &dyn Device) -> Value {
+    device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect()
 }
 
 /// An output file with the name it will have.
@@ -183,10 +203,7 @@ fn choose(
 
 impl Run<'_> {
     fn describe(&self) -> String {
-        let mut text = String::new();
-        for (name, value) in self.device.facts() {
-            text += &format!("{name:<13} {value}\n");
-        }
+        let mut text = facts(self.device);
         text += &format!(
             "baseline      {}\ncopy          {} GB/s read + write\n",
             self.device.baseline(),
@@ -266,10 +283,8 @@ impl Run<'_> {
             })
         })
         .collect();
-        let facts: serde_json::Map<String, Value> =
-            self.device.facts().into_iter().map(|(name, value)| (name.to_string(), Value::from(value))).collect();
         json!({
-            "device": self.device.name(), "title": self.device.title(), "facts": facts, "baseline": self.device.baseline(),
+            "device": self.device.name(), "title": self.device.title(), "facts": facts_value(self.device), "baseline": self.device.baseline(),
             "method": self.device.method(),
             "copy_bytes_per_second": self.copy, "out_dtype": self.request.out.name(),
             "data": "standard normal, bf16", "rows": rows, "not_run": self.skipped,

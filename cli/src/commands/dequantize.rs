@@ -10,13 +10,14 @@ use std::ops::Range;
 
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, TensorInfo, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dtype, PlainRows, StoredScheme, TensorInfo, printable,
 };
 use scaled_gemm::model_folder::{self, ModelConfig};
-use scaled_gemm::{Basis, DType, HostQuantMatrix, Scheme};
+use scaled_gemm::{Basis, DType, Scheme};
 use serde_json::{Value, json};
 
 use crate::args::{DequantizeArgs, DeviceChoice};
+use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::folder;
@@ -29,7 +30,7 @@ use experts::Experts;
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
     name: String,
-    scheme: Scheme,
+    scheme: StoredScheme,
     rows: usize,
     cols: usize,
     /// Rows and columns, or more where experts are in one tensor.
@@ -41,6 +42,10 @@ struct Matrix {
 impl Matrix {
     fn experts(&self) -> Option<&Experts> {
         self.experts.as_deref()
+    }
+
+    fn read(&self, input: &Checkpoint, rows: Range<usize>) -> scaled_gemm::Result<Coded> {
+        Coded::read(input, &self.name, self.scheme, rows)
     }
 }
 
@@ -141,7 +146,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
     }
     if args.nibble_order.is_some() && !names.iter().any(|name| input.scheme(name).is_ok_and(Scheme::is_nvfp4)) {
         // What is wrong with a matrix is worth more than the option.
-        names.iter().try_for_each(|name| input.scheme(name).map(drop))?;
+        names.iter().try_for_each(|name| input.stored_scheme(name).map(drop))?;
         return Err(Failure::Use(format!(
             "--nibble-order: {} holds no nvfp4 matrix, and a byte of the others is one code; leave it out",
             args.input.display()
@@ -164,7 +169,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
         Ok(match parts.get(&tensor.name) {
             Some(Some(name)) if gathered.contains_key(*name) => match gathered.remove(*name).flatten() {
                 Some(experts) => {
-                    let ([count, rows, cols], scheme) = (experts.sizes, input.scheme(name)?);
+                    let ([count, rows, cols], scheme) = (experts.sizes, input.stored_scheme(name)?);
                     let (name, shape) = (experts.name.clone(), experts.shape());
                     Plan::Dequantize(Matrix {
                         name,
@@ -179,7 +184,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
             },
             Some(Some(name)) => {
                 let (rows, cols) = input.quant_shape(name)?;
-                let (scheme, shape) = (input.scheme(name)?, input.quant_dimensions(name)?);
+                let (scheme, shape) = (input.stored_scheme(name)?, input.quant_dimensions(name)?);
                 Plan::Dequantize(Matrix { name: name.to_string(), scheme, rows, cols, shape, experts: None })
             }
             Some(None) => Plan::Drop,
@@ -195,7 +200,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
 fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
     let suffixes = ["input_scale", "input_global_scale", "scale_input"];
     let layer = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
-    layer.is_some_and(|layer| input.scheme(&format!("{layer}weight")).is_ok())
+    layer.is_some_and(|layer| input.stored_scheme(&format!("{layer}weight")).is_ok())
 }
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {
@@ -227,7 +232,7 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
 /// What a lane is to do. Of a matrix, which it is, and its rows.
 enum Task<'a> {
     /// What was read of them already.
-    Rows(usize, &'a Matrix, Range<usize>, Option<HostQuantMatrix>),
+    Rows(usize, &'a Matrix, Range<usize>, Option<Coded>),
     /// An expert.
     Expert(usize, &'a Matrix, &'a Experts, Range<usize>, usize),
     Bytes(usize, Vec<u8>),
@@ -323,7 +328,7 @@ impl<'a> Stream<'a> {
                 continue;
             }
             for rows in pipeline::parts(matrix.rows, pipeline::part_rows(part_bytes, matrix.cols * 2)) {
-                let part = reads_ahead.then(|| input.quant_rows(&matrix.name, rows.clone())).transpose()?;
+                let part = reads_ahead.then(|| matrix.read(input, rows.clone())).transpose()?;
                 if !to.send(Task::Rows(at, matrix, rows, part)) {
                     return Ok(Sent::NotAll);
                 }
@@ -339,14 +344,14 @@ impl<'a> Stream<'a> {
         Ok(match task {
             Task::Bytes(at, bytes) => Done::Bytes(at, bytes),
             Task::Rows(at, matrix, rows, part) => {
-                let part = part.map_or_else(|| input.quant_rows(&matrix.name, rows.clone()), Ok)?;
-                let codes = part.logical_codes().len() as u64;
+                let part = part.map_or_else(|| matrix.read(input, rows.clone()), Ok)?;
+                let codes = part.code_bytes();
                 let values = plain(caster, &part, dtype, rows.start, &mut found, buffers.take())?;
                 Done::Rows(at, matrix, rows, Values { codes, found, bytes: values.into_bytes() })
             }
             Task::Expert(at, matrix, experts, rows, number) => {
-                let parts = experts.read(input, number)?;
-                let codes = parts.iter().map(|part| part.logical_codes().len() as u64).sum();
+                let parts = experts.read(input, matrix.scheme, number)?;
+                let codes = parts.iter().map(Coded::code_bytes).sum();
                 let (mut first, mut values) = (rows.start, Vec::with_capacity(parts.len()));
                 for part in &parts {
                     values.push(plain(caster, part, dtype, first, &mut found, Vec::new())?.to_f32());
@@ -362,7 +367,7 @@ impl<'a> Stream<'a> {
 /// The values of the data in the type asked for, in `buffer`; `found` gets which of them are not finite. `first` is the first row.
 fn plain(
     caster: &mut dyn Caster,
-    part: &HostQuantMatrix,
+    part: &Coded,
     dtype: DType,
     first: usize,
     found: &mut Found,
@@ -371,7 +376,7 @@ fn plain(
     found.transformed = part.basis() != Basis::Plain;
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
-        false => caster.dequantize(part, dtype, buffer)?,
+        false => part.dequantize(caster, dtype, buffer)?,
         true => PlainRows::from_f32(exact(caster, part)?.view(), dtype, buffer)?,
     };
     if !values.is_finite() {
@@ -414,7 +419,7 @@ impl Places {
 
 impl Found {
     /// Adds a part of which the first row is row `first` of the matrix.
-    fn add(&mut self, part: &HostQuantMatrix, values: ArrayView2<'_, f32>, exact: ArrayView2<'_, f32>, first: usize) {
+    fn add(&mut self, part: &Coded, values: ArrayView2<'_, f32>, exact: ArrayView2<'_, f32>, first: usize) {
         let mut codes = vec![0.0; part.cols()];
         for (row, (values, exact)) in values.outer_iter().zip(exact.outer_iter()).enumerate() {
             part.decode_row(row, &mut codes);
@@ -491,8 +496,8 @@ impl Found {
 }
 
 /// The values in FP32, of the data where the rows are in a Hadamard basis.
-fn exact(caster: &mut dyn Caster, matrix: &HostQuantMatrix) -> Result<Array2<f32>, Failure> {
-    let mut values = caster.dequantize(matrix, DType::F32, Vec::new())?.to_f32();
+fn exact(caster: &mut dyn Caster, matrix: &Coded) -> Result<Array2<f32>, Failure> {
+    let mut values = matrix.dequantize(caster, DType::F32, Vec::new())?.to_f32();
     if matrix.basis() != Basis::Plain {
         undo_hadamard(&mut values);
     }

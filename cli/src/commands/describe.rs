@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, printable};
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ use crate::unread;
 struct Matrix<'a> {
     name: &'a str,
     /// With its dimensions: rows and columns, or of experts in one tensor more.
-    found: Result<(Scheme, Vec<usize>), String>,
+    found: Result<(StoredScheme, Vec<usize>), String>,
     /// Its tensors, where none is missing.
     parts: Vec<&'a TensorInfo>,
     bytes: u64,
@@ -38,6 +38,14 @@ struct Findings {
     /// What engines would stumble over, or read wrongly.
     problems: Vec<String>,
     notes: Vec<String>,
+}
+
+impl Matrix<'_> {
+    /// Whether all of it has one scale, of which engines that fuse it with others keep one.
+    fn has_whole(&self) -> bool {
+        let scheme = self.found.as_ref().ok().and_then(|(scheme, _)| scheme.product());
+        matches!(scheme, Some(Scheme::Nvfp4 | Scheme::Fp8Tensor(_)))
+    }
 }
 
 pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
@@ -100,7 +108,8 @@ fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
         }
     };
     let bytes = parts.iter().map(|tensor| tensor.bytes()).sum();
-    let is_plain = input.written_dialect(name) == Some(Dialect::Plain);
+    let is_cast = matches!(found, Ok((StoredScheme::Cast(_), _)));
+    let is_plain = is_cast || input.written_dialect(name) == Some(Dialect::Plain);
     Matrix { name, found, parts, bytes, is_plain }
 }
 

@@ -20,7 +20,9 @@ use crate::args::{DeviceChoice, VerifyArgs};
 use crate::data::{normal, undo_hadamard};
 use crate::device::{self, Activations, Caster, Device, HostA, Pair};
 use crate::output::{Failure, Form, Outcome, count, number, step_bar, table};
+use crate::quantizers::cast_schemes;
 use crate::recipes::{options, preset};
+use crate::target::Target;
 
 const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 /// Shape of the quantized matrices: ragged tiles, rows and blocks of 32.
@@ -42,7 +44,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let mut device = device::open(choice)?;
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
-    let cast_schemes = casts::schemes()?;
+    let cast_schemes = cast_schemes()?;
     let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     let mut caster = device.caster();
@@ -202,9 +204,10 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
         verdict(passed),
     ]);
     let rounding = if let Recipe::Fp8(recipe) = recipe { recipe.scales } else { Fp8Scales::Exact };
+    let target = Target::Recipe(recipe);
     found.values.push(json!({
-        "scheme": recipe.scheme().to_string(), "preset": preset(recipe), "rounding": rounding.name(),
-        "options": options(recipe), "recipe": recipe.to_string(),
+        "scheme": recipe.scheme().to_string(), "preset": preset(target), "rounding": rounding.name(),
+        "options": options(target), "recipe": recipe.to_string(),
         "codes_different": codes, "scales_different": scales, "decoded_different": values,
         "sqnr_db": sqnr, "sqnr_floor_db": floor, "passed": passed,
     }));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, Swiglu, rows_of};
 use scaled_gemm::{
     CastRecipe, DType, Error, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
 };
@@ -18,6 +18,8 @@ use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
 use crate::output::{Failure, count};
+use crate::quantizers::{Producer, Quantizer};
+use crate::target::Target;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
 const COPY_BYTES: usize = 128 << 20;
@@ -167,6 +169,48 @@ impl Device for Cpu {
         Ok(vec![PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }])
     }
 
+    fn time_quantizers(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        all: &[Quantizer],
+        step: &mut dyn FnMut(),
+    ) -> Result<Vec<Result<f64>>> {
+        let gated = normal(rows, 2 * cols, DType::Bf16, 1);
+        let x = gated.slice(s![.., ..cols]).to_owned();
+        let cast = |y: ArrayView2<'_, f32>, recipe| reference::cast(&y.into(), recipe);
+        let coded = |scheme| cast(x.view(), CastRecipe::new(scheme).power_of_two());
+        let time = |quantizer: &Quantizer| match *quantizer {
+            Quantizer::Quantize(_, Target::Recipe(recipe)) => {
+                median_us(|| reference::quantize(x.view(), DType::Bf16, recipe))
+            }
+            Quantizer::Quantize(producer, Target::Cast(recipe)) => median_us(|| match producer {
+                Producer::Plain => cast(x.view(), recipe),
+                Producer::Silu => cast(reference::silu(x.view()).view(), recipe),
+                Producer::Gelu => cast(reference::gelu(x.view()).view(), recipe),
+                Producer::GeluTanh => cast(reference::gelu_tanh(x.view()).view(), recipe),
+                Producer::Swiglu => {
+                    let (y, _) = reference::swiglu(gated.view(), &Swiglu::default())?;
+                    // Per channel it is read in BF16.
+                    let channels = recipe.scheme().group().is_per_channel();
+                    cast(if channels { reference::round_values(y, DType::Bf16) } else { y }.view(), recipe)
+                }
+            }),
+            Quantizer::Again(from, to) => {
+                let q = coded(from)?;
+                median_us(|| reference::cast(&(&q).into(), CastRecipe::new(to)))
+            }
+            Quantizer::Back(from) => {
+                let q = coded(from)?;
+                median_us(|| Ok(reference::cast_back(&q, DType::Bf16)))
+            }
+            Quantizer::Lossless(from, _) => {
+                let q = coded(from)?;
+                median_us(|| reference::fp4_to_fp8(&q))
+            }
+        };
+        Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
+    }
+
     fn copy_rate(&mut self) -> Result<f64> {
         let source = vec![1u8; COPY_BYTES];
         let mut target = vec![0u8; COPY_BYTES];
@@ -201,6 +245,13 @@ struct CpuCaster {
     values: Vec<f32>,
 }
 
+impl CpuCaster {
+    fn widen(&mut self, x: &PlainRows) -> ArrayView2<'_, f32> {
+        x.widen_into(&mut self.values);
+        ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are")
+    }
+}
+
 impl Caster for CpuCaster {
     fn quantize_part(
         &mut self,
@@ -209,8 +260,7 @@ impl Caster for CpuCaster {
         whole: Option<GivenScale>,
         _buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix> {
-        x.widen_into(&mut self.values);
-        let values = ArrayView2::from_shape((x.rows(), x.cols()), &self.values).expect("as many values as there are");
+        let values = self.widen(x);
         match whole {
             Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
             None => reference::quantize(values, x.dtype(), recipe),
@@ -222,10 +272,10 @@ impl Caster for CpuCaster {
     }
 
     fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix> {
-        reference::cast(&x.to_f32().view().into(), recipe)
+        reference::cast(&self.widen(x).into(), recipe)
     }
 
-    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows> {
-        PlainRows::from_f32(reference::cast_back(q, out).view(), out, Vec::new())
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows> {
+        PlainRows::from_f32(reference::cast_back(q, out).view(), out, buffer)
     }
 }

@@ -12,9 +12,9 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{
-    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan,
-    Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
-    copy,
+    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, CastMatrix, CastRecipe, CastSource, ClockWatch, Formulation,
+    GemmArgs, GemmDesc, GemmPlan, Handle, KernelFamily, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix,
+    QuantizeTo, SourceActivation, SwigluSource, Timing, TuneOptions, TuneTable, VecRef, copy,
 };
 use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
@@ -25,6 +25,8 @@ use crate::args::AccumulationChoice;
 use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
 use crate::output::Failure;
+use crate::quantizers::{Producer, Quantizer};
+use crate::target::Target;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
 const COPY_BYTES: usize = 256 << 20;
@@ -421,6 +423,71 @@ impl Device for Cuda {
             PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }
         };
         Ok(times.into_iter().map(of_cadence).collect())
+    }
+
+    fn time_quantizers(
+        &mut self,
+        [rows, cols]: [usize; 2],
+        all: &[Quantizer],
+        step: &mut dyn FnMut(),
+    ) -> Result<Vec<Result<f64>>> {
+        self.handle.load_kernels(&[KernelFamily::Fused])?;
+        // What SwiGLU reads; the others read a part of it.
+        let sets = self.sets(rows * cols * 3);
+        let data = self.duplicates(self.upload(&normal_bytes(rows, 2 * cols, DType::Bf16, 1))?, sets)?;
+        let matrices = |cols| data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols)).collect::<Result<Vec<_>>>();
+        let (plain, gated) = (matrices(cols)?, matrices(2 * cols)?);
+        let (handle, timing) = (&self.handle, borrowing(Timing::SUSTAINED).over(sets));
+        let casts =
+            |scheme| plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect::<Result<Vec<_>>>();
+        let coded = |scheme| {
+            let recipe = CastRecipe::new(scheme).power_of_two();
+            plain.iter().map(|x| handle.cast(x, recipe)).collect::<Result<Vec<_>>>()
+        };
+        let source = |producer, at: usize| -> Result<CastSource<'_>> {
+            Ok(match producer {
+                Producer::Plain => (&plain[at]).into(),
+                Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
+                Producer::Silu => CastSource::activated(&plain[at], SourceActivation::Silu),
+                Producer::Gelu => CastSource::activated(&plain[at], SourceActivation::Gelu),
+                Producer::GeluTanh => CastSource::activated(&plain[at], SourceActivation::GeluTanh),
+            })
+        };
+        let time = |quantizer: &Quantizer| {
+            let times = match *quantizer {
+                Quantizer::Quantize(_, Target::Recipe(recipe)) => {
+                    let new = |_| QuantMatrix::zeros(handle, recipe.scheme(), rows, cols);
+                    let mut out = plain.iter().map(new).collect::<Result<Vec<_>>>()?;
+                    let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Quantize(producer, Target::Cast(recipe)) => {
+                    let mut out = casts(recipe.scheme())?;
+                    let mut run = |at: usize| handle.cast_into(source(producer, at)?, recipe, &mut out[at]);
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Again(from, to) => {
+                    let (q, mut out) = (coded(from)?, casts(to)?);
+                    let mut run = |at: usize| handle.cast_into(&q[at], CastRecipe::new(to), &mut out[at]);
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Back(from) => {
+                    let q = coded(from)?;
+                    let zeros = |_| self.zeros(rows * cols * DType::Bf16.bytes());
+                    let mut y = plain.iter().map(zeros).collect::<Result<Vec<_>>>()?;
+                    let mut run = |at: usize| {
+                        handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], DType::Bf16, rows, cols)?)
+                    };
+                    timing.time(handle, |call| run(call % sets))?
+                }
+                Quantizer::Lossless(from, to) => {
+                    let (q, mut out) = (coded(from)?, casts(to)?);
+                    timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
+                }
+            };
+            Ok(times.median())
+        };
+        Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
     }
 
     fn copy_rate(&mut self) -> Result<f64> {

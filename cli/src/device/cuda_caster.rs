@@ -24,6 +24,7 @@ struct Open {
     /// A number that kernels read.
     number: DeviceBuffer,
     quantized: Option<QuantMatrix>,
+    cast: Option<CastMatrix>,
 }
 
 impl CudaCaster {
@@ -47,7 +48,7 @@ impl CudaCaster {
             None => {
                 let handle = Handle::new(self.ordinal)?;
                 let (plain, number) = (handle.alloc(bytes.max(Self::PART))?, handle.alloc(size_of::<f32>())?);
-                Open { handle, plain, number, quantized: None }
+                Open { handle, plain, number, quantized: None, cast: None }
             }
         };
         Ok(self.open.insert(open))
@@ -131,19 +132,28 @@ impl Caster for CudaCaster {
     }
 
     fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix> {
-        let Open { handle, plain, .. } = self.open(x.bytes().len())?;
-        handle.write(&mut plain.view_mut(), x.bytes())?;
-        let x = MatRef::new(&*plain, x.dtype(), x.rows(), x.cols())?;
-        handle.cast(&x, recipe)?.to_host(handle)
+        let (rows, cols, scheme) = (x.rows(), x.cols(), recipe.scheme());
+        let open = self.open(x.bytes().len())?;
+        // That of the last part, where it is alike.
+        let mut q = match open.cast.take() {
+            Some(q) if (q.scheme(), q.rows(), q.cols()) == (scheme, rows, cols) => q,
+            _ => CastMatrix::zeros(&open.handle, scheme, rows, cols)?,
+        };
+        open.handle.write(&mut open.plain.view_mut(), x.bytes())?;
+        let x = MatRef::new(&open.plain, x.dtype(), rows, cols)?;
+        open.handle.cast_into(&x, recipe, &mut q)?;
+        let host = q.to_host(&open.handle)?;
+        open.cast = Some(q);
+        Ok(host)
     }
 
-    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows> {
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType, mut buffer: Vec<u8>) -> Result<PlainRows> {
         let (rows, cols) = (q.rows(), q.cols());
         let Open { handle, plain, .. } = self.open(rows * cols * out.bytes())?;
         let q = CastMatrix::from_host(handle, q)?;
         handle.cast_back_into(&q, &mut MatMut::new(&mut *plain, out, rows, cols)?)?;
-        let mut values = vec![0; rows * cols * out.bytes()];
-        handle.read_into(&plain.view(), &mut values)?;
-        PlainRows::new(out, rows, cols, values)
+        buffer.resize(rows * cols * out.bytes(), 0);
+        handle.read_into(&plain.view(), &mut buffer)?;
+        PlainRows::new(out, rows, cols, buffer)
     }
 }

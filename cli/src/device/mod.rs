@@ -19,6 +19,7 @@ use scaled_gemm::{
 
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::Failure;
+use crate::quantizers::Quantizer;
 
 /// How A comes to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,8 +142,8 @@ pub trait Caster: Send {
     /// Casts to a grouping that no product reads.
     fn cast(&mut self, x: &PlainRows, recipe: CastRecipe) -> Result<HostCastMatrix>;
 
-    /// The values of the result of a cast, rounded to `out`.
-    fn cast_back(&mut self, q: &HostCastMatrix, out: DType) -> Result<PlainRows>;
+    /// The values of the result of a cast, rounded to `out`, in `buffer`, whose bytes are replaced.
+    fn cast_back(&mut self, q: &HostCastMatrix, out: DType, buffer: Vec<u8>) -> Result<PlainRows>;
 }
 
 /// One place to run on. Matrices come and go in host memory.
@@ -200,6 +201,15 @@ pub trait Device {
     /// The unquantized product, and quantization and product together and apart, timed in turns; checked. One for each
     /// cadence that matters at this shape, the sustained one last.
     fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>>;
+
+    /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns, or why there are none. `step` hears
+    /// of each.
+    fn time_quantizers(
+        &mut self,
+        shape: [usize; 2],
+        all: &[Quantizer],
+        step: &mut dyn FnMut(),
+    ) -> Result<Vec<Result<f64>>>;
 
     /// Bytes read and written in a second by a large copy, now.
     fn copy_rate(&mut self) -> Result<f64>;

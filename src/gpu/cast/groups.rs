@@ -1,16 +1,13 @@
 //! Casts to groupings that no product reads, as calls on a handle: TileKernels' casts.
 
-use super::source::{CastSource, SourceActivation, SwigluSource, Values};
+use super::source::{CastSource, GatedInput, SourceActivation, SwigluSource, Values};
 use crate::error::{Error, Result};
-use crate::format::{
-    Basis, CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe,
-    Fp8Rule, Fp8Scales,
-};
+use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType};
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
-use crate::gpu::matrix::{CastMatrix, MatMut, QuantMatrix};
+use crate::gpu::matrix::{CastMatrix, MatMut, MatRef};
 
 impl Handle {
     /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax in FP32 from the
@@ -92,15 +89,17 @@ impl Handle {
         let order = self.queue().order();
         let [codes, scales] = out.write(&order)?;
         let to = CastTo { codes: &codes, scales: &scales, scheme, rows, cols };
-        self.with_source(&mut source, &order, scheme, |from| self.kernels().cast(self.queue(), from, recipe, part, &to))
+        self.with_source(&mut source, &order, scheme.group(), |from| {
+            self.kernels().cast(self.queue(), from, recipe, part, &to)
+        })
     }
 
-    /// Calls `enqueue` with the source as the kernels take it, for a cast to this scheme.
-    fn with_source<'q>(
+    /// Calls `enqueue` with the source as the kernels take it, for a cast to groups of this kind.
+    pub(super) fn with_source<'q>(
         &self,
         source: &'q mut CastSource<'_>,
         order: &Order<'q>,
-        scheme: CastScheme,
+        group: CastGroup,
         enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
     ) -> Result<()> {
         let (rows, cols) = (source.matrix_rows(), source.cols());
@@ -124,12 +123,24 @@ impl Handle {
                     SourceActivation::Gelu => ProducerKind::Gelu,
                     SourceActivation::GeluTanh => ProducerKind::GeluTanh,
                 };
-                let producer =
-                    ProducerCall { kind, clamp: None, weights: None, experts: None, counts: None, rounded: false };
+                let producer = ProducerCall { kind, ..ProducerCall::default() };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
                 enqueue(&CastFrom { x: &span, values, rows, cols, index })
             }
-            Values::Swiglu(SwigluSource { x, clamp, weights, experts, counts }) => {
+            Values::Normed { x, rstd, weight } => {
+                let (span, rstd) = (x.data().at(order)?, rstd.data().at(order)?);
+                let factors = weight.data().at(order)?;
+                let producer = ProducerCall {
+                    kind: ProducerKind::Normed,
+                    weights: Some(&rstd),
+                    columns: Some((&factors, weight.dtype())),
+                    ..ProducerCall::default()
+                };
+                let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
+                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+            }
+            Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
+            Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), clamp, weights, experts, counts }) => {
                 let span = x.data().at(order)?;
                 let weights = weights.as_ref().map(|weights| weights.data().at(order)).transpose()?;
                 let experts = experts.as_ref().map(|experts| experts.at(order)).transpose()?;
@@ -140,63 +151,13 @@ impl Handle {
                     weights: weights.as_ref(),
                     experts: experts.as_ref(),
                     counts: counts.as_ref(),
-                    rounded: scheme.group().is_per_channel(),
+                    rounded: group.is_per_channel(),
+                    ..ProducerCall::default()
                 };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
                 enqueue(&CastFrom { x: &span, values, rows, cols, index })
             }
         }
-    }
-
-    /// Quantizes a source to what products read: FP8 E4M3 with scales of rows or of 1x128 groups, under the rule `deepseek`, which is
-    /// that of [`Handle::cast`]. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded
-    /// ([`Handle::load_kernels`]: [`KernelFamily::Cast`](crate::KernelFamily), of producers `Fused` too).
-    ///
-    /// The scale of a whole tensor would take a pass of its own, which computes the source twice: store it, and quantize that.
-    ///
-    /// # Errors
-    /// As [`Handle::cast_into`]; [`Error::Unsupported`] for other recipes.
-    pub fn quantize_source_into<'a>(
-        &self,
-        source: impl Into<CastSource<'a>>,
-        recipe: Fp8Recipe,
-        out: &mut QuantMatrix,
-    ) -> Result<()> {
-        let mut source = source.into();
-        check_source(&source)?;
-        let (group, scales) = match recipe.granularity {
-            Fp8Granularity::Row => (CastGroup::Row, CastScales::RowMajor),
-            Fp8Granularity::Group1x128 => (CastGroup::Group1x128, CastScales::ColumnMajor),
-            other => return Err(not_of_a_source(other, recipe)),
-        };
-        if recipe.rule != Fp8Rule::DeepSeek || recipe.format != Fp8Format::E4M3 {
-            return Err(not_of_a_source(recipe.granularity, recipe));
-        }
-        let (rows, cols) = (source.rows(), source.cols());
-        if out.scheme() != recipe.scheme() || (out.rows(), out.cols()) != (rows, cols) {
-            return Err(Error::shape(
-                "target",
-                format!("{} x {} {}", out.rows(), out.cols(), out.scheme()),
-                format!("must be {rows} x {cols} {}", recipe.scheme()),
-                "allocate it with QuantMatrix::zeros for that scheme and shape",
-            ));
-        }
-        self.check_basis(Basis::Plain, out)?;
-        let scheme = CastScheme::new(CodeFormat::E4M3, group)?.with_scales(scales);
-        let exact = CastRecipe::new(scheme);
-        let cast = if recipe.scales == Fp8Scales::PowerOfTwo { exact.power_of_two() } else { exact };
-        let _turn = self.queue().turn();
-        {
-            let order = self.queue().order();
-            let spans = out.write(&order)?;
-            // Rows of codes and scales beyond the matrix are zero, and stay so.
-            let to = CastTo { codes: &spans.codes, scales: &spans.scales, scheme, rows, cols };
-            self.with_source(&mut source, &order, scheme, |from| {
-                self.kernels().cast(self.queue(), from, cast, CastPart::Both, &to)
-            })?;
-        }
-        out.set_basis(Basis::Plain);
-        out.derive_again(self)
     }
 
     /// `y = round(fl(code * scale))` to BF16, F16 or F32. Allocates nothing and waits for nothing.
@@ -266,25 +227,30 @@ impl Handle {
     }
 }
 
-fn check_source(source: &CastSource<'_>) -> Result<()> {
+pub(super) fn check_source(source: &CastSource<'_>) -> Result<()> {
     match &source.values {
-        Values::Plain(x) | Values::Activated(x, _) | Values::Swiglu(SwigluSource { x, .. }) if !x.dtype().is_wide() => {
-            Err(Error::dtype("source of a cast", x.dtype(), "has no scales", "pass bf16, f16, f32, or a CastMatrix"))
-        }
-        _ => Ok(()),
+        Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
+        Values::Plain(x)
+        | Values::Activated(x, _)
+        | Values::Normed { x, .. }
+        | Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), .. }) => check_wide("source of a cast", x),
+        Values::Coded(_) => Ok(()),
     }
 }
 
-fn not_of_a_source(granularity: Fp8Granularity, recipe: Fp8Recipe) -> Error {
-    let reason = match granularity {
-        Fp8Granularity::Tensor => "its amax would take a pass of its own, which computes the source twice",
-        Fp8Granularity::Group128x128 => "tiles are for weights, which nothing computes right before",
-        _ => "a source is cast to e4m3 under the rule deepseek",
-    };
+/// Refuses codes without scales.
+pub(super) fn check_wide(operand: &str, x: &MatRef<'_>) -> Result<()> {
+    if x.dtype().is_wide() {
+        return Ok(());
+    }
+    Err(Error::dtype(operand, x.dtype(), "has no scales", "pass bf16, f16, f32, or a CastMatrix"))
+}
+
+fn coded_forward(q: &CastMatrix) -> Error {
     Error::unsupported(
-        format!("a source quantized to {} under the rule {}", recipe.scheme(), recipe.rule),
-        reason,
-        "store its values and use Handle::quantize, or take fp8-row or fp8-1x128 and Fp8Rule::DeepSeek",
+        format!("SwiGLU of x in {}, forward", q.scheme()),
+        "only the backward pass reads codes",
+        "cast them back first (Handle::cast_back_into)",
     )
 }
 

@@ -1,5 +1,8 @@
 //! Quantizers, casts and dequantizers.
 
+pub(crate) mod backward;
 pub(crate) mod groups;
+pub(crate) mod norm;
 pub(crate) mod quantize;
 pub(crate) mod source;
+pub(crate) mod targets;

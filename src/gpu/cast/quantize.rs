@@ -234,11 +234,7 @@ impl Handle {
         };
         if let Some(given) = given {
             let span = given.number().at(&order)?;
-            let given = match given {
-                GivenScale::Amax(_) => Factor::Amax(&span),
-                GivenScale::Encode(_) => Factor::Encode(&span),
-                GivenScale::Decode(_) => Factor::Decode(&span),
-            };
+            let given = level(given, &span);
             return kernels.quantize_nvfp4(stream, &input, recipe, [Some(given); 2], false, out, out_t);
         }
         if recipe.scheme() == Scheme::Nvfp4Row {
@@ -317,12 +313,8 @@ impl Handle {
         self.check_basis(Basis::Plain, out)?;
         let spans = out.write(&order)?;
         let target = output(&spans);
-        let factor = scale.number().at(&order)?;
-        let factor = match scale {
-            GivenScale::Encode(_) => Factor::Encode(&factor),
-            GivenScale::Decode(_) => Factor::Decode(&factor),
-            GivenScale::Amax(_) => return Err(scale.needs_recipe()),
-        };
+        let number = scale.number().at(&order)?;
+        let factor = factor(scale, &number)?;
         let amax = amax.map(|bytes| bytes.at(&order)).transpose()?;
         self.kernels().quantize_tensor(stream, &input, format, factor, &target, amax.as_ref())?;
         drop(order);
@@ -407,8 +399,25 @@ fn check_input(x: &MatRef<'_>) -> Result<()> {
     check_quantize_cols("x", x.cols())
 }
 
-fn output<'a>(QuantSpans { codes, scales, block_scales }: &'a QuantSpans<'a>) -> Output<'a> {
+pub(super) fn output<'a>(QuantSpans { codes, scales, block_scales }: &'a QuantSpans<'a>) -> Output<'a> {
     Output { codes, scales, block_scales }
+}
+
+/// What a given second level is to the kernels, its number being here.
+pub(super) fn level<'a, T>(given: &GivenScale<T>, number: &'a Span<'a>) -> Factor<'a> {
+    match given {
+        GivenScale::Amax(_) => Factor::Amax(number),
+        GivenScale::Encode(_) => Factor::Encode(number),
+        GivenScale::Decode(_) => Factor::Decode(number),
+    }
+}
+
+/// The same of the scale of an FP8 matrix.
+pub(super) fn factor<'a, T>(given: &GivenScale<T>, number: &'a Span<'a>) -> Result<Factor<'a>> {
+    match given {
+        GivenScale::Amax(_) => Err(given.needs_recipe()),
+        GivenScale::Encode(_) | GivenScale::Decode(_) => Ok(level(given, number)),
+    }
 }
 
 fn too_many_maxima(rows: usize, cols: usize, limit: usize) -> Error {
@@ -441,7 +450,7 @@ fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Resu
     Ok((plain, transposed))
 }
 
-fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
+pub(super) fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {
     if out.scheme() != scheme || (out.rows(), out.cols()) != (rows, cols) {
         return Err(Error::shape(
             name,

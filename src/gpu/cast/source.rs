@@ -1,7 +1,7 @@
 //! Where the numbers of a cast come from.
 
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::format::{CodeFormat, DType};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -19,6 +19,30 @@ pub(super) enum Values<'a> {
     Coded(&'a CastMatrix),
     Swiglu(SwigluSource<'a>),
     Activated(&'a MatRef<'a>, SourceActivation),
+    Normed { x: &'a MatRef<'a>, rstd: VecRef<'a>, weight: VecRef<'a> },
+}
+
+/// x of SwiGLU, both halves.
+#[derive(Clone, Copy)]
+pub(super) enum GatedInput<'a> {
+    Plain(&'a MatRef<'a>),
+    Coded(&'a CastMatrix),
+}
+
+impl GatedInput<'_> {
+    pub(super) fn rows(&self) -> usize {
+        match self {
+            Self::Plain(x) => x.rows(),
+            Self::Coded(q) => q.rows(),
+        }
+    }
+
+    pub(super) fn cols(&self) -> usize {
+        match self {
+            Self::Plain(x) => x.cols(),
+            Self::Coded(q) => q.cols(),
+        }
+    }
 }
 
 /// A function of each element, in FP32, in the arithmetic of [`reference`](crate::reference)'s function of the name.
@@ -37,7 +61,7 @@ named!(SourceActivation, "activation of a source", Silu => "silu", Gelu => "gelu
 /// `y = silu(l) * r * w` of x = `[l | r]`, rows x 2H: the source of a cast of rows x H, in the arithmetic of
 /// [`reference::swiglu`](crate::reference::swiglu). A cast per channel reads y rounded to BF16, all others y as it is.
 pub struct SwigluSource<'a> {
-    pub(super) x: &'a MatRef<'a>,
+    pub(super) x: GatedInput<'a>,
     pub(super) clamp: Option<f32>,
     pub(super) weights: Option<VecRef<'a>>,
     pub(super) experts: Option<DeviceBytes<'a>>,
@@ -50,6 +74,26 @@ impl<'a> SwigluSource<'a> {
     /// # Errors
     /// [`Error::Shape`] unless x has a multiple of 32 columns.
     pub fn new(x: &'a MatRef<'a>) -> Result<Self> {
+        Self::of(GatedInput::Plain(x))
+    }
+
+    /// The same of `x = fl(code * scale)`, which [`Handle::swiglu_backward`] reads: activations that were kept in FP8. A cast of the forward
+    /// pass refuses it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless x has a multiple of 32 columns; [`Error::Unsupported`] unless the codes are E4M3 that are not transposed.
+    pub fn of_codes(x: &'a CastMatrix) -> Result<Self> {
+        if x.scheme().format() != CodeFormat::E4M3 || x.scheme().is_transposed() {
+            return Err(Error::unsupported(
+                format!("x of SwiGLU in {}", x.scheme()),
+                "it is read in e4m3, row by row",
+                "cast it back (Handle::cast_back_into), or keep it in e4m3",
+            ));
+        }
+        Self::of(GatedInput::Coded(x))
+    }
+
+    fn of(x: GatedInput<'a>) -> Result<Self> {
         if !x.cols().is_multiple_of(32) {
             return Err(Error::shape(
                 "x of SwiGLU",
@@ -136,6 +180,23 @@ fn check_rows(operand: &str, found: usize, rows: usize) -> Result<()> {
     Err(Error::shape(operand, found.to_string(), format!("must be the {rows} rows of x"), "pass one for each row"))
 }
 
+/// That a norm's weight has a factor for each column of x, in FP32 or x's type.
+pub(super) fn check_norm_weight(x: &MatRef<'_>, weight: &VecRef<'_>) -> Result<()> {
+    if weight.len() != x.cols() {
+        return Err(Error::shape(
+            "weight of a norm",
+            format!("{} elements", weight.len()),
+            format!("must be the {} columns of x", x.cols()),
+            "pass a factor for each column",
+        ));
+    }
+    if weight.dtype() != DType::F32 && weight.dtype() != x.dtype() {
+        let rule = format!("is neither f32 nor {}, x's type", x.dtype());
+        return Err(Error::dtype("weight of a norm", weight.dtype(), rule, "convert it to one of them"));
+    }
+    Ok(())
+}
+
 impl<'a> From<SwigluSource<'a>> for CastSource<'a> {
     fn from(source: SwigluSource<'a>) -> Self {
         Self { values: Values::Swiglu(source), index: None }
@@ -160,6 +221,21 @@ impl<'a> CastSource<'a> {
         Self { values: Values::Activated(x, activation), index: None }
     }
 
+    /// `y = fl(fl(x * rstd[row]) * weight[column])`: RMSNorm of rows whose factors are known ([`Handle::rms_norm`] finds them), which any cast
+    /// can read. x is BF16, F16 or F32, rstd FP32, the weight FP32 or of x's type. A cast along rows alone is faster in one pass
+    /// ([`Handle::rms_norm_cast_into`]).
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] for other vectors.
+    pub fn normed(x: &'a MatRef<'a>, rstd: VecRef<'a>, weight: VecRef<'a>) -> Result<Self> {
+        if rstd.dtype() != DType::F32 {
+            return Err(Error::dtype("factors of a norm", rstd.dtype(), "is not f32", "pass one f32 for each row"));
+        }
+        check_rows("factors of a norm", rstd.len(), x.rows())?;
+        check_norm_weight(x, &weight)?;
+        Ok(Self { values: Values::Normed { x, rstd, weight }, index: None })
+    }
+
     /// Row i of the source is row `index[i]` of the matrix, or zeros.
     ///
     /// # Errors
@@ -180,7 +256,7 @@ impl<'a> CastSource<'a> {
     /// Rows of the matrix that is read.
     pub(super) fn matrix_rows(&self) -> usize {
         match &self.values {
-            Values::Plain(x) | Values::Activated(x, _) => x.rows(),
+            Values::Plain(x) | Values::Activated(x, _) | Values::Normed { x, .. } => x.rows(),
             Values::Coded(q) => q.rows(),
             Values::Swiglu(source) => source.x.rows(),
         }
@@ -194,7 +270,7 @@ impl<'a> CastSource<'a> {
     /// Columns.
     pub fn cols(&self) -> usize {
         match &self.values {
-            Values::Plain(x) | Values::Activated(x, _) => x.cols(),
+            Values::Plain(x) | Values::Activated(x, _) | Values::Normed { x, .. } => x.cols(),
             Values::Coded(q) => q.cols(),
             Values::Swiglu(source) => source.x.cols() / 2,
         }

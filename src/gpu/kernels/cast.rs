@@ -1,6 +1,7 @@
 //! Launches for casts of any source: `kernels/cast/cast_*.cu`, and `kernels/fused/produced.cu` for what is computed before it is cast.
 
 use super::Kernels;
+use super::fused::FusedKernels;
 use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, format_code, is_aligned};
@@ -41,9 +42,7 @@ impl BySource {
 
     fn kernel(&self, from: &CastFrom<'_>) -> Result<Kernel> {
         match from.values {
-            CastValues::Plain { dtype, row_stride } => {
-                self.plain.of(dtype, is_aligned(from.x.address, from.rows, row_stride, dtype))
-            }
+            CastValues::Plain { dtype, .. } => self.plain.of(dtype, from.is_aligned()),
             CastValues::Coded { scheme, .. } if scheme.format() == CodeFormat::E2M1 => Ok(self.e2m1),
             CastValues::Coded { .. } => Ok(self.e4m3),
             CastValues::Produced { .. } => Err(Error::unsupported(
@@ -52,25 +51,6 @@ impl BySource {
                 "report it: Kernels::cast chose the wrong one",
             )),
         }
-    }
-}
-
-/// The kernels of sources that are computed.
-pub(super) struct FusedKernels {
-    rows: ByInput,
-    /// Row read twice, row in registers.
-    row: [ByInput; 2],
-    tile: ByInput,
-}
-
-impl FusedKernels {
-    pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let file = modules.file("fused/produced")?;
-        Ok(Self {
-            rows: file.by_input("cast_rows_1_produced")?,
-            row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
-            tile: file.by_input("cast_tile_produced")?,
-        })
     }
 }
 
@@ -121,7 +101,7 @@ pub(crate) enum CastValues<'a> {
 }
 
 /// What is computed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct ProducerCall<'a> {
     pub(crate) kind: ProducerKind,
     pub(crate) clamp: Option<f32>,
@@ -131,17 +111,22 @@ pub(crate) struct ProducerCall<'a> {
     pub(crate) experts: Option<&'a Span<'a>>,
     /// Three u64.
     pub(crate) counts: Option<&'a Span<'a>>,
+    /// Factors of columns, of x's type or FP32.
+    pub(crate) columns: Option<(&'a Span<'a>, DType)>,
     /// Values are rounded to BF16 before they are cast.
     pub(crate) rounded: bool,
 }
 
 /// As `kernels/fused/produced.cuh` numbers it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum ProducerKind {
+    #[default]
     Swiglu = 0,
     Silu = 1,
     Gelu = 2,
     GeluTanh = 3,
+    /// x times its row's weight, times its column's.
+    Normed = 4,
 }
 
 /// Codes and scales of a matrix.
@@ -165,7 +150,7 @@ pub(crate) enum CastPart {
 /// Mirror of `CastGrid` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct CastGrid {
+pub(super) struct CastGrid {
     rows: u32,
     cols: u32,
     row_shift: u32,
@@ -191,8 +176,8 @@ impl CastGrid {
 
 /// Mirror of `CastRule` in `kernels/cast/cast.cuh`.
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct CastRule {
+#[derive(Clone, Copy, Default)]
+pub(super) struct CastRule {
     max: f32,
     floor: f32,
     pow2: u32,
@@ -200,7 +185,7 @@ struct CastRule {
 }
 
 impl CastRule {
-    fn new(recipe: CastRecipe) -> Self {
+    pub(super) fn new(recipe: CastRecipe) -> Self {
         Self {
             max: recipe.scheme().format().max(),
             floor: recipe.floor(),
@@ -212,8 +197,8 @@ impl CastRule {
 
 /// Mirror of `CastOut` in `kernels/cast/cast.cuh`.
 #[repr(C)]
-#[derive(Clone, Copy)]
-struct CastOut {
+#[derive(Clone, Copy, Default)]
+pub(super) struct CastOut {
     codes: u64,
     scales: u64,
     grid: CastGrid,
@@ -222,7 +207,7 @@ struct CastOut {
 }
 
 impl CastOut {
-    fn new(to: &CastTo<'_>, part: CastPart) -> Self {
+    pub(super) fn new(to: &CastTo<'_>, part: CastPart) -> Self {
         let grid = CastGrid::new(to.scheme, to.rows, to.cols);
         let transposed = u32::from(to.scheme.is_transposed());
         Self { codes: to.codes.address, scales: to.scales.address, grid, part: part as u32, transposed }
@@ -232,26 +217,30 @@ impl CastOut {
 /// Mirror of `Producer` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Producer {
+pub(super) struct Producer {
     weights: u64,
     experts: u64,
     counts: u64,
+    columns: u64,
     kind: u32,
     clamped: u32,
     clamp: f32,
     rounded: u32,
+    columns_f32: u32,
 }
 
 impl Producer {
-    fn new(call: &ProducerCall<'_>) -> Self {
+    pub(super) fn new(call: &ProducerCall<'_>) -> Self {
         Self {
             weights: address(call.weights),
             experts: address(call.experts),
             counts: address(call.counts),
+            columns: address(call.columns.map(|(span, _)| span)),
             kind: call.kind as u32,
             clamped: u32::from(call.clamp.is_some()),
             clamp: call.clamp.unwrap_or_default(),
             rounded: u32::from(call.rounded),
+            columns_f32: u32::from(call.columns.is_some_and(|(_, dtype)| dtype == DType::F32)),
         }
     }
 }
@@ -259,7 +248,7 @@ impl Producer {
 /// Mirror of `CastSource` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CastSource {
+pub(super) struct CastSource {
     x: u64,
     scales: u64,
     index: u64,
@@ -271,7 +260,11 @@ struct CastSource {
 }
 
 impl CastSource {
-    fn new(from: &CastFrom<'_>) -> Self {
+    pub(super) fn with_producer(self, producer: Producer) -> Self {
+        Self { producer, ..self }
+    }
+
+    pub(super) fn new(from: &CastFrom<'_>) -> Self {
         let (none, plain) = (Producer::default(), CastGrid::default());
         let (scales, stride, grid, producer) = match from.values {
             CastValues::Plain { row_stride, .. } => (0, row_stride, plain, none),
@@ -294,11 +287,11 @@ impl CastSource {
 }
 
 impl CastTo<'_> {
-    fn spans(&self) -> [(&'static str, &Span<'_>); 2] {
+    pub(super) fn spans(&self) -> [(&'static str, &Span<'_>); 2] {
         [("codes of the target", self.codes), ("scales of the target", self.scales)]
     }
 
-    fn check(&self, operand: &str) -> Result<()> {
+    pub(super) fn check(&self, operand: &str) -> Result<()> {
         let Self { codes, scales, scheme, rows, cols } = *self;
         scheme.check_shape(rows, cols)?;
         check_bytes(&format!("codes of the {operand}"), codes, scheme.code_bytes(rows, cols))?;
@@ -310,7 +303,7 @@ impl CastTo<'_> {
 
 impl CastFrom<'_> {
     /// That the kernels may read it for a result of so many rows.
-    fn check(&self, result_rows: usize) -> Result<()> {
+    pub(super) fn check(&self, result_rows: usize) -> Result<()> {
         if self.rows > i32::MAX as usize {
             return Err(Error::shape(
                 "source",
@@ -340,6 +333,10 @@ impl CastFrom<'_> {
                 check_aligned("source", self.x, dtype.bytes() as u64)?;
                 check_floats("weights of rows", producer.weights, self.rows)?;
                 check_floats("experts of rows", producer.experts, self.rows)?;
+                if let Some((weights, dtype)) = producer.columns {
+                    check_bytes("weights of columns", weights, self.cols * dtype.bytes())?;
+                    check_aligned("weights of columns", weights, dtype.bytes() as u64)?;
+                }
                 if let Some(counts) = producer.counts {
                     check_bytes("counts of the clamp", counts, 24)?;
                     check_aligned("counts of the clamp", counts, 8)?;
@@ -361,15 +358,29 @@ impl CastFrom<'_> {
         }
     }
 
+    /// Whether all that is read sixteen bytes at a time begins so.
+    pub(super) fn is_aligned(&self) -> bool {
+        let rows_are = |dtype, row_stride| is_aligned(self.x.address, self.rows, row_stride, dtype);
+        match self.values {
+            CastValues::Plain { dtype, row_stride } => rows_are(dtype, row_stride),
+            CastValues::Coded { .. } => true,
+            CastValues::Produced { dtype, row_stride, producer } => {
+                let columns = producer.columns.is_none_or(|(weights, _)| weights.address.is_multiple_of(16));
+                columns && rows_are(dtype, row_stride)
+            }
+        }
+    }
+
     /// What it reads, by name.
-    fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
+    pub(super) fn spans(&self) -> impl Iterator<Item = (&'static str, &Span<'_>)> {
         let others = match &self.values {
-            CastValues::Plain { .. } => [None; 3],
-            CastValues::Coded { scales, .. } => [Some(("scales of the source", *scales)), None, None],
+            CastValues::Plain { .. } => [None; 4],
+            CastValues::Coded { scales, .. } => [Some(("scales of the source", *scales)), None, None, None],
             CastValues::Produced { producer, .. } => [
                 producer.weights.map(|weights| ("weights of rows", weights)),
                 producer.experts.map(|experts| ("experts of rows", experts)),
                 producer.counts.map(|counts| ("counts of the clamp", counts)),
+                producer.columns.map(|(weights, _)| ("weights of columns", weights)),
             ],
         };
         let others = others.into_iter().flatten();
@@ -378,7 +389,7 @@ impl CastFrom<'_> {
 }
 
 /// Refuses a target that lies where something is read.
-fn check_apart<'s>(
+pub(super) fn check_apart<'s>(
     sources: impl Iterator<Item = (&'static str, &'s Span<'s>)>,
     targets: &[(&'static str, &Span<'_>)],
 ) -> Result<()> {
@@ -423,9 +434,7 @@ impl Kernels {
         let [row_extent, col_extent] = to.scheme.group().extents();
         // A source that is computed has one kernel of each kind.
         let produced = match from.values {
-            CastValues::Produced { dtype, row_stride, .. } => {
-                Some((self.fused(stream)?, dtype, is_aligned(from.x.address, from.rows, row_stride, dtype)))
-            }
+            CastValues::Produced { dtype, .. } => Some((self.fused(stream)?, dtype, from.is_aligned())),
             _ => None,
         };
         let family = self.casts(stream)?;
@@ -452,7 +461,7 @@ impl Kernels {
                 let two = produced.is_none() && quads * chunks.div_ceil(16) >= self.sm_count * 16;
                 let per_block = if two { 16 } else { 8 };
                 let kernel = choose(&family.rows[usize::from(two)], |f| &f.rows)?;
-                (kernel, Blocks::new((quads * chunks.div_ceil(per_block), 1), THREADS))
+                (kernel, Blocks::new((quads, chunks.div_ceil(per_block)), THREADS))
             }
             _ => {
                 let kernel = choose(&family.tile, |f| &f.tile)?;

@@ -60,7 +60,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 14] = [
+const HEADERS: [(&str, &str); 15] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -74,6 +74,7 @@ const HEADERS: [(&str, &str); 14] = [
     ("cast/dequantize.cuh", include_str!("../../../kernels/cast/dequantize.cuh")),
     ("cast/mx.cuh", include_str!("../../../kernels/cast/mx.cuh")),
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
+    ("cast/nvfp4_rows.cuh", include_str!("../../../kernels/cast/nvfp4_rows.cuh")),
     ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
 ];
 

@@ -10,18 +10,21 @@ use cudarc::driver::{CudaContext, sys};
 mod cast;
 mod epilogue;
 mod fp8;
+mod fused;
 mod image;
 mod launch;
 mod module;
 mod mx;
 mod nvfp4;
 mod operand;
+mod produced;
 mod ptx_cache;
 #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
 mod tensor_map;
 
 pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
+pub(crate) use fused::{BackwardCall, NormCall};
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
@@ -42,7 +45,7 @@ pub(crate) struct Kernels {
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
     cast: OnceLock<cast::CastKernels>,
-    fused: OnceLock<cast::FusedKernels>,
+    fused: OnceLock<fused::FusedKernels>,
     mxfp8: OnceLock<mx::MxKernels>,
     mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
@@ -122,8 +125,8 @@ impl Kernels {
         self.family(&self.cast, KernelFamily::Cast, cast::CastKernels::of, stream)
     }
 
-    fn fused(&self, stream: &Queue) -> Result<&cast::FusedKernels> {
-        self.family(&self.fused, KernelFamily::Fused, cast::FusedKernels::of, stream)
+    fn fused(&self, stream: &Queue) -> Result<&fused::FusedKernels> {
+        self.family(&self.fused, KernelFamily::Fused, fused::FusedKernels::of, stream)
     }
 
     fn mxfp8(&self, stream: &Queue) -> Result<&mx::MxKernels> {

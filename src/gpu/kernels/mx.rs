@@ -39,7 +39,7 @@ impl MxKernels {
 /// Mirror of `MxRule` in `kernels/cast/mx.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MxRule {
+pub(super) struct MxRule {
     rounding: u32,
     format: u32,
     inverse_max: f32,
@@ -48,7 +48,7 @@ struct MxRule {
 }
 
 impl MxRule {
-    fn new(rounding: MxScaleRule, format: CodeFormat) -> Self {
+    pub(super) fn new(rounding: MxScaleRule, format: CodeFormat) -> Self {
         Self {
             rounding: match rounding {
                 MxScaleRule::Up => 0,
@@ -75,8 +75,9 @@ struct MxOut {
     block_scales_t: u64,
 }
 
-/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8` and `quantize_mxfp4`.
-fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
+/// Blocks of eight warps, each warp four rows by 128 columns, rows padded to 128: for `quantize_mxfp8`, `quantize_mxfp4` and
+/// `quantize_mx` of sources.
+pub(super) fn warp_grid(rows: usize, cols: usize) -> (usize, usize) {
     let units = rows.next_multiple_of(128) / 4 * cols.div_ceil(128).max(1);
     (units.div_ceil(8).max(1), 1)
 }

@@ -57,7 +57,7 @@ impl Nvfp4Kernels {
 /// Mirror of `Nvfp4Rule` in `kernels/cast/nvfp4.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct KernelRule {
+pub(super) struct KernelRule {
     six_e: f32,
     given: u32,
     rule: u32,
@@ -71,7 +71,7 @@ struct KernelRule {
 }
 
 impl KernelRule {
-    fn new(recipe: Nvfp4Recipe, given: u32) -> Self {
+    pub(super) fn new(recipe: Nvfp4Recipe, given: u32) -> Self {
         let options = recipe.options();
         let (rule, mse, strict) = match (recipe.torchao(), options.block_scale) {
             (Some(TorchDevice::Cuda), _) => (2, 0, 0),
@@ -106,7 +106,7 @@ impl KernelRule {
     }
 
     /// Place in the tables of kernels along rows; `None` for what only the tile kernel does.
-    fn along_rows(&self) -> Option<usize> {
+    pub(super) fn along_rows(&self) -> Option<usize> {
         match self {
             Self { tile: 0, hadamard: 0, stochastic: 0, rule: 0, .. } => Some(0),
             Self { tile: 0, hadamard: 0, stochastic: 0, rule: 1, mse, strict, .. } => {
@@ -138,9 +138,9 @@ struct Nvfp4Out {
     scales_t: u64,
 }
 
-/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4.cu`) in this many steps: x covers the columns, y
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4_rows.cuh`) in this many steps: x covers the columns, y
 /// is 16 times the number of tiles at work at once.
-fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
+pub(super) fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
     let tiles = rows.div_ceil(128).max(1);
     (cols.div_ceil(512).max(1), 16 * tiles.div_ceil(steps).min(GRID_Y / 16))
 }

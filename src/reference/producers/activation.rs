@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use super::map;
 use crate::epilogue::{Activation, exp};
 
-/// `fl(v / fl(1 + exp(-v)))`; [`Activation::Silu`]. NaN at minus infinity. Runs on all cores; allocates the result.
+/// `fl(v * fl(1 / fl(1 + exp(-v))))`; [`Activation::Silu`]. NaN at minus infinity. Runs on all cores; allocates the result.
 pub fn silu(x: ArrayView2<f32>) -> Array2<f32> {
     map(x, |v| Activation::Silu.apply(v))
 }

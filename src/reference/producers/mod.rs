@@ -6,6 +6,7 @@
 
 mod activation;
 mod rms_norm;
+mod sum;
 mod swiglu;
 
 use ndarray::{Array2, ArrayView2};

@@ -2,8 +2,9 @@
 
 use ndarray::{Array2, ArrayView2};
 
+use super::sum::sum_of_products;
 use super::{matrix, parallel, row};
-use crate::epilogue::exp;
+use crate::epilogue::sigmoid;
 use crate::error::{Error, Result};
 use crate::format::{DType, codec};
 
@@ -44,7 +45,7 @@ pub struct SwigluGradients {
 ///
 /// ```text
 /// l = min(l, c);  r = max(min(r, c), -c)               with a clamp; what is strictly beyond is counted
-/// y = fl(fl(l / fl(1 + exp(-l))) * r)
+/// s = fl(1 / fl(1 + exp(-l)));  y = fl(fl(l * s) * r)
 /// y = fl(y * w)                                        with weights
 /// ```
 ///
@@ -64,7 +65,7 @@ pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> Result<(Array2<f32>, 
         let (left, right) = x.split_at(half);
         for ((y, l), r) in values.iter_mut().zip(left).zip(right) {
             let (l, r) = options.clamped(*l, *r, &mut counts[0]);
-            *y = l / (1.0 + exp(-l)) * r * weight;
+            *y = l * sigmoid(l) * r * weight;
         }
     });
     let total = counts.iter().fold(ClampCounts::default(), |a, b| ClampCounts {
@@ -78,12 +79,12 @@ pub fn swiglu(x: ArrayView2<f32>, options: &Swiglu<'_>) -> Result<(Array2<f32>, 
 /// The gradients of [`swiglu`] for the gradient g of y, rows x H; l and r are clamped as there.
 ///
 /// ```text
-/// e   = fl(1 + exp(-l));  s = fl(1 / e);  act = fl(fl(l / e) * r)
+/// s   = fl(1 / fl(1 + exp(-l)));  act = fl(fl(l * s) * r)
 /// out = bf16(fl(act * w))
 /// t   = fl(fl(g * w) * s)
 /// dl  = fl(fl(t * r) * fma(l, fl(1 - s), 1))           0 where l was beyond the clamp
 /// dr  = fl(t * l)                                      0 where r was
-/// dw  = sum of g * act along the row                   in f64, rounded to FP32 once; a GPU sums in FP32
+/// dw  = sum of g * act along the row                   in FP32, in the order that rms_norm says
 /// ```
 ///
 /// Runs on all cores; allocates the result.
@@ -108,19 +109,19 @@ pub fn swiglu_backward(x: ArrayView2<f32>, gradient: ArrayView2<f32>, options: &
         let (x, g) = (row(&x, i), row(&gradient, i));
         let (dl, rest) = results.split_at_mut(half);
         let (dr, out) = rest.split_at_mut(half);
-        let mut sum = 0.0f64;
+        let mut acts = vec![0.0f32; half];
         for j in 0..half {
             let mut beyond = ClampCounts::default();
             let (l, r) = options.clamped(x[j], x[half + j], &mut beyond);
-            let e = 1.0 + exp(-l);
-            let (s, act) = (1.0 / e, l / e * r);
+            let s = sigmoid(l);
+            let act = l * s * r;
             let t = g[j] * weight * s;
             out[j] = codec::round_to(DType::Bf16, act * weight);
             dl[j] = if beyond.left_above > 0 { 0.0 } else { t * r * l.mul_add(1.0 - s, 1.0) };
             dr[j] = if beyond.right_above + beyond.right_below > 0 { 0.0 } else { t * l };
-            sum += f64::from(g[j]) * f64::from(act);
+            acts[j] = act;
         }
-        dw[0] = sum as f32;
+        dw[0] = sum_of_products(half, |j| [g[j], acts[j]]);
     });
     let (mut x, mut out) = (Vec::with_capacity(rows * 2 * half), Vec::with_capacity(rows * half));
     for row in results.chunks(3 * half.max(1)) {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use ndarray::{Array2, s};
-use scaled_gemm::HostQuantMatrix;
-use scaled_gemm::checkpoint::Checkpoint;
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme};
 use scaled_gemm::model_folder::{ExpertTensor, ModelConfig};
+
+use crate::coded::Coded;
 
 /// The quantized matrices of one tensor of experts.
 pub struct Experts {
@@ -25,13 +26,14 @@ impl Experts {
     }
 
     /// Reads the matrices of one expert.
-    pub fn read(&self, input: &Checkpoint, expert: usize) -> scaled_gemm::Result<Vec<HostQuantMatrix>> {
+    pub fn read(&self, input: &Checkpoint, scheme: StoredScheme, expert: usize) -> scaled_gemm::Result<Vec<Coded>> {
         let [experts, rows, _] = self.sizes;
         if let [all] = self.matrices.as_slice() {
-            return Ok(vec![input.quant_rows(all, expert * rows..(expert + 1) * rows)?]);
+            return Ok(vec![Coded::read(input, all, scheme, expert * rows..(expert + 1) * rows)?]);
         }
         let parts = self.matrices.len() / experts;
-        self.matrices.iter().skip(expert * parts).take(parts).map(|name| input.quant_matrix(name)).collect()
+        let matrices = self.matrices.iter().skip(expert * parts).take(parts);
+        matrices.map(|name| Coded::read(input, name, scheme, 0..input.quant_shape(name)?.0)).collect()
     }
 
     /// The values of one expert in the order of the tensor, from those of its matrices.
@@ -102,7 +104,7 @@ fn of_all(input: &Checkpoint, kind: &ExpertTensor, name: &str) -> Option<[usize;
 fn same<'a>(input: &Checkpoint, names: impl Iterator<Item = &'a str>, parts: usize) -> Option<[usize; 3]> {
     let (mut first, mut count) = (None, 0);
     for name in names {
-        let facts = (input.quant_shape(name).ok()?, input.scheme(name).ok()?);
+        let facts = (input.quant_shape(name).ok()?, input.stored_scheme(name).ok()?);
         if *first.get_or_insert(facts) != facts {
             return None;
         }

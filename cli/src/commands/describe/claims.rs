@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, printable};
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
 
 use super::configs::Said;
@@ -37,7 +36,7 @@ pub fn activations(input: &Checkpoint, said: &[Said<'_>], matrices: &[&Matrix<'_
             let says = if mixed { named.and_then(|layers| of_layer(layers, module)) } else { whole };
             // The names of experts in one tensor differ from engine to engine.
             says.is_some_and(|says| says.eq_ignore_ascii_case(algorithm))
-                && m.found.as_ref().is_ok_and(|(found, _)| found.spec().name == scheme)
+                && m.found.as_ref().is_ok_and(|(found, _)| found.name() == scheme)
                 && input.get(&format!("{module}.weight")).is_some()
                 && input.get(&format!("{module}.input_scale")).is_none()
         };
@@ -77,7 +76,7 @@ fn by_layer(said: &Said<'_>, algorithms: &Map<String, Value>, matrices: &[&Matri
             Some(algorithm) => {
                 let claim = of_algorithm(algorithm);
                 if claim.is_some_and(|claim| !fits(&claim, matrix, *scheme)) {
-                    others.entry((algorithm, scheme.spec().name)).or_default().push(module);
+                    others.entry((algorithm, scheme.name())).or_default().push(module);
                 }
             }
         }
@@ -138,7 +137,7 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
     }
     let sizes = group_sizes(said);
     for scheme in ["nvfp4", "mxfp8", "mxfp4"] {
-        let of = |found: Scheme| found.spec().name == scheme;
+        let of = |found: StoredScheme| found.name() == scheme;
         let names: Vec<&str> = read().filter(|(_, found)| of(*found)).map(|(m, _)| module(m.name)).collect();
         let size = if scheme == "nvfp4" { 16 } else { 32 };
         if let Some(names) = layers(&names).filter(|_| !sizes.is_empty() && !sizes.contains(&size)) {
@@ -154,8 +153,8 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
 
 /// True if a matrix is what was claimed. Of one row, or one tile, several schemes have the same scales, and so have matrices that
 /// were fused with a scale for each.
-fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: Scheme) -> bool {
-    let name = scheme.spec().name;
+fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: StoredScheme) -> bool {
+    let name = scheme.name();
     let is_fp8 = name.starts_with("fp8-");
     let one = |shape: &[usize]| shape.first() == Some(&1) || (is_fp8 && shape.iter().all(|n| *n <= 128));
     let shape = matrix.found.as_ref().map(|(_, shape)| shape.as_slice()).unwrap_or_default();

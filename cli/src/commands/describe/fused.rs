@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use scaled_gemm::Scheme;
 use scaled_gemm::checkpoint::{Checkpoint, printable};
 use scaled_gemm::model_folder::fused_groups;
 
@@ -10,8 +9,7 @@ use super::{Matrix, module};
 
 /// Groups whose scales differ.
 pub fn scales(input: &Checkpoint, architecture: &str, matrices: &[&Matrix<'_>]) -> Vec<String> {
-    let is_whole = |m: &&&Matrix<'_>| matches!(m.found, Ok((Scheme::Nvfp4 | Scheme::Fp8Tensor(_), _)));
-    let scaled: Vec<&str> = matrices.iter().filter(is_whole).map(|m| m.name).collect();
+    let scaled: Vec<&str> = matrices.iter().filter(|m| m.has_whole()).map(|m| m.name).collect();
     let modules: Vec<&str> = scaled.iter().map(|name| module(name)).collect();
     let mut found = Vec::new();
     for group in fused_groups(&modules, architecture, |_| None) {

@@ -1,7 +1,7 @@
 //! Scales that no quantizer writes: what is read with them is no weight.
 
-use scaled_gemm::Scheme;
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, StoredScheme, TensorInfo, printable};
+use scaled_gemm::{CodeFormat, Scheme};
 
 use super::Matrix;
 use crate::output::{bytes, count, shown};
@@ -42,7 +42,9 @@ type IsBad = fn(u8) -> bool;
 fn blocks<'a>(matrix: &Matrix<'a>) -> Option<(&'a TensorInfo, IsBad, &'static str)> {
     let scale = *matrix.parts.get(1)?;
     match matrix.found.as_ref().ok()?.0 {
-        scheme if scheme.is_nvfp4() => Some((scale, |byte| byte >= 0x7F, "NaN or negative in E4M3")),
+        scheme if scheme.product().is_some_and(Scheme::is_nvfp4) => {
+            Some((scale, |byte| byte >= 0x7F, "NaN or negative in E4M3"))
+        }
         // Of MX, and of tiles whose scales are powers of two.
         _ if matches!(scale.dtype, Dtype::U8 | Dtype::F8_E8M0) => Some((scale, |byte| byte == 0xFF, "NaN in E8M0")),
         _ => None,
@@ -98,9 +100,9 @@ fn said(input: &Checkpoint, scale: &TensorInfo, what: &str) -> String {
 }
 
 /// True if one of the codes is not zero.
-fn holds_values(input: &Checkpoint, codes: &TensorInfo, scheme: Scheme) -> bool {
+fn holds_values(input: &Checkpoint, codes: &TensorInfo, scheme: StoredScheme) -> bool {
     // Without signs.
-    let mask = if scheme.is_nvfp4() { 0x77 } else { 0x7F };
+    let mask = if scheme.format() == CodeFormat::E2M1 { 0x77 } else { 0x7F };
     let mut at = 0;
     while at < codes.bytes() {
         let mut bytes = vec![0; (codes.bytes() - at).min(PART) as usize];

@@ -10,14 +10,15 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
-use super::plan::{Plans, has_whole, module};
+use super::plan::{Plans, module};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, some};
 use crate::output::{Failure, count, shown};
+use crate::target::Target;
 use crate::unread::{says_quantized, unread_codes};
 
 /// Refuses options that would do nothing, and a dialect that nobody reads so.
-pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, recipe: Recipe) -> Result<(), Failure> {
+pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Result<(), Failure> {
     folder::refuse_idle(input, args.shard_size)?;
     if let Some(folder) = input.folder().filter(|_| dialect == Dialect::ComfyUi) {
         return Err(Failure::Use(format!(
@@ -25,19 +26,39 @@ pub fn refuse_idle(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, re
             folder.display()
         )));
     }
-    if args.weight_amax.is_some() && !has_whole(recipe) {
+    if args.weight_amax.is_some() && !target.has_whole() {
         return Err(Failure::Use(format!(
-            "--weight-amax: {recipe} in {} has no scale of the whole that an amax decides; leave it out, or use nvfp4 or fp8-tensor",
-            recipe.scheme()
+            "--weight-amax: {target} in {} has no scale of the whole that an amax decides; leave it out, or use nvfp4 or fp8-tensor",
+            target.scheme()
         )));
     }
     // In a dialect, what engines fuse is quantized together or not at all, whatever the recipe.
     let option = if args.no_fuse { "--no-fuse" } else { "--fuse" };
-    if (args.no_fuse || !args.fuse.is_empty()) && dialect == Dialect::Plain && !has_whole(recipe) {
+    if (args.no_fuse || !args.fuse.is_empty()) && dialect == Dialect::Plain && !target.has_whole() {
         return Err(Failure::Use(format!(
-            "{option}: matrices in {} have no scale of the whole ({recipe}) that they could share; leave it out",
-            recipe.scheme()
+            "{option}: matrices in {} have no scale of the whole ({target}) that they could share; leave it out",
+            target.scheme()
         )));
+    }
+    Ok(())
+}
+
+/// Refuses matrices that a cast cannot store.
+pub fn refuse_shapes(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
+    for (at, weight) in plans.weights() {
+        let Target::Cast(recipe) = weight.target else { continue };
+        let name = &plans.items[at].name;
+        recipe.scheme().check_shape(weight.rows, weight.cols).map_err(|e| {
+            Failure::Use(format!(
+                "{}: tensor {}: {} x {} cast to {}: {e}, or leave the tensor out with --exclude '^{}$'",
+                shown(input.path()),
+                printable(name),
+                weight.rows,
+                weight.cols,
+                recipe.scheme(),
+                printable(&regex::escape(name))
+            ))
+        })?;
     }
     Ok(())
 }
@@ -75,20 +96,24 @@ pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
 const MOST_INDEX_BYTES: u64 = 16 << 20;
 
 /// What there is to say of options and input that are seldom meant so.
-pub fn notes(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, recipe: Recipe) -> Vec<String> {
-    let no_fuse = (args.no_fuse && dialect != Dialect::Plain && has_whole(recipe)).then(|| {
+pub fn notes(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Vec<String> {
+    let no_fuse = (args.no_fuse && dialect != Dialect::Plain && target.has_whole()).then(|| {
         format!(
             "--no-fuse: each matrix in {} has a scale of its own; engines that fuse layers (q, k and v; gate and up) keep one of \
              them and read the others wrongly; leave it out",
-            recipe.scheme()
+            target.scheme()
         )
     });
-    [plain_by_default(args, input, dialect, recipe), no_fuse, one_shard(input)].into_iter().flatten().collect()
+    [plain_by_default(args, input, dialect, target), no_fuse, one_shard(input)].into_iter().flatten().collect()
 }
 
 /// Why a folder is written as no engine loads it, where nobody asked for that.
-fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, recipe: Recipe) -> Option<String> {
+fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Option<String> {
     let folder = input.folder().filter(|_| args.dialect.is_none() && dialect == Dialect::Plain)?;
+    let Target::Recipe(recipe) = target else {
+        let folder = folder.display();
+        return Some(format!("{folder}: engines do not load what is written: they have no casts; say --dialect plain"));
+    };
     let is_loaded = |name: &str| default_dialect(Recipe::new(scheme(name, Fp8Format::E4M3))) != Dialect::Plain;
     let mut remedies = Vec::new();
     if recipe.basis() != Basis::Plain {
@@ -97,9 +122,9 @@ fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, r
     if recipe.format() == CodeFormat::E5M2 {
         remedies.push("leave --format e5m2 out".to_string());
     }
-    if !is_loaded(args.recipe) {
+    if !is_loaded(args.recipe_name()) {
         let known: Vec<_> = scheme_names().into_iter().filter(|name| is_loaded(name)).collect();
-        remedies.push(format!("for --recipe {} choose one of {}", args.recipe, known.join(", ")));
+        remedies.push(format!("for --recipe {} choose one of {}", args.recipe_name(), known.join(", ")));
     }
     Some(format!(
         "{}: engines do not load what is written: no dialect of theirs has this recipe, so it is plain; {}, or say --dialect plain",

@@ -11,22 +11,23 @@ mod stream;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use scaled_gemm::Scheme;
 use scaled_gemm::checkpoint::{
-    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenRecipe, printable,
+    Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenCast, WrittenRecipe, printable,
 };
 use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect};
-use scaled_gemm::{Recipe, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder;
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
+use crate::target::Target;
 use plan::{Given, Plan, Plans, module};
 use report::Report;
 use stream::Work;
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
-    let first = args.recipe(0)?;
+    let first = args.target(0)?;
     let (input, config) = model_folder::open(&args.input)?;
     let beside = config.is_none().then(|| config_beside(&args.input)).flatten();
     let model = config.as_ref().or(beside.as_ref());
@@ -47,6 +48,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     if plans.weights().next().is_none() {
         return Err(Failure::Use(report::nothing_to_do(args, &plans.items, &plans.tensors)));
     }
+    checks::refuse_shapes(&input, &plans)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
     let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
@@ -113,16 +115,19 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
 /// The dialect asked for; else, for a folder, the one that most engines load.
 fn dialect(
     args: &QuantizeArgs,
-    recipe: Recipe,
+    target: Target,
     input: &Checkpoint,
     model: Option<&ModelConfig>,
 ) -> Result<Dialect, Failure> {
     let experts = model.map(ModelConfig::expert_tensors).unwrap_or_default();
     let is_gpt_oss = experts.iter().any(|tensor| tensor.is_read_in(Dialect::GptOss));
     let dialect = args.dialect.unwrap_or_else(|| match input.folder() {
-        Some(_) if is_gpt_oss && recipe.scheme() == Scheme::Mxfp4 => Dialect::GptOss,
-        // With calibrated activations fp8-tensor is what ModelOpt writes, too; the names are those of fp8.
-        Some(_) => default_dialect(recipe),
+        Some(_) if is_gpt_oss && target.product() == Some(Scheme::Mxfp4) => Dialect::GptOss,
+        Some(_) => match target {
+            // With calibrated activations fp8-tensor is what ModelOpt writes, too; the names are those of fp8.
+            Target::Recipe(recipe) => default_dialect(recipe),
+            Target::Cast(_) => Dialect::Plain,
+        },
         None => Dialect::Plain,
     });
     if dialect == Dialect::GptOss && !is_gpt_oss {
@@ -160,9 +165,17 @@ fn layout(
     for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         match plan {
             Plan::Quantize(weight) => {
-                let written = WrittenRecipe { recipe: weight.recipe, source: weight.source };
-                let experts = item.slice.map_or(1, |slice| slice.experts[1]);
-                layout.quantized_experts(&item.name, [experts, weight.rows / experts, weight.cols], written);
+                let source = weight.source;
+                match weight.target {
+                    Target::Recipe(recipe) => {
+                        let experts = item.slice.map_or(1, |slice| slice.experts[1]);
+                        let shape = [experts, weight.rows / experts, weight.cols];
+                        layout.quantized_experts(&item.name, shape, WrittenRecipe { recipe, source });
+                    }
+                    Target::Cast(recipe) => {
+                        layout.cast(&item.name, weight.rows, weight.cols, WrittenCast { recipe, source });
+                    }
+                }
                 // In the order of the tensors.
                 if let Ok(place) = amax.binary_search_by_key(&at, |(which, _)| *which) {
                     let (name, number) = layout.input_scale(&item.name, amax[place].1);
@@ -244,12 +257,13 @@ fn write_folder(given: Given<'_>, plans: &Plans, writer: &CheckpointWriter) -> R
     let Some(from) = input.folder() else { return Ok(None) };
     let (to, ignored) = (writer.folder()?, plans.ignored(given));
     // The plain dialect has no such entry, and what is copied still needs its own.
-    let stays = plans.quantization.value(&ignored).is_none() && checks::is_quantized(input, config);
+    let value = plans.quantization.and_then(|quantization| quantization.value(&ignored));
+    let stays = value.is_none() && checks::is_quantized(input, config);
     if let Some(config) = config {
-        let text = if stays { config.text() } else { config.with_quantization(plans.quantization.value(&ignored)) };
+        let text = if stays { config.text() } else { config.with_quantization(value) };
         to.write("config.json", text.as_bytes())?;
     }
-    if let Some(value) = plans.quantization.hf_quant_config(&ignored) {
+    if let Some(value) = plans.quantization.and_then(|quantization| quantization.hf_quant_config(&ignored)) {
         to.write("hf_quant_config.json", format!("{value:#}\n").as_bytes())?;
     }
     let old = from.join("hf_quant_config.json");

@@ -4,15 +4,16 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use regex::Regex;
-use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype};
+use scaled_gemm::checkpoint::{Checkpoint, Dialect, Dtype, StoredScheme};
 use scaled_gemm::model_folder::{ModelConfig, QuantizationConfig, TransposedLayers, fused_groups, left_alone};
 use scaled_gemm::pair::check_quantize_cols;
-use scaled_gemm::{DType, Recipe, Scheme};
+use scaled_gemm::{DType, Scheme};
 
 use super::fuse;
 use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::output::Failure;
+use crate::target::Target;
 
 /// What happens to a tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +29,7 @@ pub struct Weight {
     pub rows: usize,
     pub cols: usize,
     pub source: DType,
-    pub recipe: Recipe,
+    pub target: Target,
     /// Its place in [`Plans::groups`], where it shares its scale.
     pub group: Option<usize>,
 }
@@ -36,9 +37,7 @@ pub struct Weight {
 impl Weight {
     /// Bytes of its codes and scales in a file.
     pub fn bytes(&self) -> u64 {
-        let scheme = self.recipe.scheme();
-        let ([r, c], [b, s]) = (scheme.scale_grid(self.rows, self.cols), scheme.block_grid(self.rows, self.cols));
-        (self.rows * self.cols * scheme.spec().code_bits / 8 + 4 * r * c + b * s) as u64
+        self.target.bytes(self.rows, self.cols)
     }
 }
 
@@ -52,7 +51,8 @@ pub struct Plans {
     pub groups: Vec<Vec<usize>>,
     /// Of each, whether it is larger than what engines are known to fuse: `--fuse` has it so.
     pub widened: Vec<bool>,
-    pub quantization: QuantizationConfig,
+    /// Nothing of casts, of which no config speaks.
+    pub quantization: Option<QuantizationConfig>,
     /// Layers whose rows are no rows to quantize along.
     pub transposed: TransposedLayers,
 }
@@ -118,8 +118,11 @@ impl Plans {
 
     fn of_items(given: Given<'_>, whole: &mut Whole) -> Result<Self, Failure> {
         let Given { args, input, config, model, dialect } = given;
-        let first = args.recipe(0)?;
-        let quantization = QuantizationConfig::new(dialect, first, args.input_scales.is_some())?;
+        let first = args.target(0)?;
+        let quantization = match first {
+            Target::Recipe(recipe) => Some(QuantizationConfig::new(dialect, recipe, args.input_scales.is_some())?),
+            Target::Cast(_) => None,
+        };
         let codes = codes(input);
         let items = items(input, model, dialect, whole);
         let transposed = TransposedLayers::new(model, input.tensors());
@@ -145,7 +148,7 @@ impl Plans {
         if dialect != Dialect::Plain {
             // A block of one layer would hold rows of the next.
             let ragged = |at: &usize| !items[*at].shape[0].is_multiple_of(128);
-            if matches!(first.scheme(), Scheme::Fp8Group128x128(_)) {
+            if matches!(first.product(), Some(Scheme::Fp8Group128x128(_))) {
                 let fused = fused.iter().map(|members| (members, FUSED_RAGGED));
                 for (members, reason) in fused.chain(own().map(|members| (members, JOINED_RAGGED))) {
                     if members.iter().any(ragged) {
@@ -159,7 +162,7 @@ impl Plans {
         }
         let sharing = |members: &Vec<usize>| {
             let members = quantized(&tensors, members.iter().copied());
-            (has_whole(first) && members.len() > 1).then_some(members)
+            (first.has_whole() && members.len() > 1).then_some(members)
         };
         let as_fused: HashSet<Vec<usize>> = fused.iter().filter_map(sharing).collect();
         let groups: Vec<_> = joined.iter().filter_map(sharing).collect();
@@ -176,7 +179,7 @@ impl Plans {
         let mut matrices = 0..;
         for plan in &mut tensors {
             if let Plan::Quantize(weight) = plan {
-                weight.recipe = args.recipe(matrices.next().unwrap_or_default())?;
+                weight.target = args.target(matrices.next().unwrap_or_default())?;
             }
         }
         Ok(Self { items, tensors, groups, widened, quantization, transposed })
@@ -210,23 +213,6 @@ impl Plans {
         }
         modules
     }
-}
-
-/// True if parts of a matrix can be quantized one by one: not where a part would round with other random bytes, nor where the largest
-/// value is that of transformed rows.
-pub fn is_divisible(recipe: Recipe) -> bool {
-    match recipe {
-        Recipe::Nvfp4(nv) => {
-            let options = nv.options();
-            options.basis == scaled_gemm::Basis::Plain && options.rounding == scaled_gemm::CodeRounding::Nearest
-        }
-        _ => true,
-    }
-}
-
-/// True for schemes with one scale for the matrix, which is to be known before the first part. Of transformed rows it is another one.
-pub fn has_whole(recipe: Recipe) -> bool {
-    matches!(recipe.scheme(), Scheme::Nvfp4 | Scheme::Fp8Tensor(_)) && recipe.basis() == scaled_gemm::Basis::Plain
 }
 
 /// How the names of a layer's experts go on.
@@ -320,7 +306,7 @@ fn plan(
     given: Given<'_>,
     (whole, codes, transposed): (&Whole, &HashSet<String>, &TransposedLayers),
     item: &Item,
-    recipe: Recipe,
+    target: Target,
 ) -> Plan {
     let Given { args, input, config, model, dialect } = given;
     if input.is_scale(&item.name) {
@@ -344,7 +330,10 @@ fn plan(
     }
     let source = match item.dtype {
         Dtype::F8_E4M3 | Dtype::F8_E5M2 => return Plan::Copy("FP8 already"),
-        Dtype::U8 if codes.contains(&item.name) => return Plan::Copy("NVFP4 already"),
+        Dtype::U8 if codes.contains(&item.name) => {
+            let is_cast = matches!(input.stored_scheme(&item.name), Ok(StoredScheme::Cast(_)));
+            return Plan::Copy(if is_cast { "a cast already" } else { "NVFP4 already" });
+        }
         Dtype::F64 => return Plan::Copy("F64, which is not quantized: convert it to F32 first"),
         dtype => match source(dtype) {
             Some(source) => source,
@@ -377,10 +366,10 @@ fn plan(
     if dialect != Dialect::Plain && item.slice.is_none() && !item.name.ends_with(".weight") {
         return Plan::Copy("not the weight of a layer by its name");
     }
-    let padded = match recipe.scheme() {
+    let padded = match target.product() {
         _ if dialect != Dialect::ComfyUi => 1,
-        Scheme::Nvfp4 => 16,
-        Scheme::Mxfp8(_) => 32,
+        Some(Scheme::Nvfp4) => 16,
+        Some(Scheme::Mxfp8(_)) => 32,
         _ => 1,
     };
     if !rows.is_multiple_of(padded) {
@@ -388,17 +377,19 @@ fn plan(
     }
     // The one rule of a recipe that concerns rows: the sums of a tile are defined for 16 of them.
     match check_quantize_cols(&item.name, cols) {
-        Ok(()) if !rows.is_multiple_of(recipe.row_multiple()) => {
+        // What a grouping cannot store is refused, and not left alone.
+        _ if target.product().is_none() => Plan::Quantize(Weight { rows, cols, source, target, group: None }),
+        Ok(()) if !rows.is_multiple_of(target.row_multiple()) => {
             Plan::Copy("rows not a multiple of 16, which 4over6 in 16x16 tiles needs")
         }
         Ok(())
             if dialect != Dialect::Plain
-                && matches!(recipe.scheme(), Scheme::Mxfp8(_) | Scheme::Mxfp4)
+                && matches!(target.product(), Some(Scheme::Mxfp8(_) | Scheme::Mxfp4))
                 && !cols.is_multiple_of(32) =>
         {
             Plan::Copy("columns not a multiple of 32, which engines need for MX")
         }
-        Ok(()) => Plan::Quantize(Weight { rows, cols, source, recipe, group: None }),
+        Ok(()) => Plan::Quantize(Weight { rows, cols, source, target, group: None }),
         Err(_) => Plan::Copy("columns not a multiple of 16"),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use scaled_gemm::Recipe;
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::ModelConfig;
 use serde_json::{Value, json};
@@ -12,7 +11,8 @@ use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::output::{bytes, count, shown, starred, table};
-use crate::recipes::{options, preset};
+use crate::recipes::{options, preset, scheme};
+use crate::target::Target;
 
 /// Matrices from which on those that differ in a number are one line.
 const MANY: usize = 40;
@@ -22,7 +22,7 @@ const LISTED: usize = 64;
 /// What there is to say of one run.
 pub struct Report<'a> {
     pub args: &'a QuantizeArgs,
-    pub first: Recipe,
+    pub first: Target,
     pub dialect: Dialect,
     pub input: &'a Checkpoint,
     pub config: Option<&'a ModelConfig>,
@@ -93,7 +93,7 @@ impl Report<'_> {
             .map(|(tensor, reason)| json!({"tensor": tensor.name, "shape": tensor.shape, "reason": reason}));
         json!({
             "device": device, "output": self.args.output.as_ref().map(|path| path.display().to_string()),
-            "scheme": self.first.scheme().spec().name, "format": self.first.format().name(),
+            "scheme": scheme(self.first), "format": self.first.format().name(),
             "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
             "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),

@@ -8,15 +8,17 @@ use ndarray::{Array2, s};
 use rayon::prelude::*;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, printable};
 use scaled_gemm::reference::{self, sqnr_db};
-use scaled_gemm::{DType, GivenScale, HostQuantMatrix, Scheme};
+use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
 
 use super::items::Item;
-use super::plan::{Plan, Plans, Weight, has_whole, is_divisible};
+use super::plan::{Plan, Plans, Weight};
 use super::rows::Rows;
+use crate::coded::Coded;
 use crate::device::{Caster, Device};
 use crate::non_finite::{NonFinite, takes_infinities};
 use crate::output::Failure;
 use crate::pipeline::{self, Buffers, Gate, Part, Pass, Sent, Turns};
+use crate::target::Target;
 
 /// Bytes read at a time where only the largest value is asked for: it stays in a cache.
 const AMAX_PART: usize = 512 << 10;
@@ -85,7 +87,7 @@ struct Quantized<'a> {
     non_finite: Option<NonFinite>,
     cost: Option<[f64; 2]>,
     /// Nothing where these rows alone are refused, or the scale of the whole.
-    part: Option<HostQuantMatrix>,
+    part: Option<Coded>,
 }
 
 /// Quantizes and copies what the plans say. `step` hears of every part: its tensor, its bytes.
@@ -123,7 +125,7 @@ struct Stream<'a> {
 }
 
 fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let step = match is_divisible(weight.recipe) {
+    let step = match weight.target.is_divisible() {
         true => pipeline::part_rows(part_bytes, weight.cols * weight.source.bytes()),
         false => weight.rows,
     };
@@ -143,7 +145,7 @@ fn find_largest(
         }
         for &member in plans.sharing(at).iter() {
             let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
-            if has_whole(weight.recipe) {
+            if weight.target.has_whole() {
                 let found = match given.get(&member) {
                     Some(amax) => Ok(*amax),
                     None => amax(&mut source, &plans.items[member], weight, buffers),
@@ -182,7 +184,7 @@ impl<'a> Stream<'a> {
                 }
             };
             let mut whole = None;
-            if has_whole(weight.recipe) {
+            if weight.target.has_whole() {
                 let of_group = plans.group(at).and_then(|group| groups.get(&group).copied());
                 let (shared, infinite) = match of_group {
                     Some(found) => found,
@@ -204,7 +206,7 @@ impl<'a> Stream<'a> {
                 };
                 // Said here of the matrix that holds it, not of the first that shares its scale.
                 if let Some(member) = infinite.filter(|_| known[&at].is_finite())
-                    && !(allow_non_finite && takes_infinities(weight.recipe, weight.source)?)
+                    && !(allow_non_finite && takes_infinities(weight.target, weight.source)?)
                 {
                     return Err(Failure::Use(format!(
                         "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
@@ -244,21 +246,29 @@ impl<'a> Stream<'a> {
         if !x.is_finite() {
             let counts = done.non_finite.insert(NonFinite::default());
             counts.add_rows(&x.to_f32(), first);
-            if counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source).is_err() {
+            if counts.check((input.path(), name), allow_non_finite, weight.target, weight.source).is_err() {
                 return Ok(Done::Rows(Box::new(done)));
             }
         }
         // Another part holds an infinity, and the recipe has no scale for it: what is refused is said of the whole, with its last part.
-        if whole.is_some_and(|whole| whole.shared.is_infinite()) && !takes_infinities(weight.recipe, weight.source)? {
+        if whole.is_some_and(|whole| whole.shared.is_infinite()) && !takes_infinities(weight.target, weight.source)? {
             return Ok(Done::Rows(Box::new(done)));
         }
-        if let Some(whole) = whole.filter(|whole| first == 0 && whole.own != whole.shared) {
-            let cost = cost(&x.to_f32(), weight, dialect, whole)?;
+        if let (Some(whole), Target::Recipe(recipe)) = (whole, weight.target)
+            && first == 0
+            && whole.own != whole.shared
+        {
+            let cost = cost(&x.to_f32(), (weight, recipe), dialect, whole)?;
             // Of rows of zeros, or with NaN, there is none.
             done.cost = Some(cost).filter(|cost| cost.iter().all(|db| db.is_finite()));
         }
         let given = whole.map(|whole| given(dialect, weight, whole.shared)).transpose()?;
-        done.part = Some(caster.quantize_part(&x, weight.recipe, given, buffers.take_codes())?);
+        done.part = Some(match weight.target {
+            Target::Recipe(recipe) => {
+                Coded::Quantized(caster.quantize_part(&x, recipe, given, buffers.take_codes())?)
+            }
+            Target::Cast(recipe) => Coded::Cast(caster.cast(&x, recipe)?),
+        });
         buffers.give(x.into_bytes());
         Ok(Done::Rows(Box::new(done)))
     }
@@ -305,7 +315,7 @@ fn collect<'a>(
     }
     if let Some(counts) = found.non_finite.get(&at) {
         // The words say how many there are in all.
-        match counts.check((input.path(), name), allow_non_finite, weight.recipe, weight.source) {
+        match counts.check((input.path(), name), allow_non_finite, weight.target, weight.source) {
             Err(refused) if rows.end == weight.rows => return Err(refused),
             Err(_) => return Ok(None),
             Ok(()) => {}
@@ -318,22 +328,28 @@ fn collect<'a>(
 /// The scale of a matrix of this amax, as the dialect can say it.
 fn given(dialect: Dialect, weight: &Weight, amax: f32) -> Result<GivenScale, Failure> {
     let given = GivenScale::Amax(amax);
-    if dialect != Dialect::CompressedTensors || weight.recipe.scheme() != Scheme::Nvfp4 {
+    let Target::Recipe(recipe) = weight.target else { return Ok(given) };
+    if dialect != Dialect::CompressedTensors || recipe.scheme() != Scheme::Nvfp4 {
         return Ok(given);
     }
     // The file has a divisor. Whoever reads it takes its reciprocal: a scale that is one itself comes back to the last bit.
-    let none = Array2::zeros((weight.recipe.row_multiple(), 16));
-    let scale = reference::quantize_part(none.view(), weight.source, weight.recipe, given)?.scales()[0];
+    let none = Array2::zeros((recipe.row_multiple(), 16));
+    let scale = reference::quantize_part(none.view(), weight.source, recipe, given)?.scales()[0];
     let divisor = 1.0 / scale;
     Ok(GivenScale::Encode(if divisor.is_finite() && divisor > 0.0 { divisor } else { 1.0 }))
 }
 
 /// SQNR of the first rows with their own scale, and with the shared one.
-fn cost(x: &Array2<f32>, weight: &Weight, dialect: Dialect, whole: Whole) -> Result<[f64; 2], Failure> {
+fn cost(
+    x: &Array2<f32>,
+    (weight, recipe): (&Weight, Recipe),
+    dialect: Dialect,
+    whole: Whole,
+) -> Result<[f64; 2], Failure> {
     let x = x.slice(s![..SAMPLE.min(x.nrows()), ..]);
     let sqnr = |amax: f32| {
         let given = given(dialect, weight, amax)?;
-        let q = reference::quantize_part(x, weight.source, weight.recipe, given)?;
+        let q = reference::quantize_part(x, weight.source, recipe, given)?;
         let back = reference::dequantize(&q, DType::F32);
         Ok::<_, Failure>(sqnr_db(x.as_slice().unwrap_or_default(), back.as_slice().unwrap_or_default()))
     };

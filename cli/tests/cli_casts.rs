@@ -1,0 +1,404 @@
+//! `quantize --group`: casts in files and folders, there and back, and what is refused; `bench --quantizers`.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use half::{bf16, f16};
+use ndarray::Array2;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, WrittenCast};
+use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix, reference};
+use serde_json::{Value, json};
+
+/// Every format, grouping and order, per channel also transposed, with scales of any size and of powers of two.
+fn recipes() -> Vec<CastRecipe> {
+    let mut all = Vec::new();
+    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for group in CastGroup::ALL {
+            for scales in CastScales::ALL {
+                let scheme = CastScheme::new(format, group).unwrap().with_scales(scales);
+                for scheme in [Some(scheme), scheme.transposed().ok()].into_iter().flatten() {
+                    all.push(CastRecipe::new(scheme));
+                    all.extend((scales == CastScales::RowMajor).then(|| CastRecipe::new(scheme).power_of_two()));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The options of `quantize` for a recipe.
+fn options(recipe: CastRecipe) -> Vec<&'static str> {
+    let scheme = recipe.scheme();
+    let mut all = vec!["--group", scheme.group().name()];
+    // What is the default is left out.
+    if scheme.format() != CodeFormat::E4M3 {
+        all.extend(["--format", scheme.format().name()]);
+    }
+    if scheme.scales() != CastScales::RowMajor {
+        all.extend(["--scales", scheme.scales().name()]);
+    }
+    all.extend(scheme.is_transposed().then_some("--transposed"));
+    all.extend((recipe != CastRecipe::new(scheme)).then_some("--power-of-two"));
+    all
+}
+
+/// Values as a type has them, and their bytes.
+fn typed(dtype: Dtype, rows: usize, cols: usize, seed: u32) -> (Array2<f32>, Vec<u8>) {
+    let values = values(rows * cols, seed);
+    let (rounded, bytes): (Vec<f32>, Vec<u8>) = match dtype {
+        Dtype::BF16 => {
+            let all: Vec<_> = values.iter().map(|v| bf16::from_f32(*v)).collect();
+            (all.iter().map(|v| v.to_f32()).collect(), all.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        Dtype::F16 => {
+            let all: Vec<_> = values.iter().map(|v| f16::from_f32(*v)).collect();
+            (all.iter().map(|v| v.to_f32()).collect(), all.iter().flat_map(|v| v.to_le_bytes()).collect())
+        }
+        _ => (values.clone(), f32_bytes(&values)),
+    };
+    (Array2::from_shape_vec((rows, cols), rounded).unwrap(), bytes)
+}
+
+fn assert_same(got: &Array2<f32>, want: &Array2<f32>, what: &str) {
+    assert_eq!(got.dim(), want.dim(), "{what}");
+    assert!(got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}");
+}
+
+fn cast(x: &Array2<f32>, recipe: CastRecipe) -> HostCastMatrix {
+    reference::cast(&x.view().into(), recipe).unwrap()
+}
+
+/// The file has the bytes of the reference, and what is read of them is the reference's too.
+fn check(q: &str, back: &str, name: &str, x: &Array2<f32>, (recipe, source): (CastRecipe, DType)) {
+    let what = format!("{name} {}", recipe.scheme());
+    let want = cast(x, recipe);
+    let bytes = fs::read(q).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor(name).unwrap().data(), want.codes(), "{what}");
+    assert_eq!(file.tensor(&format!("{name}_scale")).unwrap().data(), want.device_scales(), "{what}");
+    let file = Checkpoint::open(q).unwrap();
+    assert_eq!(file.stored_scheme(name).unwrap(), StoredScheme::Cast(recipe.scheme()), "{what}");
+    assert_eq!(file.cast_recipe(name).unwrap(), Some(WrittenCast { recipe, source }), "{what}");
+    assert_eq!(file.cast_matrix(name).unwrap(), want, "{what}");
+    let (values, dtype) = Checkpoint::open(back).unwrap().matrix(name).unwrap();
+    assert_same(&values, &reference::cast_back(&want, dtype), &what);
+}
+
+#[test]
+fn every_cast_has_the_bytes_of_the_reference_and_comes_back() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let types = [(Dtype::BF16, DType::Bf16), (Dtype::F16, DType::F16), (Dtype::F32, DType::F32)];
+    for (i, recipe) in recipes().into_iter().enumerate() {
+        let (dtype, source) = types[i % 3];
+        let [a, b] = [(160, 272), (16, 16)].map(|(rows, cols)| typed(dtype, rows, cols, i as u32 + rows as u32));
+        write(
+            &input,
+            &[
+                ("a.weight", dtype, vec![160, 272], a.1),
+                ("b.weight", dtype, vec![16, 16], b.1),
+                ("norm.weight", Dtype::F32, vec![3], vec![7; 12]),
+            ],
+        );
+        good(&[&["quantize", &input, "-o", &q][..], &options(recipe)].concat());
+        let wide = ["bf16", "f16", "f32"][i / 3 % 3];
+        good(&["dequantize", &q, "-o", &back, "--dtype", wide]);
+        check(&q, &back, "a.weight", &a.0, (recipe, source));
+        check(&q, &back, "b.weight", &b.0, (recipe, source));
+        assert_words(&good(&["info", &q]), &[&format!("cast to {}", recipe.scheme()), "160 x 272", "norm.weight"]);
+        let plain = Checkpoint::open(&back).unwrap();
+        assert_eq!(plain.tensors().len(), 3);
+        assert!(!plain.metadata().keys().any(|key| key.starts_with("scaled_gemm.")));
+        assert_eq!(plain.bytes("norm.weight").unwrap(), [7; 12]);
+    }
+}
+
+/// Parts of 128 rows: what does not lie in the order of the rows is put together from several.
+#[test]
+fn matrices_of_several_parts_are_one() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let (rows, cols) = (336, 8192);
+    let (x, bytes) = typed(Dtype::BF16, rows, cols, 9);
+    write(&input, &[("w", Dtype::BF16, vec![rows, cols], bytes)]);
+    let scheme = |format, group| CastScheme::new(format, group).unwrap();
+    for scheme in [
+        scheme(CodeFormat::E2M1, CastGroup::Group32x1).transposed().unwrap().with_scales(CastScales::ColumnMajor),
+        scheme(CodeFormat::E4M3, CastGroup::Group128x1).transposed().unwrap().with_scales(CastScales::Ue8m0),
+        scheme(CodeFormat::E4M3, CastGroup::Group1x16).with_scales(CastScales::Ue8m0),
+        scheme(CodeFormat::E2M1, CastGroup::Row).with_scales(CastScales::ColumnMajor),
+        scheme(CodeFormat::E4M3, CastGroup::Tile128x32),
+    ] {
+        let recipe = CastRecipe::new(scheme);
+        good(&[&["quantize", &input, "-o", &q, "--jobs", "2"][..], &options(recipe)].concat());
+        good(&["dequantize", &q, "-o", &back, "--dtype", "f32"]);
+        check(&q, &back, "w", &x, (recipe, DType::Bf16));
+    }
+}
+
+#[test]
+fn folders_are_cast_by_shards_and_come_back() {
+    let folder = Folder::new();
+    let [model, q, back] = ["model", "q", "back"].map(|name| folder.file(name));
+    let names = ["l.0.q_proj.weight", "l.0.k_proj.weight", "l.1.q_proj.weight"];
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [48, 64], seed)).collect();
+    let norm = ("l.0.norm.weight", Dtype::F32, vec![64], vec![1; 256]);
+    let head = f32_tensor("lm_head.weight", [32, 64], 7);
+    model_folder(&model, &[tensors, vec![norm, head]].concat(), Some(json!({"architectures": ["X"]})));
+    fs::write(format!("{model}/tokenizer.json"), "{}").unwrap();
+    let group = ["--group", "128x1", "--scales", "column-major", "--transposed", "--format", "e2m1"];
+    let to = ["quantize", &model, "-o", &q, "--shard-size", "4KB", "--exclude", r"l\.1\."];
+    let dry: Value = json(&[&["quantize", &model, "--dry-run", "--json"][..], &group].concat());
+    assert_eq!((&dry["scheme"], &dry["options"]["group"]), (&json!("cast"), &json!("128x1")));
+    assert_eq!(dry["quantized"].as_array().unwrap().len(), 3);
+    let note = said(&[&to[..], &group].concat());
+    assert_words(&note, &["engines do not load what is written: they have no casts", "--dialect plain"]);
+    let file = Checkpoint::open(&q).unwrap();
+    assert!(file.files().len() > 2, "{:?}", file.files());
+    assert_eq!(file.quantized().len(), 2, "the third is excluded");
+    let config: Value = serde_json::from_slice(&fs::read(format!("{q}/config.json")).unwrap()).unwrap();
+    assert_eq!(config, json!({"architectures": ["X"]}), "no engine reads it: no config speaks of it");
+    // As of every folder in the plain dialect.
+    assert_words(&wrong(&["info", &q]).0, &["cast to e2m1 128x1 column-major transposed", "no quantization_config"]);
+    good(&["dequantize", &q, "-o", &back, "--dtype", "f32", "--shard-size", "16KB"]);
+    let scheme = CastScheme::new(CodeFormat::E2M1, CastGroup::Group128x1).unwrap().transposed().unwrap();
+    let recipe = CastRecipe::new(scheme.with_scales(CastScales::ColumnMajor));
+    let plain = Checkpoint::open(&back).unwrap();
+    assert_eq!(plain.tensors().len(), 5);
+    for (i, name) in names.iter().enumerate() {
+        let x = Array2::from_shape_vec((48, 64), values(48 * 64, i as u32 + 1)).unwrap();
+        let want = if i == 2 { x } else { reference::cast_back(&cast(&x, recipe), DType::F32) };
+        assert_same(&plain.matrix(name).unwrap().0, &want, name);
+    }
+    // What was cast is copied by the next run, and keeps its entry.
+    let again = folder.file("again");
+    let text = good(&["quantize", &q, "-o", &again, "--recipe", "fp8-128x128", "--dialect", "plain"]);
+    assert_words(&text, &["1 matrix to fp8-128x128", "a cast already: 2"]);
+    assert_eq!(Checkpoint::open(&again).unwrap().cast_recipe(names[0]).unwrap().unwrap().recipe, recipe);
+    assert_words(
+        &bad(2, &["quantize", &q, "-o", &folder.file("x"), "--recipe", "fp8-128x128"]),
+        &["is quantized already", "--dialect plain"],
+    );
+}
+
+/// Each expert of a tensor is cast alone, and all come back as one.
+#[test]
+fn experts_in_one_tensor_are_cast_one_by_one() {
+    let folder = Folder::new();
+    let [model, q, back] = ["model", "q", "back"].map(|name| folder.file(name));
+    let x = values(2 * 32 * 64, 5);
+    // [experts, out, in].
+    let name = "model.layers.0.experts.down_proj";
+    let tensor = (name, Dtype::F32, vec![2, 64, 32], f32_bytes(&x));
+    model_folder(&model, &[tensor], Some(json!({"model_type": "gemma4"})));
+    good(&["quantize", &model, "-o", &q, "--group", "32x32", "--scales", "ue8m0"]);
+    let file = Checkpoint::open(&q).unwrap();
+    assert_eq!(file.quantized().len(), 2, "{:?}", file.tensors());
+    good(&["dequantize", &q, "-o", &back, "--dtype", "f32"]);
+    let (got, dtype) = Checkpoint::open(&back).unwrap().values(name).unwrap();
+    let recipe = CastRecipe::new(
+        CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap().with_scales(CastScales::Ue8m0),
+    );
+    let x = Array2::from_shape_vec((128, 32), x).unwrap();
+    // Tiles end with an expert, as its 64 rows are two of them.
+    let want = reference::cast_back(&cast(&x, recipe), dtype);
+    assert_eq!(got, want.into_raw_vec_and_offset().0);
+}
+
+/// The recipe that is named where a dialect is refused has these bytes.
+#[test]
+fn what_is_recommended_has_the_codes_and_scales_of_the_cast() {
+    let folder = Folder::new();
+    let [input, a, b] = ["in", "a", "b"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("w", [160, 272], 3)]);
+    for (group, recipe) in [("128x128", "fp8-128x128"), ("row", "fp8-row")] {
+        for power in [&[][..], &["--power-of-two"]] {
+            let cast = [&["quantize", &input, "-o", &a, "--group", group][..], power].concat();
+            let error = bad(2, &[&cast[..], &["--dialect", "compressed-tensors"]].concat());
+            let advice = [&["--recipe", recipe, "--preset", "deepseek"][..], power].concat();
+            assert_words(&error, &["no engine reads the tensors of a cast", &format!("write {}", advice.join(" "))]);
+            good(&cast);
+            good(&[&["quantize", &input, "-o", &b][..], &advice].concat());
+            let [cast, recipe] = [&a, &b].map(|path| Checkpoint::open(path).unwrap());
+            let other = recipe.scale_name("w").unwrap();
+            assert_eq!(cast.bytes("w").unwrap(), recipe.bytes("w").unwrap(), "{group} {power:?}");
+            assert_eq!(cast.bytes("w_scale").unwrap(), recipe.bytes(&other).unwrap(), "{group} {power:?}");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_one_line() {
+    let folder = Folder::new();
+    let [input, output] = ["in", "out"].map(|name| folder.file(&format!("{name}.safetensors")));
+    model(&input);
+    let refused = |args: &[&str], words: &[&str]| {
+        assert_words(&bad(2, &[&["quantize", &input, "-o", &output][..], args].concat()), words);
+        assert!(!fs::exists(&output).unwrap());
+    };
+    for (option, value) in [
+        ("--recipe", Some("nvfp4")),
+        ("--preset", Some("deepseek")),
+        ("--mx-rounding", Some("up")),
+        ("--four-over-six", Some("mse")),
+        ("--tile-16x16", None),
+        ("--hadamard", None),
+        ("--stochastic", Some("1")),
+        ("--fuse", Some("q")),
+        ("--no-fuse", None),
+        ("--input-scales", Some("x.json")),
+        ("--weight-amax", Some("x.json")),
+    ] {
+        let args: Vec<&str> = ["--group", "1x32", option].into_iter().chain(value).collect();
+        refused(&args, &[&format!("{option} with --group 1x32"), "leave one of the two out"]);
+    }
+    refused(&["--group", "1x32", "--transposed"], &["transposed codes in groups of 1x32", "take 32x1 or 128x1"]);
+    refused(&["--group", "1x32", "--format", "e5m2"], &["--format e5m2", "for e4m3 and e2m1", "take one of these"]);
+    refused(&["--group", "1x32", "--scales", "ue8m0", "--power-of-two"], &["powers of two already", "leave it out"]);
+    refused(&["--group", "1x48"], &["1x48", "known are 1x16, 1x32"]);
+    refused(&["--group", "1x32", "--scales", "swizzled"], &["swizzled", "known are row-major, column-major, ue8m0"]);
+    refused(&["--recipe", "nvfp4", "--scales", "ue8m0"], &["--scales with --recipe nvfp4", "--group in the place"]);
+    refused(&["--recipe", "nvfp4", "--transposed"], &["--transposed with --recipe nvfp4"]);
+    refused(&[], &["--recipe"]);
+    for (group, scales, words) in [
+        ("1x64", "row-major", "leave it out, or write --dialect plain"),
+        ("1x32", "ue8m0", "write --recipe mxfp8, which has these groups"),
+    ] {
+        let args = ["--group", group, "--scales", scales, "--dialect", "modelopt"];
+        refused(&args, &["--dialect modelopt", "no engine reads the tensors of a cast", words]);
+    }
+    // Shapes that are not stored: tensor, numbers, rule, remedy.
+    let words =
+        ["tensor odd.weight: 4 x 30 cast to e4m3 1x32", "30 elements", "multiple of 16", r"--exclude '^odd\.weight$'"];
+    refused(&["--group", "1x32"], &words);
+    refused(
+        &["--group", "32x1", "--transposed", "--exclude", "odd"],
+        &["tensor layer.weight: 40 x 272", "rows of a transposed cast", "40", "multiple of 16", "--exclude"],
+    );
+    good(&["quantize", &input, "-o", &output, "--group", "1x32", "--exclude", "odd"]);
+    // No product reads it.
+    let operand = format!("{output}:layer.weight");
+    let error = bad(2, &["gemm", "--a", &operand, "--b", &operand, "-o", &folder.file("d.safetensors")]);
+    assert_words(
+        &error,
+        &["layer.weight: is cast to e4m3 1x32 row-major, which no product reads", "dequantize it first"],
+    );
+}
+
+#[test]
+fn infinities_are_refused_and_nan_is_where_it_is_not_allowed() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    let with = |value: f32| {
+        let mut x = values(32 * 32, 1);
+        x[40] = value;
+        write(&input, &[("w", Dtype::F32, vec![32, 32], f32_bytes(&x))]);
+        Array2::from_shape_vec((32, 32), x).unwrap()
+    };
+    for format in ["e4m3", "e2m1"] {
+        let args = ["quantize", &input, "-o", &q, "--group", "1x32", "--format", format];
+        let allowed = [&args[..], &["--allow-non-finite"]].concat();
+        with(f32::INFINITY);
+        let words =
+            ["tensor w: 1 non-finite value", "row 1, column 8", "no grouping of a cast has a scale for infinities"];
+        assert_words(&bad(2, &args), &words);
+        assert_words(&bad(2, &allowed), &["1 infinity", "no grouping of a cast has a scale for infinities"]);
+        let x = with(f32::NAN);
+        assert_words(&bad(2, &args), &["1 non-finite value", "say --allow-non-finite"]);
+        assert_words(&good(&allowed), &["1 NaN and 0 infinities"]);
+        let recipe = CastRecipe::new(CastScheme::new(format.parse().unwrap(), CastGroup::Group1x32).unwrap());
+        assert_eq!(Checkpoint::open(&q).unwrap().cast_matrix("w").unwrap(), cast(&x, recipe));
+        let to = ["dequantize", &q, "-o", &back, "--dtype", "f32"];
+        if format == "e4m3" {
+            assert_words(&bad(2, &to), &["1 non-finite value among its codes", "row 1, column 8"]);
+            good(&[&to[..], &["--allow-non-finite"]].concat());
+        } else {
+            good(&to);
+        }
+    }
+}
+
+#[test]
+fn hostile_files_are_errors() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("w", [64, 64], 3)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x32"]);
+    let seed = fs::read(&q).unwrap();
+    let refused = |bytes: &[u8], word: &str| {
+        fs::write(&q, bytes).unwrap();
+        assert_words(&bad(2, &["dequantize", &q, "-o", &back]), &["tensor w", word]);
+        assert_words(&wrong(&["info", &q]).0, &["What is wrong", "tensor w", word]);
+        assert!(!fs::exists(&back).unwrap());
+    };
+    let place = |word: &str| seed.windows(word.len()).position(|found| found == word.as_bytes()).unwrap();
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = seed.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    refused(&changed(place("1x32"), b"9x99"), "unknown group \"9x99\"");
+    refused(&changed(place("1x32"), b"1x64"), "but must be F32 [64, 1]");
+    refused(&changed(place("row-major"), b"anyhow-or"), "unknown scales");
+    refused(&changed(place("e4m3"), b"e2m1"), "but must be U8");
+    refused(&changed(place("false"), b"true "), "only groups along columns");
+    // Scales come first: four bytes an element.
+    let data = 8 + u64::from_le_bytes(*seed.first_chunk().unwrap()) as usize;
+    for scale in [f32::NAN, f32::INFINITY, -0.5] {
+        refused(&changed(data + 4 * 5, &scale.to_le_bytes()), &format!("{scale}"));
+    }
+}
+
+#[test]
+fn every_quantizer_cast_and_producer_is_timed() {
+    let folder = Folder::new();
+    let record = folder.file("record.json");
+    let shape = ["bench", "--quantizers", "--shapes", "16x16x32,8x16x48"];
+    let value = json(&[&shape[..], &["--json"]].concat());
+    let rows = value["rows"].as_array().unwrap();
+    for format in ["e4m3", "e2m1"] {
+        for group in CastGroup::ALL {
+            let to = format!("cast to {format} {group} row-major");
+            let times: Vec<_> =
+                rows.iter().filter(|row| row["from"] == json!("bf16") && row["to"] == json!(to)).collect();
+            assert_eq!(times.len(), 2, "{to}");
+            let copy = value["copy_bytes_per_second"].as_f64().unwrap();
+            for row in times {
+                let [us, bytes, share] = ["us", "bytes", "of_copy_rate"].map(|key| row[key].as_f64().unwrap());
+                assert!(us > 0.0 && (bytes / us * 1e6 / copy - share).abs() <= 1e-6 * share, "{row:#}");
+            }
+        }
+    }
+    for from in ["swiglu", "silu", "gelu", "gelu-tanh"] {
+        let from = json!(format!("{from} of bf16"));
+        assert_eq!(rows.iter().filter(|row| row["from"] == from).count(), 6, "{from}");
+    }
+    let row = |to: &str| rows.iter().find(|row| row["to"] == json!(to) && row["rows"] == json!(16)).unwrap();
+    // 2 bytes an element read, 1 written, and a scale of 4 bytes a row.
+    assert_eq!(row("cast to e4m3 1x32 row-major")["bytes"], json!(16 * 32 * 3 + 16 * 4));
+    assert_eq!(row("fp8-row:e4m3")["bytes"], json!(16 * 32 * 3 + 16 * 4));
+    assert_eq!(row("bf16")["bytes"], json!(16 * 32 + 16 * 4 + 16 * 32 * 2));
+    for (from, to) in
+        [("e2m1 1x32 ue8m0", "e4m3 1x128 ue8m0, lossless"), ("e4m3 1x128 row-major", "cast to e4m3 1x32 row-major")]
+    {
+        assert!(rows.iter().any(|row| row["from"] == json!(from) && row["to"] == json!(to)), "{from} to {to}");
+    }
+    // Eight rows are not stored as columns.
+    assert_eq!(value["not_run"].as_array().unwrap().len(), 4);
+    let text = good(&[&shape[..], &["--json", &record]].concat());
+    assert_words(
+        &text,
+        &["of the copy rate", "swiglu of bf16", "cast to e2m1 128x1 row-major transposed", "not run: 8 x 48"],
+    );
+    let written: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    assert_eq!(written["rows"].as_array().unwrap().len(), rows.len());
+    assert_words(&bad(2, &["bench", "--quantizers", "--schemes", "nvfp4"]), &["--quantizers", "--schemes"]);
+    assert_words(
+        &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
+        &["nothing to measure", "multiple of 16"],
+    );
+}

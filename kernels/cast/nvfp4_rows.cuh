@@ -1,0 +1,79 @@
+// NVFP4 along rows, rounded to nearest: which thread has which block, and what becomes of it. For kernels that read a matrix
+// (nvfp4.cu) and for those that read what is computed (fused/produced_nvfp4.cu).
+#pragma once
+#include "cast/nvfp4.cuh"
+
+// A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
+// lie side by side. Narrower stores of scales made the L2 cache the limit (observed: H200, 2026-11). It keeps its columns
+// and walks tiles of 128 rows; the data of its next tile are on their way while it works on one.
+constexpr u32 WARP_BLOCKS = 4;
+
+// Where a lane begins. grid.y is a multiple of 16, so that a step of the grid is a number of whole tiles of 128 rows.
+struct Walk {
+    u32 block;     // of the lane's rows
+    u32 within;    // its row within a tile
+    u32 scale_at;  // the place of its block scale within a tile of 128 rows by 4 blocks
+    u32 tile;      // its first tile of 128 rows
+    u32 tiles;     // tiles of 128 rows
+    u32 step;      // from one of its tiles to the next
+};
+
+__device__ __forceinline__ Walk walk(u32 rows) {
+    const u32 lane = threadIdx.x % 32, pair = blockIdx.y % 16;
+    Walk w;
+    w.block = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 4;
+    w.within = pair * 2 + lane / 16 + lane / 4 % 4 * 32;
+    w.scale_at = pair * 32 + lane;
+    w.tile = blockIdx.y / 16;
+    w.tiles = rows / 128 + (rows % 128 != 0);
+    w.step = gridDim.y / 16;
+    return w;
+}
+
+constexpr u32 ROW_BLOCKS = 1024;  // the longest row that a row kernel holds, in blocks of 16
+// Threads of a row kernel at the most, HELD blocks in each; 0: rows that are too long for that.
+template <int HELD> constexpr u32 row_threads = HELD ? ROW_BLOCKS / HELD : 512;
+
+constexpr u32 KIND_PLAIN = 0;
+constexpr u32 KIND_MAE = 1;
+constexpr u32 KIND_MSE = 2;
+constexpr u32 KIND_STRICT_MAE = 3;
+constexpr u32 KIND_STRICT_MSE = 4;
+
+// What the short path does not serve.
+template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule) {
+    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), second, rule, 0);
+    return slow_block(&slow);
+}
+
+// Zeros, and what `other_block` is for.
+template <class T>
+__device__ __forceinline__ Codes block_out_of_range(const Block<T>& data, float amax, const Second& second, const Nvfp4Rule& rule) {
+    const u32 zeros[4] = {0, 0, 0, 0};
+    return amax == 0.0f && second.count ? Codes{pack(zeros, data), 0} : other_block(data, second, rule);
+}
+
+// The candidate with the smaller error; s6 for a tie.
+template <class T> __device__ __forceinline__ Codes chosen(Choice& c, const Block<T>& data) {
+    const bool four = c.e4 < c.e6;
+#pragma unroll
+    for (int k = 0; k < 4; k++) c.w6[k] = four ? c.w4[k] : c.w6[k];
+    return {pack(c.w6, data), four ? c.s4 : c.s6};
+}
+
+// amax: `amax_or_nan` of the block.
+template <class T, u32 KIND>
+__device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, const Second& second, const Nvfp4Rule& rule, bool compares) {
+    if (!in_range(second, amax)) return block_out_of_range(data, amax, second, rule);
+    if constexpr (KIND == KIND_PLAIN) {
+        return plain_block(data, amax, second);
+    } else {
+        constexpr bool MSE = KIND == KIND_MSE || KIND == KIND_STRICT_MSE;
+        Choice c = both_candidates<T, MSE>(data, amax, second);
+        if constexpr (KIND == KIND_STRICT_MAE || KIND == KIND_STRICT_MSE) {
+            if (!compares) return other_block(data, second, rule);
+            if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
+        }
+        return chosen(c, data);
+    }
+}

@@ -1,0 +1,154 @@
+// RMSNorm of x, or of x + residual, cast along rows without being stored. Mirror of reference::rms_norm; compiled without contraction, so
+// the bytes are equal.
+#include "base/sum.cuh"
+#include "fused/produced.cuh"
+
+struct Norm {
+    const void* residual;  // [rows][cols] of x's type; null: none
+    u64 residual_stride;   // elements from row to row
+    void* sum;             // [rows][cols] of x's type: x + residual; null: not wanted
+    u64 sum_stride;
+    const void* weight;    // [cols]: FP32, or of x's type
+    u32 weight_f32;        // 1: FP32
+    float epsilon;
+    float* rstd;           // [rows]: the rows' factors; null: not wanted
+};
+
+constexpr u32 NORM_THREADS = 128;
+
+template <int BYTES> struct BitsOf { using Type = u16; };
+template <> struct BitsOf<4> { using Type = u32; };
+
+// One block a row. The row stays in registers, VECTORS vectors of eight elements in each thread; with 0 it is read again.
+template <class T, bool ALIGNED, int VECTORS, u32 FORMAT>
+__device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, const CastRule& rule, const CastOut& out) {
+    __shared__ float sums[8], scratch[32];
+    const u64 row = blockIdx.x;
+    const u32 cols = x.cols, steps = (cols + 8 * NORM_THREADS - 1) / (8 * NORM_THREADS);
+    begin();
+    const auto column = [&](u32 i) { return (threadIdx.x + i * NORM_THREADS) * 8; };
+    // What this thread has written; the residual may lie there, and be gone.
+    const auto reload = [&](const T* p) {
+        using Bits = typename BitsOf<sizeof(T)>::Type;
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const Bits bits = ((const volatile Bits*)p)[k];
+            v[k] = to_float(*(const T*)&bits);
+        }
+        return pack8<T>(v);
+    };
+    // What is normed, of x's type.
+    const auto fetch = [&](u32 i, bool first) {
+        const u32 col = column(i);
+        if (col >= cols) return zero8<T>();
+        if (!first && n.sum) return reload((const T*)n.sum + row * n.sum_stride + col);
+        Vec8<T> data = load<ALIGNED>((const T*)x.x + row * x.stride + col);
+        if (!n.residual) return data;
+        const Vec8<T> other = load<ALIGNED>((const T*)n.residual + row * n.residual_stride + col);
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(element(data, k), element(other, k));
+        data = pack8<T>(v);
+        if (first && n.sum) store<ALIGNED>((T*)n.sum + row * n.sum_stride + col, v);
+        return data;
+    };
+    Vec8<T> held[VECTORS > 0 ? VECTORS : 1];
+    float sum = 0.0f;
+    const auto add = [&](const Vec8<T>& data) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; k++) squares = __fmaf_rn(element(data, k), element(data, k), squares);
+        sum = __fadd_rn(sum, lanes_sum<16>(squares));
+    };
+    if constexpr (VECTORS > 0) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) held[i] = fetch(i, true);
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) add(held[i]);
+    } else {
+        for (u32 i = 0; i < steps; i++) add(fetch(i, true));
+    }
+    if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
+    __syncthreads();
+    const float mean = __fdiv_rn(sum_of_eight(sums, 1), (float)cols);
+    const float rstd = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, n.epsilon)));
+    if (n.rstd && threadIdx.x == 0) n.rstd[row] = rstd;
+    if (!out.codes) return;
+
+    const auto normed = [&](Vec8<T> data, u32 i, float (&v)[8]) {
+        forget(data);
+        const u32 col = column(i);
+        float w[8];
+        if (col < cols) {
+            column_weights<T, ALIGNED>(n.weight, n.weight_f32, col, w);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; k++) w[k] = 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = __fmul_rn(__fmul_rn(element(data, k), rstd), w[k]);
+    };
+    const u32 shift = out.grid.col_shift;
+    if (shift == 31) {
+        float amax = 0.0f, v[8];
+        bool clean = true;
+        const auto raise = [&](const Vec8<T>& data, u32 i) {
+            normed(data, i, v);
+            amax = amax_of<FORMAT>(Numbers{v}, amax, clean);
+        };
+        if constexpr (VECTORS > 0) {
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++) raise(held[i], i);
+        } else {
+            for (u32 i = 0; i < steps; i++) raise(fetch(i, false), i);
+        }
+        const GroupScale s = cast_scale(rule, block_max(amax, scratch));
+        if (threadIdx.x == 0) store_scale(out.grid, out.scales, row, 0, s.scale);
+        const bool bounded = clean && s.encode >= LEAST_ENCODE;
+        const auto write = [&](const Vec8<T>& data, u32 i) {
+            if (column(i) >= cols) return;
+            normed(data, i, v);
+            store_codes<FORMAT>(out.codes, row * cols + column(i), v, s.encode, bounded);
+        };
+        if constexpr (VECTORS > 0) {
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++) write(held[i], i);
+        } else {
+            for (u32 i = 0; i < steps; i++) write(fetch(i, false), i);
+        }
+        return;
+    }
+    // A group is so many neighbouring lanes.
+    const u32 lanes = 1u << (shift - 3);
+    const auto write = [&](const Vec8<T>& data, u32 i) {
+        const u32 col = column(i);
+        float v[8];
+        normed(data, i, v);
+        bool clean = true;
+        float amax = amax_of<FORMAT>(Numbers{v}, 0.0f, clean);
+        for (u32 step = lanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+        const GroupScale s = cast_scale(rule, amax);
+        if (col >= cols) return;
+        if (threadIdx.x % lanes == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
+        store_codes<FORMAT>(out.codes, row * cols + col, v, s.encode, clean && s.encode >= LEAST_ENCODE);
+    };
+    if constexpr (VECTORS > 0) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) write(held[i], i);
+    } else {
+        for (u32 i = 0; i < steps; i++) write(fetch(i, false), i);
+    }
+}
+
+// Blocks of a multiprocessor that fit without spilling.
+template <class T> constexpr u32 norm_blocks = sizeof(T) == 4 ? 3 : 6;
+
+#define RMS_NORM(name, T, ALIGNED, VECTORS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS, (norm_blocks<T>)) rms_norm_##VECTORS##_##name(CastSource x, Norm n, CastRule rule, CastOut out) \
+    {                                                                                                                     \
+        if (rule.format == E4M3) norm_row<T, ALIGNED, VECTORS, E4M3>(x, n, rule, out);                                    \
+        else norm_row<T, ALIGNED, VECTORS, E2M1>(x, n, rule, out);                                                        \
+    }
+FOR_EACH_TYPE(RMS_NORM, 0)
+FOR_EACH_TYPE(RMS_NORM, 8)

@@ -1,0 +1,166 @@
+//! The gradients of SwiGLU, cast in one pass.
+
+use super::groups::check_wide;
+use super::source::{GatedInput, SwigluSource};
+use crate::error::{Error, Result};
+use crate::format::{CastGroup, CastRecipe, CodeFormat, DType};
+use crate::gpu::device::memory::DeviceBytesMut;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{BackwardCall, CastFrom, CastTo, CastValues, ProducerCall};
+use crate::gpu::matrix::{CastMatrix, MatMut, MatRef};
+
+/// What [`Handle::swiglu_backward`] writes; nothing by default.
+#[derive(Default)]
+pub struct SwigluGradientsInto<'a> {
+    /// The gradient of x, `[dl | dr]`, as wide as x: FP32 values cast to E4M3 in groups of 32 or 128 columns.
+    pub x: Option<(CastRecipe, &'a mut CastMatrix)>,
+    /// The same values rounded to BF16; rows begin at multiples of 16 bytes.
+    pub x_bf16: Option<MatMut<'a>>,
+    /// The result of the forward pass again, in BF16, half as wide as x; rows begin at multiples of 16 bytes.
+    pub out: Option<MatMut<'a>>,
+    /// The gradient of the rows' weights, one FP32 each, also where there are none.
+    pub weights: Option<DeviceBytesMut<'a>>,
+}
+
+impl Handle {
+    /// The gradients of [`SwigluSource`] for the gradient of its result, in the arithmetic of
+    /// [`reference::swiglu_backward`](crate::reference::swiglu_backward), bit for bit. Every product of the two is computed once, whatever is
+    /// written. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded
+    /// ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
+    ///
+    /// x is a plain matrix, or E4M3 codes with scales ([`SwigluSource::of_codes`]); the gradient has half its columns, and its type where x is
+    /// plain.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read; [`Error::Unsupported`] for counts, other
+    /// groups, other formats; [`Error::Driver`]; [`Error::Kernel`].
+    pub fn swiglu_backward(
+        &self,
+        forward: SwigluSource<'_>,
+        gradient: &MatRef<'_>,
+        into: SwigluGradientsInto<'_>,
+    ) -> Result<()> {
+        let (rows, cols) = (forward.x.rows(), forward.x.cols());
+        check(&forward, gradient, &into)?;
+        let SwigluSource { x, clamp, weights, experts, .. } = forward;
+        let SwigluGradientsInto { x: mut cast, mut x_bf16, mut out, weights: mut weights_out } = into;
+        let order = self.queue().order();
+        let weights = weights.as_ref().map(|weights| weights.data().at(&order)).transpose()?;
+        let experts = experts.as_ref().map(|experts| experts.at(&order)).transpose()?;
+        let gradient_span = gradient.data().at(&order)?;
+        let [wide_stride, out_stride] = [&x_bf16, &out].map(|m| m.as_ref().map_or(0, MatMut::row_stride));
+        let wide = x_bf16.as_mut().map(|m| m.data_mut().at(&order)).transpose()?;
+        let again = out.as_mut().map(|m| m.data_mut().at(&order)).transpose()?;
+        let weights_out = weights_out.as_mut().map(|bytes| bytes.at(&order)).transpose()?;
+        let call = |x| BackwardCall {
+            x,
+            forward: ProducerCall {
+                clamp,
+                weights: weights.as_ref(),
+                experts: experts.as_ref(),
+                ..ProducerCall::default()
+            },
+            gradient: (&gradient_span, gradient.row_stride()),
+            dtype: gradient.dtype(),
+            wide: wide.as_ref().map(|span| (span, wide_stride)),
+            again: again.as_ref().map(|span| (span, out_stride)),
+            weights: weights_out.as_ref(),
+        };
+        let recipe = cast.as_ref().map(|(recipe, _)| *recipe);
+        let target = cast.as_mut().map(|(_, q)| q.write(&order)).transpose()?;
+        let to = recipe
+            .zip(target.as_ref())
+            .map(|(recipe, [codes, scales])| (recipe, CastTo { codes, scales, scheme: recipe.scheme(), rows, cols }));
+        let to = to.as_ref().map(|(recipe, to)| (*recipe, to));
+        match x {
+            GatedInput::Plain(x) => {
+                let span = x.data().at(&order)?;
+                let values = CastValues::Plain { dtype: x.dtype(), row_stride: x.row_stride() };
+                let from = CastFrom { x: &span, values, rows, cols, index: None };
+                self.kernels().swiglu_backward(self.queue(), &call(from), to)
+            }
+            GatedInput::Coded(q) => {
+                let [codes, scales] = q.read(&order)?;
+                let values = CastValues::Coded { scheme: q.scheme(), scales: &scales };
+                let from = CastFrom { x: &codes, values, rows, cols, index: None };
+                self.kernels().swiglu_backward(self.queue(), &call(from), to)
+            }
+        }
+    }
+}
+
+fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradientsInto<'_>) -> Result<()> {
+    let (rows, cols) = (forward.x.rows(), forward.x.cols());
+    let shape = |operand: &str, found: [usize; 2], wanted: [usize; 2]| match found == wanted {
+        true => Ok(()),
+        false => Err(Error::shape(
+            operand,
+            format!("{} x {}", found[0], found[1]),
+            format!("must be {} x {}, x being {rows} x {cols}", wanted[0], wanted[1]),
+            "pass a matrix of that shape",
+        )),
+    };
+    if forward.counts.is_some() {
+        return Err(Error::unsupported(
+            "counts in the backward pass of SwiGLU",
+            "the forward pass has counted what the clamp changes",
+            "pass them there",
+        ));
+    }
+    check_wide("gradient of SwiGLU", gradient)?;
+    if let GatedInput::Plain(x) = forward.x {
+        check_wide("x of SwiGLU", x)?;
+        if x.dtype() != gradient.dtype() {
+            let rule = format!("must be {}, as x", x.dtype());
+            return Err(Error::dtype("gradient of SwiGLU", gradient.dtype(), rule, "convert it first"));
+        }
+    }
+    shape("gradient of SwiGLU", [gradient.rows(), gradient.cols()], [rows, cols / 2])?;
+    let wide = [("gradient of x in BF16", &into.x_bf16, cols), ("result of SwiGLU in BF16", &into.out, cols / 2)];
+    for (operand, matrix, cols) in wide.into_iter().filter_map(|(operand, m, cols)| Some((operand, m.as_ref()?, cols)))
+    {
+        if matrix.dtype() != DType::Bf16 {
+            return Err(Error::dtype(operand, matrix.dtype(), "is not bf16", "pass a BF16 matrix"));
+        }
+        shape(operand, [matrix.rows(), matrix.cols()], [rows, cols])?;
+    }
+    if let Some(bytes) = into.weights.as_ref().filter(|bytes| bytes.len() != rows * 4) {
+        return Err(Error::shape(
+            "gradient of the weights",
+            format!("{} bytes", bytes.len()),
+            format!("must be an f32 for each of the {rows} rows of x"),
+            "pass one for each row",
+        ));
+    }
+    let Some((recipe, target)) = &into.x else { return Ok(()) };
+    shape("gradient of x", [target.rows(), target.cols()], [rows, cols])?;
+    let scheme = recipe.scheme();
+    if target.scheme() != scheme {
+        return Err(Error::unsupported(
+            format!("a gradient of x in {}", target.scheme()),
+            format!("the cast is to {scheme}"),
+            "allocate it with CastMatrix::zeros for that scheme",
+        ));
+    }
+    let group = match scheme.group() {
+        CastGroup::Group1x32 => 32,
+        CastGroup::Group1x128 => 128,
+        _ => 0,
+    };
+    if group == 0 || scheme.format() != CodeFormat::E4M3 {
+        return Err(Error::unsupported(
+            format!("a gradient of x in {scheme}"),
+            "it is cast to e4m3 in groups of 1x32 or 1x128",
+            "take one of these, or have it in BF16 and use Handle::cast",
+        ));
+    }
+    if !(cols / 2).is_multiple_of(group) {
+        return Err(Error::shape(
+            "x of SwiGLU",
+            format!("halves of {} columns", cols / 2),
+            format!("must be a multiple of {group}, so that no group has columns of both"),
+            "take groups of 1x32, or have the gradient in BF16 and use Handle::cast",
+        ));
+    }
+    Ok(())
+}

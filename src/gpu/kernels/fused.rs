@@ -1,0 +1,271 @@
+//! Launches of `kernels/fused`: what is computed before it is cast, with results beside the cast.
+
+use super::Kernels;
+use super::cast::{
+    CastFrom, CastOut, CastPart, CastRule, CastSource, CastTo, CastValues, Producer, ProducerCall, check_apart,
+};
+use super::launch::{Blocks, ByInput, THREADS, enqueue};
+use super::module::Modules;
+use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
+use super::produced::TargetKernels;
+use crate::error::{Error, Result};
+use crate::format::{CastRecipe, DType};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
+
+/// The longest row that a norm keeps in registers, and the threads of its blocks.
+const NORM_HELD: usize = 8192;
+const NORM_THREADS: u32 = 128;
+
+/// The kernels of sources that are computed.
+pub(super) struct FusedKernels {
+    pub(super) rows: ByInput,
+    /// Row read twice, row in registers.
+    pub(super) row: [ByInput; 2],
+    pub(super) tile: ByInput,
+    /// To what products read.
+    pub(super) targets: TargetKernels,
+    /// Row read twice, row in registers.
+    norm: [ByInput; 2],
+    /// x plain, x in E4M3.
+    backward: [ByInput; 2],
+}
+
+impl FusedKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let (file, norm) = (modules.file("fused/produced")?, modules.file("fused/rms_norm")?);
+        let backward = modules.file("fused/swiglu_backward")?;
+        Ok(Self {
+            rows: file.by_input("cast_rows_1_produced")?,
+            row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
+            tile: file.by_input("cast_tile_produced")?,
+            targets: TargetKernels::of(modules)?,
+            norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_8")?],
+            backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
+        })
+    }
+}
+
+/// A plain matrix on the stream: memory and elements from row to row.
+pub(crate) type Strided<'a> = (&'a Span<'a>, usize);
+
+/// x, its norm and what is written beside the cast; all matrices of x's shape and type.
+pub(crate) struct NormCall<'a> {
+    pub(crate) x: Strided<'a>,
+    pub(crate) dtype: DType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// Added to x first. Where it is the `sum` as well it is replaced.
+    pub(crate) residual: Option<Strided<'a>>,
+    pub(crate) sum: Option<Strided<'a>>,
+    /// Of columns, of x's type or FP32.
+    pub(crate) weight: (&'a Span<'a>, DType),
+    pub(crate) epsilon: f32,
+    /// FP32, one for each row.
+    pub(crate) rstd: Option<&'a Span<'a>>,
+}
+
+/// Mirror of `Norm` in `kernels/fused/rms_norm.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Norm {
+    residual: u64,
+    residual_stride: u64,
+    sum: u64,
+    sum_stride: u64,
+    weight: u64,
+    weight_f32: u32,
+    epsilon: f32,
+    rstd: u64,
+}
+
+/// x, the gradient of SwiGLU's result and what is written beside the cast.
+pub(crate) struct BackwardCall<'a> {
+    /// Both halves, plain or in E4M3.
+    pub(crate) x: CastFrom<'a>,
+    /// Clamp, weights and experts.
+    pub(crate) forward: ProducerCall<'a>,
+    pub(crate) gradient: Strided<'a>,
+    /// Of the gradient, and of x where it is plain.
+    pub(crate) dtype: DType,
+    /// BF16, as wide as x.
+    pub(crate) wide: Option<Strided<'a>>,
+    /// BF16, half as wide.
+    pub(crate) again: Option<Strided<'a>>,
+    /// FP32, one for each row.
+    pub(crate) weights: Option<&'a Span<'a>>,
+}
+
+/// Mirror of `Backward` in `kernels/fused/swiglu_backward.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Backward {
+    gradient: u64,
+    gradient_stride: u64,
+    wide: u64,
+    wide_stride: u64,
+    again: u64,
+    again_stride: u64,
+    weights: u64,
+}
+
+fn place(matrix: Option<Strided<'_>>) -> (u64, u64) {
+    matrix.map_or((0, 0), |(span, stride)| (span.address, stride as u64))
+}
+
+/// That a matrix lies in its memory.
+fn check_plain(operand: &str, (span, stride): Strided<'_>, [rows, cols]: [usize; 2], dtype: DType) -> Result<()> {
+    check_bytes(operand, span, extent(rows, cols, stride) * dtype.bytes())?;
+    check_aligned(operand, span, dtype.bytes() as u64)
+}
+
+/// That rows of BF16 which are written sixteen bytes at a time begin where that is possible.
+fn check_wide(operand: &str, matrix: Strided<'_>, shape: [usize; 2]) -> Result<()> {
+    check_plain(operand, matrix, shape, DType::Bf16)?;
+    let (span, stride) = matrix;
+    if is_aligned(span.address, shape[0], stride, DType::Bf16) {
+        return Ok(());
+    }
+    Err(Error::shape(
+        operand,
+        format!("begins at {:#x}, a row every {stride} elements", span.address),
+        "must have rows that begin at multiples of 16 bytes",
+        "take a buffer that begins so, and a row stride that is a multiple of 8",
+    ))
+}
+
+fn named<'s, 'a>(operand: &'static str, matrix: Option<Strided<'a>>) -> Option<(&'static str, &'s Span<'a>)>
+where
+    'a: 's,
+{
+    matrix.map(|(span, _)| (operand, span))
+}
+
+impl Kernels {
+    /// RMSNorm, cast to the grouping along rows of `to`; without, only what is written beside.
+    pub(crate) fn rms_norm(
+        &self,
+        stream: &Queue,
+        call: &NormCall<'_>,
+        cast: Option<(CastRecipe, &CastTo<'_>)>,
+    ) -> Result<()> {
+        let NormCall { x, dtype, rows, cols, residual, sum, weight, epsilon, rstd } = *call;
+        let shape = [rows, cols];
+        check_plain("x of a norm", x, shape, dtype)?;
+        let others = [("residual of a norm", residual), ("sum of a norm", sum)];
+        for (operand, matrix) in others.into_iter().filter_map(|(operand, matrix)| Some((operand, matrix?))) {
+            check_plain(operand, matrix, shape, dtype)?;
+        }
+        check_bytes("weight of a norm", weight.0, cols * weight.1.bytes())?;
+        check_aligned("weight of a norm", weight.0, weight.1.bytes() as u64)?;
+        check_floats("factors of a norm", rstd, rows)?;
+        let mut targets: Vec<_> = named("sum of a norm", sum).into_iter().collect();
+        targets.extend(rstd.map(|span| ("factors of a norm", span)));
+        if let Some((_, to)) = cast {
+            to.check("target")?;
+            targets.extend(to.spans());
+        }
+        // A residual that is replaced lies where its sum does; each element is read before it is written.
+        let replaced = residual.zip(sum).is_some_and(|(residual, sum)| place(Some(residual)) == place(Some(sum)));
+        let read = named("residual of a norm", residual.filter(|_| !replaced));
+        let sources = [("x of a norm", x.0), ("weight of a norm", weight.0)].into_iter().chain(read);
+        check_apart(sources, &targets)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let aligned = [Some(x), residual, sum]
+            .into_iter()
+            .flatten()
+            .all(|(span, stride)| is_aligned(span.address, rows, stride, dtype))
+            && weight.0.address.is_multiple_of(16);
+        let from = CastFrom { x: x.0, values: CastValues::Plain { dtype, row_stride: x.1 }, rows, cols, index: None };
+        let ((residual, residual_stride), (sum, sum_stride)) = (place(residual), place(sum));
+        let norm = Norm {
+            residual,
+            residual_stride,
+            sum,
+            sum_stride,
+            weight: weight.0.address,
+            weight_f32: u32::from(weight.1 == DType::F32),
+            epsilon,
+            rstd: address(rstd),
+        };
+        let kernels = &self.fused(stream)?.norm[usize::from(cols <= NORM_HELD)];
+        let (rule, out) = cast_of(cast);
+        enqueue!(
+            stream,
+            kernels.of(dtype, aligned)?,
+            Blocks::new((rows, 1), NORM_THREADS),
+            CastSource::new(&from),
+            norm,
+            rule,
+            out,
+        )
+    }
+
+    /// The gradients of SwiGLU, cast in groups of 32 or 128 columns to `to`, as wide as x; without, only what is written beside.
+    pub(crate) fn swiglu_backward(
+        &self,
+        stream: &Queue,
+        call: &BackwardCall<'_>,
+        cast: Option<(CastRecipe, &CastTo<'_>)>,
+    ) -> Result<()> {
+        let BackwardCall { x, forward, gradient, dtype, wide, again, weights } = call;
+        let (rows, half) = (x.rows, x.cols / 2);
+        x.check(rows)?;
+        check_plain("gradient of SwiGLU", *gradient, [rows, half], *dtype)?;
+        check_floats("weights of SwiGLU", forward.weights, rows)?;
+        check_floats("experts of SwiGLU", forward.experts, rows)?;
+        check_floats("gradient of the weights", *weights, rows)?;
+        let (wide_name, again_name) = ("gradient of x in BF16", "result of SwiGLU in BF16");
+        if let Some(matrix) = *wide {
+            check_wide(wide_name, matrix, [rows, x.cols])?;
+        }
+        if let Some(matrix) = *again {
+            check_wide(again_name, matrix, [rows, half])?;
+        }
+        let mut targets: Vec<_> = [named(wide_name, *wide), named(again_name, *again)].into_iter().flatten().collect();
+        targets.extend(weights.map(|span| ("gradient of the weights", span)));
+        if let Some((_, to)) = cast {
+            to.check("target")?;
+            targets.extend(to.spans());
+        }
+        let beside = [
+            named("gradient of SwiGLU", Some(*gradient)),
+            forward.weights.map(|span| ("weights of SwiGLU", span)),
+            forward.experts.map(|span| ("experts of SwiGLU", span)),
+        ];
+        check_apart(x.spans().chain(beside.into_iter().flatten()), &targets)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let coded = matches!(x.values, CastValues::Coded { .. });
+        let aligned = x.is_aligned() && is_aligned(gradient.0.address, rows, gradient.1, *dtype);
+        let ((wide, wide_stride), (again, again_stride)) = (place(*wide), place(*again));
+        let backward = Backward {
+            gradient: gradient.0.address,
+            gradient_stride: gradient.1 as u64,
+            wide,
+            wide_stride,
+            again,
+            again_stride,
+            weights: address(*weights),
+        };
+        let (rule, out) = cast_of(cast);
+        enqueue!(
+            stream,
+            self.fused(stream)?.backward[usize::from(coded)].of(*dtype, aligned)?,
+            Blocks::new((rows.div_ceil(4), 1), THREADS),
+            CastSource::new(x).with_producer(Producer::new(forward)),
+            backward,
+            rows as u32,
+            rule,
+            out,
+        )
+    }
+}
+
+/// Rule and target as the kernels take them; null where nothing is cast.
+fn cast_of(cast: Option<(CastRecipe, &CastTo<'_>)>) -> (CastRule, CastOut) {
+    cast.map_or_else(Default::default, |(recipe, to)| (CastRule::new(recipe), CastOut::new(to, CastPart::Both)))
+}

@@ -1,0 +1,193 @@
+//! Launches for what products read of a source that is computed: `kernels/fused/produced_*.cu`.
+
+use super::Kernels;
+use super::cast::{CastFrom, CastSource, CastValues, check_apart};
+use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
+use super::module::Modules;
+use super::mx::{MxRule, warp_grid};
+use super::nvfp4::{KernelRule, walk_grid};
+use super::operand::{Factor, Output, address, check_floats, check_output, format_code};
+use crate::error::{Error, Result};
+use crate::format::{Fp8Format, MxScaleRule, Nvfp4Recipe, Scheme};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
+
+/// Blocks of `quantize_nvfp4` that a multiprocessor holds: its launch bounds.
+const NVFP4_BLOCKS: usize = 2;
+
+/// The kernels of these files; of NVFP4 first for plain block scales, then for 4over6.
+pub(super) struct TargetKernels {
+    tensor: ByInput,
+    mx: ByInput,
+    nvfp4: [ByInput; 2],
+    /// Of each first for rows that are computed twice, then for rows held in registers.
+    nvfp4_row: [[ByInput; 2]; 2],
+}
+
+impl TargetKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let nvfp4 = modules.file("fused/produced_nvfp4")?;
+        let row = |rule: &str| -> Result<[ByInput; 2]> {
+            let kernel = |which: &str| nvfp4.by_input(&format!("quantize_nvfp4_row_{rule}_{which}_produced"));
+            Ok([kernel("long")?, kernel("held")?])
+        };
+        Ok(Self {
+            tensor: modules.file("fused/produced_tensor")?.by_input("quantize_fp8_tensor_produced")?,
+            mx: modules.file("fused/produced_mx")?.by_input("quantize_mx_produced")?,
+            nvfp4: [
+                nvfp4.by_input("quantize_nvfp4_plain_produced")?,
+                nvfp4.by_input("quantize_nvfp4_choice_produced")?,
+            ],
+            nvfp4_row: [row("plain")?, row("choice")?],
+        })
+    }
+}
+
+fn not_of_these(what: &str) -> Error {
+    Error::unsupported(what, "its kernels do not know it", "report it: it was to be refused before")
+}
+
+impl Kernels {
+    /// The kernel for the source, whose `rows` rows become `out`, that `choose` gives.
+    fn of_produced(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        (scheme, rows): (Scheme, usize),
+        out: &Output<'_>,
+        choose: impl FnOnce(&TargetKernels) -> &ByInput,
+    ) -> Result<Kernel> {
+        let CastValues::Produced { dtype, .. } = from.values else {
+            return Err(not_of_these("a source that is not computed, in a kernel for those that are"));
+        };
+        from.check(rows)?;
+        check_output(out, scheme, rows, from.cols)?;
+        let targets = [("codes", out.codes), ("scales", out.scales), ("block scales", out.block_scales)];
+        check_apart(from.spans(), &targets)?;
+        if !from.cols.is_multiple_of(16) || rows > u32::MAX as usize || from.cols > i32::MAX as usize {
+            return Err(Error::shape(
+                "source",
+                format!("{rows} x {}", from.cols),
+                "must have a multiple of 16 columns and fewer than 2^31 of each",
+                "pad the columns with zeros",
+            ));
+        }
+        choose(&self.fused(stream)?.targets).of(dtype, from.is_aligned())
+    }
+
+    /// `code = sat(fl(x * encode))` with one given factor; raises `amax` to `max |x|` where wanted.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn quantize_produced_tensor(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        format: Fp8Format,
+        factor: Factor<'_>,
+        rows: usize,
+        out: &Output<'_>,
+        amax: Option<&Span<'_>>,
+    ) -> Result<()> {
+        let kernel = self.of_produced(stream, from, (Scheme::Fp8Tensor(format), rows), out, |k| &k.tensor)?;
+        let (factor, kind) = factor.of_fp8()?;
+        check_floats("amax", amax, 1)?;
+        // Eight warps of 4 rows x 128 columns; an empty matrix still has a scale.
+        let warps = rows.div_ceil(4) * from.cols.div_ceil(128);
+        enqueue!(
+            stream,
+            kernel,
+            Blocks::new((warps.div_ceil(8).max(1), 1), THREADS),
+            CastSource::new(from),
+            rows as u32,
+            from.cols as u32,
+            format_code(format),
+            factor,
+            kind,
+            out.codes.address,
+            out.scales.address,
+            address(amax),
+        )
+    }
+
+    /// MXFP8 and MXFP4 along rows.
+    pub(crate) fn quantize_produced_mx(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        (scheme, rounding): (Scheme, MxScaleRule),
+        rows: usize,
+        out: &Output<'_>,
+    ) -> Result<()> {
+        let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.mx)?;
+        if rows == 0 || from.cols == 0 {
+            return Ok(());
+        }
+        enqueue!(
+            stream,
+            kernel,
+            Blocks::new(warp_grid(rows, from.cols), THREADS),
+            CastSource::new(from),
+            rows as u32,
+            from.cols as u32,
+            MxRule::new(rounding, scheme.spec().format),
+            out.codes.address,
+            out.block_scales.address,
+        )
+    }
+
+    /// NVFP4 along rows with a given second level, or with one of each row that is found in the same pass (`given` is `None`).
+    pub(crate) fn quantize_produced_nvfp4(
+        &self,
+        stream: &Queue,
+        from: &CastFrom<'_>,
+        recipe: Nvfp4Recipe,
+        given: Option<Factor<'_>>,
+        rows: usize,
+        out: &Output<'_>,
+    ) -> Result<()> {
+        let (scheme, cols) = (recipe.scheme(), from.cols);
+        let given = given.map(|given| given.of_nvfp4(1)).transpose()?;
+        let rule = KernelRule::new(recipe, given.map_or(0, |(_, kind)| kind));
+        let (Some(place), true) = (rule.along_rows(), given.is_some() == (scheme == Scheme::Nvfp4)) else {
+            return Err(not_of_these("this recipe for NVFP4 of a source"));
+        };
+        let choice = usize::from(place > 0);
+        let Some((given, _)) = given else {
+            // Two blocks of 16 in each thread (`row_threads` of the kernel).
+            let threads = cols.div_ceil(32).next_multiple_of(32).max(64);
+            let held = usize::from(threads <= 512);
+            let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4_row[choice][held])?;
+            if rows == 0 {
+                return Ok(());
+            }
+            return enqueue!(
+                stream,
+                kernel,
+                Blocks::new((rows.next_multiple_of(128), 1), threads.min(512) as u32),
+                CastSource::new(from),
+                rows as u32,
+                cols as u32,
+                rule,
+                out.codes.address,
+                out.block_scales.address,
+                out.scales.address,
+            );
+        };
+        let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4[choice])?;
+        // A few steps for each block, once there are more than enough blocks.
+        let (columns, lines) = walk_grid(rows, cols, 1);
+        let steps = (columns * lines / (self.sm_count * NVFP4_BLOCKS * 3)).clamp(1, 8);
+        enqueue!(
+            stream,
+            kernel,
+            Blocks::new(walk_grid(rows, cols, steps), THREADS),
+            CastSource::new(from),
+            rows as u32,
+            cols as u32,
+            rule,
+            given,
+            out.codes.address,
+            out.block_scales.address,
+            out.scales.address,
+        )
+    }
+}

@@ -1,0 +1,213 @@
+//! Files of casts: the bytes of the reference in every format, grouping and order, by rows, and what is refused of hostile ones.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use ndarray::Array2;
+use safetensors::tensor::{Dtype, SafeTensors};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, StoredScheme, WrittenCast};
+use scaled_gemm::reference::{Noise, cast, cast_back};
+use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix};
+use serde_json::{Value, json};
+
+use super::{Folder, foreign};
+
+/// Every format, grouping and order, per channel also transposed.
+pub fn schemes() -> Vec<CastScheme> {
+    let mut all = Vec::new();
+    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for group in CastGroup::ALL {
+            for scales in CastScales::ALL {
+                let scheme = CastScheme::new(format, group).unwrap().with_scales(scales);
+                all.push(scheme);
+                all.extend(scheme.transposed());
+            }
+        }
+    }
+    all
+}
+
+pub fn matrix(scheme: CastScheme, rows: usize, cols: usize, seed: u64) -> HostCastMatrix {
+    let mut random = Noise::new(seed);
+    let x = Array2::from_shape_simple_fn((rows, cols), || random.normal());
+    cast(&x.view().into(), CastRecipe::new(scheme)).unwrap()
+}
+
+pub fn written(scheme: CastScheme) -> WrittenCast {
+    WrittenCast { recipe: CastRecipe::new(scheme), source: DType::Bf16 }
+}
+
+fn write(path: &Path, q: &HostCastMatrix) {
+    let mut layout = CheckpointLayout::new();
+    layout.cast("w", q.rows(), q.cols(), written(q.scheme()));
+    let writer = layout.create(path, &[]).unwrap();
+    writer.write_cast("w", q).unwrap();
+    writer.finish().unwrap();
+}
+
+/// The rows of a cast as a matrix of their own, by its elements.
+fn rows_of(q: &HostCastMatrix, first: usize, rows: usize) -> Array2<f32> {
+    Array2::from_shape_fn((rows, q.cols()), |(i, j)| q.code_value(first + i, j) * q.scale_at(first + i, j))
+}
+
+#[test]
+fn every_cast_round_trips_whole_and_by_rows_and_another_reader_agrees() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    for (i, scheme) in schemes().into_iter().enumerate() {
+        for (rows, cols) in [(272, 144), (16, 16), (128, 272)] {
+            let q = matrix(scheme, rows, cols, (i * 1000 + rows) as u64);
+            write(&path, &q);
+            let file = Checkpoint::open(&path).unwrap();
+            assert_eq!((file.quantized(), file.is_scale("w_scale")), (vec!["w"], true), "{scheme}");
+            assert_eq!(file.stored_scheme("w").unwrap(), StoredScheme::Cast(scheme));
+            assert_eq!(file.cast_recipe("w").unwrap(), Some(written(scheme)));
+            assert_eq!(file.quant_shape("w").unwrap(), (rows, cols), "{scheme}");
+            assert_eq!(file.tensors_of("w").unwrap(), ["w", "w_scale"]);
+            let (stored, dimensions, tensors) = file.quant_info("w").unwrap();
+            assert_eq!((stored, dimensions, tensors.len()), (StoredScheme::Cast(scheme), vec![rows, cols], 2));
+            assert_eq!(file.cast_matrix("w").unwrap(), q, "{scheme}");
+            // The bytes that a device has.
+            let bytes = std::fs::read(&path).unwrap();
+            let others = SafeTensors::deserialize(&bytes).unwrap();
+            assert_eq!(others.tensor("w").unwrap().data(), q.codes(), "{scheme}");
+            assert_eq!(others.tensor("w_scale").unwrap().data(), q.device_scales(), "{scheme}");
+            // By parts: what was written so, and what is read so.
+            let [height, _] = scheme.group().extents();
+            let step = height.size(rows).max(16);
+            let parts: Vec<_> = (0..rows).step_by(step).map(|first| first..(first + step).min(rows)).collect();
+            let parts: Vec<_> =
+                parts.into_iter().map(|rows| (rows.clone(), file.cast_rows("w", rows).unwrap())).collect();
+            for (rows, part) in &parts {
+                assert_eq!(cast_back(part, DType::F32), rows_of(&q, rows.start, rows.len()), "{scheme} {rows:?}");
+            }
+            let mut layout = CheckpointLayout::new();
+            layout.cast("w", rows, cols, written(scheme));
+            let again = folder.file("again.safetensors");
+            let writer = layout.create(&again, &[&file]).unwrap();
+            let mut by_rows = writer.cast("w").unwrap();
+            parts.iter().for_each(|(_, part)| by_rows.append(part).unwrap());
+            by_rows.finish().unwrap();
+            writer.finish().unwrap();
+            assert_eq!(std::fs::read(&again).unwrap(), bytes, "{scheme}");
+            // No product reads it.
+            for error in [file.scheme("w").unwrap_err(), file.quant_matrix("w").unwrap_err()] {
+                assert!(error.to_string().contains("tensor w: is cast to"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_not_of_the_layout_are_refused() {
+    let folder = Folder::new();
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    let q = matrix(scheme, 64, 32, 1);
+    let mut layout = CheckpointLayout::new();
+    layout.cast("w", 64, 32, written(scheme));
+    let writer = layout.create(folder.file("w.safetensors"), &[]).unwrap();
+    let refused = |parts: &[&HostCastMatrix], words: &[&str]| {
+        let mut matrix = writer.cast("w").unwrap();
+        let last = parts.iter().try_for_each(|part| matrix.append(part)).and_then(|()| matrix.finish());
+        let text = last.unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(text.contains(word), "{text:?} lacks {word:?}"));
+    };
+    refused(&[&matrix(scheme, 64, 48, 2)], &["tensor w", "of 48 columns", "64 x 32"]);
+    refused(&[&matrix(scheme, 80, 32, 2)], &["rows 0 to 80"]);
+    refused(&[&matrix(scheme, 16, 32, 2)], &["whole groups of 32 rows"]);
+    refused(&[&matrix(scheme.with_scales(CastScales::Ue8m0), 64, 32, 2)], &["cast to e4m3 32x32 ue8m0"]);
+    for bad in [f32::NAN, f32::INFINITY, -0.5] {
+        let bad = HostCastMatrix::from_logical(scheme, 64, 32, q.codes().to_vec(), vec![1.0, bad]).unwrap();
+        refused(&[&bad], &["scale (1, 0) is", "quantize finite values"]);
+    }
+    refused(&[], &["got 0 rows where the layout says 64"]);
+    writer.write_cast("w", &q).unwrap();
+    assert!(writer.cast("v").is_err());
+    writer.finish().unwrap();
+    // What no cast has is refused before a file is begun.
+    for (rows, cols) in [(64, 20), (usize::MAX, 16), (1 << 40, 1 << 40)] {
+        let mut layout = CheckpointLayout::new();
+        layout.cast("w", rows, cols, written(scheme.with_scales(CastScales::ColumnMajor)));
+        assert!(layout.create(folder.file("x.safetensors"), &[]).is_err(), "{rows} x {cols}");
+    }
+}
+
+#[test]
+fn hostile_casts_are_refused() {
+    let folder = Folder::new();
+    let path = folder.file("w.safetensors");
+    for scheme in schemes() {
+        let (rows, cols) = (48, 272);
+        write(&path, &matrix(scheme, rows, cols, 3));
+        let bytes = std::fs::read(&path).unwrap();
+        let good = SafeTensors::deserialize(&bytes).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let entry: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["scaled_gemm.w"]).unwrap();
+        let tensor = |name: &str| {
+            let view = good.tensor(name).unwrap();
+            (view.dtype(), view.shape().to_vec(), view.data().to_vec())
+        };
+        let (codes, scales) = (tensor("w"), tensor("w_scale"));
+        let refused = |codes: &(Dtype, Vec<usize>, Vec<u8>),
+                       scales: Option<&(Dtype, Vec<usize>, Vec<u8>)>,
+                       entry: &Value,
+                       word: &str| {
+            let (dtype, shape, data) = codes.clone();
+            let mut tensors = vec![("w", dtype, shape, data)];
+            tensors.extend(scales.cloned().map(|(dtype, shape, data)| ("w_scale", dtype, shape, data)));
+            let text = entry.as_str().map_or_else(|| entry.to_string(), str::to_string);
+            foreign(&path, &tensors, Some(HashMap::from([("scaled_gemm.w".to_string(), text)])));
+            let file = Checkpoint::open(&path).unwrap();
+            let error = file.cast_matrix("w").unwrap_err().to_string();
+            assert!(error.contains("tensor w") && error.contains(word), "{scheme}: {error:?} lacks {word:?}");
+            assert!(file.quant_matrix("w").is_err() && file.scheme("w").is_err(), "{scheme}");
+        };
+        let with = |key: &str, value: Value| {
+            let mut entry = entry.clone();
+            entry[key] = value;
+            entry
+        };
+        for (key, value) in [
+            ("group", json!("3x7")),
+            ("group", json!(7)),
+            ("format", json!("e5m2")),
+            ("scales", json!("diagonal")),
+            ("transposed", json!("yes")),
+        ] {
+            refused(&codes, Some(&scales), &with(key, value), "its recipe in the metadata");
+        }
+        if !scheme.group().is_per_channel() {
+            refused(&codes, Some(&scales), &with("transposed", json!(true)), "only groups along columns");
+        }
+        refused(&codes, None, &entry, "has no scale w_scale");
+        // Another shape of as many bytes, and another type.
+        let (dtype, shape, data) = scales.clone();
+        let flat = (dtype, vec![1, 1, shape.iter().product()], data.clone());
+        refused(&codes, Some(&flat), &entry, "but must be");
+        refused(&codes, Some(&(Dtype::U8, vec![data.len()], data.clone())), &entry, "but must be");
+        let turned = (codes.0, vec![codes.1[1], codes.1[0]], codes.2.clone());
+        // Padded, a few scales have the shape of others.
+        if scheme.scales() == CastScales::RowMajor {
+            refused(&turned, Some(&scales), &entry, "tensor w");
+        }
+        refused(&(codes.0, vec![1, codes.1[0], codes.1[1]], codes.2.clone()), Some(&scales), &entry, "two dimensions");
+        // Scales that no cast writes.
+        let bad: Vec<Vec<u8>> = match scheme.scales() {
+            CastScales::Ue8m0 => vec![vec![0xFF]],
+            _ => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.25].map(|v| v.to_le_bytes().to_vec()).to_vec(),
+        };
+        for bad in bad {
+            let mut data = data.clone();
+            data[..bad.len()].copy_from_slice(&bad);
+            refused(&codes, Some(&(dtype, shape.clone(), data)), &entry, "as scale (0, 0)");
+        }
+    }
+    // An entry of bytes that are no cast: nothing is assumed.
+    let plain = [("w", Dtype::F32, vec![16, 16], vec![0; 1024]), ("w_scale", Dtype::F32, vec![16, 1], vec![0; 64])];
+    let entry =
+        json!({"scheme": "cast", "format": "e4m3", "group": "1x16", "scales": "row-major", "transposed": false});
+    foreign(&path, &plain, Some(HashMap::from([("scaled_gemm.w".to_string(), entry.to_string())])));
+    let file = Checkpoint::open(&path).unwrap();
+    assert!(file.quantized().is_empty() && file.matrix("w").is_ok());
+    assert!(file.cast_matrix("w").unwrap_err().to_string().contains("is F32 [16, 16], but must be F8_E4M3"));
+}

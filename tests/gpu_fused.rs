@@ -1,0 +1,398 @@
+//! What is computed before a cast with results beside it equals the reference byte for byte: RMSNorm with a residual, the gradients of
+//! SwiGLU; captures; what is refused.
+#![cfg(feature = "cuda")]
+
+#[path = "common/cast.rs"]
+mod cast;
+mod common;
+
+use cast::*;
+use common::*;
+use ndarray::Array2;
+use scaled_gemm::reference::{self, RmsNorm, Swiglu};
+use scaled_gemm::{
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
+    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, KernelFamily, MatMut, MatRef, QuantMatrix, RmsNormArgs,
+    SwigluGradientsInto, SwigluSource, VecRef,
+};
+
+/// A matrix on both sides, rows so many elements apart, NaN between them.
+struct Both {
+    values: Array2<f32>,
+    dtype: DType,
+    data: DeviceBuffer,
+    stride: usize,
+}
+
+impl Both {
+    fn new(handle: &Handle, dtype: DType, stride: usize, values: Array2<f32>) -> Self {
+        let values = values.mapv(|v| round_to(dtype, v));
+        let (rows, cols) = values.dim();
+        let apart = Array2::from_shape_fn((rows, stride), |(i, j)| if j < cols { values[(i, j)] } else { f32::NAN });
+        Self { data: handle.upload(&bytes_of(dtype, &apart)).unwrap(), values, dtype, stride }
+    }
+
+    fn matrix(&self) -> MatRef<'_> {
+        let (rows, cols) = self.values.dim();
+        MatRef::new(&self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
+    }
+
+    fn matrix_mut(&mut self) -> MatMut<'_> {
+        let (rows, cols) = self.values.dim();
+        MatMut::new(&mut self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
+    }
+
+    /// What lies on the device, without what lies between rows, which must be NaN still.
+    fn read(&self, handle: &Handle) -> Array2<f32> {
+        let (rows, cols) = self.values.dim();
+        let all = values_of(self.dtype, &handle.read_bytes(&self.data.view()).unwrap());
+        let all = Array2::from_shape_vec((rows, self.stride), all).unwrap();
+        assert!(all.slice(ndarray::s![.., cols..]).iter().all(|v| v.is_nan()), "what lies between rows was written");
+        all.slice(ndarray::s![.., ..cols]).to_owned()
+    }
+}
+
+/// Numbers of many sizes, some special ones among them where they are wanted.
+fn numbers(rng: &mut Noise, (rows, cols): (usize, usize), specials: bool) -> Array2<f32> {
+    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 10.0, -10.0, 88.5, -104.5, 3e38, 1e-40];
+    Array2::from_shape_fn((rows, cols), |(i, _)| match rng.bits() % 509 {
+        k @ 0..=9 if specials && i % 3 == 0 => special[k as usize],
+        _ => rng.normal() * [1.0, 6.0, 0.01][i % 3],
+    })
+}
+
+/// Equal bits, or NaN on both sides.
+#[track_caller]
+fn same<'a>(got: impl IntoIterator<Item = &'a f32>, want: impl IntoIterator<Item = &'a f32>, what: &str) {
+    let (got, want): (Vec<_>, Vec<_>) = (got.into_iter().collect(), want.into_iter().collect());
+    assert_eq!(got.len(), want.len(), "{what}");
+    let bad = got.iter().zip(&want).position(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()));
+    if let Some(at) = bad {
+        panic!("{what}: element {at} is {:e}, must be {:e}", got[at], want[at]);
+    }
+}
+
+fn along_rows() -> Vec<CastRecipe> {
+    let mut all = Vec::new();
+    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for group in CastGroup::ALL.into_iter().filter(|group| group.grid(128, 128)[0] == 128) {
+            let scheme = CastScheme::new(format, group).unwrap();
+            for scales in [CastScales::RowMajor, CastScales::ColumnMajor, CastScales::Ue8m0] {
+                all.push(CastRecipe::new(scheme.with_scales(scales)));
+            }
+        }
+    }
+    all
+}
+
+fn floats(handle: &Handle, buffer: &DeviceBuffer) -> Vec<f32> {
+    handle.read::<f32>(&buffer.view()).unwrap()
+}
+
+/// Every way to call a norm, compared with the reference.
+fn check_norm(
+    handle: &Handle,
+    rng: &mut Noise,
+    shape: (usize, usize),
+    dtype: DType,
+    apart: usize,
+    recipes: &[CastRecipe],
+) {
+    let (rows, cols) = shape;
+    let x = Both::new(handle, dtype, cols + apart, numbers(rng, shape, true));
+    let residual = numbers(rng, shape, true);
+    let weight: Vec<f32> = (0..cols).map(|_| round_to(dtype, rng.uniform() + 0.5)).collect();
+    let narrow = handle.upload(&bytes_of(dtype, &weight)).unwrap();
+    let wide = handle.upload(&weight).unwrap();
+    for (way, recipe) in recipes.iter().enumerate() {
+        let recipe = *recipe;
+        // No residual, one with a sum of its own, one that is replaced; and the weight in both types.
+        let other = Both::new(handle, dtype, cols + apart, residual.clone());
+        let mut updated = Both::new(handle, dtype, cols + apart, residual.clone());
+        let mut sum = Both::new(handle, dtype, cols + apart, Array2::zeros(shape));
+        let given = (way % 3 > 0).then(|| other.values.clone());
+        let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: given.as_ref().map(|r| r.view()), dtype };
+        let want = reference::rms_norm(x.values.view(), &options).unwrap();
+        let codes = reference::cast(&want.values.view().into(), recipe).unwrap();
+        let context = format!("{rows} x {cols} {dtype}, {apart} apart, way {way}, to {}", recipe.scheme());
+        let mut rstd = handle.alloc(4 * rows).unwrap();
+        let mut got = poisoned_cast(handle, recipe.scheme(), rows, cols);
+        let matrix = x.matrix();
+        let of = if way % 2 == 0 { VecRef::new(&narrow, dtype, cols) } else { VecRef::new(&wide, DType::F32, cols) };
+        let norm = RmsNormArgs::new(&matrix, of.unwrap(), 1e-6).unwrap().with_rstd(&mut rstd).unwrap();
+        let read = other.matrix();
+        let norm = match way % 3 {
+            0 => norm,
+            1 => norm.with_residual(&read, sum.matrix_mut()).unwrap(),
+            _ => norm.with_updated_residual(updated.matrix_mut()).unwrap(),
+        };
+        handle.rms_norm_cast_into(norm, recipe, &mut got).unwrap();
+        same(&floats(handle, &rstd), &want.rstd, &format!("{context}: factors"));
+        match way % 3 {
+            0 => {}
+            1 => {
+                same(&sum.read(handle), want.sum.as_ref().unwrap(), &format!("{context}: sum"));
+                same(&other.read(handle), &other.values, &format!("{context}: residual, which is read alone"));
+            }
+            _ => same(&updated.read(handle), want.sum.as_ref().unwrap(), &format!("{context}: residual")),
+        }
+        assert_cast(handle, &got, &codes, &context);
+    }
+}
+
+/// Small, for runs under a sanitizer.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(980);
+    for dtype in INPUTS {
+        for apart in [0, 8, 3] {
+            let recipes = along_rows();
+            check_norm(&handle, &mut rng, (5, 272), dtype, apart, &recipes);
+            check_norm(&handle, &mut rng, (2, 8208), dtype, apart, &recipes[..6]);
+            for rows in [5, 33] {
+                check_backward(&handle, &mut rng, (rows, 160), dtype, apart, 32);
+            }
+            check_backward(&handle, &mut rng, (6, 1280), dtype, apart, 128);
+        }
+    }
+}
+
+#[test]
+fn norms() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(981);
+    let recipes = along_rows();
+    for (rows, cols) in [(0, 64), (1, 16), (127, 576), (129, 7168), (3, 8192), (2, 18944), (4001, 64)] {
+        check_norm(&handle, &mut rng, (rows, cols), DType::Bf16, 0, &recipes);
+    }
+}
+
+/// Into matrices that products read, and by the factors into tiles, channels and transposed codes, which one pass refuses.
+#[test]
+fn norms_for_products_and_tiles() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(982);
+    for (rows, cols) in [(1, 64), (144, 576), (128, 16400)] {
+        let x = Both::new(&handle, DType::Bf16, cols, numbers(&mut rng, (rows, cols), false));
+        let weight: Vec<f32> = (0..cols).map(|_| rng.uniform() + 0.5).collect();
+        let there = handle.upload(&weight).unwrap();
+        let of_columns = || VecRef::new(&there, DType::F32, cols).unwrap();
+        let matrix = x.matrix();
+        let norm = || RmsNormArgs::new(&matrix, of_columns(), 1e-5).unwrap();
+        let options = RmsNorm { weight: &weight, epsilon: 1e-5, residual: None, dtype: DType::Bf16 };
+        let values = reference::rms_norm(x.values.view(), &options).unwrap().values;
+        for granularity in [Fp8Granularity::Row, Fp8Granularity::Group1x128] {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+            let want = reference::quantize(values.view(), DType::F32, recipe).unwrap();
+            let mut got = QuantMatrix::zeros(&handle, recipe.scheme(), rows, cols).unwrap();
+            handle.rms_norm_quantize_into(norm(), recipe, &mut got).unwrap();
+            assert_device_bits(&handle, &got, &want, &format!("norm of {rows} x {cols} {recipe:?}"));
+        }
+        let mut rstd = handle.alloc(4 * rows).unwrap();
+        handle.rms_norm(norm().with_rstd(&mut rstd).unwrap()).unwrap();
+        for group in CastGroup::ALL {
+            let scheme = CastScheme::new(CodeFormat::E4M3, group).unwrap();
+            let transposed = group.is_per_channel() && rows.is_multiple_of(16);
+            for scheme in [Some(scheme), transposed.then(|| scheme.transposed().unwrap())].into_iter().flatten() {
+                let recipe = CastRecipe::new(scheme);
+                let want = reference::cast(&values.view().into(), recipe).unwrap();
+                let factors = VecRef::new(&rstd, DType::F32, rows).unwrap();
+                let source = CastSource::normed(&matrix, factors, of_columns()).unwrap();
+                let got = handle.cast(source, recipe).unwrap();
+                assert_cast(&handle, &got, &want, &format!("by factors, {rows} x {cols} to {scheme}"));
+            }
+        }
+    }
+}
+
+/// Every way to call the backward pass, compared with the reference; x also from codes.
+fn check_backward(
+    handle: &Handle,
+    rng: &mut Noise,
+    (rows, half): (usize, usize),
+    dtype: DType,
+    apart: usize,
+    group: usize,
+) {
+    let x = Both::new(handle, dtype, 2 * half + apart, numbers(rng, (rows, 2 * half), true));
+    let g = Both::new(handle, dtype, half + apart, numbers(rng, (rows, half), false));
+    let weights: Vec<f32> = (0..rows).map(|_| rng.uniform() + 0.25).collect();
+    let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
+    let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
+    let (weights_there, experts_there) = (handle.upload(&weights).unwrap(), handle.upload(&words).unwrap());
+    // Codes of finite numbers, in groups along rows and in tiles.
+    let finite = x.values.mapv(|v| if v.is_finite() { v.clamp(-1e4, 1e4) } else { 1.0 });
+    let coded_by = [CastGroup::Group1x128, CastGroup::Tile128x128, CastGroup::Group32x1].map(|group| {
+        let recipe = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, group).unwrap());
+        reference::cast(&finite.view().into(), recipe).unwrap()
+    });
+    let to = if group == 32 { CastGroup::Group1x32 } else { CastGroup::Group1x128 };
+    let to = CastScheme::new(CodeFormat::E4M3, to).unwrap();
+    let (matrix, gradient) = (x.matrix(), g.matrix());
+    for (way, scales) in
+        [CastScales::RowMajor, CastScales::ColumnMajor, CastScales::Ue8m0].into_iter().cycle().take(8).enumerate()
+    {
+        let recipe = CastRecipe::new(to.with_scales(scales));
+        let (all, from_codes) = (way % 2 == 0, way >= 4);
+        let codes = &coded_by[way % 3];
+        let coded = from_codes.then(|| CastMatrix::from_host(handle, codes).unwrap());
+        let read = if from_codes { reference::cast_back(codes, DType::F32) } else { x.values.clone() };
+        let options = if all {
+            Swiglu { clamp: Some(10.0), weights: Some(&weights), experts: Some(&experts) }
+        } else {
+            Swiglu::default()
+        };
+        let want = reference::swiglu_backward(read.view(), g.values.view(), &options).unwrap();
+        let want_codes = reference::cast(&want.x.view().into(), recipe).unwrap();
+        let context = format!("{rows} x {half} {dtype}, {apart} apart, way {way}, {}", recipe.scheme());
+        let forward = match &coded {
+            Some(coded) => SwigluSource::of_codes(coded).unwrap(),
+            None => SwigluSource::new(&matrix).unwrap(),
+        };
+        let forward = if all {
+            let weights = VecRef::new(&weights_there, DType::F32, rows).unwrap();
+            forward.with_clamp(10.0).unwrap().with_weights(weights).unwrap().with_experts(&experts_there).unwrap()
+        } else {
+            forward
+        };
+        let mut dx = poisoned_cast(handle, recipe.scheme(), rows, 2 * half);
+        let mut wide = Both::new(handle, DType::Bf16, 2 * half + 8, Array2::ones((rows, 2 * half)));
+        let mut out = Both::new(handle, DType::Bf16, half + 16, Array2::ones((rows, half)));
+        let mut dw = handle.alloc(4 * rows).unwrap();
+        // All of it, and each part alone.
+        let wanted = |part: usize| way < 4 || way == 3 + part || way == 7;
+        let into = SwigluGradientsInto {
+            x: wanted(1).then_some((recipe, &mut dx)),
+            x_bf16: wanted(2).then(|| wide.matrix_mut()),
+            out: wanted(3).then(|| out.matrix_mut()),
+            weights: wanted(3).then(|| (&mut dw).into()),
+        };
+        handle.swiglu_backward(forward, &gradient, into).unwrap();
+        if wanted(1) {
+            assert_cast(handle, &dx, &want_codes, &context);
+        }
+        let rounded = |values: &Array2<f32>| values.mapv(|v| round_to(DType::Bf16, v));
+        let ones = |values: &Array2<f32>| Array2::<f32>::ones(values.dim());
+        let expected = if wanted(2) { rounded(&want.x) } else { ones(&want.x) };
+        same(&wide.read(handle), &expected, &format!("{context}: gradient in BF16"));
+        let expected = if wanted(3) { want.out.clone() } else { ones(&want.out) };
+        same(&out.read(handle), &expected, &format!("{context}: forward pass again"));
+        if wanted(3) {
+            same(&floats(handle, &dw), &want.weights, &format!("{context}: gradient of the weights"));
+        }
+    }
+}
+
+#[test]
+fn backward() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(983);
+    for (rows, half, group) in
+        [(0, 128, 128), (1, 64, 32), (127, 576, 32), (130, 1024, 128), (5, 7168, 128), (1001, 128, 128)]
+    {
+        check_backward(&handle, &mut rng, (rows, half), DType::Bf16, 0, group);
+    }
+}
+
+#[test]
+fn captured() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(984);
+    handle.load_kernels(&[KernelFamily::Fused]).unwrap();
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap();
+    let (recipe, shape) = (CastRecipe::new(scheme), (33, 256));
+    let mut x = Both::new(&handle, DType::Bf16, 256, numbers(&mut rng, shape, false));
+    let weight: Vec<f32> = (0..256).map(|_| rng.uniform() + 0.5).collect();
+    let there = handle.upload(&weight).unwrap();
+    let mut residual = Both::new(&handle, DType::Bf16, 256, numbers(&mut rng, shape, false));
+    let gradient = Both::new(&handle, DType::Bf16, 128, numbers(&mut rng, (33, 128), false));
+    let mut normed = CastMatrix::zeros(&handle, scheme, 33, 256).unwrap();
+    let mut dx = CastMatrix::zeros(&handle, scheme, 33, 256).unwrap();
+    let graph = {
+        let (matrix, g) = (x.matrix(), gradient.matrix());
+        capture_owned(&handle, || {
+            let weight = VecRef::new(&there, DType::F32, 256)?;
+            let norm = RmsNormArgs::new(&matrix, weight, 1e-6)?.with_updated_residual(residual.matrix_mut())?;
+            handle.rms_norm_cast_into(norm, recipe, &mut normed)?;
+            let into = SwigluGradientsInto { x: Some((recipe, &mut dx)), ..SwigluGradientsInto::default() };
+            handle.swiglu_backward(SwigluSource::new(&matrix)?, &g, into)
+        })
+        .unwrap()
+    };
+    let mut before = residual.values.clone();
+    for _ in 0..3 {
+        let other = Both::new(&handle, DType::Bf16, 256, numbers(&mut rng, shape, false));
+        handle.write(&mut x.data.view_mut(), &bytes_of(DType::Bf16, &other.values)).unwrap();
+        x.values = other.values;
+        handle.launch(&graph).unwrap();
+        let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: Some(before.view()), dtype: DType::Bf16 };
+        let want = reference::rms_norm(x.values.view(), &options).unwrap();
+        assert_cast(&handle, &normed, &reference::cast(&want.values.view().into(), recipe).unwrap(), "captured norm");
+        before = want.sum.unwrap();
+        same(&residual.read(&handle), &before, "captured sum");
+        let want = reference::swiglu_backward(x.values.view(), gradient.values.view(), &Swiglu::default()).unwrap();
+        assert_cast(&handle, &dx, &reference::cast(&want.x.view().into(), recipe).unwrap(), "captured gradients");
+    }
+}
+
+#[test]
+fn refusals() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(985);
+    let x = Both::new(&handle, DType::Bf16, 128, numbers(&mut rng, (16, 128), false));
+    let g = Both::new(&handle, DType::Bf16, 64, numbers(&mut rng, (16, 64), false));
+    let (matrix, gradient) = (x.matrix(), g.matrix());
+    let says = |result: scaled_gemm::Result<()>, words: &[&str]| {
+        let said = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{said:?} lacks one of {words:?}");
+    };
+    let there = handle.alloc(4 * 128).unwrap();
+    let weight = || VecRef::new(&there, DType::F32, 128).unwrap();
+    says(
+        RmsNormArgs::new(&matrix, VecRef::new(&there, DType::F32, 127).unwrap(), 1e-6).map(drop),
+        &["127 elements", "128 columns"],
+    );
+    says(RmsNormArgs::new(&matrix, VecRef::new(&there, DType::F16, 128).unwrap(), 1e-6).map(drop), &["f16", "bf16"]);
+    says(RmsNormArgs::new(&matrix, weight(), -1.0).map(drop), &["-1", "at least 0"]);
+    let norm = || RmsNormArgs::new(&matrix, weight(), 1e-6).unwrap();
+    let mut narrow = handle.alloc(2 * 16 * 64).unwrap();
+    let half = MatMut::new(&mut narrow, DType::Bf16, 16, 64).unwrap();
+    says(norm().with_updated_residual(half).map(drop), &["16 x 64", "16 x 128"]);
+    let mut f16 = handle.alloc(2 * 16 * 128).unwrap();
+    let other = MatMut::new(&mut f16, DType::F16, 16, 128).unwrap();
+    says(norm().with_updated_residual(other).map(drop), &["another type", "bf16"]);
+    let mut few = handle.alloc(60).unwrap();
+    says(norm().with_rstd(&mut few).map(drop), &["60 bytes", "16 rows"]);
+    says(handle.rms_norm(norm()), &["with_rstd"]);
+    let tile = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile128x128).unwrap();
+    let mut out = CastMatrix::zeros(&handle, tile, 16, 128).unwrap();
+    says(handle.rms_norm_cast_into(norm(), CastRecipe::new(tile), &mut out), &["several rows", "CastSource::normed"]);
+    let tensor = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let mut product = QuantMatrix::zeros(&handle, tensor.scheme(), 16, 128).unwrap();
+    says(handle.rms_norm_quantize_into(norm(), tensor, &mut product), &["twice"]);
+
+    let forward = || SwigluSource::new(&matrix).unwrap();
+    says(handle.swiglu_backward(forward(), &matrix, SwigluGradientsInto::default()), &["16 x 128", "16 x 64"]);
+    let scheme = |group| CastScheme::new(CodeFormat::E4M3, group).unwrap();
+    let into = |recipe_of: CastScheme, words: &[&str]| {
+        let mut dx = CastMatrix::zeros(&handle, recipe_of, 16, 128).unwrap();
+        let into = SwigluGradientsInto { x: Some((CastRecipe::new(recipe_of), &mut dx)), ..Default::default() };
+        says(handle.swiglu_backward(forward(), &gradient, into), words);
+    };
+    into(scheme(CastGroup::Group1x64), &["1x64", "1x32 or 1x128"]);
+    // Halves of 64 columns would share groups.
+    into(scheme(CastGroup::Group1x128), &["64 columns", "multiple of 128"]);
+    let odd = MatMut::new(&mut f16, DType::Bf16, 8, 128).unwrap().with_row_stride(130).unwrap();
+    let few = MatRef::new(&x.data, DType::Bf16, 8, 128).unwrap();
+    let of_few = MatRef::new(&g.data, DType::Bf16, 8, 64).unwrap();
+    let into = SwigluGradientsInto { x_bf16: Some(odd), ..Default::default() };
+    says(handle.swiglu_backward(SwigluSource::new(&few).unwrap(), &of_few, into), &["130", "multiple of 8"]);
+    let mut counts = handle.alloc(24).unwrap();
+    let counting = forward().with_clamp(1.0).unwrap().with_counts(&mut counts).unwrap();
+    says(handle.swiglu_backward(counting, &gradient, SwigluGradientsInto::default()), &["counts"]);
+    let coded = CastMatrix::zeros(&handle, scheme(CastGroup::Row), 16, 128).unwrap();
+    let forward_of_codes = SwigluSource::of_codes(&coded).unwrap();
+    says(handle.cast(forward_of_codes, CastRecipe::new(scheme(CastGroup::Row))).map(drop), &["backward"]);
+    handle.synchronize().unwrap();
+}

@@ -1,0 +1,418 @@
+//! What is computed and quantized to what products read equals the quantizer of the computed values in FP32, byte for byte: FP8 with a
+//! given scale, MXFP8 and MXFP4, NVFP4 with a given second level and with one of each row; what is refused.
+#![cfg(feature = "cuda")]
+
+#[path = "common/cast.rs"]
+mod cast;
+mod common;
+#[path = "common/producers.rs"]
+mod producers;
+
+use cast::INPUTS;
+use common::*;
+use ndarray::{Array2, ArrayView2, s};
+use producers::*;
+use scaled_gemm::reference::{self, ClampCounts};
+use scaled_gemm::{
+    BlockScaleRule, BlockShape, CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, CodeRounding,
+    DType, DeviceBuffer, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe,
+    GivenScale, Handle, HostQuantMatrix, MatRef, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe,
+    Nvfp4Rule, QuantMatrix, Recipe, Result, RowIndex, Scheme, SourceActivation, SwigluSource,
+};
+
+/// What a source is quantized to, and by which call.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Found(Recipe),
+    /// With a given second level.
+    Level(Recipe, GivenScale),
+    /// FP8 with a given scale.
+    Scale(Fp8Format, GivenScale),
+}
+
+impl Target {
+    fn scheme(self) -> Scheme {
+        match self {
+            Self::Found(recipe) | Self::Level(recipe, _) => recipe.scheme(),
+            Self::Scale(format, _) => Scheme::Fp8Tensor(format),
+        }
+    }
+
+    /// What the quantizer of the stored values gives, in FP32 as they are.
+    fn want(self, values: ArrayView2<f32>) -> HostQuantMatrix {
+        match self {
+            Self::Found(recipe) => reference::quantize(values, DType::F32, recipe).unwrap(),
+            Self::Level(recipe, given) => reference::quantize_with_scale(values, DType::F32, recipe, given).unwrap(),
+            Self::Scale(format, given) => reference::quantize_tensor(values, format, given).unwrap().0,
+        }
+    }
+
+    /// The number that it takes, on the device.
+    fn number(self, handle: &Handle) -> DeviceBuffer {
+        let number = match self {
+            Self::Found(_) => 0.0,
+            Self::Level(_, given) | Self::Scale(_, given) => *given.number(),
+        };
+        handle.upload(&[number]).unwrap()
+    }
+
+    fn run<'a>(
+        self,
+        handle: &Handle,
+        source: impl Into<CastSource<'a>>,
+        number: &DeviceBuffer,
+        out: &mut QuantMatrix,
+    ) -> Result<()> {
+        match self {
+            Self::Found(recipe) => handle.quantize_source_into(source, recipe, out),
+            Self::Level(recipe, given) => {
+                let given = given.with_number(DeviceBytes::from(number));
+                handle.quantize_source_nvfp4_into(source, recipe, &given, out)
+            }
+            Self::Scale(format, given) => {
+                let given = given.with_number(DeviceBytes::from(number));
+                handle.quantize_source_tensor_into(source, format, &given, out, None)
+            }
+        }
+    }
+
+    /// Every byte, padding included, is that of the quantizer.
+    fn check<'a>(self, handle: &Handle, source: impl Into<CastSource<'a>>, values: ArrayView2<f32>, context: &str) {
+        let (rows, cols) = values.dim();
+        let context = format!("{rows} x {cols} {context} to {self:?}");
+        let mut out = poisoned_matrix(handle, self.scheme(), rows, cols);
+        let number = self.number(handle);
+        self.run(handle, source, &number, &mut out).unwrap_or_else(|e| panic!("{context}: {e}"));
+        assert_device_bits(handle, &out, &self.want(values), &context);
+    }
+}
+
+fn nvfp4(scheme: Scheme, options: Nvfp4Options) -> Recipe {
+    match scheme {
+        Scheme::Nvfp4Row => Nvfp4Recipe::rows(options),
+        _ => Nvfp4Recipe::tensor(options),
+    }
+    .unwrap()
+    .into()
+}
+
+/// Plain block scales, then 4over6 of every kind.
+fn options() -> Vec<Nvfp4Options> {
+    let mut all = vec![Nvfp4Options::PLAIN];
+    for metric in ErrorMetric::ALL {
+        for math in ErrorMath::ALL {
+            let block_scale = BlockScaleRule::FourOverSix { metric, math };
+            all.extend(E4m3Bound::ALL.map(|bound| Nvfp4Options { block_scale, bound, ..Nvfp4Options::PLAIN }));
+        }
+    }
+    all
+}
+
+fn targets() -> Vec<Target> {
+    let mut all = Vec::new();
+    for rule in MxScaleRule::ALL {
+        all.extend(Fp8Format::ALL.map(|format| Target::Found(Mxfp8Recipe { format, rule }.into())));
+        all.push(Target::Found(Mxfp4Recipe { rule }.into()));
+    }
+    for options in options() {
+        all.push(Target::Found(nvfp4(Scheme::Nvfp4Row, options)));
+        all.push(Target::Level(nvfp4(Scheme::Nvfp4, options), GivenScale::Amax(90.0)));
+    }
+    let given = [GivenScale::Amax(0.5), GivenScale::Amax(0.0), GivenScale::Encode(31.0), GivenScale::Decode(0.0371)];
+    all.extend(given.map(|given| Target::Level(Recipe::new(Scheme::Nvfp4), given)));
+    for given in [GivenScale::Encode(3.7), GivenScale::Decode(0.11)] {
+        all.extend(Fp8Format::ALL.map(|format| Target::Scale(format, given)));
+    }
+    all
+}
+
+/// One for each way through a kernel.
+fn few() -> Vec<Target> {
+    let strict = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mse, math: ErrorMath::Strict };
+    let fast = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Fast };
+    let mut all = vec![
+        Target::Scale(Fp8Format::E4M3, GivenScale::Encode(3.7)),
+        Target::Scale(Fp8Format::E5M2, GivenScale::Decode(0.11)),
+        Target::Found(Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3))),
+        Target::Found(Recipe::new(Scheme::Mxfp8(Fp8Format::E5M2))),
+        Target::Found(Recipe::new(Scheme::Mxfp4)),
+    ];
+    for block_scale in [BlockScaleRule::Plain, strict, fast] {
+        let options = Nvfp4Options { block_scale, ..Nvfp4Options::PLAIN };
+        all.push(Target::Found(nvfp4(Scheme::Nvfp4Row, options)));
+        all.push(Target::Level(nvfp4(Scheme::Nvfp4, options), GivenScale::Amax(90.0)));
+    }
+    all
+}
+
+/// SwiGLU with everything or nothing; what the clamp changes counts once, whatever is computed twice.
+fn check_swiglu(handle: &Handle, gated: &Gated, all: bool, target: Target) {
+    let (values, right) = gated.values(all, CastGroup::Row);
+    let mut counts = handle.alloc(24).unwrap();
+    let matrix = gated.matrix();
+    let context = format!("{}, stride {}, all {all}", gated.dtype, gated.stride);
+    target.check(handle, gated.source(&matrix, all, &mut counts), values.view(), &context);
+    let right = if all { right } else { ClampCounts::default() };
+    assert_eq!(read_counts(handle, &counts), right, "{context} to {target:?}");
+}
+
+/// Small, for runs under a sanitizer.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(960);
+    for dtype in INPUTS {
+        // Rows of 16400 are too long for registers.
+        for (rows, half) in [(5, 48), (130, 144), (1, 16400)] {
+            for stride in [2 * half, 2 * half + 3] {
+                let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
+                few().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
+            }
+        }
+    }
+}
+
+/// Every target from every type of element, aligned and not.
+#[test]
+fn every_target() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(961);
+    for dtype in INPUTS {
+        for (rows, half) in [(0, 64), (1, 64), (33, 576), (130, 1040)] {
+            // Packed, apart but aligned, and not aligned.
+            for stride in [2 * half, 2 * half + 8, 2 * half + 1] {
+                let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
+                targets().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_products_read() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(962);
+    for rows in [0, 1, 127, 130] {
+        for half in [64, 576, 1040, 16400] {
+            let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+            for target in few() {
+                [false, true].into_iter().for_each(|all| check_swiglu(&handle, &gated, all, target));
+            }
+        }
+    }
+    // The longest row that is held, shapes of models, and more tiles than there are blocks.
+    for (rows, half) in [(2, 16384), (40, 2048), (257, 4096), (70_000, 64)] {
+        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+        few().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
+    }
+}
+
+#[test]
+fn activations() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(963);
+    for dtype in INPUTS {
+        for (rows, cols) in [(33, 288), (144, 64), (2, 16400)] {
+            let gated = Gated::new(&handle, &mut rng, rows, cols / 2, dtype);
+            let matrix = gated.matrix();
+            for activation in SourceActivation::ALL {
+                let values = match activation {
+                    SourceActivation::Silu => reference::silu(gated.x.view()),
+                    SourceActivation::Gelu => reference::gelu(gated.x.view()),
+                    SourceActivation::GeluTanh => reference::gelu_tanh(gated.x.view()),
+                };
+                for target in few() {
+                    let source = CastSource::activated(&matrix, activation);
+                    target.check(&handle, source, values.view(), &format!("{activation} of {dtype}"));
+                }
+            }
+        }
+    }
+}
+
+/// Values of every size: scale bytes and second levels at both ends of their range, where the short paths end.
+#[test]
+fn values_of_every_size() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(964);
+    for top in [0.0, -0.0, 1e-45, 1e-38, 1e-30, 1e-12, 1e-3, 1.0, 3e4, 1e12, 1e30, 3e38, f32::INFINITY, f32::NAN] {
+        let x = Array2::from_shape_fn((5, 128), |(i, _)| if i == 3 { top } else { top * rng.uniform() });
+        let data = handle.upload(&bytes_of(DType::F32, &x)).unwrap();
+        let matrix = MatRef::new(&data, DType::F32, 5, 128).unwrap();
+        let values = reference::gelu(x.view());
+        let own = [GivenScale::Amax(top.abs()), GivenScale::Encode(top.abs()), GivenScale::Decode(top.abs())];
+        let own = own.map(|given| Target::Level(Recipe::new(Scheme::Nvfp4), given));
+        let own = own.into_iter().filter(|_| !top.is_nan());
+        for target in targets().into_iter().chain(own) {
+            let source = CastSource::activated(&matrix, SourceActivation::Gelu);
+            target.check(&handle, source, values.view(), &format!("values up to {top:e}"));
+        }
+    }
+}
+
+/// The amax of delayed scaling is raised to that of the values before they are scaled.
+#[test]
+fn the_amax_of_a_given_scale() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(965);
+    for (rows, half) in [(0, 64), (1, 64), (130, 1040)] {
+        let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+        let matrix = gated.matrix();
+        let (values, _) = gated.values(true, CastGroup::Row);
+        let given = GivenScale::Encode(3.7);
+        let (want, amax) = reference::quantize_tensor(values.view(), Fp8Format::E4M3, given).unwrap();
+        let number = handle.upload(&[3.7f32]).unwrap();
+        for before in [0.0f32, 1e5] {
+            let mut raised = handle.upload(&[before]).unwrap();
+            let mut counts = handle.alloc(24).unwrap();
+            let mut out = poisoned_matrix(&handle, want.scheme(), rows, half);
+            let source = gated.source(&matrix, true, &mut counts);
+            let given = given.with_number(DeviceBytes::from(&number));
+            let to = Some(&mut raised.view_mut());
+            handle.quantize_source_tensor_into(source, Fp8Format::E4M3, &given, &mut out, to).unwrap();
+            assert_device_bits(&handle, &out, &want, "with its amax");
+            assert_eq!(handle.read::<f32>(&raised.view()).unwrap(), [amax.max(before)]);
+        }
+    }
+}
+
+#[test]
+fn gathered_rows() {
+    let Some(handle) = handle() else { return };
+    let gated = Gated::new(&handle, &mut Noise::new(966), 40, 144, DType::Bf16);
+    let matrix = gated.matrix();
+    // Weights and experts are those of the rows that are read.
+    let (values, _) = gated.values(true, CastGroup::Row);
+    for rows in [3i32, 64, 130] {
+        let index: Vec<i32> = (0..rows).map(|i| if i % 9 == 4 { -1 } else { (i * 7) % 40 }).collect();
+        let rows_of = RowIndex::new(&handle, &index, 40).unwrap();
+        let mut taken = Array2::zeros((index.len(), 144));
+        for (i, row) in index.iter().enumerate().filter_map(|(i, row)| Some((i, usize::try_from(*row).ok()?))) {
+            taken.slice_mut(s![i, ..]).assign(&values.row(row));
+        }
+        for target in targets() {
+            let mut counts = handle.alloc(24).unwrap();
+            let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
+            target.check(&handle, source, taken.view(), "gathered");
+        }
+    }
+}
+
+/// A graph follows its input and the numbers that are given.
+#[test]
+fn captured() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(967);
+    let mut gated = Gated::new(&handle, &mut rng, 33, 144, DType::Bf16);
+    handle.load_kernels(&[scaled_gemm::KernelFamily::Fused]).unwrap();
+    let mut targets = few();
+    let mut outs: Vec<_> = targets.iter().map(|t| poisoned_matrix(&handle, t.scheme(), 33, 144)).collect();
+    let mut numbers: Vec<_> = targets.iter().map(|t| t.number(&handle)).collect();
+    let graph = {
+        let matrix = gated.matrix();
+        let graph = capture_owned(&handle, || {
+            targets.iter().zip(&numbers).zip(&mut outs).try_for_each(|((target, number), out)| {
+                target.run(&handle, SwigluSource::new(&matrix)?.with_clamp(10.0)?, number, out)
+            })
+        });
+        graph.unwrap()
+    };
+    for launch in 1..4 {
+        let other = Gated::new(&handle, &mut rng, 33, 144, DType::Bf16);
+        handle.write(&mut gated.data.view_mut(), &bytes_of(DType::Bf16, &other.x)).unwrap();
+        gated.x = other.x;
+        for (target, number) in targets.iter_mut().zip(&mut numbers) {
+            if let Target::Level(_, given) | Target::Scale(_, given) = target {
+                *given = given.with_number(given.number() * launch as f32);
+                handle.write(&mut number.view_mut(), &[*given.number()]).unwrap();
+            }
+        }
+        handle.launch(&graph).unwrap();
+        let options = reference::Swiglu { clamp: Some(10.0), ..reference::Swiglu::default() };
+        let (values, _) = reference::swiglu(gated.x.view(), &options).unwrap();
+        for (target, out) in targets.iter().zip(&outs) {
+            assert_device_bits(&handle, out, &target.want(values.view()), &format!("launch {launch} of {target:?}"));
+        }
+    }
+}
+
+#[test]
+fn refusals() {
+    let Some(handle) = handle() else { return };
+    let gated = Gated::new(&handle, &mut Noise::new(968), 16, 64, DType::Bf16);
+    let matrix = gated.matrix();
+    let number = handle.upload(&[1.0f32]).unwrap();
+    let says = |result: Result<()>, words: &[&str]| {
+        let said = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{said:?} lacks one of {words:?}");
+    };
+    let source = || SwigluSource::new(&matrix).unwrap();
+    let zeros = |scheme| QuantMatrix::zeros(&handle, scheme, 16, 64).unwrap();
+    let given = |given: GivenScale| given.with_number(DeviceBytes::from(&number));
+
+    // A scale of the whole matrix that is not given.
+    let tensor = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+    let result = handle.quantize_source_into(source(), tensor, &mut zeros(tensor.scheme()));
+    says(result, &["fp8-tensor", "twice", "quantize_source_tensor_into", "Handle::quantize"]);
+    let result = handle.quantize_source_into(source(), Recipe::new(Scheme::Nvfp4), &mut zeros(Scheme::Nvfp4));
+    says(result, &["nvfp4", "twice", "quantize_source_nvfp4_into", "nvfp4-row", "Handle::quantize"]);
+    let result = handle.quantize_source_tensor_into(
+        source(),
+        Fp8Format::E4M3,
+        &given(GivenScale::Amax(1.0)),
+        &mut zeros(tensor.scheme()),
+        None,
+    );
+    says(result, &["amax", "group_scale"]);
+    let row = Recipe::new(Scheme::Nvfp4Row);
+    let amax = given(GivenScale::Amax(1.0));
+    says(
+        handle.quantize_source_nvfp4_into(source(), row, &amax, &mut zeros(Scheme::Nvfp4Row)),
+        &["nvfp4-row", "quantize_source_into"],
+    );
+    let tiles = Fp8Recipe::new(Fp8Granularity::Group128x128, Fp8Format::E4M3);
+    says(handle.quantize_source_into(source(), tiles, &mut zeros(tiles.scheme())), &["weights", "fp8-1x128"]);
+
+    // Options of NVFP4.
+    for (options, words) in [
+        (
+            Nvfp4Options { basis: scaled_gemm::Basis::Hadamard16, ..Nvfp4Options::PLAIN },
+            ["Hadamard", "weight gradients"],
+        ),
+        (
+            Nvfp4Options { rounding: CodeRounding::Stochastic { seed: 1, offset: 0 }, ..Nvfp4Options::PLAIN },
+            ["stochastic", "nearest"],
+        ),
+        (Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::PLAIN }, ["16x16", "1x16"]),
+        (Nvfp4Options { rule: Nvfp4Rule::TorchAo, ..Nvfp4Options::PLAIN }, ["torchao", "transformer-engine"]),
+    ] {
+        let recipe = nvfp4(Scheme::Nvfp4, options);
+        let result = handle.quantize_source_nvfp4_into(source(), recipe, &amax, &mut zeros(Scheme::Nvfp4));
+        says(result, &[words[0], words[1], "Handle::quantize"]);
+        let result = handle.quantize_source_into(source(), recipe, &mut zeros(Scheme::Nvfp4));
+        says(result, &[words[0], words[1], "Handle::quantize"]);
+    }
+
+    // Sources that nothing computes.
+    let plain = MatRef::new(&gated.data, DType::Bf16, 16, 64).unwrap();
+    let scheme = CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap();
+    let codes: CastMatrix = handle.cast(&plain, CastRecipe::new(scheme)).unwrap();
+    for target in few() {
+        let mut out = zeros(target.scheme());
+        says(target.run(&handle, &plain, &number, &mut out), &["plain", "Handle::quantize_into"]);
+        says(target.run(&handle, &codes, &number, &mut out), &["CastMatrix", "cast_back_into"]);
+    }
+
+    // Targets and numbers that do not fit.
+    for target in few() {
+        let mut wide = QuantMatrix::zeros(&handle, target.scheme(), 16, 128).unwrap();
+        says(target.run(&handle, source(), &number, &mut wide), &["16 x 128", "16 x 64"]);
+        let mut other = zeros(Scheme::Fp8Row(Fp8Format::E5M2));
+        says(target.run(&handle, source(), &number, &mut other), &["fp8-row", &target.scheme().to_string()]);
+        if !matches!(target, Target::Found(_)) {
+            let short = handle.alloc(2).unwrap();
+            says(target.run(&handle, source(), &short, &mut zeros(target.scheme())), &["2 bytes", "4"]);
+        }
+    }
+    handle.synchronize().unwrap();
+}
