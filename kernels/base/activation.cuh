@@ -26,16 +26,16 @@ __device__ __forceinline__ float exp_ieee(float x) {
     return x > 89.0f ? __uint_as_float(0x7F800000u) : x < -104.0f ? 0.0f : y;
 }
 
-// fl(1 / fl(1 + e^power)), power being minus the sigmoid's argument.
-__device__ __forceinline__ float sigmoid_of(float power) { return __frcp_rn(__fadd_rn(1.0f, exp_ieee(power))); }
+// fl(1 / fl(1 + e^-x)).
+__device__ __forceinline__ float sigmoid(float x) { return __frcp_rn(__fadd_rn(1.0f, exp_ieee(-x))); }
 
-// The same bits for less where |power| is at most NEAR; of a NaN anything. The power of e is a normal number, so that n is added to the
+// The same bits for less where |x| is at most NEAR; of a NaN anything. The power of e is a normal number, so that n is added to the
 // exponent of p, and the sum's inverse is one: an approximation and one step of Newton's give it correctly rounded (what the compiler
 // makes of __frcp_rn behind its tests; every value is compared in tests/gpu_producers.rs).
 constexpr float NEAR = 80.0f;
-__device__ __forceinline__ float sigmoid_near(float power) {
+__device__ __forceinline__ float sigmoid_near(float x) {
     float shifted, n, inverse;
-    const float p = exp_parts(power, shifted, n);
+    const float p = exp_parts(-x, shifted, n);
     const float sum = __fadd_rn(1.0f, __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23)));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
     return __fmaf_rn(inverse, __fmaf_rn(-sum, inverse, 1.0f), inverse);
@@ -43,35 +43,35 @@ __device__ __forceinline__ float sigmoid_near(float power) {
 
 // Those of which one is far, rare enough to be called: inlined eight times over they made up most of a kernel.
 struct Far {
-    float power[8], s[8];
+    float x[8], s[8];
 };
 __device__ __noinline__ void sigmoids_far(Far* far) {
 #pragma unroll 1
-    for (int i = 0; i < 8; i++) far->s[i] = sigmoid_of(far->power[i]);
+    for (int i = 0; i < 8; i++) far->s[i] = sigmoid(far->x[i]);
 }
 
 // The sigmoids of eight numbers, of which the tests are made together.
-__device__ __forceinline__ void sigmoids(const float (&power)[8], float (&s)[8]) {
+__device__ __forceinline__ void sigmoids(const float (&x)[8], float (&s)[8]) {
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(power[i]));
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(x[i]));
     if (largest <= NEAR) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) s[i] = sigmoid_near(power[i]);
+        for (int i = 0; i < 8; i++) s[i] = sigmoid_near(x[i]);
     } else {
         Far far;
 #pragma unroll
-        for (int i = 0; i < 8; i++) far.power[i] = power[i];
+        for (int i = 0; i < 8; i++) far.x[i] = x[i];
         sigmoids_far(&far);
 #pragma unroll
         for (int i = 0; i < 8; i++) s[i] = far.s[i];
     }
 }
 
-// What GELU in its tanh form takes e to: -2 u.
-__device__ __forceinline__ float gelu_tanh_power(float v) {
+// GELU in its tanh form is v times the sigmoid of this: 2 u.
+__device__ __forceinline__ float gelu_tanh_argument(float v) {
     const float cube = __fmul_rn(__fmul_rn(v, v), v);
-    return __fmul_rn(-2.0f, __fmul_rn(0.7978846f, __fadd_rn(v, __fmul_rn(0.044715f, cube))));
+    return __fmul_rn(2.0f, __fmul_rn(0.7978846f, __fadd_rn(v, __fmul_rn(0.044715f, cube))));
 }
 
 constexpr u32 ACTIVATION_RELU = 1;
@@ -80,8 +80,8 @@ constexpr u32 ACTIVATION_SILU = 3;
 
 __device__ __forceinline__ float activate(u32 activation, float v) {
     if (activation == ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
-    if (activation == ACTIVATION_GELU) return __fmul_rn(v, sigmoid_of(gelu_tanh_power(v)));
-    if (activation == ACTIVATION_SILU) return __fmul_rn(v, sigmoid_of(-v));
+    if (activation == ACTIVATION_GELU) return __fmul_rn(v, sigmoid(gelu_tanh_argument(v)));
+    if (activation == ACTIVATION_SILU) return __fmul_rn(v, sigmoid(v));
     return v;
 }
 

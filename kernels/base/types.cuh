@@ -36,6 +36,12 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 // Eight consecutive elements as they lie in memory: 16 bytes of BF16 or F16, 32 of F32.
 template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
 
+// An address that is computed here, and not again under the predicate of each use of it.
+template <class T> __device__ __forceinline__ T* once(T* p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
 // Sixteen bytes of an input through the read-only path. Not `L1::no_allocate`: with it, mixed with stores, these
 // kernels lost 5 % of their bandwidth (observed: H200, 2026-11, 4.30 against 3.98 TB/s).
 __device__ __forceinline__ uint4 load_stream(const void* p) {

@@ -110,7 +110,7 @@ template <class T, bool ALIGNED> struct Plain {
     static constexpr int BATCH = 8;
     static constexpr bool EXPERTS = false;
     using At = const T*;
-    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return (const T*)s.x + (u32)row * s.stride + col; }
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return once((const T*)s.x + (u32)row * s.stride + col); }
     Vec8<T> v;
     __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
     __device__ __forceinline__ void open(const CastSource&, At, u32, int, u32, bool) {}
@@ -128,7 +128,7 @@ template <u32 FORMAT> struct Coded {
     };
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
         const u64 code = (u64)(u32)row * s.cols + col;
-        return {(const u8*)s.x + (FORMAT == E2M1 ? code / 2 : code), (u32)row >> s.grid.row_shift, col};
+        return {once((const u8*)s.x + (FORMAT == E2M1 ? code / 2 : code)), (u32)row >> s.grid.row_shift, col};
     }
     float v[8];
     u32 codes[2];

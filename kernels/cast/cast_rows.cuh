@@ -10,7 +10,7 @@ template <int VECTORS, int SHIFT> struct Groups {
     static constexpr int COUNT = VECTORS / STEP;                      // groups that LANES lanes have
 
     // Stores the groups' scales, each by one lane, which makes the factors that the others get from it. `column(v)` is where vector v
-    // begins in this lane, `inside(v)` whether it lies within the matrix.
+    // begins in this lane, `inside(v)` whether its group begins within the matrix.
     template <class COLUMN, class INSIDE>
     static __device__ __forceinline__ void factors(float (&m)[VECTORS], u64 row, COLUMN column, INSIDE inside, const CastRule& rule, const CastOut& out, float (&encode)[VECTORS]) {
 #pragma unroll
@@ -23,19 +23,11 @@ template <int VECTORS, int SHIFT> struct Groups {
 #pragma unroll
         for (int first = 0; first < COUNT; first += LANES) {
             float amax = m[first];
-            u32 col = column(first * STEP);
-            bool wanted = inside(first * STEP) && own + first < COUNT;
 #pragma unroll
-            for (int g = first + 1; g < COUNT && g < first + LANES; g++) {
-                if (own + first != g) continue;
-                amax = m[g];
-                col = column(g * STEP);
-                wanted = inside(g * STEP);
-            }
-            // Its first column may lie within where a later lane's does not.
-            const u32 group = col >> SHIFT;
+            for (int g = first + 1; g < COUNT && g < first + LANES; g++) amax = own == g - first ? m[g] : amax;
             const GroupScale s = cast_scale(rule, amax);
-            if (wanted) store_scale(out.grid, out.scales, row, group, s.scale);
+            const u32 vector = (first + own) * STEP;
+            if (first + own < COUNT && inside(vector)) store_scale(out.grid, out.scales, row, column(vector) >> SHIFT, s.scale);
 #pragma unroll
             for (int g = first; g < COUNT && g < first + LANES; g++) {
                 const float factor = __shfl_sync(0xFFFFFFFFu, s.encode, lane - own + g - first);
@@ -55,7 +47,7 @@ template <class S, int CHUNKS> struct Rows {
     u32 first;  // column of the lane's first vector
     S data[VECTORS];
 
-    static __device__ __forceinline__ u32 offset(int v) { return 1024 * (v / 2) + 64 * (v % 2); }
+    static __device__ __forceinline__ u32 offset(u32 v) { return 1024 * (v / 2) + 64 * (v % 2); }
 
     // Loads and opens: what all groups share.
     __device__ __forceinline__ Rows(const CastSource& source, u32 rows, u32 cols) : source(source), rows(rows), cols(cols) {
@@ -88,13 +80,13 @@ template <class S, int CHUNKS> struct Rows {
                 clean[v] = true;
                 m[v] = amax_of<FORMAT>(data[v], 0.0f, clean[v]);
             }
-            const auto column = [&](int v) { return first + offset(v); };
-            const auto inside = [&](int v) { return row < rows && column(v) >> SHIFT << SHIFT < cols; };
+            const auto column = [&](u32 v) { return first + offset(v); };
+            const auto inside = [&](u32 v) { return row < rows && column(v) >> SHIFT << SHIFT < cols; };
             Groups<VECTORS, SHIFT>::factors(m, row, column, inside, rule, out, encode);
         }
         if (out.part == SCALES || row >= rows) return;
         const u64 start = row * cols + first;
-        u8* const codes = out.codes + (FORMAT == E2M1 ? start / 2 : start);
+        u8* const codes = once(out.codes + (FORMAT == E2M1 ? start / 2 : start));
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             if (first + offset(v) >= cols) continue;
@@ -115,7 +107,7 @@ template <class S, int CHUNKS> struct Rows {
 };
 
 // Blocks of a multiprocessor that fit without spilling.
-template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? 3 : 4;
+template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? S::BATCH < 8 ? 2 : 3 : 4;
 
 #define CAST_ROWS(name, SOURCE, CHUNKS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(256, (rows_blocks<Unwrap<void SOURCE>::Type, CHUNKS>)) cast_rows_##CHUNKS##_##name( \

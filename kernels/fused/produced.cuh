@@ -21,15 +21,20 @@ template <class T, bool ALIGNED> struct Produced {
     // What two halves of so many rows take in registers.
     static constexpr int BATCH = sizeof(T) == 4 ? 2 : 4;
     static constexpr bool EXPERTS = true;
-    using At = const T*;
-    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return (const T*)s.x + (u32)row * s.stride + col; }
+    struct At {
+        const T *x, *gate;
+    };
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
+        const T* x = once((const T*)s.x + (u32)row * s.stride + col);
+        return {x, once(x + s.cols)};
+    }
     Vec8<T> x, gate;
     float v[8];
-    __device__ __forceinline__ void load(const CastSource& s, At at, u32 offset, bool inside) {
-        x = inside ? ::load<ALIGNED>(at + offset) : zero8<T>();
-        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(at + s.cols + offset) : zero8<T>();
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+        x = inside ? ::load<ALIGNED>(at.x + offset) : zero8<T>();
+        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
     }
-    __device__ __forceinline__ void open(const CastSource& s, At, u32, int row, u32 col, bool first) {
+    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) {
         const Producer& p = s.producer;
         if (row < 0 || col >= s.cols) {
 #pragma unroll
@@ -46,7 +51,7 @@ template <class T, bool ALIGNED> struct Produced {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(element(x, i), rstd), w[i]);
         } else {
-            float r[8], power[8], sigma[8];
+            float r[8], sigma[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 v[i] = element(x, i);
@@ -67,14 +72,15 @@ template <class T, bool ALIGNED> struct Produced {
                         if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 8; i++) power[i] = -v[i];
             if (p.kind == GELU_TANH) {
+                float argument[8];
 #pragma unroll
-                for (int i = 0; i < 8; i++) power[i] = gelu_tanh_power(v[i]);
+                for (int i = 0; i < 8; i++) argument[i] = gelu_tanh_argument(v[i]);
+                sigmoids(argument, sigma);
+            } else {
+                sigmoids(v, sigma);
             }
-            // Where the power is NaN so is what is multiplied.
-            sigmoids(power, sigma);
+            // Where the sigmoid's argument is NaN so is what is multiplied.
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
             if (p.kind == SWIGLU) {

@@ -23,7 +23,7 @@ template <class S, class T> struct Pair {
 // Eight gradients of each half and the results of the forward pass; gives the sum of gradient times result before the weight.
 template <class S, class T>
 __device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& x, float weight, float (&dl)[8], float (&dr)[8], float (&again)[8]) {
-    float l[8], r[8], power[8], sigma[8], sum = 0.0f;
+    float l[8], r[8], sigma[8], sum = 0.0f;
     values(x.l, l);
     values(x.r, r);
     u32 beyond = 0;
@@ -35,9 +35,7 @@ __device__ __forceinline__ float gradients(const Producer& p, const Pair<S, T>& 
             else if (r[i] < -p.clamp) r[i] = -p.clamp, beyond |= 256u << i;
         }
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++) power[i] = -l[i];
-    sigmoids(power, sigma);
+    sigmoids(l, sigma);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float g = element(x.g, i), act = __fmul_rn(__fmul_rn(l[i], sigma[i]), r[i]);

@@ -458,9 +458,10 @@ impl Kernels {
             (Extent::Elements(1), _) => {
                 let (quads, chunks) = (rows.div_ceil(4), cols.div_ceil(128));
                 // Two chunks a warp once that still leaves every multiprocessor several blocks.
-                let two = produced.is_none() && quads * chunks.div_ceil(16) >= self.sm_count * 16;
+                let two = quads * chunks.div_ceil(16) >= self.sm_count * 16;
                 let per_block = if two { 16 } else { 8 };
-                let kernel = choose(&family.rows[usize::from(two)], |f| &f.rows)?;
+                let fused: fn(&FusedKernels) -> &ByInput = if two { |f| &f.rows[1] } else { |f| &f.rows[0] };
+                let kernel = choose(&family.rows[usize::from(two)], fused)?;
                 (kernel, Blocks::new((quads, chunks.div_ceil(per_block)), THREADS))
             }
             _ => {
