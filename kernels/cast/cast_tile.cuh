@@ -21,10 +21,19 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     S data[8];
     int from[8];
     typename S::At at[8];
+    if (source.index || S::EXPERTS) {
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        from[r] = source_row<S>(source, row + r, rows);
-        at[r] = S::at(source, from[r], col);
+        for (int r = 0; r < 8; r++) {
+            from[r] = source_row<S>(source, row + r, rows);
+            at[r] = S::at(source, from[r], col);
+        }
+    } else {
+        // Without the tests of each row.
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            from[r] = row + r < rows ? (int)(row + r) : -1;
+            at[r] = S::at(source, (int)(row + r), col);
+        }
     }
 #pragma unroll
     for (int b = 0; b < 8; b += S::BATCH) {
