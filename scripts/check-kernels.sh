@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
 # looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs that can run it, and PTX for later ones,
-# compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh).
-# Needs nvcc, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
+# compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh). No machine code may have
+# a maximum of packed 16-bit numbers: amax is FP32 from its first step.
+# Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ $# -gt 0 ]; then
@@ -19,6 +20,7 @@ import json
 import pathlib
 import re
 import struct
+import subprocess
 import sys
 
 out = None
@@ -49,6 +51,21 @@ def contents(image):
         at += head + payload
 
 
+def narrow_maxima(image):
+    """Functions of machine code by GPU, and those of them with a maximum of two 16-bit floats."""
+    listing = subprocess.run(["cuobjdump", "-sass", image], check=True, capture_output=True, text=True).stdout
+    gpu, function, functions, narrow = None, None, {}, set()
+    for line in listing.splitlines():
+        if found := re.match(r"arch = sm_(\d+)", line):
+            gpu = int(found[1])
+        elif found := re.match(r"\s+Function : (\S+)", line):
+            function = f"{found[1]} for sm_{gpu}"
+            functions.setdefault(gpu, []).append(found[1])
+        elif re.search(r"\bV?HMNMX2?\b", line):
+            narrow.add(function)
+    return functions, narrow
+
+
 failed = False
 for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
     image = out / source.relative_to("kernels").with_suffix(".fatbin")
@@ -65,6 +82,13 @@ for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
     names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
     print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
     failed = failed or not good
+    functions, narrow = narrow_maxima(image)
+    if set(functions) != code or len({len(names) for names in functions.values()}) != 1:
+        print(f"{source}: functions were disassembled for {sorted(functions)}, not for each of {sorted(code)}, or not as many")
+        failed = True
+    for name in sorted(narrow):
+        print(f"{source}: {name} has a maximum of packed 16-bit numbers")
+        failed = True
 if failed:
     # What nvcc said, which the build only warns of: NVRTC would take over at run time.
     for line in (out.parent / "output").read_text().splitlines():

@@ -10,8 +10,10 @@ if [ $# -gt 1 ] || [[ "${1:-}" == -* ]]; then
 fi
 folder=${1:-$root/.cuda/toolchain}
 
-# One toolkit, every part of it by exact version: nvcc's own parts must not run ahead of it.
-packages=("cuda-toolkit[nvcc,cublas,nvrtc,cudart,cccl]==13.0.2" nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88)
+# One toolkit, every part of it by exact version: nvcc's own parts must not run ahead of it. The disassembler is no part of it, and
+# there is none as old.
+packages=("cuda-toolkit[nvcc,cublas,nvrtc,cudart,cccl]==13.0.2" nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
+    nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37)
 stamp=$folder/scaled-gemm-packages.txt
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "${packages[*]}" ]; then
     echo "installing ${packages[*]} into $folder" >&2
@@ -28,7 +30,7 @@ fi
 
 folder=$(cd "$folder" && pwd)
 home=$(echo "$folder"/lib/python3*/site-packages/nvidia/cu13)
-for file in bin/nvcc lib/libcublasLt.so.13 lib/libnvrtc.so.13; do
+for file in bin/nvcc bin/cuobjdump bin/nvdisasm lib/libcublasLt.so.13 lib/libnvrtc.so.13; do
     if [ ! -e "$home/$file" ]; then
         echo "$home/$file is missing: remove $folder and run this again" >&2
         exit 1
