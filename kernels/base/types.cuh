@@ -36,9 +36,10 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 // Eight consecutive elements as they lie in memory: 16 bytes of BF16 or F16, 32 of F32.
 template <class T> struct Vec8 { uint4 q[sizeof(T) / 2]; };
 
-// An address that is computed here, and not again under the predicate of each use of it.
+// An address of global memory that is computed here, and not again under the predicate of each use of it.
 template <class T> __device__ __forceinline__ T* once(T* p) {
     asm("" : "+l"(p));
+    __builtin_assume(__isGlobal(p));
     return p;
 }
 
