@@ -1,34 +1,7 @@
-// NVFP4 along rows, rounded to nearest: which thread has which block, and what becomes of it. For kernels that read a matrix
-// (nvfp4.cu) and for those that read what is computed (fused/produced_nvfp4.cu).
+// NVFP4 along rows, rounded to nearest: what becomes of a block. For kernels that read a matrix (nvfp4.cu) and for those that read what
+// is computed (fused/produced_nvfp4.cu).
 #pragma once
 #include "cast/nvfp4.cuh"
-
-// A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
-// lie side by side. Narrower stores of scales made the L2 cache the limit (observed: H200, 2026-11). It keeps its columns
-// and walks tiles of 128 rows; the data of its next tile are on their way while it works on one.
-constexpr u32 WARP_BLOCKS = 4;
-
-// Where a lane begins. grid.y is a multiple of 16, so that a step of the grid is a number of whole tiles of 128 rows.
-struct Walk {
-    u32 block;     // of the lane's rows
-    u32 within;    // its row within a tile
-    u32 scale_at;  // the place of its block scale within a tile of 128 rows by 4 blocks
-    u32 tile;      // its first tile of 128 rows
-    u32 tiles;     // tiles of 128 rows
-    u32 step;      // from one of its tiles to the next
-};
-
-__device__ __forceinline__ Walk walk(u32 rows) {
-    const u32 lane = threadIdx.x % 32, pair = blockIdx.y % 16;
-    Walk w;
-    w.block = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * WARP_BLOCKS + lane % 4;
-    w.within = pair * 2 + lane / 16 + lane / 4 % 4 * 32;
-    w.scale_at = pair * 32 + lane;
-    w.tile = blockIdx.y / 16;
-    w.tiles = rows / 128 + (rows % 128 != 0);
-    w.step = gridDim.y / 16;
-    return w;
-}
 
 constexpr u32 ROW_BLOCKS = 1024;  // the longest row that a row kernel holds, in blocks of 16
 // Threads of a row kernel at the most, HELD blocks in each; 0: rows that are too long for that.

@@ -8,9 +8,6 @@ template <class S> __device__ __forceinline__ Vec8<float> half_of(const S& s) {
     return {{{bits(0), bits(1), bits(2), bits(3)}, {bits(4), bits(5), bits(6), bits(7)}}};
 }
 
-// Where this lane's half of the even block of its pair begins; that of the odd one is 16 elements on (`load_halves` of nvfp4.cuh).
-__device__ __forceinline__ u32 half_column(u32 block) { return block / 2 * 32 + 8 * half_of_lane<1>(); }
-
 // 4over6 with the errors that the rule says: with a kernel for each of them this file took more than twice as long to compile.
 constexpr u32 KIND_CHOICE = 5;
 
@@ -39,71 +36,21 @@ __device__ __forceinline__ Codes codes_of(Block<float>& data, float amax, const 
     else return quantize_block<float, KIND>(data, amax, second, rule, compares);
 }
 
-// One second level for the matrix. Warps walk as those of nvfp4.cu.
-template <class S, u32 KIND>
-__device__ __forceinline__ void quantize_given(const CastSource& source, u32 rows, u32 cols, const Nvfp4Rule& rule, const float* given, u8* codes, u8* block_scales, float* scale) {
-    __shared__ Second shared_second;
-    const u32 blocks = cols / 16;
-    const Walk at = walk(rows);
-    const u32 col = half_column(at.block);
-    begin();
-    S data[2];
-    int from;
-    const auto fetch = [&](u32 tile) {
-        from = source_row<S>(source, (u64)tile * 128 + at.within, rows);
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) load_at(data[h], source, from, col + 16 * h);
-    };
-    fetch(at.tile);
-    if (threadIdx.x == 0) {
-        shared_second = second_level(given[0], rule.given, rule.six_e);
-        if (blockIdx.x == 0 && blockIdx.y == 0) *scale = shared_second.scale;
-    }
-    __syncthreads();
-    const Second second = shared_second;
-    const bool compares = errors_compare(second, rule.six_e);
-    if (at.block >= (blocks + 3) / 4 * 4) return;
-    for (u32 tile = at.tile; tile < at.tiles; tile += at.step) {
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) open_at(data[h], source, from, col + 16 * h, true);
-        Block<float> own = own_block<1>(Block<float>{{half_of(data[0]), half_of(data[1])}});
-        // 4over6 has no registers left for what it does not need yet.
-        if constexpr (KIND == KIND_PLAIN) fetch(tile + at.step);
-        const u64 row = (u64)tile * 128 + at.within;
-        Codes result = {{0, 0}, 0};
-        if (row < rows && at.block < blocks) {
-            result = codes_of<KIND>(own, amax_or_nan(own), second, rule, compares);
-            ((uint2*)codes)[row * blocks + at.block] = result.packed;
-        }
-        block_scales[((u64)tile * ((blocks + 3) / 4) + at.block / 4) * 512 + at.scale_at] = (u8)result.scale;
-        if constexpr (KIND != KIND_PLAIN) fetch(tile + at.step);
-    }
-}
-
-#define QUANTIZE_NVFP4_SOURCE(name, SOURCE, NAME, KIND)                                                                   \
-    extern "C" __global__ void __launch_bounds__(256, 2) quantize_nvfp4_##NAME##_##name(                                  \
-        CastSource source, u32 rows,                                                                                      \
-        u32 cols,                         /* of the source; multiple of 16 */                                             \
-        Nvfp4Rule rule,                                                                                                   \
-        const float* __restrict__ given,  /* one float: amax, encode or decode factor (rule.given) */                     \
-        u8* __restrict__ codes,           /* [rows][cols / 2], 8-byte aligned */                                          \
-        u8* __restrict__ block_scales,    /* tiled 128x4 of [rows][cols / 16], padding written as 0 */                    \
-        float* __restrict__ scale)        /* receives the stored decode factor */                                         \
-    { quantize_given<Unwrap<void SOURCE>::Type, KIND>(source, rows, cols, rule, given, codes, block_scales, scale); }
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, plain, KIND_PLAIN)
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, choice, KIND_CHOICE)
-
-// A second level for each row, its amax found in the same pass. A block of threads has one row, padding among them, and HELD blocks of 16
-// in each thread; with 0 the row, too long for registers, is computed twice.
+// A second level that is given, for the matrix, or one for each row (`given` is null), its amax found in the same pass. A block of threads
+// has one row, padding among them, and HELD blocks of 16 in each thread; with 0 the row is too long for registers, and computed twice
+// where its amax is wanted. Warps that walk as those of nvfp4.cu took two to four times as long as these rows (observed: H200, 2026-11).
 template <class S, u32 KIND, int HELD>
-__device__ __forceinline__ void quantize_row(const CastSource& source, u32 rows, u32 cols, const Nvfp4Rule& rule, u8* codes, u8* block_scales, float* scales) {
+__device__ __forceinline__ void quantize_source(const CastSource& source, u32 rows, u32 cols, const Nvfp4Rule& rule, const float* given, u8* codes, u8* block_scales, float* scales) {
     __shared__ float scratch[32];
     const u32 blocks = cols / 16, padded_blocks = (u32)round_up4(blocks), row = blockIdx.x;
     u8* to_scales = block_scales + tiled_index(blocks, row, 0);
     const auto keep_scale = [&](u32 b, u32 scale) { to_scales[b / 4 * 512 + b % 4] = (u8)scale; };
     begin();
+    const float number = given ? *given : 0.0f;
+    // An empty matrix has one too, and no padding.
+    if (given && row == 0 && threadIdx.x == 0) *scales = second_level(number, rule.given, rule.six_e).scale;
     if (row >= rows) {
-        for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) keep_scale(b, 0);
+        for (u32 b = threadIdx.x; rows && b < padded_blocks; b += blockDim.x) keep_scale(b, 0);
         return;
     }
     const int from = source_row<S>(source, row, rows);
@@ -122,7 +69,9 @@ __device__ __forceinline__ void quantize_row(const CastSource& source, u32 rows,
     if constexpr (HELD > 0) {
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
-            const u32 col = half_column(threadIdx.x + i * blockDim.x);
+            // Where this lane's half of the even block of its pair begins; that of the odd one is 16 elements on (`load_halves` of
+            // nvfp4.cuh).
+            const u32 col = (threadIdx.x + i * blockDim.x) / 2 * 32 + 8 * half_of_lane<1>();
             S data[2];
 #pragma unroll
             for (u32 h = 0; h < 2; h++) load_at(data[h], source, from, col + 16 * h);
@@ -132,11 +81,12 @@ __device__ __forceinline__ void quantize_row(const CastSource& source, u32 rows,
             amax[i] = amax_or_nan(held[i]);
             of_row = fmaxf(of_row, amax[i] == amax[i] ? amax[i] : amax_ignoring_nan(held[i]));
         }
-    } else {
+    } else if (!given) {
         for (u32 b = threadIdx.x; b < blocks; b += blockDim.x) of_row = fmaxf(of_row, amax_ignoring_nan(compute(b, true)));
     }
-    const Second second = second_of(block_max(of_row, scratch), rule.six_e);
-    if (threadIdx.x == 0) scales[row] = second.scale;
+    const Second second = rule.given == GIVEN_AMAX ? second_of(given ? number : block_max(of_row, scratch), rule.six_e)
+                                                   : second_level(number, rule.given, rule.six_e);
+    if (!given && threadIdx.x == 0) scales[row] = second.scale;
     const bool compares = errors_compare(second, rule.six_e);
     const auto write = [&](u32 b, Block<float>& own, float amax) {
         Codes result = {{0, 0}, 0};
@@ -151,22 +101,23 @@ __device__ __forceinline__ void quantize_row(const CastSource& source, u32 rows,
         for (int i = 0; i < HELD; i++) write(threadIdx.x + i * blockDim.x, held[i], amax[i]);
     } else {
         for (u32 b = threadIdx.x; b < padded_blocks; b += blockDim.x) {
-            held[0] = compute(b, false);
+            held[0] = compute(b, given);
             write(b, held[0], amax_or_nan(held[0]));
         }
     }
 }
 
-#define QUANTIZE_NVFP4_ROW_SOURCE(name, SOURCE, NAME, KIND, WHICH, HELD)                                                  \
-    extern "C" __global__ void __launch_bounds__(row_threads<HELD>, 1) quantize_nvfp4_row_##NAME##_##WHICH##_##name(      \
+#define QUANTIZE_NVFP4_SOURCE(name, SOURCE, NAME, KIND, WHICH, HELD)                                                      \
+    extern "C" __global__ void __launch_bounds__(row_threads<HELD>, 1) quantize_nvfp4_##NAME##_##WHICH##_##name(          \
         CastSource source, u32 rows,                                                                                      \
-        u32 cols,                       /* of the source; multiple of 16 */                                               \
+        u32 cols,                         /* of the source; multiple of 16 */                                             \
         Nvfp4Rule rule,                                                                                                   \
-        u8* __restrict__ codes,         /* [rows][cols / 2], 8-byte aligned */                                            \
-        u8* __restrict__ block_scales,  /* tiled 128x4 of [rows][cols / 16], padding written as 0 */                      \
-        float* __restrict__ scales)     /* [rows] decode factors */                                                       \
-    { quantize_row<Unwrap<void SOURCE>::Type, KIND, HELD>(source, rows, cols, rule, codes, block_scales, scales); }
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_ROW_SOURCE, plain, KIND_PLAIN, long, 0)
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_ROW_SOURCE, plain, KIND_PLAIN, held, 2)
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_ROW_SOURCE, choice, KIND_CHOICE, long, 0)
-FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_ROW_SOURCE, choice, KIND_CHOICE, held, 2)
+        const float* __restrict__ given,  /* one float: amax, encode or decode factor (rule.given); null: each row's amax */ \
+        u8* __restrict__ codes,           /* [rows][cols / 2], 8-byte aligned */                                          \
+        u8* __restrict__ block_scales,    /* tiled 128x4 of [rows][cols / 16], padding written as 0 */                    \
+        float* __restrict__ scales)       /* receives the stored decode factor, or [rows] of them */                      \
+    { quantize_source<Unwrap<void SOURCE>::Type, KIND, HELD>(source, rows, cols, rule, given, codes, block_scales, scales); }
+FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, plain, KIND_PLAIN, long, 0)
+FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, plain, KIND_PLAIN, held, 2)
+FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, choice, KIND_CHOICE, long, 0)
+FOR_EACH_TYPE(PRODUCED, QUANTIZE_NVFP4_SOURCE, choice, KIND_CHOICE, held, 2)

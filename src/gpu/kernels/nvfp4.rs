@@ -138,9 +138,9 @@ struct Nvfp4Out {
     scales_t: u64,
 }
 
-/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4_rows.cuh`) in this many steps: x covers the columns, y
+/// The grid of kernels that `walk` through tiles of 128 rows (`kernels/cast/nvfp4.cu`) in this many steps: x covers the columns, y
 /// is 16 times the number of tiles at work at once.
-pub(super) fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
+fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
     let tiles = rows.div_ceil(128).max(1);
     (cols.div_ceil(512).max(1), 16 * tiles.div_ceil(steps).min(GRID_Y / 16))
 }

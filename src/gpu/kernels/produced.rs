@@ -5,40 +5,32 @@ use super::cast::{CastFrom, CastSource, CastValues, check_apart};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::mx::{MxRule, warp_grid};
-use super::nvfp4::{KernelRule, walk_grid};
+use super::nvfp4::KernelRule;
 use super::operand::{Factor, Output, address, check_floats, check_output, format_code};
 use crate::error::{Error, Result};
 use crate::format::{Fp8Format, MxScaleRule, Nvfp4Recipe, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// Blocks of `quantize_nvfp4` that a multiprocessor holds: its launch bounds.
-const NVFP4_BLOCKS: usize = 2;
-
-/// The kernels of these files; of NVFP4 first for plain block scales, then for 4over6.
+/// The kernels of these files.
 pub(super) struct TargetKernels {
     tensor: ByInput,
     mx: ByInput,
-    nvfp4: [ByInput; 2],
-    /// Of each first for rows that are computed twice, then for rows held in registers.
-    nvfp4_row: [[ByInput; 2]; 2],
+    /// For plain block scales, then for 4over6; of each first for rows too long for registers, then for rows held there.
+    nvfp4: [[ByInput; 2]; 2],
 }
 
 impl TargetKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let nvfp4 = modules.file("fused/produced_nvfp4")?;
-        let row = |rule: &str| -> Result<[ByInput; 2]> {
-            let kernel = |which: &str| nvfp4.by_input(&format!("quantize_nvfp4_row_{rule}_{which}_produced"));
+        let rows = |rule: &str| -> Result<[ByInput; 2]> {
+            let kernel = |which: &str| nvfp4.by_input(&format!("quantize_nvfp4_{rule}_{which}_produced"));
             Ok([kernel("long")?, kernel("held")?])
         };
         Ok(Self {
             tensor: modules.file("fused/produced_tensor")?.by_input("quantize_fp8_tensor_produced")?,
             mx: modules.file("fused/produced_mx")?.by_input("quantize_mx_produced")?,
-            nvfp4: [
-                nvfp4.by_input("quantize_nvfp4_plain_produced")?,
-                nvfp4.by_input("quantize_nvfp4_choice_produced")?,
-            ],
-            nvfp4_row: [row("plain")?, row("choice")?],
+            nvfp4: [rows("plain")?, rows("choice")?],
         })
     }
 }
@@ -151,40 +143,24 @@ impl Kernels {
             return Err(not_of_these("this recipe for NVFP4 of a source"));
         };
         let choice = usize::from(place > 0);
-        let Some((given, _)) = given else {
-            // Two blocks of 16 in each thread (`row_threads` of the kernel).
-            let threads = cols.div_ceil(32).next_multiple_of(32).max(64);
-            let held = usize::from(threads <= 512);
-            let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4_row[choice][held])?;
-            if rows == 0 {
-                return Ok(());
-            }
-            return enqueue!(
-                stream,
-                kernel,
-                Blocks::new((rows.next_multiple_of(128), 1), threads.min(512) as u32),
-                CastSource::new(from),
-                rows as u32,
-                cols as u32,
-                rule,
-                out.codes.address,
-                out.block_scales.address,
-                out.scales.address,
-            );
-        };
-        let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4[choice])?;
-        // A few steps for each block, once there are more than enough blocks.
-        let (columns, lines) = walk_grid(rows, cols, 1);
-        let steps = (columns * lines / (self.sm_count * NVFP4_BLOCKS * 3)).clamp(1, 8);
+        // Two blocks of 16 in each thread (`row_threads` of the kernel).
+        let threads = cols.div_ceil(32).next_multiple_of(32).max(64);
+        let held = usize::from(threads <= 512);
+        let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4[choice][held])?;
+        // A block for each row and each of padding; an empty matrix still has a second level that is given.
+        let lines = rows.next_multiple_of(128).max(usize::from(given.is_some()));
+        if lines == 0 {
+            return Ok(());
+        }
         enqueue!(
             stream,
             kernel,
-            Blocks::new(walk_grid(rows, cols, steps), THREADS),
+            Blocks::new((lines, 1), threads.min(512) as u32),
             CastSource::new(from),
             rows as u32,
             cols as u32,
             rule,
-            given,
+            given.map_or(0, |(number, _)| number),
             out.codes.address,
             out.block_scales.address,
             out.scales.address,
