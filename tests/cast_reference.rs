@@ -376,4 +376,12 @@ fn special_values_have_their_codes() {
     assert_eq!(q.device_scales(), [125, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(q.codes()[..2], [7 | 8 << 4, encode_e2m1(4.0)]);
     assert_eq!(q.codes()[16..18], [7 | 8 << 4, 7]);
+    // Cast back the group is NaN, but for what is infinite among codes that have no NaN, and no byte is infinity.
+    assert!(cast_back(&q, DType::F32).row(0).iter().skip(32).all(|v| v.is_nan()));
+    for (format, infinite) in [(CodeFormat::E4M3, false), (CodeFormat::E2M1, true)] {
+        let q = cast(&x.view().into(), recipe(format, CastGroup::Group1x32)).unwrap();
+        let back = cast_back(&q, DType::F32);
+        assert_eq!(back[[0, 32]] == f32::INFINITY, infinite, "{back}");
+        assert!(back[[0, 33]].is_nan() && (infinite || back[[0, 32]].is_nan()), "{back}");
+    }
 }

@@ -361,7 +361,7 @@ fn refusals() {
     says(norm().with_updated_residual(half).map(drop), &["16 x 64", "16 x 128"]);
     let mut f16 = handle.alloc(2 * 16 * 128).unwrap();
     let other = MatMut::new(&mut f16, DType::F16, 16, 128).unwrap();
-    says(norm().with_updated_residual(other).map(drop), &["another type", "bf16"]);
+    says(norm().with_updated_residual(other).map(drop), &["residual of a norm", "f16", "must be bf16, as x"]);
     let mut few = handle.alloc(60).unwrap();
     says(norm().with_rstd(&mut few).map(drop), &["60 bytes", "16 rows"]);
     says(handle.rms_norm(norm()), &["with_rstd"]);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use scaled_gemm::checkpoint::{Dialect, NibbleOrder};
 use scaled_gemm::{
     Activation, Basis, BlockScaleRule, BlockShape, CastGroup, CastScales, CodeFormat, CodeRounding, DType, E4m3Bound,
@@ -138,6 +138,7 @@ pub struct BenchArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("target").required(true).multiple(true).args(["recipe", "group"])))]
 pub struct QuantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
@@ -145,7 +146,7 @@ pub struct QuantizeArgs {
     #[arg(short, long, required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
-    #[arg(long, value_parser = parse_recipe, required_unless_present = "group")]
+    #[arg(long, value_parser = parse_recipe)]
     pub recipe: Option<&'static str>,
     /// Instead of a recipe: a cast to a grouping that no product and no engine reads, rows x columns that share a scale: 1x16, 1x32,
     /// 1x64, 1x128, row, 32x32, 32x128, 128x32, 128x128, 32x1 or 128x1. Written so that dequantize and info read it.

@@ -266,7 +266,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
     refused(&["--group", "1x32", "--scales", "swizzled"], &["swizzled", "known are row-major, column-major, ue8m0"]);
     refused(&["--recipe", "nvfp4", "--scales", "ue8m0"], &["--scales with --recipe nvfp4", "--group in the place"]);
     refused(&["--recipe", "nvfp4", "--transposed"], &["--transposed with --recipe nvfp4"]);
-    refused(&[], &["--recipe"]);
+    // (The other way was not named.)
+    refused(&[], &["--recipe", "--group"]);
     for (group, scales, words) in [
         ("1x64", "row-major", "leave it out, or write --dialect plain"),
         ("1x32", "ue8m0", "write --recipe mxfp8, which has these groups"),
@@ -275,12 +276,16 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         refused(&args, &["--dialect modelopt", "no engine reads the tensors of a cast", words]);
     }
     // Shapes that are not stored: tensor, numbers, rule, remedy.
-    let words =
-        ["tensor odd.weight: 4 x 30 cast to e4m3 1x32", "30 elements", "multiple of 16", r"--exclude '^odd\.weight$'"];
+    let words = [
+        "tensor odd.weight: 4 x 30 cast to e4m3 1x32",
+        "columns of a cast: 30 must",
+        "multiple of 16",
+        r"--exclude '^odd\.weight$'",
+    ];
     refused(&["--group", "1x32"], &words);
     refused(
         &["--group", "32x1", "--transposed", "--exclude", "odd"],
-        &["tensor layer.weight: 40 x 272", "rows of a transposed cast", "40", "multiple of 16", "--exclude"],
+        &["tensor layer.weight: 40 x 272", "rows of a transposed cast: 40", "untransposed", "--exclude"],
     );
     good(&["quantize", &input, "-o", &output, "--group", "1x32", "--exclude", "odd"]);
     // No product reads it.

@@ -109,6 +109,8 @@ fn patterns_that_have_quantized_layers_are_said() {
     assert_words(&found, &["ignore of config.json", "exclude_modules of hf_quant_config.json", "by m.0.mlp*"]);
     assert_eq!(found.lines().count(), 2, "{found}");
     assert_words(&both(json!(["lm_head", rest, "mlp"])), &["1 layer (m.0.mlp.down_proj)", "by mlp"]);
+    // (A star alone had nothing in it.)
+    assert_words(&both(json!(["*"])), &["2 layers (m.0.", "exclude_modules of hf_quant_config.json", "by *: engines"]);
     // Of `X*` engines differ where a part of a name only begins so.
     assert_eq!(both(json!(["lm_head", rest, "m.0.mlp.down*"])), "");
     for entries in
@@ -199,6 +201,13 @@ fn a_method_that_is_not_that_of_the_tensors_is_said() {
         nvfp4
             .one(|q| *q = json!({"quant_method": method}), &[&format!("quant_method {method}, which is"), "are nvfp4"]);
     }
+    // (An algorithm beside another method was taken for what engines go by.)
+    let nvfp4 = Model::new("nvfp4", "modelopt");
+    for method in ["fp8", "gptq"] {
+        let found = nvfp4.wrong(|q| q["quant_method"] = json!(method), |_| {}).join("\n");
+        assert_words(&found, &[&format!("config.json says quant_method {method}"), "2 layers (m.0.", "are nvfp4"]);
+    }
+    assert_eq!(nvfp4.wrong(|q| q["quant_method"] = json!("modelopt_fp4"), |_| {}), [""; 0]);
     // SGLang reads MXFP8 by it.
     let mxfp8 = Model::new("mxfp8", "modelopt");
     let config = |tile: Value| json!({"quant_method": "fp8", "weight_block_size": tile, "ignored_layers": ["m.1.self_attn.o_proj", "lm_head"]});

@@ -189,9 +189,13 @@ impl CastScheme {
     /// # Errors
     /// [`Error::Shape`].
     pub fn check_shape(self, rows: usize, cols: usize) -> Result<()> {
-        super::pair::check_quantize_cols("columns of a cast", cols)?;
+        let multiple = |operand: &str, found: usize, remedy: &str| match found.is_multiple_of(16) {
+            true => Ok(()),
+            false => Err(Error::shape(operand, found.to_string(), "must be a multiple of 16", remedy)),
+        };
+        multiple("columns of a cast", cols, "pad them with zeros")?;
         if self.transposed {
-            super::pair::check_quantize_cols("rows of a transposed cast", rows)?;
+            multiple("rows of a transposed cast", rows, "pad them with zeros, or store the codes untransposed")?;
         }
         let most = i32::MAX as usize;
         if rows > most || cols > most {
@@ -233,7 +237,7 @@ impl fmt::Display for CastScheme {
 ///
 /// With powers of two `scale` is rounded up to one and `encode` is its inverse. An infinite amax gives scale infinity (byte 255) and
 /// encode 0: the codes of finite elements are 0, those of infinities what NaN becomes; with that scale all of the group reads as NaN,
-/// or in E2M1, which has no NaN, the infinities as infinite.
+/// but for infinities and NaN in E2M1, which has no NaN: under FP32 scales they read as `+infinity`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CastRecipe {
     scheme: CastScheme,

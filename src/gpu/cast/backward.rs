@@ -12,24 +12,33 @@ use crate::gpu::matrix::{CastMatrix, MatMut, MatRef};
 /// What [`Handle::swiglu_backward`] writes; nothing by default.
 #[derive(Default)]
 pub struct SwigluGradientsInto<'a> {
-    /// The gradient of x, `[dl | dr]`, as wide as x: FP32 values cast to E4M3 in groups of 32 or 128 columns.
+    /// The gradient of x, `[dl | dr]`, as wide as x: FP32 values cast to E4M3 in groups of 1x32 or 1x128, scales in any order. Half of the
+    /// columns are a multiple of the group, so that none has columns of both.
     pub x: Option<(CastRecipe, &'a mut CastMatrix)>,
     /// The same values rounded to BF16; rows begin at multiples of 16 bytes.
     pub x_bf16: Option<MatMut<'a>>,
     /// The result of the forward pass again, in BF16, half as wide as x; rows begin at multiples of 16 bytes.
     pub out: Option<MatMut<'a>>,
-    /// The gradient of the rows' weights, one FP32 each, also where there are none.
+    /// The gradient of the rows' weights, dw, one FP32 each (4 bytes a row), also where the forward pass has none.
     pub weights: Option<DeviceBytesMut<'a>>,
 }
 
 impl Handle {
-    /// The gradients of [`SwigluSource`] for the gradient of its result, in the arithmetic of
-    /// [`reference::swiglu_backward`](crate::reference::swiglu_backward), bit for bit. Every product of the two is computed once, whatever is
-    /// written. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded
+    /// The gradients of [`SwigluSource`] for the gradient g of its result, in the arithmetic of
+    /// [`reference::swiglu_backward`](crate::reference::swiglu_backward), bit for bit. x and g are read once, whatever is written; what
+    /// `into` leaves out is not. Allocates nothing and waits for nothing: safe inside graph capture, once the kernels are loaded
     /// ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
     ///
-    /// x is a plain matrix, or E4M3 codes with scales ([`SwigluSource::of_codes`]); the gradient has half its columns, and its type where x is
-    /// plain.
+    /// ```text
+    /// x = [l | r], rows x 2H, l and r clamped as in the forward pass; g: rows x H
+    /// s   = fl(1 / fl(1 + exp(-l)));  act = fl(fl(l * s) * r);  t = fl(fl(g * w) * s)
+    /// dl  = fl(fl(t * r) * fma(l, fl(1 - s), 1))    0 where l was beyond the clamp
+    /// dr  = fl(t * l)                               0 where r was
+    /// dw  = sum of g * act along the row
+    /// ```
+    ///
+    /// x is a plain matrix, or E4M3 codes with scales ([`SwigluSource::of_codes`]). g has x's type where x is plain, and is BF16, F16 or F32
+    /// beside codes. Of a row of a negative expert all gradients are zero.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] for operands that do not fit, or lie where something is read; [`Error::Unsupported`] for counts, other

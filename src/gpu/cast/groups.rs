@@ -19,7 +19,7 @@ impl Handle {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] for a source that the scheme refuses; [`Error::Unsupported`] for transposed codes as a source,
-    /// and inside graph capture; [`Error::Driver`]; [`Error::Kernel`].
+    /// and, since it allocates, inside graph capture; [`Error::Driver`]; [`Error::Kernel`].
     pub fn cast<'a>(&self, source: impl Into<CastSource<'a>>, recipe: CastRecipe) -> Result<CastMatrix> {
         let source = source.into();
         check_source(&source)?;
@@ -33,7 +33,7 @@ impl Handle {
     /// ([`KernelFamily::Fused`](crate::KernelFamily)).
     ///
     /// # Errors
-    /// As [`Handle::cast`]; [`Error::Shape`] if the target has another shape or overlaps the source; [`Error::Unsupported`] if it has
+    /// As [`Handle::cast`], but for the capture; [`Error::Shape`] if the target has another shape or overlaps the source; [`Error::Unsupported`] if it has
     /// another scheme than the recipe.
     pub fn cast_into<'a>(
         &self,

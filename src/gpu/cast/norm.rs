@@ -4,7 +4,7 @@ use super::groups::check_wide;
 use super::source::check_norm_weight;
 use super::targets::cast_recipe;
 use crate::error::{Error, Result};
-use crate::format::{Basis, CastRecipe, Extent, Fp8Recipe};
+use crate::format::{Basis, CastRecipe, DType, Extent, Fp8Recipe};
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -54,8 +54,8 @@ impl<'a> RmsNormArgs<'a> {
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] for others.
     pub fn with_residual(self, residual: &'a MatRef<'a>, sum: MatMut<'a>) -> Result<Self> {
-        self.check("residual of a norm", [residual.rows(), residual.cols()], residual.dtype() == self.x.dtype())?;
-        self.check("sum of a norm", [sum.rows(), sum.cols()], sum.dtype() == self.x.dtype())?;
+        self.check("residual of a norm", [residual.rows(), residual.cols()], residual.dtype())?;
+        self.check("sum of a norm", [sum.rows(), sum.cols()], sum.dtype())?;
         Ok(Self { residual: Residual::Added { residual, sum }, ..self })
     }
 
@@ -64,7 +64,7 @@ impl<'a> RmsNormArgs<'a> {
     /// # Errors
     /// As [`RmsNormArgs::with_residual`].
     pub fn with_updated_residual(self, residual: MatMut<'a>) -> Result<Self> {
-        self.check("residual of a norm", [residual.rows(), residual.cols()], residual.dtype() == self.x.dtype())?;
+        self.check("residual of a norm", [residual.rows(), residual.cols()], residual.dtype())?;
         Ok(Self { residual: Residual::Updated(residual), ..self })
     }
 
@@ -86,7 +86,7 @@ impl<'a> RmsNormArgs<'a> {
         Ok(Self { rstd: Some(rstd), ..self })
     }
 
-    fn check(&self, operand: &str, [rows, cols]: [usize; 2], same_type: bool) -> Result<()> {
+    fn check(&self, operand: &str, [rows, cols]: [usize; 2], dtype: DType) -> Result<()> {
         if (rows, cols) != (self.x.rows(), self.x.cols()) {
             return Err(Error::shape(
                 operand,
@@ -95,16 +95,16 @@ impl<'a> RmsNormArgs<'a> {
                 "pass a matrix of the same shape",
             ));
         }
-        if !same_type {
+        if dtype != self.x.dtype() {
             let rule = format!("must be {}, as x", self.x.dtype());
-            return Err(Error::unsupported(format!("a {operand} of another type"), rule, "convert it first"));
+            return Err(Error::dtype(operand, dtype, rule, "convert it first"));
         }
         Ok(())
     }
 }
 
 impl Handle {
-    /// RMSNorm cast along rows, in groups of 16 to 128 columns or whole rows, without being stored. Allocates nothing and waits for nothing:
+    /// RMSNorm cast along rows, in groups of 16 to 128 columns or whole rows, without being stored, to a target of x's shape. Allocates nothing and waits for nothing:
     /// safe inside graph capture, once the kernels are loaded ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
     ///
     /// # Errors

@@ -222,7 +222,7 @@ impl<'a> CastSource<'a> {
     }
 
     /// `y = fl(fl(x * rstd[row]) * weight[column])`: RMSNorm of rows whose factors are known ([`Handle::rms_norm`] finds them), which any cast
-    /// can read. x is BF16, F16 or F32, rstd FP32, the weight FP32 or of x's type. A cast along rows alone is faster in one pass
+    /// can read. With a residual x is the sum that the norm wrote. x is BF16, F16 or F32, rstd FP32, the weight FP32 or of x's type. A cast along rows alone is faster in one pass
     /// ([`Handle::rms_norm_cast_into`]).
     ///
     /// # Errors

@@ -19,6 +19,9 @@ impl Handle {
     /// waits for nothing: safe inside graph capture, once the kernels are loaded ([`Handle::load_kernels`]:
     /// [`KernelFamily::Cast`](crate::KernelFamily), of producers `Fused` too).
     ///
+    /// `out` has the rows and columns of the source ([`CastSource::rows`], [`CastSource::cols`]: of SwiGLU half of x's) and the recipe's
+    /// scheme; codes, scales and their padding are written.
+    ///
     /// Any source: `fp8-row` and `fp8-1x128`, E4M3 under the rule `deepseek`, which is that of [`Handle::cast`]. Producers also: MXFP8
     /// and MXFP4 by any rule, and `nvfp4-row` rounded to nearest, 4over6 too. A scale of the whole matrix would take a pass of its own,
     /// which computes the source twice: give it ([`Handle::quantize_source_tensor_into`], [`Handle::quantize_source_nvfp4_into`]).

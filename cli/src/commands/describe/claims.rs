@@ -185,10 +185,12 @@ fn has_column_groups(said: &Said<'_>) -> bool {
 
 /// What a config says of all weights; nothing where it says several things, or what is not known here.
 fn claim(said: &Said<'_>) -> Option<Claim> {
-    if let Some(algorithm) = said.word("quant_algo") {
+    let (method, format) = (said.word("quant_method"), said.word("format"));
+    // ModelOpt's: engines go by another method where there is one.
+    if let Some(algorithm) = said.word("quant_algo").filter(|_| method.is_none_or(|m| m.starts_with("modelopt"))) {
         return of_algorithm(algorithm);
     }
-    let (method, format) = (said.word("quant_method")?, said.word("format"));
+    let method = method?;
     if method == "fp8" {
         // vLLM 0.33.0, Q/fp8.py:158: tiles where there is a size of them, else a scale for each matrix.
         let tile = said.get("weight_block_size").unwrap_or(&Value::Null);

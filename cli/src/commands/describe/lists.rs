@@ -175,8 +175,9 @@ fn pattern(text: &str) -> Option<[String; 2]> {
         text.chars().map(part).collect()
     };
     let loose = format!("^(?:{})$", globbed(text));
-    // `X*` is X and what is in it to vLLM, and all that begins so to SGLang: `layers.1*` may be layer 10, too.
-    let strict = text.strip_suffix('*').filter(|rest| !rest.ends_with(['.', '*']));
+    // `X*` is X and what is in it to vLLM, and all that begins so to SGLang: `layers.1*` may be layer 10, too. A star
+    // alone is everything to both.
+    let strict = text.strip_suffix('*').filter(|rest| !rest.is_empty() && !rest.ends_with(['.', '*']));
     let strict = strict.map(|rest| format!("^(?:{}(?:\\..*)?)$", globbed(rest)));
     Some([strict.unwrap_or_else(|| loose.clone()), loose])
 }
