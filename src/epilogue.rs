@@ -101,7 +101,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let n = x.mul_add(std::f32::consts::LOG2_E, 12_582_912.0) - 12_582_912.0;
     let r = n.mul_add(-0.693_145_75, x);
     let r = n.mul_add(-1.428_606_8e-6, r);
-    let mut p = 1.381_454_1e-3_f32;
+    let mut p = 1.381_454e-3_f32;
     for c in [8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 4.999_999_4e-1, 1.0, 1.0] {
         p = p.mul_add(r, c);
     }
