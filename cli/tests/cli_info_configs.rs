@@ -382,3 +382,33 @@ fn published_configs_are_not_called_wrong() {
         &["1 layer (lm_head) plain, and not in exclude_modules of hf_quant_config.json"],
     );
 }
+
+/// Names and entries that no model has take neither the stack nor minutes.
+#[test]
+fn names_without_end() {
+    let folder = Folder::new();
+    let [input, q] = ["in", "q"].map(|name| folder.file(name));
+    let layer = format!("{}o_proj", "a.".repeat(20_000));
+    let names = [format!("{layer}.weight"), "m.down_proj.weight".into()];
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [128, 128], seed)).collect();
+    model_folder(&input, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    good(&["quantize", &input, "-o", &q, "--recipe", "fp8-row", "--dialect", "compressed-tensors", "--exclude", "m.d"]);
+    let config: Value = serde_json::from_slice(&fs::read(format!("{q}/config.json")).unwrap()).unwrap();
+    let method = |method: &str| json!({"quant_method": method, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"});
+    for said in [method("modelopt"), method("fp8"), config["quantization_config"].clone()] {
+        for last in ["x".into(), format!("{}x", "model.".repeat(1 << 20))] {
+            let mut config = config.clone();
+            config["quantization_config"] = said.clone();
+            config["quantization_config"]["ignore"] = json!(["m.down_proj", last]);
+            fs::write(format!("{q}/config.json"), config.to_string()).unwrap();
+            good(&["info", &q]);
+        }
+    }
+    fs::write(format!("{q}/config.json"), config.to_string()).unwrap();
+    // (Of config.json they are refused.)
+    let many: Vec<_> = (0..100_000).map(|at| format!("re:{}{at}", "x".repeat(20))).collect();
+    let many = json!({"quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": many}});
+    fs::write(format!("{q}/hf_quant_config.json"), many.to_string()).unwrap();
+    let text = run_on("cpu", &["info", &q]);
+    assert_words(&String::from_utf8_lossy(&text.stdout), &["not understood here"]);
+}

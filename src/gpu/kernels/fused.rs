@@ -120,6 +120,14 @@ fn check_plain(operand: &str, (span, stride): Strided<'_>, [rows, cols]: [usize;
     check_aligned(operand, span, dtype.bytes() as u64)
 }
 
+/// That columns are numbers of the kernels.
+fn check_cols(operand: &str, cols: usize) -> Result<()> {
+    if cols <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::shape(operand, format!("{cols} columns"), format!("must have at most {}", i32::MAX), "split its rows"))
+}
+
 /// That rows of BF16 which are written sixteen bytes at a time begin where that is possible.
 fn check_wide(operand: &str, matrix: Strided<'_>, shape: [usize; 2]) -> Result<()> {
     check_plain(operand, matrix, shape, DType::Bf16)?;
@@ -152,6 +160,7 @@ impl Kernels {
     ) -> Result<()> {
         let NormCall { x, dtype, rows, cols, residual, sum, weight, epsilon, rstd } = *call;
         let shape = [rows, cols];
+        check_cols("x of a norm", cols)?;
         check_plain("x of a norm", x, shape, dtype)?;
         let others = [("residual of a norm", residual), ("sum of a norm", sum)];
         for (operand, matrix) in others.into_iter().filter_map(|(operand, matrix)| Some((operand, matrix?))) {
@@ -213,6 +222,7 @@ impl Kernels {
     ) -> Result<()> {
         let BackwardCall { x, forward, gradient, dtype, wide, again, weights } = call;
         let (rows, half) = (x.rows, x.cols / 2);
+        check_cols("x of SwiGLU", x.cols)?;
         x.check(rows)?;
         check_plain("gradient of SwiGLU", *gradient, [rows, half], *dtype)?;
         check_floats("weights of SwiGLU", forward.weights, rows)?;

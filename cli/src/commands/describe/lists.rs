@@ -21,6 +21,9 @@ const MOST_PATTERN_BYTES: usize = 16 << 10;
 const MOST_PROGRAM_BYTES: usize = 64 << 20;
 const MOST_BYTES_OF_ONE: usize = 4 << 20;
 
+/// Parts of a name whose runs are looked at: their number grows with its square, and no model has names of so many.
+const MOST_PARTS: usize = 64;
+
 /// Entries of a list that are named in a line; one more than are written out.
 const MOST_NAMED: usize = 4;
 
@@ -97,7 +100,7 @@ impl<'a> List<'a> {
             };
             bytes += loose.len();
             let is_few = list.patterns.len() < MOST_PATTERNS && bytes <= MOST_PATTERN_BYTES;
-            match pattern_of(&strict, most).zip(pattern_of(&loose, most)).filter(|_| is_few) {
+            match is_few.then(|| pattern_of(&strict, most).zip(pattern_of(&loose, most))).flatten() {
                 Some((strict, loose)) => list.patterns.push((text, [strict, loose])),
                 None => list.unclear.push(text),
             }
@@ -138,7 +141,7 @@ impl<'a> List<'a> {
 
     /// True if no engine that is known leaves a module alone by this list.
     fn lacks(&self, module: &str) -> bool {
-        if !self.unclear.is_empty() || self.is_open {
+        if !self.unclear.is_empty() || self.is_open || module.split('.').nth(MOST_PARTS).is_some() {
             return false;
         }
         let matches = |name: &str| self.patterns.iter().any(|(_, [_, regex])| regex.is_match(name));
@@ -203,15 +206,18 @@ fn targets(said: Said<'_>, method: Method) -> Option<Vec<Regex>> {
 const AROUND: [&str; 4] = ["model.", "language_model.", "model.language_model.", "language_model.model."];
 
 /// A name without [`AROUND`].
-fn bare(module: &str) -> &str {
-    let rest = ["model.", "language_model."].iter().find_map(|around| module.strip_prefix(around));
-    rest.map_or(module, bare)
+fn bare(mut module: &str) -> &str {
+    while let Some(rest) = ["model.", "language_model."].iter().find_map(|around| module.strip_prefix(around)) {
+        module = rest;
+    }
+    module
 }
 
-/// The runs of whole parts of a name, with where each begins.
+/// The runs of whole parts of a name, with where each begins; none of a name of more than [`MOST_PARTS`].
 fn runs(module: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_short = module.split('.').nth(MOST_PARTS).is_none();
     let dots = || module.match_indices('.').map(|(at, _)| at);
-    let starts = std::iter::once(0).chain(dots().map(|at| at + 1));
+    let starts = std::iter::once(0).chain(dots().map(|at| at + 1)).filter(move |_| is_short);
     starts.flat_map(move |start| {
         let ends = dots().filter(move |end| *end > start).chain([module.len()]);
         ends.map(move |end| (start, &module[start..end]))
