@@ -59,6 +59,16 @@ template <class T> __device__ __forceinline__ Vec8<T> load8(const T* p) {
     return v;
 }
 
+// Eight elements that this kernel itself may write later: not through the path for what nobody writes.
+template <class T> __device__ __forceinline__ Vec8<T> load8_changing(const T* p) {
+    Vec8<T> v;
+#pragma unroll
+    for (u32 i = 0; i < sizeof(T) / 2; i++)
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.q[i].x), "=r"(v.q[i].y), "=r"(v.q[i].z), "=r"(v.q[i].w) : "l"((const char*)p + 16 * i) : "memory");
+    return v;
+}
+
 // The same only if `wanted`; otherwise `v` stays what it was. No branch, and no zeros to be written first.
 template <class T> __device__ __forceinline__ void load8_if(bool wanted, Vec8<T>& v, const T* p) {
 #pragma unroll

@@ -107,7 +107,7 @@ template <class S, int CHUNKS> struct Rows {
 };
 
 // Blocks of a multiprocessor that fit without spilling.
-template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? S::BATCH < 8 ? 2 : 3 : 4;
+template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? 3 : 4;
 
 #define CAST_ROWS(name, SOURCE, CHUNKS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(256, (rows_blocks<Unwrap<void SOURCE>::Type, CHUNKS>)) cast_rows_##CHUNKS##_##name( \

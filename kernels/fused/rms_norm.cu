@@ -38,19 +38,28 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         }
         return pack8<T>(v);
     };
-    // What is normed, of x's type.
-    const auto fetch = [&](u32 i, bool first) {
-        const u32 col = column(i);
-        if (col >= cols) return zero8<T>();
-        if (!first && n.sum) return reload((const T*)n.sum + row * n.sum_stride + col);
-        Vec8<T> data = load<ALIGNED>((const T*)x.x + row * x.stride + col);
-        if (!n.residual) return data;
-        const Vec8<T> other = load<ALIGNED>((const T*)n.residual + row * n.residual_stride + col);
+    const T* const from = once((const T*)x.x + row * x.stride + threadIdx.x * 8);
+    const T* const other = once((const T*)n.residual + row * n.residual_stride + threadIdx.x * 8);
+    const auto offset = [](u32 i) { return i * NORM_THREADS * 8; };
+    const auto inside = [&](u32 i) { return column(i) < cols; };
+    // x + residual, rounded to x's type, which is stored. The residual may lie where the sum goes: not read as what never changes.
+    const auto fetch_other = [&](u32 i) {
+        if constexpr (ALIGNED) return inside(i) ? load8_changing(other + offset(i)) : zero8<T>();
+        else return inside(i) ? reload(other + offset(i)) : zero8<T>();
+    };
+    const auto add_other = [&](Vec8<T>& data, const Vec8<T>& residual, u32 i) {
         float v[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(element(data, k), element(other, k));
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(element(data, k), element(residual, k));
         data = pack8<T>(v);
-        if (first && n.sum) store<ALIGNED>((T*)n.sum + row * n.sum_stride + col, v);
+        if (n.sum && inside(i)) store<ALIGNED>((T*)n.sum + row * n.sum_stride + column(i), v);
+    };
+    const auto fetch = [&](u32 i) { return inside(i) ? load<ALIGNED>(from + offset(i)) : zero8<T>(); };
+    // What is normed, of x's type, where the row is not held.
+    const auto normed_input = [&](u32 i, bool first) {
+        if (!first && n.sum) return inside(i) ? reload((const T*)n.sum + row * n.sum_stride + column(i)) : zero8<T>();
+        Vec8<T> data = fetch(i);
+        if (n.residual) add_other(data, fetch_other(i), i);
         return data;
     };
     Vec8<T> held[VECTORS > 0 ? VECTORS : 1];
@@ -62,19 +71,30 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         sum = __fadd_rn(sum, lanes_sum<16>(squares));
     };
     if constexpr (VECTORS > 0) {
+        // All that is read is asked for before any of it is waited for, residuals four at a time.
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) held[i] = fetch(i, true);
+        for (int i = 0; i < VECTORS; i++) held[i] = fetch(i);
+        if (n.residual) {
+#pragma unroll
+            for (int b = 0; b < VECTORS; b += 4) {
+                Vec8<T> residual[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) residual[i] = fetch_other(b + i);
+#pragma unroll
+                for (int i = 0; i < 4; i++) add_other(held[b + i], residual[i], b + i);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) add(held[i]);
     } else {
-        for (u32 i = 0; i < steps; i++) add(fetch(i, true));
+        for (u32 i = 0; i < steps; i++) add(normed_input(i, true));
     }
     if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
     __syncthreads();
     const float mean = __fdiv_rn(sum_of_eight(sums, 1), (float)cols);
     const float rstd = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, n.epsilon)));
     if (n.rstd && threadIdx.x == 0) n.rstd[row] = rstd;
-    if (!out.codes) return;
+    if (!out.scales) return;
 
     const auto normed = [&](Vec8<T> data, u32 i, float (&v)[8]) {
         forget(data);
@@ -101,7 +121,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 #pragma unroll
             for (int i = 0; i < VECTORS; i++) raise(held[i], i);
         } else {
-            for (u32 i = 0; i < steps; i++) raise(fetch(i, false), i);
+            for (u32 i = 0; i < steps; i++) raise(normed_input(i, false), i);
         }
         const GroupScale s = cast_scale(rule, block_max(amax, scratch));
         if (threadIdx.x == 0) store_scale(out.grid, out.scales, row, 0, s.scale);
@@ -115,7 +135,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 #pragma unroll
             for (int i = 0; i < VECTORS; i++) write(held[i], i);
         } else {
-            for (u32 i = 0; i < steps; i++) write(fetch(i, false), i);
+            for (u32 i = 0; i < steps; i++) write(normed_input(i, false), i);
         }
         return;
     }
@@ -137,7 +157,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) write(held[i], i);
     } else {
-        for (u32 i = 0; i < steps; i++) write(fetch(i, false), i);
+        for (u32 i = 0; i < steps; i++) write(normed_input(i, false), i);
     }
 }
 

@@ -102,7 +102,7 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
             }
         }
         sum = __fadd_rn(sum, lanes_sum<8>(__fadd_rn(of_chunk[0], of_chunk[1])));
-        if (!out.codes) continue;
+        if (!out.scales) continue;
         // Vectors 0 and 1 are of the left half, 2 and 3 of the right one.
         const auto place = [&](u32 v) { return lane_col + offset(chunk, v % 2) + v / 2 * half; };
         float m[4], encode[4];

@@ -19,8 +19,7 @@ const NORM_THREADS: u32 = 128;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
-    /// For one and two chunks of 128 columns in each warp.
-    pub(super) rows: [ByInput; 2],
+    pub(super) rows: ByInput,
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
@@ -37,7 +36,7 @@ impl FusedKernels {
         let (file, norm) = (modules.file("fused/produced")?, modules.file("fused/rms_norm")?);
         let backward = modules.file("fused/swiglu_backward")?;
         Ok(Self {
-            rows: [file.by_input("cast_rows_1_produced")?, file.by_input("cast_rows_2_produced")?],
+            rows: file.by_input("cast_rows_1_produced")?,
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             targets: TargetKernels::of(modules)?,

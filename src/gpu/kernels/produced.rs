@@ -82,6 +82,9 @@ impl Kernels {
         let kernel = self.of_produced(stream, from, (Scheme::Fp8Tensor(format), rows), out, |k| &k.tensor)?;
         let (factor, kind) = factor.of_fp8()?;
         check_floats("amax", amax, 1)?;
+        if let Some(amax) = amax {
+            check_apart(from.spans(), &[("amax", amax)])?;
+        }
         // Eight warps of 4 rows x 128 columns; an empty matrix still has a scale.
         let warps = rows.div_ceil(4) * from.cols.div_ceil(128);
         enqueue!(
