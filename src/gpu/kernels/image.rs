@@ -60,12 +60,13 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 15] = [
+const HEADERS: [(&str, &str); 16] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
     ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("base/sum.cuh", include_str!("../../../kernels/base/sum.cuh")),
     ("base/activation.cuh", include_str!("../../../kernels/base/activation.cuh")),
     ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
     ("cast/cast_rows.cuh", include_str!("../../../kernels/cast/cast_rows.cuh")),
