@@ -194,19 +194,21 @@ impl Timing {
 }
 
 /// How often a broken capture is begun again.
-const CAPTURES: usize = 3;
+const CAPTURES: u32 = 10;
 
 /// Captures what `enqueue` does.
 ///
 /// Another thread that loads a kernel meanwhile may break a capture (status 13 of cuBLASLt; observed: H200, driver 580). Here
 /// nothing is lost by beginning again.
 fn capture(handle: &Handle, borrows: bool, enqueue: &mut dyn FnMut() -> Result<()>) -> Result<CapturedGraph> {
-    let mut left = CAPTURES;
+    let mut attempt = 1;
     loop {
-        left -= 1;
         match handle.queue().capture(borrows, &mut *enqueue) {
-            Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if left > 0 => {
+            Err(error @ (Error::Cublas { .. } | Error::Driver { .. })) if attempt < CAPTURES => {
                 tracing::debug!(%error, "a capture is begun again");
+                // Kernels take milliseconds to load, and one that is loaded is often followed by others.
+                sleep(Duration::from_millis(1 << attempt.min(5)));
+                attempt += 1;
             }
             captured => return captured,
         }
