@@ -107,7 +107,12 @@ template <class S, int CHUNKS> struct Rows {
 };
 
 // Blocks of a multiprocessor that fit without spilling.
-template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? 3 : 4;
+#if __CUDA_ARCH__ == 900
+constexpr u32 WIDE_BLOCKS = 4;
+#else
+constexpr u32 WIDE_BLOCKS = 3;
+#endif
+template <class S, int CHUNKS> constexpr u32 rows_blocks = sizeof(S) > 16 && CHUNKS == 2 ? 3 : S::BATCH < 4 ? WIDE_BLOCKS : 4;
 
 #define CAST_ROWS(name, SOURCE, CHUNKS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(256, (rows_blocks<Unwrap<void SOURCE>::Type, CHUNKS>)) cast_rows_##CHUNKS##_##name( \

@@ -162,10 +162,15 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 }
 
 // Blocks of a multiprocessor that fit without spilling.
-template <class T> constexpr u32 norm_blocks = sizeof(T) == 4 ? 3 : 6;
+#if __CUDA_ARCH__ == 900
+constexpr u32 NARROW_BLOCKS = 6;
+#else
+constexpr u32 NARROW_BLOCKS = 4;
+#endif
+template <class T, bool ALIGNED> constexpr u32 norm_blocks = sizeof(T) == 4 ? 3 : ALIGNED ? NARROW_BLOCKS : 4;
 
 #define RMS_NORM(name, T, ALIGNED, VECTORS)                                                                               \
-    extern "C" __global__ void __launch_bounds__(NORM_THREADS, (norm_blocks<T>)) rms_norm_##VECTORS##_##name(CastSource x, Norm n, CastRule rule, CastOut out) \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS, (norm_blocks<T, ALIGNED>)) rms_norm_##VECTORS##_##name(CastSource x, Norm n, CastRule rule, CastOut out) \
     {                                                                                                                     \
         if (rule.format == E4M3) norm_row<T, ALIGNED, VECTORS, E4M3>(x, n, rule, out);                                    \
         else norm_row<T, ALIGNED, VECTORS, E2M1>(x, n, rule, out);                                                        \

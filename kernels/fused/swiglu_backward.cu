@@ -128,8 +128,16 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
         b.weights[(u64)blockIdx.x * 4 + threadIdx.x] = sum_of_eight(&sums[0][threadIdx.x], 4);
 }
 
+// Blocks of a multiprocessor that fit without spilling.
+#if __CUDA_ARCH__ == 900
+constexpr u32 CODED_BLOCKS = 2;
+#else
+constexpr u32 CODED_BLOCKS = 1;
+#endif
+template <class S> constexpr u32 backward_blocks = sizeof(S) > 32 ? CODED_BLOCKS : 2;
+
 #define SWIGLU_BACKWARD(name, T, ALIGNED, X, SOURCE)                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, 2) swiglu_backward_##X##_##name(                                       \
+    extern "C" __global__ void __launch_bounds__(256, (backward_blocks<Unwrap<void SOURCE>::Type>)) swiglu_backward_##X##_##name(                                       \
         CastSource source, Backward b, u32 rows, CastRule rule, CastOut out)                                              \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \
