@@ -75,51 +75,50 @@ __device__ __forceinline__ u32 join4(u32 w, u32 signs) {
 // Eight codes, element 0 in the lowest four bits, from two words of `join4`.
 __device__ __forceinline__ u32 join8(u32 n0, u32 n1) { return __byte_perm(n0, n1, 0x7531); }
 
-// What data are multiplied by for `encode8_e2m1`, for a factor that is a power of two or NaN. A power of two loses nothing but
-// below FP32's normal numbers, where codes are 0, and beyond its largest, where they are 6.
-__device__ __forceinline__ float e2m1_factor(float factor) {
+// The place of |y| among E2M1's eight magnitudes, plus the bits of ROUNDER. Magnitudes are 1/2 apart below 2, then 1, from 4 on 2: the place is
+// the least of 2 |y|, |y| + 2 and |y| / 2 + 4, each rounded to the nearest integer, ties to even, by the FP32 adder (the product by a power
+// of two is exact). Patterns of positive numbers order like the numbers; NaN's is above them all.
+constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: its ulp is 1
+__device__ __forceinline__ int e2m1_place(float y) {
+    const float a = fabsf(y);
+    const int low = __float_as_int(__fmaf_rn(a, 2.0f, ROUNDER));
+    const int middle = __float_as_int(__fadd_rn(a, ROUNDER + 2.0f));
+    const int high = __float_as_int(__fmaf_rn(a, 0.5f, ROUNDER + 4.0f));
+    return min(min(low, middle), high);
+}
+
+// The signs of elements 4k .. 4k + 3, as those of a vector.
+__device__ __forceinline__ u32 signs4(const float (&v)[8], int k) {
+    return top_bytes(__float_as_uint(v[4 * k]), __float_as_uint(v[4 * k + 1]), __float_as_uint(v[4 * k + 2]), __float_as_uint(v[4 * k + 3]));
+}
+
+// Eight signs in the places of those of codes, from `signs4` of the first four and of the others.
+__device__ __forceinline__ u32 signs8(u32 first, u32 second) {
+    // * 17 moves the sign bits of even bytes to the low half of the byte above, those of odd bytes stay.
+    return join8((first & 0x80808080u) * 17, (second & 0x80808080u) * 17);
+}
+
+// Eight codes, element 0 in the lowest four bits; `signs` are `signs8` of the same numbers. BOUNDED: none is above 6 by more than a
+// rounding, and none is NaN.
+template <bool BOUNDED> __device__ __forceinline__ u32 encode8_e2m1(const float* y, u32 signs) {
 #ifdef HARDWARE_E2M1
-    return factor;
+    return hardware_e2m1(y);
 #else
-    return __fmul_rn(factor, CODE_UNIT);
+    u32 p[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) p[i] = BOUNDED ? e2m1_place(y[i]) : min(e2m1_place(y[i]), __float_as_int(ROUNDER + 7.0f));
+    // Sums instead of shifts: what ROUNDER's bits come to is taken away at the end.
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) p[i] += p[i + 1] * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) p[i] += p[i + 2] * 256;
+    return p[0] + p[4] * 65536 - 0x4B400000u * 0x11111111u + signs;
 #endif
 }
 
-// Eight codes of any numbers, each multiplied by `e2m1_factor` already, element 0 in the lowest four bits.
-__device__ __forceinline__ u32 encode8_e2m1(const float (&v)[8]) {
-#ifdef HARDWARE_E2M1
-    return hardware_e2m1(v);
-#else
-    u32 n[2];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        float y[4], q[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            // The minimum makes +6 of a NaN; its sign goes with it.
-            y[i] = fmaxf(fminf(v[4 * k + i], 6.0f * CODE_UNIT), -6.0f * CODE_UNIT);
-            q[i] = round_scaled(y[i]);
-        }
-        n[k] = join4(bytes4(q), top_bytes(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3])));
-    }
-    return join8(n[0], n[1]);
-#endif
-}
-
-// The same of numbers that `e2m1_factor` made less than 7 * 2^-14 in size, without NaN.
-__device__ __forceinline__ u32 encode8_e2m1_bounded(const float (&v)[8]) {
-#ifdef HARDWARE_E2M1
-    return hardware_e2m1(v);
-#else
-    u32 n[2];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        const float* y = v + 4 * k;
-        const float q[4] = {round_scaled(y[0]), round_scaled(y[1]), round_scaled(y[2]), round_scaled(y[3])};
-        n[k] = join4(bytes4(q), top_bytes(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3])));
-    }
-    return join8(n[0], n[1]);
-#endif
+// The same of any products: that of a NaN has no sign.
+__device__ __forceinline__ u32 encode8_e2m1(const float (&y)[8]) {
+    return encode8_e2m1<false>(y, signs8(signs4(y, 0), signs4(y, 1)));
 }
 
 // The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte

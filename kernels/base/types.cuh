@@ -189,6 +189,11 @@ template <int WIDTH> __device__ __forceinline__ float lanes_max(float v) {
     for (int step = WIDTH / 2; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
     return v;
 }
+template <int WIDTH> __device__ __forceinline__ u32 lanes_max(u32 v) {
+#pragma unroll
+    for (int step = WIDTH / 2; step > 0; step /= 2) v = max(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
 
 // Maximum over the block of numbers that are not negative, given to every thread; `scratch` has one float for each of
 // 32 warps. Such numbers order like their bit patterns, for which a warp has one instruction.
@@ -199,6 +204,20 @@ __device__ __forceinline__ float block_max(float v, float* scratch) {
     __syncthreads();
     bits = lane < blockDim.x / 32 ? __float_as_uint(scratch[lane]) : 0;
     return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, bits));
+}
+
+// fl(1 / p) for p in [1e-30, 1e30]: the steps of __frcp_rn without its test of the range.
+__device__ __forceinline__ float reciprocal(float p) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
+    return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
+}
+
+// fl(a / d) for a normal quotient and remainder, or a = 0; r = fl(1 / d): one correction makes it the rounded quotient
+// (checked over all mantissas: of a for d = 6, 448, 1536 and 2688, of d for a = 6, 448, 1536 and 2688).
+__device__ __forceinline__ float divide(float a, float d, float r) {
+    const float q = __fmul_rn(a, r);
+    return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
 }
 
 // FP32 numbers that are not negative order like their bit patterns.

@@ -1,4 +1,4 @@
-// Casts to groupings that no product reads: where their numbers come from, TileKernels' rule, and where scales lie.
+// Casts to groupings that no product reads: TileKernels' rule, where scales lie, and how eight numbers become codes.
 // Mirror of src/format/cast.rs; tests compare every byte with src/reference/cast.
 #pragma once
 #include "base/e2m1.cuh"
@@ -45,12 +45,17 @@ struct CastRule {
     u32 format;    // E4M3 or E2M1 (codec.cuh)
 };
 
+// Where `divide` does not hold.
+static __device__ __noinline__ GroupScale cast_scale_far(float a, float max) { return {__fdiv_rn(max, a), __fdiv_rn(a, max)}; }
+
 // Mirror of CastRecipe::group_scale, operation by operation.
 __device__ __forceinline__ GroupScale cast_scale(const CastRule& rule, float amax) {
     const float a = fmaxf(amax, rule.floor);
-    const float scale = __fdiv_rn(a, rule.max);
-    if (!rule.pow2) return {__fdiv_rn(rule.max, a), scale};
-    const u32 exponent = ((__float_as_uint(scale) - 1) >> 23) + 1;
+    GroupScale s;
+    if (a > 1e-30f && a < 1e30f) s = {divide(rule.max, a, reciprocal(a)), divide(a, rule.max, reciprocal(rule.max))};
+    else s = cast_scale_far(a, rule.max);
+    if (!rule.pow2) return s;
+    const u32 exponent = ((__float_as_uint(s.scale) - 1) >> 23) + 1;
     return {__uint_as_float((exponent < 254 ? 254 - exponent : 0) << 23), __uint_as_float(exponent << 23)};
 }
 
@@ -67,110 +72,17 @@ struct CastOut {
     u32 transposed;
 };
 
-// What is computed of a plain matrix before it is cast (fused/produced.cuh).
-struct Producer {
-    const float* weights;  // [rows of the source] factors of rows; null: none
-    const int* experts;    // [rows of the source] a row of a negative expert is zeros; null: none
-    u64* counts;           // [3] raised by elements that the clamp changes: l > c, r > c, r < -c; null: not wanted
-    const void* columns;   // [cols] factors of columns, of x's type or FP32
-    u32 kind;              // SWIGLU, SILU, GELU, GELU_TANH or NORMED
-    u32 clamped;           // 1: there is a clamp
-    float clamp;
-    u32 rounded;           // 1: values are rounded to BF16 before they are cast
-    u32 columns_f32;       // 1: factors of columns are FP32
-};
-
-struct CastSource {
-    const void* x;      // [rows][cols]: elements with a row stride, or codes
-    const u8* scales;   // of codes
-    const int* index;   // the source's row for each row of the result, none where it is no row of it; null: the same row
-    u64 stride;         // elements from row to row
-    u32 rows, cols;     // of the source
-    CastGrid grid;      // of the scales of codes
-    Producer producer;
-};
-
-// The source's row of a row of the result; -1: a row of zeros. A source of experts is one that is computed.
-template <class S> __device__ __forceinline__ int source_row(const CastSource& s, u64 row, u32 rows) {
-    if (row >= rows) return -1;
-    int at = (int)row;
-    if (s.index) at = __ldg(s.index + row);
-    if ((u32)at >= s.rows) return -1;
-    if constexpr (S::EXPERTS)
-        if (s.producer.experts && __ldg(s.producer.experts + at) < 0) return -1;
-    return at;
-}
-
-// What a cast reads, eight neighbours of a row at a time: `load` asks for them, `offset` columns from where `at` points, without a branch that
-// the next load would wait for; `open` follows when BATCH rows of a tile were asked for, and then `value` gives the numbers.
-// `first`: this element is opened for the first time. The column is that of the first of the eight.
-
-// Elements as they lie in memory: unpacked as often as they are wanted.
-template <class T, bool ALIGNED> struct Plain {
-    static constexpr int BATCH = 8;
-    static constexpr bool EXPERTS = false;
-    using At = const T*;
-    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return once((const T*)s.x + (u32)row * s.stride + col); }
-    Vec8<T> v;
-    __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
-    __device__ __forceinline__ void open(const CastSource&, At, u32, int, u32, bool) {}
-    __device__ __forceinline__ float value(int i) const { return element(v, i); }
-    __device__ __forceinline__ void forget() { ::forget(v); }
-};
-
-// Codes times their scales, fl(code * scale), kept as numbers.
-template <u32 FORMAT> struct Coded {
-    static constexpr int BATCH = 8;
-    static constexpr bool EXPERTS = false;
-    struct At {
-        const u8* codes;
-        u32 row, col;
-    };
-    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
-        const u64 code = (u64)(u32)row * s.cols + col;
-        return {once((const u8*)s.x + (FORMAT == E2M1 ? code / 2 : code)), (u32)row >> s.grid.row_shift, col};
-    }
-    float v[8];
-    u32 codes[2];
-    float scale;
-    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
-        codes[0] = codes[1] = 0;
-        scale = 0.0f;
-        if (!inside) return;
-        if constexpr (FORMAT == E2M1) {
-            codes[0] = __ldg((const u32*)(at.codes + offset / 2));
-        } else {
-            const uint2 both = __ldg((const uint2*)(at.codes + offset));
-            codes[0] = both.x;
-            codes[1] = both.y;
-        }
-        scale = load_scale(s.grid, s.scales, at.row, (at.col + offset) >> s.grid.col_shift);
-    }
-    __device__ __forceinline__ void open(const CastSource& s, const At& at, u32 offset, int row, u32 col, bool) {
-        if constexpr (FORMAT == E2M1) decode_word(codes[0], 1.0f, v);
-        else decode8(FORMAT, {codes[0], codes[1]}, v);
-        if (s.grid.col_shift == 0 && row >= 0 && col < s.cols) {
-            // Per channel: each element has a scale of its own.
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], load_scale(s.grid, s.scales, at.row, col + i));
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
-        }
-    }
-    __device__ __forceinline__ float value(int i) const { return v[i]; }
-    __device__ __forceinline__ void forget() {}
-};
-
-// The same of one place.
-template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }
-template <class S> __device__ __forceinline__ void open_at(S& data, const CastSource& s, int row, u32 col, bool first) { data.open(s, S::at(s, row, col), 0, row, col, first); }
-
 // Numbers that a kernel has computed.
 struct Numbers {
     const float (&v)[8];
     __device__ __forceinline__ float value(int i) const { return v[i]; }
+    __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
 };
+
+template <class S> __device__ __forceinline__ void values(const S& s, float (&f)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = s.value(i);
+}
 
 // The larger, or NaN if one of them is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
@@ -193,50 +105,35 @@ template <u32 FORMAT, class S> __device__ __forceinline__ float amax_of(const S&
     return amax;
 }
 
-// Below, encode * 2^-14 is no normal number, and may lose bits that fl(x * encode) has.
-constexpr float LEAST_ENCODE = 0x1p-112f;
-
-// Writes the codes of eight values, each times its factor, fl(x * encode); `at` is the number of the first. `bounded`: no product
-// is above 6 by more than a rounding, none is NaN, and no factor is below LEAST_ENCODE.
-template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], const float (&encode)[8], bool bounded) {
+// Writes the codes of eight products y = fl(x * encode); `at` is the number of the first. `bounded`: no y is above 6 by more than a
+// rounding, and none is NaN.
+template <u32 FORMAT, class S> __device__ __forceinline__ void store_products(u8* codes, u64 at, const S& x, const float (&y)[8], bool bounded) {
     if constexpr (FORMAT == E2M1) {
-        const float unit = e2m1_factor(1.0f);
         u32 word;
-        if (bounded) {
-            // Where x * encode * 2^-14 is no normal number either, the code is 0 whatever it is rounded to.
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], __fmul_rn(encode[i], unit));
-            word = encode8_e2m1_bounded(v);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(__fmul_rn(v[i], encode[i]), unit);
-            word = encode8_e2m1(v);
-        }
+        if (bounded) word = encode8_e2m1<true>(y, signs8(x.signs(0), x.signs(1)));
+        else word = encode8_e2m1(y);
         *(u32*)(codes + at / 2) = word;
     } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], encode[i]);
-        *(uint2*)(codes + at) = encode8<FORMAT>(v);
+        *(uint2*)(codes + at) = encode8<FORMAT>(y);
     }
 }
 
-template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* codes, u64 at, float (&v)[8], float encode, bool bounded) {
-    const float all[8] = {encode, encode, encode, encode, encode, encode, encode, encode};
-    store_codes<FORMAT>(codes, at, v, all, bounded);
-}
+// Whether it is that of finite numbers: an infinity's is 0, and that of numbers too small for an inverse is infinite.
+__device__ __forceinline__ bool is_factor(float encode) { return __float_as_uint(encode) - 1 < 0x7F7FFFFFu; }
 
-template <class S> __device__ __forceinline__ void values(const S& s, float (&f)[8]) {
+// The codes of eight values by one factor, or each by its own. `clean`: factors are of groups that have the values, and no NaN.
+template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool clean) {
+    float y[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) f[i] = s.value(i);
+    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x.value(i), encode);
+    store_products<FORMAT>(codes, at, x, y, clean && is_factor(encode));
 }
-
-// KERNEL(name, SOURCE, ...) for every kind of source.
-#define CAST_PLAIN(name, T, ALIGNED, KERNEL, ...) KERNEL(name, (Plain<T, ALIGNED>), __VA_ARGS__)
-#define FOR_EACH_SOURCE(KERNEL, ...)                                                                                      \
-    FOR_EACH_TYPE(CAST_PLAIN, KERNEL, __VA_ARGS__)                                                                        \
-    KERNEL(e4m3, (Coded<E4M3>), __VA_ARGS__)                                                                              \
-    KERNEL(e2m1, (Coded<E2M1>), __VA_ARGS__)
-
-// Takes the parentheses off a type that has commas.
-template <class T> struct Unwrap;
-template <class T> struct Unwrap<void(T)> { using Type = T; };
+template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const float (&encode)[8], bool clean) {
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        y[i] = __fmul_rn(x.value(i), encode[i]);
+        clean = clean && is_factor(encode[i]);
+    }
+    store_products<FORMAT>(codes, at, x, y, clean);
+}

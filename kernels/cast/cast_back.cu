@@ -1,5 +1,5 @@
 // Casts back to BF16, F16 and F32, and E2M1 codes to E4M3 codes without loss.
-#include "cast/cast.cuh"
+#include "cast/source.cuh"
 
 // y = round(fl(code * scale)). Each thread takes two vectors of eight codes, one block apart; grid.y walks the rows.
 template <u32 FORMAT, class T, bool ALIGNED>

@@ -1,14 +1,15 @@
 // Casts in tiles of 32 or 128 rows by 32 or 128 columns, and per channel: 32 or 128 rows by one column, plain and transposed; of any
 // source.
 #pragma once
-#include "cast/cast.cuh"
+#include "cast/source.cuh"
 
 // A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
 // of codes 64 neighbours of a row, those of transposed codes 32 of a column.
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
     // By band and unit: a column, or 32 columns where groups are as wide.
-    __shared__ float maxima[512];
+    using M = Maximum<S, FORMAT>;
+    __shared__ typename M::Type maxima[512];
     __shared__ float factors[512];
     const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u64 tile_row = (u64)(blockIdx.x / tiles) * 128;
@@ -29,10 +30,11 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
         }
     } else {
         // Without the tests of each row.
+        at[0] = S::at(source, (int)row, col);
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             from[r] = row + r < rows ? (int)(row + r) : -1;
-            at[r] = S::at(source, (int)(row + r), col);
+            if (r) at[r] = S::down(source, at[r - 1], 1);
         }
     }
 #pragma unroll
@@ -44,44 +46,42 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     }
     bool clean = out.part != CODES;
     if (out.part != CODES) {
-        float m[8] = {};
+        // Of the columns.
+        typename M::Type m[8] = {}, largest = 0;
 #pragma unroll
-        for (int r = 0; r < 8; r++)
+        for (int c = 0; c < 8; c++) {
+#pragma unroll
+            for (int r = 0; r < 8; r += 2) m[c] = M::raise(m[c], data[r], c, data[r + 1], c);
+            largest = M::larger(largest, m[c]);
+        }
+        clean = M::is_clean(largest);
+        if (!clean) {
+#pragma unroll
+            for (int r = 0; r < 8; r++) data[r].forget();
+            largest = 0;
 #pragma unroll
             for (int c = 0; c < 8; c++) {
-                const float x = fabsf(data[r].value(c));
-                m[c] = FORMAT == E2M1 ? max_or_nan(m[c], x) : fmaxf(m[c], x);
-            }
-        if constexpr (FORMAT == E2M1) {
+                float amax = 0.0f;
 #pragma unroll
-            for (int c = 0; c < 8; c++) clean = clean && m[c] == m[c];
-            if (!clean) {
-#pragma unroll
-                for (int r = 0; r < 8; r++) data[r].forget();
-#pragma unroll
-                for (int c = 0; c < 8; c++) {
-                    m[c] = 0.0f;
-#pragma unroll
-                    for (int r = 0; r < 8; r++) m[c] = fmaxf(m[c], fabsf(data[r].value(c)));
-                }
+                for (int r = 0; r < 8; r++) amax = fmaxf(amax, fabsf(data[r].value(c)));
+                m[c] = M::of(amax);
+                largest = M::larger(largest, m[c]);
             }
         }
+        // The four lanes of a warp that have the same columns, and where groups are as wide, the 32 columns of four lanes.
+        const auto of_warp = [](typename M::Type v) {
+            v = M::larger(v, __shfl_xor_sync(0xFFFFFFFFu, v, 8));
+            return M::larger(v, __shfl_xor_sync(0xFFFFFFFFu, v, 16));
+        };
         if (unit_shift == 0) {
 #pragma unroll
             for (int c = 0; c < 8; c++) {
-                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 8));
-                m[c] = fmaxf(m[c], __shfl_xor_sync(0xFFFFFFFFu, m[c], 16));
+                m[c] = of_warp(m[c]);
                 if (lane / 8 == c % 4) maxima[band * 128 + own + c] = m[c];
             }
         } else {
-            float a = m[0];
-#pragma unroll
-            for (int c = 1; c < 8; c++) a = fmaxf(a, m[c]);
-            // The 32 columns of four lanes, and the 32 rows of the four such in a column of lanes.
-            a = lanes_max<4>(a);
-            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 8));
-            a = fmaxf(a, __shfl_xor_sync(0xFFFFFFFFu, a, 16));
-            if (lane == 0 || lane == 4) maxima[band * 4 + own / 32] = a;
+            largest = of_warp(lanes_max<4>(largest));
+            if (lane == 0 || lane == 4) maxima[band * 4 + own / 32] = largest;
         }
         __syncthreads();
     }
@@ -97,10 +97,10 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
         if (out.part == CODES) {
             if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row, group_col));
         } else {
-            float a = 0.0f;
+            typename M::Type a = 0;
             for (u32 b = 0; b < 1u << bands_shift; b++)
-                for (u32 u = 0; u < 1u << units_of_shift; u++) a = fmaxf(a, maxima[(first_band + b) * units + first_unit + u]);
-            const GroupScale s = cast_scale(rule, a);
+                for (u32 u = 0; u < 1u << units_of_shift; u++) a = M::larger(a, maxima[(first_band + b) * units + first_unit + u]);
+            const GroupScale s = cast_scale(rule, M::amax(a));
             factor = s.encode;
             if (inside) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
         }
@@ -110,22 +110,16 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     __syncthreads();
     if (col >= cols) return;
     float f[8];
-    bool bounded = clean;
     const float* mine = factors + (band >> bands_shift) * across;
 #pragma unroll
-    for (int c = 0; c < 8; c++) {
-        f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
-        bounded = bounded && f[c] >= LEAST_ENCODE;
-    }
+    for (int c = 0; c < 8; c++) f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
 #pragma unroll
     for (int r = 0; r < 8; r++) data[r].forget();
     if (!out.transposed) {
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             if (row + r >= rows) break;
-            float v[8];
-            values(data[r], v);
-            store_codes<FORMAT>(out.codes, (row + r) * cols + col, v, f, bounded);
+            store_codes<FORMAT>(out.codes, (row + r) * cols + col, data[r], f, clean);
         }
     } else if (row < rows) {  // rows is a multiple of 16 here
 #pragma unroll
@@ -136,7 +130,7 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
                 if (c % 2 == 0) data[r].forget();
                 v[r] = data[r].value(c);
             }
-            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, v, f[c], bounded);
+            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, Numbers{v}, f[c], clean);
         }
     }
 }

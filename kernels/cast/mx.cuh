@@ -50,9 +50,6 @@ __device__ __forceinline__ float mx_scale(u32 byte) {
 // Bytes of so many codes, an even number of E2M1.
 template <u32 FORMAT> __device__ __forceinline__ u64 code_bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
 
-// What the data of a block with this scale byte are multiplied by for `store_codes`.
-template <u32 FORMAT> __device__ __forceinline__ float mx_factor(u32 byte) { return FORMAT == E2M1 ? e2m1_factor(mx_encode(byte)) : mx_encode(byte); }
-
 // Eight products as codes: eight bytes of FP8, or four of E2M1.
 template <u32 FORMAT> __device__ __forceinline__ void store_codes(u8* to, const float (&v)[8]) {
     if constexpr (FORMAT == E2M1) *(u32*)to = encode8_e2m1(v);
@@ -88,7 +85,7 @@ __device__ __forceinline__ void quantize_rows(const T* x, u64 x_stride, u32 rows
         const u32 block = (col + 64 * h) / 32;
         if (lane % 4 == 0 && row < ((u64)rows + 127) / 128 * 128) block_scales[tiled_index(blocks, row, block)] = (u8)byte;
         forget(data[h]);
-        if (row < rows && col + 64 * h < cols) store_scaled<FORMAT>(codes + code_bytes<FORMAT>(row * cols + col + 64 * h), data[h], mx_factor<FORMAT>(byte));
+        if (row < rows && col + 64 * h < cols) store_scaled<FORMAT>(codes + code_bytes<FORMAT>(row * cols + col + 64 * h), data[h], mx_encode(byte));
     }
 }
 
@@ -136,7 +133,7 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
         for (int r = 0; r < 8; r++) {
             forget(data[r]);
             if (row + r >= rows) break;
-            store_scaled<FORMAT>(to, data[r], mx_factor<FORMAT>(collected[scale_place(p.row + r, p.col / 32)]));
+            store_scaled<FORMAT>(to, data[r], mx_encode(collected[scale_place(p.row + r, p.col / 32)]));
             to += code_bytes<FORMAT>(cols);
         }
     }
@@ -146,7 +143,7 @@ __device__ __forceinline__ void quantize_tile_mx(const T* x, u64 x_stride, u32 r
         for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
-            const float factor = mx_factor<FORMAT>(collected_t[scale_place(p.col + c, p.row / 32)]);
+            const float factor = mx_encode(collected_t[scale_place(p.col + c, p.row / 32)]);
             float v[8];
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), factor);

@@ -50,20 +50,6 @@ __device__ __forceinline__ float at_most_flt_max(float x) { return fminf(x, FLT_
 // What follows from encode.
 __device__ __forceinline__ void derive(Second& s);
 
-// fl(1 / p) for p in [1e-30, 1e30]: the steps of __frcp_rn without its test of the range.
-__device__ __forceinline__ float reciprocal(float p) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(p));
-    return __fmaf_rn(r, -__fmaf_rn(p, r, -1.0f), r);
-}
-
-// fl(a / d) for a normal quotient and remainder, or a = 0; r = fl(1 / d): one correction makes it the rounded quotient
-// (checked over all mantissas: of a for d = 6, 1536 and 2688, of d for a = 1536 and 2688).
-__device__ __forceinline__ float divide(float a, float d, float r) {
-    const float q = __fmul_rn(a, r);
-    return __fmaf_rn(__fmaf_rn(-q, d, a), r, q);
-}
-
 static __device__ __noinline__ Second second_level(float given, u32 kind, float six_e) {
     Second s;
     if (kind == GIVEN_ENCODE) {
@@ -357,23 +343,15 @@ template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, flo
     ue4m3_pair(__fmul_rn(amax, second.sixth), 0.0f, out.scale, unused);
     const float inv = reciprocal(__fmul_rn(ue4m3_value(out.scale), second.dec));
     forget(b);
-#ifdef HARDWARE_E2M1
-    float v[16];
+    u32 codes[2];
 #pragma unroll
-    for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
-    out.packed = {hardware_e2m1(v), hardware_e2m1(v + 8)};
-#else
-    const float scaled = __fmul_rn(inv, CODE_UNIT);
-    u32 w[4];
+    for (int h = 0; h < 2; h++) {
+        float v[8];
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float q[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) q[i] = round_scaled(__fmul_rn(fabsf(element(b, 4 * k + i)), scaled));
-        w[k] = bytes4(q);
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(element(b.half[h], i), inv);
+        codes[h] = encode8_e2m1<true>(v, signs8(signs4(b.half[h], 0), signs4(b.half[h], 1)));
     }
-    out.packed = pack(w, b);
-#endif
+    out.packed = {codes[0], codes[1]};
     return out;
 }
 

@@ -2,7 +2,7 @@
 // the bytes are equal.
 #pragma once
 #include "base/activation.cuh"
-#include "cast/cast.cuh"
+#include "cast/source.cuh"
 
 // What it is, as the kernels receive it (src/gpu/kernels/cast.rs).
 constexpr u32 SWIGLU = 0;  // of [l | r]: silu(l) * r, times the row's weight
@@ -28,9 +28,10 @@ template <class T, bool ALIGNED> struct Produced {
         const T* x = once((const T*)s.x + (u32)row * s.stride + col);
         return {x, once(x + s.cols)};
     }
+    static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return {once(at.x + rows * s.stride), once(at.gate + rows * s.stride)}; }
     Vec8<T> x, gate;
     float v[8];
-    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+    template <bool NEAR = false> __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
         x = inside ? ::load<ALIGNED>(at.x + offset) : zero8<T>();
         gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
     }
@@ -99,6 +100,7 @@ template <class T, bool ALIGNED> struct Produced {
         }
     }
     __device__ __forceinline__ float value(int i) const { return v[i]; }
+    __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
     __device__ __forceinline__ void forget() {}
 };
 

@@ -24,7 +24,7 @@ __device__ __forceinline__ void quantize_rows(const CastSource& source, u32 rows
         const u32 block = (col + 64 * h) / 32;
         if (lane % 4 == 0 && row < ((u64)rows + 127) / 128 * 128) block_scales[tiled_index(blocks, row, block)] = (u8)byte;
         if (row >= rows || col + 64 * h >= cols) continue;
-        const float factor = mx_factor<FORMAT>(byte);
+        const float factor = mx_encode(byte);
         float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = __fmul_rn(data[h].value(i), factor);

@@ -16,7 +16,7 @@ const ROW_THREADS: [usize; 2] = [512, 256];
 
 /// The kernels of the family of plain sources and codes.
 pub(super) struct CastKernels {
-    /// For one and two chunks of 128 columns in each warp.
+    /// For four rows in a block, and for as many as registers hold (`quads_of`).
     rows: [BySource; 2],
     /// Row read twice, row in registers.
     row: [BySource; 2],
@@ -59,13 +59,23 @@ impl CastKernels {
         let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
         let back = modules.file("cast/cast_back")?;
         Ok(Self {
-            rows: [BySource::of(rows, "cast_rows_1")?, BySource::of(rows, "cast_rows_2")?],
+            rows: [BySource::of(rows, "cast_rows_few")?, BySource::of(rows, "cast_rows_many")?],
             row: [BySource::of(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::of(tile, "cast_tile")?,
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: back.kernel("fp4_to_fp8")?,
         })
+    }
+}
+
+/// Mirror of `quads` in `kernels/cast/cast_rows.cuh`, times four rows; none for what is computed, which has the registers for one (two took
+/// 211 us where one took 185, observed: H200, 2026-11).
+fn quads_of(values: &CastValues<'_>) -> Option<usize> {
+    match values {
+        CastValues::Plain { dtype, .. } => Some(if dtype.bytes() == 2 { 4 } else { 2 }),
+        CastValues::Coded { .. } => Some(2),
+        CastValues::Produced { .. } => None,
     }
 }
 
@@ -147,6 +157,11 @@ pub(crate) enum CastPart {
     Scales = 2,
 }
 
+// Orders of scales, as `kernels/cast/cast.cuh` numbers them.
+const ROW_MAJOR: u32 = 0;
+const COLUMN_MAJOR: u32 = 1;
+const UE8M0: u32 = 2;
+
 /// Mirror of `CastGrid` in `kernels/cast/cast.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -166,11 +181,32 @@ impl CastGrid {
             Extent::Elements(size) => size.trailing_zeros(),
         });
         let order = match scheme.scales() {
-            CastScales::RowMajor => 0,
-            CastScales::ColumnMajor => 1,
-            CastScales::Ue8m0 => 2,
+            CastScales::RowMajor => ROW_MAJOR,
+            CastScales::ColumnMajor => COLUMN_MAJOR,
+            CastScales::Ue8m0 => UE8M0,
         };
         Self { rows: grid_rows as u32, cols: grid_cols as u32, row_shift, col_shift, order }
+    }
+
+    /// Bytes from a scale to that of the next row, 0 where a group has many.
+    fn down(&self) -> u64 {
+        match (self.row_shift, self.order) {
+            (0, ROW_MAJOR) => u64::from(self.cols) * 4,
+            (0, _) => 4,
+            _ => 0,
+        }
+    }
+
+    /// Bytes from a scale to that of 64 columns further, from a column that is less than 64 past a multiple of 128.
+    fn right(&self) -> u64 {
+        let pitch = u64::from(self.rows).next_multiple_of(4);
+        let groups = 64_u64.checked_shr(self.col_shift).unwrap_or(0);
+        match self.order {
+            ROW_MAJOR => groups * 4,
+            COLUMN_MAJOR => groups * pitch * 4,
+            // Four neighbours are one word.
+            UE8M0.. => groups / 4 * 4 * pitch + groups % 4,
+        }
     }
 }
 
@@ -256,6 +292,8 @@ pub(super) struct CastSource {
     rows: u32,
     cols: u32,
     grid: CastGrid,
+    scale_down: u64,
+    scale_right: u64,
     producer: Producer,
 }
 
@@ -281,6 +319,8 @@ impl CastSource {
             rows: from.rows as u32,
             cols: from.cols as u32,
             grid,
+            scale_down: grid.down(),
+            scale_right: grid.right(),
             producer,
         }
     }
@@ -456,13 +496,12 @@ impl Kernels {
             }
             _ if cols == 0 => return Ok(()),
             (Extent::Elements(1), _) => {
-                let (quads, chunks) = (rows.div_ceil(4), cols.div_ceil(128));
-                // Two chunks a warp once that still leaves every multiprocessor several blocks.
-                // What is computed has the registers for one (two: 211 us where one took 185, observed: H200, 2026-11).
-                let two = produced.is_none() && quads * chunks.div_ceil(16) >= self.sm_count * 16;
-                let per_block = if two { 16 } else { 8 };
-                let kernel = choose(&family.rows[usize::from(two)], |f| &f.rows)?;
-                (kernel, Blocks::new((quads, chunks.div_ceil(per_block)), THREADS))
+                let across = cols.div_ceil(1024);
+                // Many rows a block once that still leaves every multiprocessor several blocks.
+                let many =
+                    quads_of(&from.values).filter(|quads| rows.div_ceil(4 * quads) * across >= self.sm_count * 8);
+                let kernel = choose(&family.rows[usize::from(many.is_some())], |f| &f.rows)?;
+                (kernel, Blocks::new((rows.div_ceil(4 * many.unwrap_or(1)), across), THREADS))
             }
             _ => {
                 let kernel = choose(&family.tile, |f| &f.tile)?;

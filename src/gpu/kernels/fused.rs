@@ -36,7 +36,7 @@ impl FusedKernels {
         let (file, norm) = (modules.file("fused/produced")?, modules.file("fused/rms_norm")?);
         let backward = modules.file("fused/swiglu_backward")?;
         Ok(Self {
-            rows: file.by_input("cast_rows_1_produced")?,
+            rows: file.by_input("cast_rows_few_produced")?,
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             targets: TargetKernels::of(modules)?,

@@ -60,7 +60,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 16] = [
+const HEADERS: [(&str, &str); 17] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -69,6 +69,7 @@ const HEADERS: [(&str, &str); 16] = [
     ("base/sum.cuh", include_str!("../../../kernels/base/sum.cuh")),
     ("base/activation.cuh", include_str!("../../../kernels/base/activation.cuh")),
     ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
+    ("cast/source.cuh", include_str!("../../../kernels/cast/source.cuh")),
     ("cast/cast_rows.cuh", include_str!("../../../kernels/cast/cast_rows.cuh")),
     ("cast/cast_tile.cuh", include_str!("../../../kernels/cast/cast_tile.cuh")),
     ("fused/produced.cuh", include_str!("../../../kernels/fused/produced.cuh")),
