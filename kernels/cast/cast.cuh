@@ -105,35 +105,36 @@ template <u32 FORMAT, class S> __device__ __forceinline__ float amax_of(const S&
     return amax;
 }
 
-// Writes the codes of eight products y = fl(x * encode); `at` is the number of the first. `bounded`: no y is above 6 by more than a
-// rounding, and none is NaN.
-template <u32 FORMAT, class S> __device__ __forceinline__ void store_products(u8* codes, u64 at, const S& x, const float (&y)[8], bool bounded) {
-    if constexpr (FORMAT == E2M1) {
-        u32 word;
-        if (bounded) word = encode8_e2m1<true>(y, signs8(x.signs(0), x.signs(1)));
-        else word = encode8_e2m1(y);
-        *(u32*)(codes + at / 2) = word;
-    } else {
-        *(uint2*)(codes + at) = encode8<FORMAT>(y);
-    }
-}
-
 // Whether it is that of finite numbers: an infinity's is 0, and that of numbers too small for an inverse is infinite.
 __device__ __forceinline__ bool is_factor(float encode) { return __float_as_uint(encode) - 1 < 0x7F7FFFFFu; }
 
-// The codes of eight values by one factor, or each by its own. `clean`: factors are of groups that have the values, and no NaN.
-template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool clean) {
+// Writes the codes of eight products y = fl(x * encode); `at` is the number of the first. BOUNDED: no y is above 6 by more than a rounding,
+// and none is NaN, as where they are of a group without NaN whose factor `is_factor`.
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_products(u8* codes, u64 at, const S& x, const float (&y)[8]) {
+    if constexpr (FORMAT != E2M1) *(uint2*)(codes + at) = encode8<FORMAT>(y);
+    else if constexpr (BOUNDED) *(u32*)(codes + at / 2) = encode8_e2m1<true>(y, signs8(x.signs(0), x.signs(1)));
+    else *(u32*)(codes + at / 2) = encode8_e2m1(y);
+}
+
+// The codes of eight values by one factor, or each by its own.
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x.value(i), encode);
-    store_products<FORMAT>(codes, at, x, y, clean && is_factor(encode));
+    store_products<FORMAT, BOUNDED>(codes, at, x, y);
 }
-template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const float (&encode)[8], bool clean) {
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const float (&encode)[8]) {
     float y[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        y[i] = __fmul_rn(x.value(i), encode[i]);
-        clean = clean && is_factor(encode[i]);
-    }
-    store_products<FORMAT>(codes, at, x, y, clean);
+    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x.value(i), encode[i]);
+    store_products<FORMAT, BOUNDED>(codes, at, x, y);
+}
+
+// BOUNDED for a choice at run time, made once for many vectors.
+template <bool VALUE> struct Bounded {
+    static constexpr bool value = VALUE;
+};
+template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool bounded) {
+    if (FORMAT == E2M1 && bounded) store_codes<FORMAT, true>(codes, at, x, encode);
+    else store_codes<FORMAT, false>(codes, at, x, encode);
 }

@@ -112,27 +112,38 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     float f[8];
     const float* mine = factors + (band >> bands_shift) * across;
 #pragma unroll
-    for (int c = 0; c < 8; c++) f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
+    for (int c = 0; c < 8; c++) {
+        f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
+        clean = clean && is_factor(f[c]);
+    }
 #pragma unroll
     for (int r = 0; r < 8; r++) data[r].forget();
-    if (!out.transposed) {
-#pragma unroll
-        for (int r = 0; r < 8; r++) {
-            if (row + r >= rows) break;
-            store_codes<FORMAT>(out.codes, (row + r) * cols + col, data[r], f, clean);
-        }
-    } else if (row < rows) {  // rows is a multiple of 16 here
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-            float v[8];
+    const auto write = [&](auto bounded) {
+        if (!out.transposed) {
+            u8* codes = once(out.codes + (FORMAT == E2M1 ? (row * cols + col) / 2 : row * cols + col));
 #pragma unroll
             for (int r = 0; r < 8; r++) {
-                if (c % 2 == 0) data[r].forget();
-                v[r] = data[r].value(c);
+                if (row + r < rows) store_codes<FORMAT, bounded.value>(codes, 0, data[r], f);
+                codes += FORMAT == E2M1 ? cols / 2 : cols;
             }
-            store_codes<FORMAT>(out.codes, (u64)(col + c) * rows + row, Numbers{v}, f[c], clean);
+        } else if (row < rows) {  // rows is a multiple of 16 here
+            const u64 start = (u64)col * rows + row;
+            u8* codes = once(out.codes + (FORMAT == E2M1 ? start / 2 : start));
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                float v[8];
+#pragma unroll
+                for (int r = 0; r < 8; r++) {
+                    if (c % 2 == 0) data[r].forget();
+                    v[r] = data[r].value(c);
+                }
+                store_codes<FORMAT, bounded.value>(codes, 0, Numbers{v}, f[c]);
+                codes += FORMAT == E2M1 ? rows / 2 : rows;
+            }
         }
-    }
+    };
+    if (FORMAT == E2M1 && clean) write(Bounded<true>{});
+    else write(Bounded<false>{});
 }
 
 // Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.

@@ -23,7 +23,7 @@ struct CastSource {
     u32 rows, cols;     // of the source
     CastGrid grid;      // of the scales of codes
     u64 scale_down;     // bytes from a scale to that of the row below; 0 where rows share them
-    u64 scale_right;    // bytes to that 64 columns to the right, from a place less than 64 right of a multiple of 128
+    u64 scale_right;    // bytes from an FP32 scale to that to the right
     Producer producer;
 };
 
@@ -39,9 +39,9 @@ template <class S> __device__ __forceinline__ int source_row(const CastSource& s
 }
 
 // What a cast reads, eight neighbours of a row at a time. `at` is a place; `down` moves it so many rows down, within sixteen rows that begin at a
-// multiple of sixteen. `load` asks for the eight `offset` columns to the right, without a branch that the next load would wait for: 0 or 64
-// where places are NEAR multiples of 128, else any. `open` follows when BATCH rows of a tile were asked for, and then `value` gives the
-// numbers. `first`: this element is opened for the first time. The column is that of the first of the eight.
+// multiple of sixteen. `load` asks for the eight `offset` columns to the right, without a branch that the next load would wait for; `open` follows
+// when BATCH rows of a tile were asked for, and then `value` gives the numbers. `first`: this element is opened for the first time. The
+// column is that of the first of the eight.
 
 // Elements as they lie in memory: unpacked as often as they are wanted.
 template <class T, bool ALIGNED> struct Plain {
@@ -51,7 +51,7 @@ template <class T, bool ALIGNED> struct Plain {
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return once((const T*)s.x + (u32)row * s.stride + col); }
     static __device__ __forceinline__ At down(const CastSource& s, At at, u32 rows) { return once(at + rows * s.stride); }
     Vec8<T> v;
-    template <bool NEAR = false> __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
+    __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
     __device__ __forceinline__ void open(const CastSource&, At, u32, int, u32, bool) {}
     __device__ __forceinline__ float value(int i) const { return element(v, i); }
     __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
@@ -80,7 +80,7 @@ template <u32 FORMAT> struct Coded {
     float v[8];
     u32 codes[2];
     float scale;
-    template <bool NEAR = false> __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
         codes[0] = codes[1] = 0;
         scale = 0.0f;
         if (!inside) return;
@@ -91,9 +91,9 @@ template <u32 FORMAT> struct Coded {
             codes[0] = both.x;
             codes[1] = both.y;
         }
-        const u8* from = at.scales;
-        if (NEAR && offset) from += s.scale_right;
-        if (!NEAR && offset) from = scale_at(s, at.row, at.col + offset);
+        const u32 within = at.col & ((1u << s.grid.col_shift) - 1);  // its group
+        const u8* from = at.scales + (u64)((within + offset) >> s.grid.col_shift) * s.scale_right;
+        if (s.grid.order == UE8M0 && offset) from = scale_at(s, at.row, at.col + offset);
         scale = s.grid.order == UE8M0 ? scale_of_byte(__ldg(from)) : __ldg((const float*)from);
     }
     __device__ __forceinline__ void open(const CastSource& s, const At& at, u32, int row, u32 col, bool) {

@@ -17,7 +17,12 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-template <class T, bool ALIGNED> struct Produced {
+// Which of them a kernel has: all, SWIGLU, or the others.
+constexpr int mixed = 0;
+constexpr int gated = 1;
+constexpr int single = 2;
+
+template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
     // What two halves of so many rows take in registers.
     static constexpr int BATCH = sizeof(T) == 4 ? 2 : 4;
     static constexpr bool EXPERTS = true;
@@ -31,21 +36,22 @@ template <class T, bool ALIGNED> struct Produced {
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return {once(at.x + rows * s.stride), once(at.gate + rows * s.stride)}; }
     Vec8<T> x, gate;
     float v[8];
-    template <bool NEAR = false> __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
         x = inside ? ::load<ALIGNED>(at.x + offset) : zero8<T>();
-        gate = inside && s.producer.kind == SWIGLU ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
+        gate = inside && (KINDS == gated || (KINDS == mixed && s.producer.kind == SWIGLU)) ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
     }
     __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) {
         const Producer& p = s.producer;
+        const u32 kind = KINDS == gated ? SWIGLU : p.kind;
         if (row < 0 || col >= s.cols) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
             return;
         }
-        if (p.kind == GELU) {
+        if (kind == GELU) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
-        } else if (p.kind == NORMED) {
+        } else if (kind == NORMED) {
             const float rstd = __ldg(p.weights + row);
             float w[8];
             column_weights<T, ALIGNED>(p.columns, p.columns_f32, col, w);
@@ -73,7 +79,7 @@ template <class T, bool ALIGNED> struct Produced {
                         if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
                 }
             }
-            if (p.kind == GELU_TANH) {
+            if (kind == GELU_TANH) {
                 float argument[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) argument[i] = gelu_tanh_argument(v[i]);
@@ -84,7 +90,7 @@ template <class T, bool ALIGNED> struct Produced {
             // Where the sigmoid's argument is NaN so is what is multiplied.
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
-            if (p.kind == SWIGLU) {
+            if (KINDS != single && kind == SWIGLU) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
             }

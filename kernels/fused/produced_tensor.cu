@@ -25,7 +25,7 @@ __device__ __forceinline__ void quantize_tensor(const CastSource& source, u32 ro
         bool clean;
         amax = amax_of<FORMAT>(data[h], amax, clean);
         if (row >= rows || col + 64 * h >= cols) continue;
-        store_codes<FORMAT>(codes, row * cols + col + 64 * h, data[h], s.encode, false);
+        store_codes<FORMAT, false>(codes, row * cols + col + 64 * h, data[h], s.encode);
     }
     if (amax_out) {
         amax = block_max(amax, scratch);

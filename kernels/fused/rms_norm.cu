@@ -125,10 +125,11 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         }
         const GroupScale s = cast_scale(rule, block_max(amax, scratch));
         if (threadIdx.x == 0) store_scale(out.grid, out.scales, row, 0, s.scale);
+        const bool bounded = clean && is_factor(s.encode);
         const auto write = [&](const Vec8<T>& data, u32 i) {
             if (column(i) >= cols) return;
             normed(data, i, v);
-            store_codes<FORMAT>(out.codes, row * cols + column(i), Numbers{v}, s.encode, clean);
+            store_codes<FORMAT>(out.codes, row * cols + column(i), Numbers{v}, s.encode, bounded);
         };
         if constexpr (VECTORS > 0) {
 #pragma unroll
@@ -150,7 +151,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         const GroupScale s = cast_scale(rule, amax);
         if (col >= cols) return;
         if (threadIdx.x % lanes == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
-        store_codes<FORMAT>(out.codes, row * cols + col, Numbers{v}, s.encode, clean);
+        store_codes<FORMAT>(out.codes, row * cols + col, Numbers{v}, s.encode, clean && is_factor(s.encode));
     };
     if constexpr (VECTORS > 0) {
 #pragma unroll

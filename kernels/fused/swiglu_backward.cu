@@ -114,11 +114,13 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
         }
         // Halves are whole groups, so that one begins within a half wherever it ends there.
         const auto inside = [&](u32 v) { return row < rows && (lane_col + offset(chunk, v % 2)) >> SHIFT << SHIFT < half; };
-        Groups<Maximum<Numbers, FORMAT>, 4, SHIFT>::factors(m, [&](u32) { return row; }, place, inside, rule, out, encode);
+        Groups<Maximum<Numbers, FORMAT>, 4, 8, SHIFT>::factors(m, rule, encode, [&](u32 v, float scale) {
+            if (inside(v)) store_scale(out.grid, out.scales, row, place(v) >> SHIFT, scale);
+        });
 #pragma unroll
         for (u32 v = 0; v < 4; v++) {
             if (row >= rows || lane_col + offset(chunk, v % 2) >= half) continue;
-            store_codes<FORMAT>(out.codes, row * source.cols + place(v), Numbers{d[v]}, encode[v], clean[v]);
+            store_codes<FORMAT>(out.codes, row * source.cols + place(v), Numbers{d[v]}, encode[v], clean[v] && is_factor(encode[v]));
         }
     }
     if (!b.weights) return;

@@ -1,15 +1,14 @@
 //! Launches of `kernels/fused`: what is computed before it is cast, with results beside the cast.
 
 use super::Kernels;
-use super::cast::{
-    CastFrom, CastOut, CastPart, CastRule, CastSource, CastTo, CastValues, Producer, ProducerCall, check_apart,
-};
-use super::launch::{Blocks, ByInput, THREADS, enqueue};
+use super::cast_args::{CastOut, CastRule, CastSource, Producer};
+use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind, check_apart};
+use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
 use super::produced::TargetKernels;
 use crate::error::{Error, Result};
-use crate::format::{CastRecipe, DType};
+use crate::format::{CastRecipe, CodeFormat, DType};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -19,7 +18,9 @@ const NORM_THREADS: u32 = 128;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
-    pub(super) rows: ByInput,
+    /// Groups of columns, where there are few rows; and many, of aligned bf16, f16 and f32: single and gated, to E4M3 and to E2M1.
+    pub(super) few: ByInput,
+    many: [[[Kernel; 3]; 2]; 2],
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
@@ -35,14 +36,36 @@ impl FusedKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (file, norm) = (modules.file("fused/produced")?, modules.file("fused/rms_norm")?);
         let backward = modules.file("fused/swiglu_backward")?;
+        let many = |kinds: &str| -> Result<_> {
+            let kernel = |format, dtype| file.kernel(&format!("cast_groups_{format}_{kinds}_{dtype}"));
+            let of =
+                |format| -> Result<_> { Ok([kernel(format, "bf16")?, kernel(format, "f16")?, kernel(format, "f32")?]) };
+            Ok([of("e4m3")?, of("e2m1")?])
+        };
         Ok(Self {
-            rows: file.by_input("cast_rows_few_produced")?,
+            few: file.by_input("cast_groups_few_produced")?,
+            many: [many("single")?, many("gated")?],
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             targets: TargetKernels::of(modules)?,
             norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_8")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
         })
+    }
+}
+
+impl FusedKernels {
+    /// The kernel of groups for many rows, and the vectors of its threads, if there is one.
+    pub(super) fn many(
+        &self,
+        call: &ProducerCall<'_>,
+        format: CodeFormat,
+        dtype: DType,
+        aligned: bool,
+    ) -> Option<(Kernel, usize)> {
+        let of = &self.many[usize::from(call.kind == ProducerKind::Swiglu)][usize::from(format == CodeFormat::E2M1)];
+        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == dtype)?;
+        aligned.then_some((of[place], 4))
     }
 }
 

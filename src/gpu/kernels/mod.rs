@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::{CudaContext, sys};
 
 mod cast;
+mod cast_args;
+mod cast_call;
 mod epilogue;
 mod fp8;
 mod fused;
@@ -22,7 +24,7 @@ mod ptx_cache;
 #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
 mod tensor_map;
 
-pub(crate) use cast::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
+pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, NormCall};
 pub use image::{KernelFamily, KernelSource};

@@ -1,7 +1,8 @@
 //! Launches for what products read of a source that is computed: `kernels/fused/produced_*.cu`.
 
 use super::Kernels;
-use super::cast::{CastFrom, CastSource, CastValues, check_apart};
+use super::cast_args::CastSource;
+use super::cast_call::{CastFrom, CastValues, check_apart};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::mx::{MxRule, warp_grid};
