@@ -279,6 +279,16 @@ fn a_given_amax_of_weights_makes_their_scale() {
     assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
     assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
+    // (A file of nothing passed without a word, and every layer had its own.)
+    let words = [
+        "amax: holds no amax, and --weight-amax asks for those of",
+        "(l.0.k_proj, l.0.q_proj)",
+        "leave the option out",
+    ];
+    fs::write(&file, "{}").unwrap();
+    assert_words(&run("nvfp4"), &words);
+    write(&file, &[]);
+    assert_words(&run("fp8-tensor"), &words);
 }
 
 #[test]

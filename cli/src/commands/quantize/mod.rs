@@ -232,7 +232,7 @@ fn activations(
     Ok(all)
 }
 
-/// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale.
+/// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale, and a file without any.
 fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Result<HashMap<usize, f32>, Failure> {
     let (mut names, mut found) = (HashSet::new(), HashMap::new());
     for (at, _) in plans.weights() {
@@ -242,12 +242,20 @@ fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Resul
             found.insert(at, amax);
         }
     }
+    let file = args.weight_amax.as_deref().map(shown).unwrap_or_default();
     match checks::others(given, &names) {
+        None if found.is_empty() => {
+            let weights: Vec<&str> = plans.weights().map(|(at, _)| module(&plans.items[at].name)).collect();
+            Err(Failure::Use(format!(
+                "{file}: holds no amax, and --weight-amax asks for those of layers that are quantized ({}); write them, or leave the \
+                 option out",
+                folder::some(weights.iter().copied()).unwrap_or_default()
+            )))
+        }
         None => Ok(found),
-        Some((number, first)) => Err(Failure::Use(format!(
-            "{}: {number} of which no weight is quantized ({first}); leave them out",
-            args.weight_amax.as_deref().map(shown).unwrap_or_default(),
-        ))),
+        Some((number, first)) => {
+            Err(Failure::Use(format!("{file}: {number} of which no weight is quantized ({first}); leave them out")))
+        }
     }
 }
 
