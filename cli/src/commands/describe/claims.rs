@@ -1,6 +1,6 @@
 //! What configs say of the scheme of the weights, against the tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ pub fn problems(said: &[Said<'_>], matrices: &[&Matrix<'_>], plain: &[&str]) -> 
 /// Layers without the scales of activations that their algorithm has in the file.
 pub fn activations(input: &Checkpoint, said: &[Said<'_>], matrices: &[&Matrix<'_>]) -> Vec<String> {
     let mixed = said.iter().any(is_mixed);
-    let named = said.iter().find_map(algorithms);
+    let named = said.iter().find_map(algorithms).map(Algorithms::new);
     let whole = said.iter().find_map(|said| said.word("quant_algo"));
     let mut found = Vec::new();
     for (algorithm, scheme, remedy) in [
@@ -33,7 +33,7 @@ pub fn activations(input: &Checkpoint, said: &[Said<'_>], matrices: &[&Matrix<'_
     ] {
         let lacks = |m: &&&Matrix<'_>| {
             let module = module(m.name);
-            let says = if mixed { named.and_then(|layers| of_layer(layers, module)) } else { whole };
+            let says = if mixed { named.as_ref().and_then(|named| named.of_layer(module)) } else { whole };
             // The names of experts in one tensor differ from engine to engine.
             says.is_some_and(|says| says.eq_ignore_ascii_case(algorithm))
                 && m.found.as_ref().is_ok_and(|(found, _)| found.name() == scheme)
@@ -53,25 +53,57 @@ fn algorithms<'a>(said: &Said<'a>) -> Option<&'a Map<String, Value>> {
     said.get("quantized_layers")?.as_object()
 }
 
-/// What is said of a layer, by its name or that of a module around it.
-fn entry<'a>(layers: &'a Map<String, Value>, module: &str) -> Option<&'a Value> {
-    let around = module.rmatch_indices('.').map(|(at, _)| &module[..at]);
-    std::iter::once(module).chain(around).find_map(|name| layers.get(name))
+/// What is said of each layer, by the parts of its name: to look up every module around a layer by its whole name takes time that
+/// grows with the square of that.
+struct Algorithms<'a> {
+    /// The place of a part in the place of what is around it. The first of all is 0.
+    places: HashMap<(usize, &'a str), usize>,
+    /// What is said at each place.
+    values: Vec<Option<&'a Value>>,
 }
 
-/// The algorithm of a layer.
-fn of_layer<'a>(layers: &'a Map<String, Value>, module: &str) -> Option<&'a str> {
-    entry(layers, module)?.get("quant_algo")?.as_str()
+impl<'a> Algorithms<'a> {
+    fn new(layers: &'a Map<String, Value>) -> Self {
+        let (mut places, mut values) = (HashMap::new(), vec![None]);
+        for (name, value) in layers {
+            let mut at = 0;
+            for part in name.split('.') {
+                at = *places.entry((at, part)).or_insert(values.len());
+                values.resize(values.len().max(at + 1), None);
+            }
+            values[at] = Some(value);
+        }
+        Self { places, values }
+    }
+
+    /// What is said of a layer, by its name or that of the next module around it.
+    fn entry(&self, module: &str) -> Option<&'a Value> {
+        let (mut at, mut found) = (0, None);
+        for part in module.split('.') {
+            match self.places.get(&(at, part)) {
+                Some(place) => at = *place,
+                None => break,
+            }
+            found = self.values[at].or(found);
+        }
+        found
+    }
+
+    /// The algorithm of a layer.
+    fn of_layer(&self, module: &str) -> Option<&'a str> {
+        self.entry(module)?.get("quant_algo")?.as_str()
+    }
 }
 
 fn by_layer(said: &Said<'_>, algorithms: &Map<String, Value>, matrices: &[&Matrix<'_>], plain: &[&str]) -> Vec<String> {
     let file = said.file;
     let (mut found, mut missing) = (Vec::new(), Vec::new());
+    let by_name = Algorithms::new(algorithms);
     let mut others: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for matrix in matrices {
         let (Ok((scheme, _)), module) = (&matrix.found, module(matrix.name)) else { continue };
-        match of_layer(algorithms, module) {
-            None if entry(algorithms, module).is_some() => {}
+        match by_name.of_layer(module) {
+            None if by_name.entry(module).is_some() => {}
             None => missing.push(module),
             Some(algorithm) => {
                 let claim = of_algorithm(algorithm);
@@ -256,4 +288,38 @@ fn group_sizes(said: &Said<'_>) -> Vec<u64> {
     sizes.sort_unstable();
     sizes.dedup();
     sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(names: &[&str]) -> Map<String, Value> {
+        names.iter().map(|name| (name.to_string(), serde_json::json!({"quant_algo": name}))).collect()
+    }
+
+    #[test]
+    fn algorithms_are_those_of_the_next_module_around() {
+        let names = ["", "a", "a.b", "a.b.c.d", "a..b", ".x", "b.c.", "ab"];
+        let map = layers(&names);
+        let by_name = Algorithms::new(&map);
+        for module in
+            ["a.b.c", "a.b.c.d.e", "a", "ab.c", "a.", "a..b", "a..", ".x.y", ".z", "b.c", "b.c..d", "", "c.a.b"]
+        {
+            let around = module.rmatch_indices('.').map(|(at, _)| &module[..at]);
+            let found = std::iter::once(module).chain(around).find(|name| names.contains(name));
+            assert_eq!(by_name.of_layer(module), found, "{module:?}");
+            assert_eq!(by_name.entry(module), found.and_then(|name| map.get(name)), "{module:?}");
+        }
+        assert_eq!(Algorithms::new(&layers(&[])).entry("a.b"), None);
+    }
+
+    /// (Each module around a layer was looked up by its whole name: minutes where both names are long.)
+    #[test]
+    fn names_of_a_megabyte_take_no_time() {
+        let around = "a.".repeat(1 << 19);
+        let map = layers(&["a.a", &format!("{around}x")]);
+        let by_name = Algorithms::new(&map);
+        assert_eq!(by_name.of_layer(&format!("{around}o_proj")), Some("a.a"));
+    }
 }
