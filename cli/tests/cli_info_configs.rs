@@ -208,6 +208,30 @@ fn a_method_that_is_not_that_of_the_tensors_is_said() {
         assert_words(&found, &[&format!("config.json says quant_method {method}"), "2 layers (m.0.", "are nvfp4"]);
     }
     assert_eq!(nvfp4.wrong(|q| q["quant_method"] = json!("modelopt_fp4"), |_| {}), [""; 0]);
+    // (Without a format nothing was said of compressed-tensors, whatever stood beside it.)
+    let foreign = |q: &mut Value| {
+        q["quant_method"] = "compressed-tensors".into();
+        drop(q.as_object_mut().unwrap().remove("format"));
+    };
+    let words = "config.json says quant_method compressed-tensors and no format, which engines ask for";
+    let found = nvfp4.wrong(foreign, |_| {}).join("\n");
+    assert_words(&found, &[words, "(quant_algo W4A16_NVFP4 beside it is ModelOpt's); mend it"]);
+    let nvfp4 = Model::new("nvfp4", "compressed-tensors");
+    nvfp4.one(foreign, &[words, "; mend it"]);
+    nvfp4.one(
+        |q| {
+            foreign(q);
+            q["quant_algo"] = "FP\u{1}9".into();
+        },
+        &[words, "quant_algo FP\\u{1}9 beside it"],
+    );
+    // A group has a format, too.
+    let format = nvfp4.configs[0].as_ref().unwrap()["quantization_config"]["format"].clone();
+    let of_group = |q: &mut Value| {
+        foreign(q);
+        q["config_groups"]["group_0"]["format"] = format.clone();
+    };
+    assert_eq!(nvfp4.wrong(of_group, |_| {}), [""; 0]);
     // SGLang reads MXFP8 by it.
     let mxfp8 = Model::new("mxfp8", "modelopt");
     let config = |tile: Value| json!({"quant_method": "fp8", "weight_block_size": tile, "ignored_layers": ["m.1.self_attn.o_proj", "lm_head"]});

@@ -149,8 +149,8 @@ struct Claim {
 
 fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
     let file = said.file;
-    let mut found = Vec::new();
     let read = || matrices.iter().filter_map(|m| Some((m, m.found.as_ref().ok()?.0)));
+    let mut found: Vec<String> = without_format(said).filter(|_| read().next().is_some()).into_iter().collect();
     if let Some(mut claim) = claim(said) {
         // Where none is what was claimed, none is beside it.
         if !read().any(|(m, scheme)| fits(&Claim { beside: &[], ..claim.clone() }, m, scheme)) {
@@ -208,6 +208,23 @@ pub fn is_mixed(said: &Said<'_>) -> bool {
     let own: Vec<&str> = groups(said).filter_map(|group| group.get("format")?.as_str()).collect();
     said.word("quant_algo").is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("MIXED_PRECISION"))
         || own.iter().any(|format| *format != said.word("format").unwrap_or(own[0]))
+}
+
+/// That compressed-tensors has no format, for all or for a group. vLLM knows FP8 by it alone (`_get_scheme_from_parts` of
+/// compressed_tensors.py, 2026-09), and the default of compressed-tensors, `fakequant`, is none of codes. A `quant_algo` beside it, as in
+/// a config put together from two, is named.
+fn without_format(said: &Said<'_>) -> Option<String> {
+    let has_format = said.get("format").is_some() || groups(said).any(|group| group["format"].is_string());
+    if said.word("quant_method") != Some("compressed-tensors") || has_format {
+        return None;
+    }
+    let foreign = said.word("quant_algo");
+    let foreign = foreign.map(|algorithm| format!(" (quant_algo {} beside it is ModelOpt's)", printable(algorithm)));
+    Some(format!(
+        "{} says quant_method compressed-tensors and no format, which engines ask for{}; mend it, or quantize the model again",
+        said.file,
+        foreign.unwrap_or_default()
+    ))
 }
 
 /// True if some weights have a scale for so many columns of a row.
