@@ -259,7 +259,10 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         let args: Vec<&str> = ["--group", "1x32", option].into_iter().chain(value).collect();
         refused(&args, &[&format!("{option} with --group 1x32"), "leave one of the two out"]);
     }
-    refused(&["--group", "1x32", "--transposed"], &["transposed codes in groups of 1x32", "take 32x1 or 128x1"]);
+    refused(
+        &["--group", "1x32", "--transposed"],
+        &["storing transposed codes in groups of 1x32 is not supported", "take 32x1 or 128x1"],
+    );
     refused(&["--group", "1x32", "--format", "e5m2"], &["--format e5m2", "for e4m3 and e2m1", "take one of these"]);
     refused(&["--group", "1x32", "--scales", "ue8m0", "--power-of-two"], &["powers of two already", "leave it out"]);
     refused(&["--group", "1x48"], &["1x48", "known are 1x16, 1x32"]);

@@ -145,7 +145,7 @@ impl CastScheme {
     pub fn transposed(self) -> Result<Self> {
         if !self.group.is_per_channel() {
             return Err(Error::unsupported(
-                format!("transposed codes in groups of {}", self.group),
+                format!("storing transposed codes in groups of {}", self.group),
                 "only groups along columns are stored so",
                 "take 32x1 or 128x1, or cast the transposed matrix",
             ));

@@ -111,7 +111,7 @@ fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradien
     };
     if forward.counts.is_some() {
         return Err(Error::unsupported(
-            "counts in the backward pass of SwiGLU",
+            "counting in the backward pass of SwiGLU",
             "the forward pass has counted what the clamp changes",
             "pass them there",
         ));

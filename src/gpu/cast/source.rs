@@ -164,8 +164,8 @@ impl<'a> SwigluSource<'a> {
         }
         if self.clamp.is_none() {
             return Err(Error::unsupported(
-                "counts of SwiGLU without a clamp",
-                "they count what it changes",
+                "counting in SwiGLU without a clamp",
+                "what is counted is what it changes",
                 "set the clamp first",
             ));
         }
