@@ -174,7 +174,7 @@ impl QuantizeArgs {
 }
 
 /// The options of a recipe that dialects have, and whose groups are those of a cast: of FP8 with the same codes and scales, too.
-fn published(recipe: CastRecipe) -> Option<String> {
+pub fn published(recipe: CastRecipe) -> Option<String> {
     let scheme = recipe.scheme();
     let fp8 = |name: &str| {
         let power = if recipe.numbers() == Fp8Scales::PowerOfTwo { " --power-of-two" } else { "" };

@@ -156,7 +156,11 @@ fn folders_are_cast_by_shards_and_come_back() {
     assert_eq!((&dry["scheme"], &dry["options"]["group"]), (&json!("cast"), &json!("128x1")));
     assert_eq!(dry["quantized"].as_array().unwrap().len(), 3);
     let note = said(&[&to[..], &group].concat());
-    assert_words(&note, &["engines do not load what is written: they have no casts", "--dialect plain"]);
+    // (It said that engines do not load it, and to say --dialect plain, as if there were something to be done.)
+    assert_words(&note, &["model: what is written is for scaled-gemm's own readers: casts have no dialect of engines"]);
+    assert!(!note.contains("; ") && !note.contains("--dialect"), "{note}");
+    let asked = ["quantize", &model, "--dry-run", "--dialect", "plain"];
+    assert!(!said(&[&asked[..], &group].concat()).contains("own readers"));
     let file = Checkpoint::open(&q).unwrap();
     assert!(file.files().len() > 2, "{:?}", file.files());
     assert_eq!(file.quantized().len(), 2, "the third is excluded");
@@ -218,6 +222,8 @@ fn what_is_recommended_has_the_codes_and_scales_of_the_cast() {
     let folder = Folder::new();
     let [input, a, b] = ["in", "a", "b"].map(|name| folder.file(&format!("{name}.safetensors")));
     write(&input, &[f32_tensor("w", [160, 272], 3)]);
+    let model = folder.file("model");
+    model_folder(&model, &[f32_tensor("l.0.o_proj.weight", [128, 128], 3)], Some(json!({})));
     for (group, recipe) in [("128x128", "fp8-128x128"), ("row", "fp8-row")] {
         for power in [&[][..], &["--power-of-two"]] {
             let cast = [&["quantize", &input, "-o", &a, "--group", group][..], power].concat();
@@ -230,6 +236,12 @@ fn what_is_recommended_has_the_codes_and_scales_of_the_cast() {
             let other = recipe.scale_name("w").unwrap();
             assert_eq!(cast.bytes("w").unwrap(), recipe.bytes("w").unwrap(), "{group} {power:?}");
             assert_eq!(cast.bytes("w_scale").unwrap(), recipe.bytes(&other).unwrap(), "{group} {power:?}");
+            // Of a folder it is said, too: there is something to be done.
+            let folder = [&["quantize", &model, "--dry-run", "--group", group][..], power].concat();
+            assert_words(
+                &said(&folder),
+                &["scaled-gemm's own readers", &format!("for engines write {}", advice.join(" "))],
+            );
         }
     }
 }

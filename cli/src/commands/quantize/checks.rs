@@ -14,7 +14,7 @@ use super::plan::{Plans, module};
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, some};
 use crate::output::{Failure, count, shown};
-use crate::target::Target;
+use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};
 
 /// Refuses options that would do nothing, and a dialect that nobody reads so.
@@ -110,9 +110,17 @@ pub fn notes(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: 
 /// Why a folder is written as no engine loads it, where nobody asked for that.
 fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Option<String> {
     let folder = input.folder().filter(|_| args.dialect.is_none() && dialect == Dialect::Plain)?;
-    let Target::Recipe(recipe) = target else {
-        let folder = folder.display();
-        return Some(format!("{folder}: engines do not load what is written: they have no casts; say --dialect plain"));
+    let recipe = match target {
+        Target::Recipe(recipe) => recipe,
+        // Nothing is wrong with it, and there is something to be done only where a recipe has the same groups.
+        Target::Cast(cast) => {
+            let remedy = published(cast).map(|options| format!("; for engines write --recipe {options}"));
+            return Some(format!(
+                "{}: what is written is for scaled-gemm's own readers: casts have no dialect of engines{}",
+                folder.display(),
+                remedy.unwrap_or_default()
+            ));
+        }
     };
     let is_loaded = |name: &str| default_dialect(Recipe::new(scheme(name, Fp8Format::E4M3))) != Dialect::Plain;
     let mut remedies = Vec::new();
