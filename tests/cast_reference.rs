@@ -9,8 +9,6 @@ use scaled_gemm::{
     CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Fp8Scales, HostCastMatrix,
 };
 
-const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];
-
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
     CastScheme::new(format, group).unwrap()
 }
@@ -19,20 +17,9 @@ fn recipe(format: CodeFormat, group: CastGroup) -> CastRecipe {
     CastRecipe::new(scheme(format, group))
 }
 
-/// Every scheme, transposed ones too.
-fn schemes() -> impl Iterator<Item = CastScheme> {
-    FORMATS.into_iter().flat_map(|format| {
-        let groups = CastGroup::ALL.into_iter().flat_map(move |group| {
-            let plain = scheme(format, group);
-            [Some(plain), plain.transposed().ok()].into_iter().flatten()
-        });
-        groups.flat_map(|scheme| CastScales::ALL.map(|scales| scheme.with_scales(scales)))
-    })
-}
-
 /// Every recipe with its own floor.
 fn recipes() -> impl Iterator<Item = CastRecipe> {
-    schemes().flat_map(|scheme| {
+    CastScheme::all().flat_map(|scheme| {
         let recipe = CastRecipe::new(scheme);
         let powers = recipe.power_of_two();
         [Some(recipe), (recipe != powers).then_some(powers)].into_iter().flatten()
@@ -177,7 +164,7 @@ fn quantized_input_is_multiplied_twice() {
 fn given_scales_divide_by_multiplying_with_the_inverse() {
     let mut noise = Noise::new(36);
     for (name, x) in data(48, 64) {
-        for scheme in schemes() {
+        for scheme in CastScheme::all() {
             let [r, c] = scheme.group().grid(48, 64);
             let power = scheme.scales() == CastScales::Ue8m0;
             let mut scales: Vec<f32> = (0..r * c)

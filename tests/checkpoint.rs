@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, WrittenRecipe};
 use scaled_gemm::reference::Noise;
-use scaled_gemm::{BlockScaleFormat, DType, Fp8Rule, HostQuantMatrix, Recipe, Scheme};
+use scaled_gemm::{BlockScaleFormat, CastScheme, DType, Fp8Rule, HostQuantMatrix, Recipe, Scheme};
 
 #[path = "checkpoint/blocks.rs"]
 mod blocks;
@@ -381,8 +381,7 @@ fn mutated_files_never_panic() {
         layout.quantized(&format!("w{i}"), rows, cols, written(scheme));
         matrices.push((format!("w{i}"), random_matrix(scheme, rows, cols, i as u64)));
     }
-    let casts: Vec<_> =
-        casts::schemes().into_iter().step_by(7).map(|scheme| casts::matrix(scheme, 16, 32, 5)).collect();
+    let casts: Vec<_> = CastScheme::all().step_by(7).map(|scheme| casts::matrix(scheme, 16, 32, 5)).collect();
     for (i, cast) in casts.iter().enumerate() {
         layout.cast(&format!("c{i}"), 16, 32, casts::written(cast.scheme()));
     }

@@ -210,24 +210,11 @@ fn what_products_read() {
 #[test]
 fn activations() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(963);
-    for dtype in INPUTS {
-        for (rows, cols) in [(33, 288), (144, 64), (2, 16400)] {
-            let gated = Gated::new(&handle, &mut rng, rows, cols / 2, dtype);
-            let matrix = gated.matrix();
-            for activation in SourceActivation::ALL {
-                let values = match activation {
-                    SourceActivation::Silu => reference::silu(gated.x.view()),
-                    SourceActivation::Gelu => reference::gelu(gated.x.view()),
-                    SourceActivation::GeluTanh => reference::gelu_tanh(gated.x.view()),
-                };
-                for target in few() {
-                    let source = CastSource::activated(&matrix, activation);
-                    target.check(&handle, source, values.view(), &format!("{activation} of {dtype}"));
-                }
-            }
+    each_activation(&handle, 963, |(matrix, activation), values, name| {
+        for target in few() {
+            target.check(&handle, CastSource::activated(matrix, activation), values.view(), name);
         }
-    }
+    });
 }
 
 /// Values of every size: scale bytes and second levels at both ends of their range, where the short paths end.

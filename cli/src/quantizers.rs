@@ -52,7 +52,7 @@ impl Quantizer {
         let plain = |target| Self::Quantize(Producer::Plain, target);
         let mut all: Vec<_> = scheme_names().into_iter().map(|name| plain(recipe(name))).collect();
         let cast = |scheme| Target::Cast(CastRecipe::new(scheme));
-        for scheme in cast_schemes()? {
+        for scheme in cast_schemes() {
             all.push(plain(cast(scheme)));
             if matches!(scheme.group(), Group1x32 | Group1x128) {
                 let orders = [CastScales::ColumnMajor, CastScales::Ue8m0];
@@ -109,16 +109,6 @@ impl Quantizer {
 }
 
 /// Every format and grouping of a cast, per channel also transposed.
-pub fn cast_schemes() -> Result<Vec<CastScheme>> {
-    let mut all = Vec::new();
-    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
-        for group in CastGroup::ALL {
-            let scheme = CastScheme::new(format, group)?;
-            all.push(scheme);
-            if group.is_per_channel() {
-                all.push(scheme.transposed()?);
-            }
-        }
-    }
-    Ok(all)
+pub fn cast_schemes() -> Vec<CastScheme> {
+    CastScheme::all().filter(|scheme| scheme.scales() == CastScales::RowMajor).collect()
 }

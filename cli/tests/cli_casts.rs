@@ -13,21 +13,13 @@ use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, WrittenCast};
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix, reference};
 use serde_json::{Value, json};
 
-/// Every format, grouping and order, per channel also transposed, with scales of any size and of powers of two.
+/// Every scheme, with scales of any size and of powers of two.
 fn recipes() -> Vec<CastRecipe> {
-    let mut all = Vec::new();
-    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
-        for group in CastGroup::ALL {
-            for scales in CastScales::ALL {
-                let scheme = CastScheme::new(format, group).unwrap().with_scales(scales);
-                for scheme in [Some(scheme), scheme.transposed().ok()].into_iter().flatten() {
-                    all.push(CastRecipe::new(scheme));
-                    all.extend((scales == CastScales::RowMajor).then(|| CastRecipe::new(scheme).power_of_two()));
-                }
-            }
-        }
-    }
-    all
+    let of = |scheme: CastScheme| {
+        let recipe = CastRecipe::new(scheme);
+        [Some(recipe), (scheme.scales() == CastScales::RowMajor).then(|| recipe.power_of_two())]
+    };
+    CastScheme::all().flat_map(of).flatten().collect()
 }
 
 /// The options of `quantize` for a recipe.

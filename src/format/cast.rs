@@ -133,6 +133,15 @@ impl CastScheme {
         Ok(Self { format, group, scales: CastScales::RowMajor, transposed: false })
     }
 
+    /// Every scheme there is, per channel also transposed.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let formats = CodeFormat::ALL.into_iter();
+        let plain =
+            formats.flat_map(|format| CastGroup::ALL.into_iter().filter_map(move |g| Self::new(format, g).ok()));
+        let stored = plain.flat_map(|scheme| [Some(scheme), scheme.transposed().ok()]).flatten();
+        stored.flat_map(|scheme| CastScales::ALL.map(|scales| scheme.with_scales(scales)))
+    }
+
     /// The same with scales in another order.
     pub const fn with_scales(self, scales: CastScales) -> Self {
         Self { scales, ..self }
@@ -309,6 +318,13 @@ impl CastRecipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_scheme_is_there_once() {
+        let all: std::collections::HashSet<_> = CastScheme::all().collect();
+        // Two formats; eleven groupings, two of which also transposed; three orders.
+        assert_eq!((all.len(), CastScheme::all().count()), (2 * 13 * 3, 2 * 13 * 3));
+    }
 
     #[test]
     fn every_place_is_there_once() {

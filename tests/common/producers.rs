@@ -5,7 +5,7 @@
 
 use ndarray::Array2;
 use scaled_gemm::reference::{self, ClampCounts, Swiglu};
-use scaled_gemm::{CastGroup, DType, DeviceBuffer, Handle, MatRef, SwigluSource, VecRef};
+use scaled_gemm::{CastGroup, DType, DeviceBuffer, Handle, MatRef, SourceActivation, SwigluSource, VecRef};
 
 use crate::common::{Noise, bytes_of, round_to};
 
@@ -89,6 +89,29 @@ impl Gated {
         let (values, counts) = reference::swiglu(self.x.view(), &self.options(all)).unwrap();
         let rounded = if group.is_per_channel() { reference::round_values(values, DType::Bf16) } else { values };
         (rounded, counts)
+    }
+}
+
+/// Every activation of matrices of every type: matrix and activation, the values, and what they are called.
+pub fn each_activation(
+    handle: &Handle,
+    seed: u64,
+    mut check: impl FnMut((&MatRef<'_>, SourceActivation), &Array2<f32>, &str),
+) {
+    let mut rng = Noise::new(seed);
+    for dtype in [DType::Bf16, DType::F16, DType::F32] {
+        for (rows, cols) in [(33, 288), (144, 64), (2, 16400)] {
+            let gated = Gated::new(handle, &mut rng, rows, cols / 2, dtype);
+            let matrix = gated.matrix();
+            for activation in SourceActivation::ALL {
+                let values = match activation {
+                    SourceActivation::Silu => reference::silu(gated.x.view()),
+                    SourceActivation::Gelu => reference::gelu(gated.x.view()),
+                    SourceActivation::GeluTanh => reference::gelu_tanh(gated.x.view()),
+                };
+                check((&matrix, activation), &values, &format!("{activation} of {dtype}"));
+            }
+        }
     }
 }
 

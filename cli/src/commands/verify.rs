@@ -44,7 +44,7 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let mut device = device::open(choice)?;
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
-    let cast_schemes = cast_schemes()?;
+    let cast_schemes = cast_schemes();
     let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     let mut caster = device.caster();
