@@ -1,4 +1,4 @@
-//! Codes in formats that are not read here. They are copied, and what a config says of them is still needed then.
+//! Codes in formats that are not read here, and casts that lost their metadata. They are copied, and what a config says of them is still needed then.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -47,6 +47,21 @@ fn is_name_of_codes(name: &str) -> bool {
 pub fn named(codes: &[&TensorInfo]) -> Option<String> {
     let first = some(codes.iter().map(|tensor| tensor.name.as_str()))?;
     Some(format!("{} ({first})", count(codes.len(), "tensor", "tensors")))
+}
+
+/// Tensors that may be what is left of casts, with what is missing and the remedy; nothing where there are none.
+pub fn lost_casts(input: &Checkpoint) -> Option<String> {
+    let lost = input.lost_casts();
+    let first = some(lost.iter().copied())?;
+    let (codes, their) = match lost.len() {
+        1 => ("the codes of a cast", "its entry"),
+        _ => ("the codes of casts", "the entry of each"),
+    };
+    Some(format!(
+        "{} ({first}) may be {codes}, and {their} in the metadata, scaled_gemm.NAME, which a cast is read by, is not in the file: if so, \
+         write it with quantize --group again, or copy it with the __metadata__ of its header",
+        count(lost.len(), "tensor", "tensors")
+    ))
 }
 
 /// True if a folder says that its model is quantized.

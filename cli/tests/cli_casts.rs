@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, WrittenCast};
+use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, TensorInfo, WrittenCast};
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix, reference};
 use serde_json::{Value, json};
 
@@ -366,6 +366,75 @@ fn hostile_files_are_errors() {
     for scale in [f32::NAN, f32::INFINITY, -0.5] {
         refused(&changed(data + 4 * 5, &scale.to_le_bytes()), &format!("{scale}"));
     }
+}
+
+/// (Of E2M1 nothing was said at all, and of E4M3 that a scale is never reshaped.)
+#[test]
+fn casts_that_lost_their_metadata_are_said_to_have() {
+    let folder = Folder::new();
+    let [input, q, bare, back] = ["in", "q", "bare", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("w", [64, 128], 3), f32_tensor("v.weight", [64, 128], 4)]);
+    let remedy = "write it with quantize --group again, or copy it with the __metadata__ of its header";
+    let bytes = |path: &str| {
+        let file = Checkpoint::open(path).unwrap();
+        let tensor = |t: &TensorInfo| (t.name.clone(), t.dtype, t.shape.clone(), file.bytes(&t.name).unwrap());
+        file.tensors().iter().map(tensor).collect::<Vec<_>>()
+    };
+    for (options, is_said) in [
+        (&["--group", "1x64"][..], true),
+        (&["--group", "32x32", "--scales", "ue8m0"], true),
+        (&["--group", "32x1", "--transposed", "--scales", "column-major"], true),
+        // What it is read as has the same bytes.
+        (&["--group", "1x128"], false),
+    ] {
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        assert!(!good(&["info", &q]).contains("scaled_gemm."));
+        let tensors = bytes(&q);
+        write(
+            &bare,
+            &tensors.iter().map(|(name, d, s, b)| (name.as_str(), *d, s.clone(), b.clone())).collect::<Vec<_>>(),
+        );
+        if !is_said {
+            assert!(!good(&["info", &bare]).contains("scaled_gemm."));
+            continue;
+        }
+        let entry =
+            |name: &str| format!("the metadata entry scaled_gemm.{name}, which a cast is read by, is not in the file");
+        let text = wrong(&["info", &bare]).0;
+        assert_words(&text, &["tensor w: ", &entry("w"), &entry("v.weight"), remedy]);
+        assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &["tensor v.weight: ", &entry("v.weight"), remedy]);
+    }
+    // Two codes a byte may be of other formats, too.
+    for options in [
+        &["--group", "1x64", "--format", "e2m1"][..],
+        &["--group", "1x16", "--format", "e2m1", "--scales", "ue8m0"],
+        &["--group", "128x1", "--format", "e2m1", "--transposed"],
+    ] {
+        good(&[&["quantize", &input, "-o", &q][..], options].concat());
+        assert!(!good(&["info", &q]).contains("scaled_gemm."));
+        let tensors = bytes(&q);
+        let mut tensors: Vec<_> =
+            tensors.iter().map(|(name, d, s, b)| (name.as_str(), *d, s.clone(), b.clone())).collect();
+        write(&bare, &tensors);
+        let words =
+            ["2 tensors (v.weight, w) may be the codes of casts, and the entry of each", "scaled_gemm.NAME", remedy];
+        assert_words(&good(&["info", &bare]), &words);
+        assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &words);
+        // Beside another matrix they are copied.
+        tensors.push(("x", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
+        tensors.push(("x_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])));
+        write(&bare, &tensors);
+        assert_words(
+            &said(&["dequantize", &bare, "-o", &back]),
+            &["copied as they are: 2 tensors (v.weight, w)", remedy],
+        );
+        let error = bad(2, &["gemm", "--a", &format!("{bare}:w"), "--b", &format!("{bare}:x"), "-o", &q]);
+        assert_words(&error, &["tensor w: ", "scaled_gemm.w", remedy]);
+    }
+    // Scales of no cast.
+    write(&bare, &[("w", Dtype::U8, vec![64, 64], vec![1; 4096]), ("w_scale", Dtype::F32, vec![64, 3], vec![0; 768])]);
+    assert!(!good(&["info", &bare]).contains("scaled_gemm."));
+    assert!(!bad(2, &["dequantize", &bare, "-o", &back]).contains("scaled_gemm."));
 }
 
 #[test]

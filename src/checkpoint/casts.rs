@@ -1,11 +1,15 @@
 //! The matrices of a [`Checkpoint`] that were cast to groupings that no product reads, whole or by rows.
 
+use std::collections::HashSet;
 use std::ops::Range;
+
+use safetensors::Dtype;
 
 use super::cast_recipe::{StoredScheme, WrittenCast, cast_codes, cast_scales, padded};
 use super::cast_writer::is_scale;
-use super::header::TensorInfo;
+use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
+use super::names::{SCALE_SUFFIXES, Tensor};
 use super::parts::Parts;
 use super::reader::Checkpoint;
 use crate::error::Result;
@@ -112,6 +116,17 @@ impl Checkpoint {
         }
     }
 
+    /// Tensors of two codes a byte that are no matrix here, and that fit a cast with the scale beside them: what is left of one in a file
+    /// that lost the metadata entry which a cast is read by. Formats that are not read here may look so, too.
+    ///
+    /// (Of a cast with a byte for each code it is said where the matrix is read.)
+    pub fn lost_casts(&self) -> Vec<&str> {
+        let read: HashSet<&str> = self.quantized().into_iter().collect();
+        let is_code = |t: &&TensorInfo| t.dtype == Dtype::U8 && !read.contains(t.name.as_str());
+        let codes = self.tensors().iter().filter(is_code).map(|t| t.name.as_str());
+        codes.filter(|name| self.listing.is_lost_cast(name)).collect()
+    }
+
     /// The same bytes of each of so many runs of a tensor, which are so long. At once where they are whole.
     fn runs(&self, tensor: &TensorInfo, [count, run]: [usize; 2], part: Range<usize>) -> Result<Vec<u8>> {
         if count == 1 || part.len() == run {
@@ -135,6 +150,34 @@ impl Listing {
             }
             _ => Ok(StoredScheme::Product(self.reading(name, &parts)?.scheme)),
         }
+    }
+
+    /// True if the tensors of a matrix fit a cast, and no metadata say what it is.
+    pub(super) fn is_lost_cast(&self, name: &str) -> bool {
+        let parts = self.get(name).zip(self.ending(name, SCALE_SUFFIXES[0]));
+        let Some((codes, scale)) = parts.filter(|_| self.written(name).is_none()) else { return false };
+        let [lines, width] = *codes.shape.as_slice() else { return false };
+        CastScheme::all().any(|scheme| {
+            let Some(length) = width.checked_mul(8 / scheme.format().bits()) else { return false };
+            let (rows, cols) = if scheme.is_transposed() { (length, lines) } else { (lines, length) };
+            let fits = |found: &TensorInfo, want: Tensor| (found.dtype, &found.shape) == (want.dtype, &want.shape);
+            lines > 0
+                && width > 0
+                && scheme.check_shape(rows, cols).is_ok()
+                && fits(codes, cast_codes(scheme, rows, cols))
+                && fits(scale, cast_scales(scheme, rows, cols))
+        })
+    }
+
+    /// What to do about tensors of a matrix that do not fit, in words: `remedy`, but for a cast that lost its metadata.
+    pub(super) fn or_lost_cast(&self, name: &str, remedy: &str) -> String {
+        if !self.is_lost_cast(name) {
+            return remedy.into();
+        }
+        format!(
+            "they fit a cast, and the metadata entry {RECIPE_KEY}{name}, which a cast is read by, is not in the file: write it with \
+             quantize --group again, or copy it with the __metadata__ of its header"
+        )
     }
 
     /// Rows and columns of a cast; refuses tensors that are not its.

@@ -212,8 +212,10 @@ impl Listing {
         let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
         let remedy = match matrix {
             Some(matrix) => format!("its matrix is named {matrix}"),
-            None => "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 ones U8 and an F8_E4M3 scale; quantize plain ones first"
-                .into(),
+            None => self.or_lost_cast(
+                name,
+                "FP8 matrices have dtype F8_E4M3 or F8_E5M2, NVFP4 ones U8 and an F8_E4M3 scale; quantize plain ones first",
+            ),
         };
         Err(self.refuse(name, format!("has dtype {}", codes.dtype), remedy))
     }
@@ -295,7 +297,9 @@ impl Listing {
             None => None,
         };
         let metadata = written.map(|w| w.scheme);
-        let shape_fault = |e: String| self.refuse(name, e.replace("NAME", name), "a scale is never reshaped");
+        let shape_fault = |e: String| {
+            self.refuse(name, e.replace("NAME", name), self.or_lost_cast(name, "a scale is never reshaped"))
+        };
         let ending = |scale: &TensorInfo| match scale.name.strip_prefix(name) {
             Some(suffix) => suffix.to_string(),
             None => SCALE_SUFFIXES[0].to_string(),

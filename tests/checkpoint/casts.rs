@@ -196,3 +196,40 @@ fn hostile_casts_are_refused() {
     assert!(file.quantized().is_empty() && file.matrix("w").is_ok());
     assert!(file.cast_matrix("w").unwrap_err().to_string().contains("is F32 [16, 16], but must be F8_E4M3"));
 }
+
+/// (What a copy without metadata lost was said of no cast.)
+#[test]
+fn casts_without_their_metadata_are_known_by_their_tensors() {
+    let folder = Folder::new();
+    let [path, bare] = ["w.safetensors", "bare.safetensors"].map(|name| folder.file(name));
+    for scheme in CastScheme::all() {
+        write(&path, &matrix(scheme, 48, 272, 3));
+        let file = Checkpoint::open(&path).unwrap();
+        assert!(file.lost_casts().is_empty(), "{scheme}");
+        let tensor = |name: &'static str| {
+            let info = file.info(name).unwrap();
+            (name, info.dtype, info.shape.clone(), file.bytes(name).unwrap())
+        };
+        foreign(&bare, &[tensor("w"), tensor("w_scale")], None);
+        let file = Checkpoint::open(&bare).unwrap();
+        let lost: &[&str] = if scheme.format() == CodeFormat::E2M1 { &["w"] } else { &[] };
+        assert_eq!(file.lost_casts(), lost, "{scheme}");
+        // With a byte a code some are what products read.
+        if let Err(error) = file.scheme("w") {
+            assert!(error.to_string().contains("the metadata entry scaled_gemm.w, which a cast"), "{scheme}: {error}");
+        }
+        // Scales of another type, or codes of three dimensions.
+        let (name, _, shape, data) = tensor("w");
+        let other = ("w_scale", Dtype::BOOL, vec![16], vec![0; 16]);
+        foreign(&bare, &[tensor("w"), other], None);
+        assert!(Checkpoint::open(&bare).unwrap().lost_casts().is_empty(), "{scheme}");
+        foreign(&bare, &[(name, Dtype::U8, vec![1, shape[0], shape[1]], data), tensor("w_scale")], None);
+        assert!(Checkpoint::open(&bare).unwrap().lost_casts().is_empty(), "{scheme}");
+    }
+    for shape in [[0, 16], [16, 0], [1, 8], [1 << 20, 0]] {
+        let codes = ("w", Dtype::U8, shape.to_vec(), vec![0; shape[0] * shape[1]]);
+        foreign(&bare, &[codes, ("w_scale", Dtype::F32, vec![1, 1], vec![0; 4])], None);
+        let lost = if shape == [1, 8] { vec!["w"] } else { vec![] };
+        assert_eq!(Checkpoint::open(&bare).unwrap().lost_casts(), lost, "{shape:?}");
+    }
+}

@@ -111,7 +111,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    Ok(notes.into_iter().chain(copied).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
+    let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
+    Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
 }
 
 /// Refuses codes that would be copied beside a config that no longer speaks of them.
@@ -139,8 +140,9 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
+        let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); nothing to do",
+            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); {rest}",
             args.input.display()
         )));
     }

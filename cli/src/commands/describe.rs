@@ -174,6 +174,7 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
     }
+    found.notes.extend(unread::lost_casts(input));
     let codes = unread::unread_codes(input);
     let codes: Vec<&TensorInfo> = codes.into_iter().filter(|t| !orphans.tensors.contains(t.name.as_str())).collect();
     match unread::named(&codes).filter(|_| says) {
