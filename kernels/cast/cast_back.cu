@@ -1,23 +1,14 @@
 // Casts back to BF16, F16 and F32, and E2M1 codes to E4M3 codes without loss.
-#include "cast/source.cuh"
+#include "cast/cast_rows.cuh"
 
-// y = round(fl(code * scale)). Each thread takes two vectors of eight codes, one block apart; grid.y walks the rows.
+// y = round(fl(code * scale)). A row for each block, as in cast_rows.cuh.
 template <u32 FORMAT, class T, bool ALIGNED>
 __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_stride) {
-    for (u64 row = blockIdx.y; row < source.rows; row += gridDim.y) {
-        Coded<FORMAT> data[2];
-        const u32 first = (blockIdx.x * 2 * blockDim.x + threadIdx.x) * 8;
-        const typename Coded<FORMAT>::At at = Coded<FORMAT>::at(source, (int)row, first);
-        T* const to = y + row * y_stride + first;
-        const auto offset = [](u32 h) { return h * blockDim.x * 8; };
+    const Held<Coded<FORMAT>, Line<4>> line(source, source.rows, source.cols);
+    T* const to = once(y + (u64)line.shape.row * y_stride + line.shape.first);
 #pragma unroll
-        for (u32 h = 0; h < 2; h++) data[h].load(source, at, offset(h), first + offset(h) < source.cols);
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            data[h].open(source, at, offset(h), (int)row, first + offset(h), true);
-            if (first + offset(h) < source.cols) store<ALIGNED>(to + offset(h), data[h].v);
-        }
-    }
+    for (u32 v = 0; v < 4; v++)
+        if (line.inside(v)) store<ALIGNED>(to + line.shape.right(v), line.data[v].v);
 }
 
 // The same of codes that lie transposed, [cols][rows]: a thread takes eight neighbours of a column.
@@ -37,7 +28,7 @@ __device__ __forceinline__ void cast_back_transposed(const CastSource& source, T
 }
 
 #define CAST_BACK(name, T, ALIGNED, FORMAT, FORMAT_NAME)                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 4) cast_back_##FORMAT_NAME##_##name(                                   \
+    extern "C" __global__ void __launch_bounds__(256, 3) cast_back_##FORMAT_NAME##_##name(                                \
         CastSource source,                                                                                                \
         T* __restrict__ y,  /* [rows][cols], row stride y_stride elements */                                              \
         u64 y_stride)                                                                                                     \

@@ -17,7 +17,7 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-// Which of them a kernel has: all, SWIGLU, or the others.
+// Which of them a kernel has: all, SWIGLU, or those that have no gate, but GELU with erf.
 constexpr int mixed = 0;
 constexpr int gated = 1;
 constexpr int single = 2;
@@ -48,7 +48,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
             return;
         }
-        if (kind == GELU) {
+        if (KINDS == mixed && kind == GELU) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
         } else if (kind == NORMED) {
@@ -65,18 +65,18 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
                 r[i] = element(gate, i);
             }
             if (p.clamped) {
-                u32 beyond[3] = {0, 0, 0};
+                u32 beyond = 0;  // a byte for each count
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     // A NaN is not beyond, and stays.
-                    if (v[i] > p.clamp) v[i] = p.clamp, beyond[0]++;
-                    if (r[i] > p.clamp) r[i] = p.clamp, beyond[1]++;
-                    else if (r[i] < -p.clamp) r[i] = -p.clamp, beyond[2]++;
+                    if (v[i] > p.clamp) v[i] = p.clamp, beyond += 1;
+                    if (r[i] > p.clamp) r[i] = p.clamp, beyond += 0x100;
+                    else if (r[i] < -p.clamp) r[i] = -p.clamp, beyond += 0x10000;
                 }
-                if (p.counts && first) {
+                if (p.counts && first && beyond) {
 #pragma unroll
                     for (int i = 0; i < 3; i++)
-                        if (beyond[i]) atomicAdd(p.counts + i, (u64)beyond[i]);
+                        if (beyond >> 8 * i & 0xFF) atomicAdd(p.counts + i, (u64)(beyond >> 8 * i & 0xFF));
                 }
             }
             if (kind == GELU_TANH) {

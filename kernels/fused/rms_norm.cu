@@ -14,7 +14,8 @@ struct Norm {
     float* rstd;           // [rows]: the rows' factors; null: not wanted
 };
 
-constexpr u32 NORM_THREADS = 128;
+// Threads of a block: of a row that is held, and of one that is not, where each adds up trees of its own.
+template <int VECTORS> constexpr u32 norm_threads = VECTORS > 0 ? 256 : 128;
 
 template <int BYTES> struct BitsOf { using Type = u16; };
 template <> struct BitsOf<4> { using Type = u32; };
@@ -22,11 +23,13 @@ template <> struct BitsOf<4> { using Type = u32; };
 // One block a row. The row stays in registers, VECTORS vectors of eight elements in each thread; with 0 it is read again.
 template <class T, bool ALIGNED, int VECTORS, u32 FORMAT>
 __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, const CastRule& rule, const CastOut& out) {
-    __shared__ float sums[8], scratch[32];
+    constexpr u32 THREADS = norm_threads<VECTORS>;
+    // The trees of sum.cuh where a row is held, else its eight sums.
+    __shared__ float sums[VECTORS > 0 ? VECTORS * THREADS / 16 : 8], scratch[32];
     const u64 row = blockIdx.x;
-    const u32 cols = x.cols, steps = (cols + 8 * NORM_THREADS - 1) / (8 * NORM_THREADS);
+    const u32 cols = x.cols, steps = (cols + 8 * THREADS - 1) / (8 * THREADS);
     begin();
-    const auto column = [&](u32 i) { return (threadIdx.x + i * NORM_THREADS) * 8; };
+    const auto column = [&](u32 i) { return (threadIdx.x + i * THREADS) * 8; };
     // What this thread has written; the residual may lie there, and be gone.
     const auto reload = [&](const T* p) {
         using Bits = typename BitsOf<sizeof(T)>::Type;
@@ -40,7 +43,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
     };
     const T* const from = once((const T*)x.x + row * x.stride + threadIdx.x * 8);
     const T* const other = once((const T*)n.residual + row * n.residual_stride + threadIdx.x * 8);
-    const auto offset = [](u32 i) { return i * NORM_THREADS * 8; };
+    const auto offset = [](u32 i) { return i * THREADS * 8; };
     const auto inside = [&](u32 i) { return column(i) < cols; };
     // x + residual, rounded to x's type, which is stored. The residual may lie where the sum goes: not read as what never changes.
     const auto fetch_other = [&](u32 i) {
@@ -63,35 +66,42 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         return data;
     };
     Vec8<T> held[VECTORS > 0 ? VECTORS : 1];
-    float sum = 0.0f;
-    const auto add = [&](const Vec8<T>& data) {
+    // The sum of the squares of 128 columns, for the sixteen lanes that have them.
+    const auto tree = [&](const Vec8<T>& data) {
         float squares = 0.0f;
 #pragma unroll
         for (int k = 0; k < 8; k++) squares = __fmaf_rn(element(data, k), element(data, k), squares);
-        sum = __fadd_rn(sum, lanes_sum<16>(squares));
+        return lanes_sum<16>(squares);
     };
+    float sum = 0.0f;
     if constexpr (VECTORS > 0) {
-        // All that is read is asked for before any of it is waited for, residuals four at a time.
+        // All that is read is asked for before any of it is waited for.
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) held[i] = fetch(i);
         if (n.residual) {
+            Vec8<T> residual[VECTORS];
 #pragma unroll
-            for (int b = 0; b < VECTORS; b += 4) {
-                Vec8<T> residual[4];
+            for (int i = 0; i < VECTORS; i++) residual[i] = fetch_other(i);
 #pragma unroll
-                for (int i = 0; i < 4; i++) residual[i] = fetch_other(b + i);
-#pragma unroll
-                for (int i = 0; i < 4; i++) add_other(held[b + i], residual[i], b + i);
-            }
+            for (int i = 0; i < VECTORS; i++) add_other(held[i], residual[i], i);
         }
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) add(held[i]);
+        for (int i = 0; i < VECTORS; i++) {
+            const float of_tree = tree(held[i]);
+            if (threadIdx.x % 16 == 0) sums[i * (THREADS / 16) + threadIdx.x / 16] = of_tree;
+        }
+        __syncthreads();
+        // Every warp adds them up, eight lanes the trees of a sum each.
+#pragma unroll
+        for (u32 c = 0; c < VECTORS * THREADS / 16; c += 8) sum = __fadd_rn(sum, sums[c + threadIdx.x % 8]);
+        sum = lanes_sum<8>(sum);
     } else {
-        for (u32 i = 0; i < steps; i++) add(normed_input(i, true));
+        for (u32 i = 0; i < steps; i++) sum = __fadd_rn(sum, tree(normed_input(i, true)));
+        if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
+        __syncthreads();
+        sum = sum_of_eight(sums, 1);
     }
-    if (threadIdx.x % 16 == 0) sums[threadIdx.x / 16] = sum;
-    __syncthreads();
-    const float mean = __fdiv_rn(sum_of_eight(sums, 1), (float)cols);
+    const float mean = __fdiv_rn(sum, (float)cols);
     const float rstd = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, n.epsilon)));
     if (n.rstd && threadIdx.x == 0) n.rstd[row] = rstd;
     if (!out.scales) return;
@@ -162,18 +172,14 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 }
 
 // Blocks of a multiprocessor that fit without spilling.
-#if __CUDA_ARCH__ == 900
-constexpr u32 NARROW_BLOCKS = 6;
-#else
-constexpr u32 NARROW_BLOCKS = 4;
-#endif
-template <class T, bool ALIGNED> constexpr u32 norm_blocks = sizeof(T) == 4 ? 3 : ALIGNED ? NARROW_BLOCKS : 4;
+template <class T, int VECTORS> constexpr u32 norm_blocks = VECTORS == 0 ? 4 : sizeof(T) == 4 ? 2 : 3;
 
 #define RMS_NORM(name, T, ALIGNED, VECTORS)                                                                               \
-    extern "C" __global__ void __launch_bounds__(NORM_THREADS, (norm_blocks<T, ALIGNED>)) rms_norm_##VECTORS##_##name(CastSource x, Norm n, CastRule rule, CastOut out) \
+    extern "C" __global__ void __launch_bounds__(norm_threads<VECTORS>, (norm_blocks<T, VECTORS>)) rms_norm_##VECTORS##_##name( \
+        CastSource x, Norm n, CastRule rule, CastOut out)                                                                 \
     {                                                                                                                     \
         if (rule.format == E4M3) norm_row<T, ALIGNED, VECTORS, E4M3>(x, n, rule, out);                                    \
         else norm_row<T, ALIGNED, VECTORS, E2M1>(x, n, rule, out);                                                        \
     }
 FOR_EACH_TYPE(RMS_NORM, 0)
-FOR_EACH_TYPE(RMS_NORM, 8)
+FOR_EACH_TYPE(RMS_NORM, 4)

@@ -4,11 +4,11 @@ use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource};
 use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, check_apart};
 use super::fused::FusedKernels;
-use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
+use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
 use crate::error::{Error, Result};
-use crate::format::{CastRecipe, CodeFormat, DType, Extent};
+use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Extent};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -18,9 +18,10 @@ const ROW_THREADS: [usize; 2] = [512, 256];
 
 /// The kernels of the family of plain sources and codes.
 pub(super) struct CastKernels {
-    /// Groups of columns where there are few rows, to both formats; and many, to E4M3 and to E2M1.
+    /// Groups of columns: where there are few rows, in squares of eight rows, and row by row to E4M3 and to E2M1.
     few: BySource,
-    many: [BySource; 2],
+    square: BySource,
+    line: [BySource; 2],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -63,13 +64,23 @@ impl CastKernels {
         let back = modules.file("cast/cast_back")?;
         Ok(Self {
             few: BySource::of(rows, "cast_groups_few")?,
-            many: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
+            square: BySource::of(rows, "cast_groups_square")?,
+            line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             row: [BySource::of(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::of(tile, "cast_tile")?,
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: back.kernel("fp4_to_fp8")?,
         })
+    }
+}
+
+/// Whether scales of one row lie so far apart that rows are better cast some at a time (measured: H200, 2026-11).
+fn writes_columns(scheme: CastScheme) -> bool {
+    match scheme.scales() {
+        CastScales::RowMajor => false,
+        CastScales::ColumnMajor => true,
+        CastScales::Ue8m0 => scheme.format() == CodeFormat::E2M1,
     }
 }
 
@@ -82,7 +93,7 @@ fn vectors_of(format: CodeFormat, values: &CastValues<'_>) -> usize {
 }
 
 /// Rows of so many columns, threads with so many vectors of eight: 1024 vectors a block at the most.
-fn line_blocks(rows: usize, cols: usize, vectors: usize) -> Blocks {
+fn line(rows: usize, cols: usize, vectors: usize) -> Blocks {
     let spans = cols.div_ceil(8192);
     let threads = cols.div_ceil(8 * vectors * spans).next_multiple_of(32);
     Blocks::new((rows, spans), threads as u32)
@@ -135,24 +146,25 @@ impl Kernels {
             }
             _ if cols == 0 => return Ok(()),
             (Extent::Elements(1), _) => {
-                // Two vectors of eight elements a thread, until there are blocks enough with more of them.
+                let square = |quads: usize| Blocks::new((rows.div_ceil(4 * quads), cols.div_ceil(1024)), THREADS);
+                // Small blocks, until every multiprocessor has some of the others.
                 let few = rows * cols.div_ceil(8192) < 4 * self.sm_count;
-                let format = to.scheme.format();
-                let many = match (from.values, produced) {
-                    _ if few => None,
-                    (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) => {
-                        fused.many(&producer, format, dtype, aligned)
+                let scheme = to.scheme;
+                match (from.values, produced) {
+                    (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if !few => {
+                        match fused.many(&producer, scheme, dtype, aligned) {
+                            Some(kernel) => (kernel, line(rows, cols, 4)),
+                            None => (fused.few.of(dtype, aligned)?, square(1)),
+                        }
                     }
+                    _ if few => (choose(&family.few, |f| &f.few)?, square(1)),
+                    _ if writes_columns(scheme) => (family.square.kernel(from)?, square(2)),
                     _ => {
-                        let kernels = &family.many[usize::from(format == CodeFormat::E2M1)];
-                        Some((kernels.kernel(from)?, vectors_of(format, &from.values)))
+                        let format = scheme.format();
+                        let kernels = &family.line[usize::from(format == CodeFormat::E2M1)];
+                        (kernels.kernel(from)?, line(rows, cols, vectors_of(format, &from.values)))
                     }
-                };
-                let (kernel, vectors) = match many {
-                    Some(many) => many,
-                    None => (choose(&family.few, |f| &f.few)?, 2),
-                };
-                (kernel, line_blocks(rows, cols, vectors))
+                }
             }
             _ => {
                 let kernel = choose(&family.tile, |f| &f.tile)?;
@@ -190,9 +202,9 @@ impl Kernels {
         }
         let family = self.casts(stream)?;
         let format = usize::from(q.scheme.format() == CodeFormat::E2M1);
-        let (kernels, grid) = match q.scheme.is_transposed() {
-            true => (&family.back_transposed[format], (rows.div_ceil(64), cols.div_ceil(32))),
-            false => (&family.back[format], (cols.div_ceil(THREADS as usize * 16), rows.clamp(1, GRID_Y))),
+        let (kernels, blocks) = match q.scheme.is_transposed() {
+            true => (&family.back_transposed[format], Blocks::new((rows.div_ceil(64), cols.div_ceil(32)), THREADS)),
+            false => (&family.back[format], line(rows, cols, 4)),
         };
         let from = CastFrom {
             x: q.codes,
@@ -204,7 +216,7 @@ impl Kernels {
         enqueue!(
             stream,
             kernels.of(dtype, is_aligned(y.address, rows, y_stride, dtype))?,
-            Blocks::new(grid, THREADS),
+            blocks,
             CastSource::new(&from),
             y.address,
             y_stride as u64,

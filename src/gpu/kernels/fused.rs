@@ -8,13 +8,13 @@ use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
 use super::produced::TargetKernels;
 use crate::error::{Error, Result};
-use crate::format::{CastRecipe, CodeFormat, DType};
+use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// The longest row that a norm keeps in registers, and the threads of its blocks.
+/// The longest row that a norm keeps in registers, and the threads of the blocks of longer ones and of these.
 const NORM_HELD: usize = 8192;
-const NORM_THREADS: u32 = 128;
+const NORM_THREADS: [u32; 2] = [128, 256];
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
@@ -48,24 +48,30 @@ impl FusedKernels {
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             targets: TargetKernels::of(modules)?,
-            norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_8")?],
+            norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_4")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
         })
     }
 }
 
 impl FusedKernels {
-    /// The kernel of groups for many rows, and the vectors of its threads, if there is one.
+    /// The kernel that casts in groups of columns row by row, if there is one. Scales of small groups that lie by columns want rows some at
+    /// a time.
     pub(super) fn many(
         &self,
         call: &ProducerCall<'_>,
-        format: CodeFormat,
+        scheme: CastScheme,
         dtype: DType,
         aligned: bool,
-    ) -> Option<(Kernel, usize)> {
-        let of = &self.many[usize::from(call.kind == ProducerKind::Swiglu)][usize::from(format == CodeFormat::E2M1)];
+    ) -> Option<Kernel> {
+        let by_columns = scheme.scales() == CastScales::ColumnMajor && scheme.group() != CastGroup::Group1x128;
+        if !aligned || by_columns || call.kind == ProducerKind::Gelu {
+            return None;
+        }
+        let gated = usize::from(call.kind == ProducerKind::Swiglu);
+        let kernels = &self.many[gated][usize::from(scheme.format() == CodeFormat::E2M1)];
         let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == dtype)?;
-        aligned.then_some((of[place], 4))
+        Some(kernels[place])
     }
 }
 
@@ -222,12 +228,13 @@ impl Kernels {
             epsilon,
             rstd: address(rstd),
         };
-        let kernels = &self.fused(stream)?.norm[usize::from(cols <= NORM_HELD)];
+        let held = usize::from(cols <= NORM_HELD);
+        let kernels = &self.fused(stream)?.norm[held];
         let (rule, out) = cast_of(cast);
         enqueue!(
             stream,
             kernels.of(dtype, aligned)?,
-            Blocks::new((rows, 1), NORM_THREADS),
+            Blocks::new((rows, 1), NORM_THREADS[held]),
             CastSource::new(&from),
             norm,
             rule,
