@@ -6,10 +6,10 @@ mod common;
 
 use common::*;
 use scaled_gemm::{
-    BlockScaleRule, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat,
-    DType, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
-    MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme, SourceActivation,
-    SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes, quantize_bytes,
+    BlockScaleRule, Cadence, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
+    CodeFormat, DType, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
+    Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme,
+    SourceActivation, SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes, quantize_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -45,27 +45,40 @@ fn main() {
     });
 }
 
-/// A table of casts, and the rate of a copy that they are compared with.
+/// A table of casts, and the rates of a copy that they are compared with: casts to few bits take instructions, and so power, that a copy does not,
+/// and run as fast with pauses as beside other work.
 struct Section {
     name: String,
-    roof: f64,
+    roofs: Vec<(Cadence, f64)>,
 }
 
 impl Section {
-    /// Prints the head; the copy is of so many BF16 numbers.
+    /// Prints the head; the copy is of so many BF16 numbers, and large ones are timed in both cadences.
     fn begin(handle: &Handle, name: String, elements: usize) -> Self {
-        let copied = copy_time(handle, elements * 2);
-        let roof = (4 * elements) as f64 / copied;
+        let cadences: &[Cadence] =
+            if elements >= 1 << 24 { &[Cadence::Sustained, Cadence::Pauses] } else { &[Cadence::Sustained] };
         println!("\n## {name}");
-        println!("copy BF16: {copied:.2} us, {:.3} TB/s", roof / 1e6);
-        println!("| cast | us | TB/s | of the copy rate |\n|---|---|---|---|");
-        Self { name, roof }
+        let mut roofs = Vec::new();
+        for &cadence in cadences {
+            let copied = copy_time_at(handle, cadence, elements * 2);
+            let roof = (4 * elements) as f64 / copied;
+            println!("copy BF16, {cadence}: {copied:.2} us, {:.3} TB/s", roof / 1e6);
+            roofs.push((cadence, roof));
+        }
+        let columns = |of: &str| roofs.iter().map(|(cadence, _)| format!(" {of}{cadence} |")).collect::<String>();
+        println!("| cast |{}{}", columns("us, "), columns("of the copy rate, "));
+        println!("|---|{}", "---|".repeat(2 * roofs.len()));
+        Self { name, roofs }
     }
 
-    fn row(&self, label: &str, bytes: usize, time: impl FnOnce() -> Times) {
-        if wanted(&self.name, label) {
-            report_rate(label, &time(), bytes, self.roof, "");
+    fn row(&self, label: &str, bytes: usize, mut time: impl FnMut(Cadence) -> Times) {
+        if !wanted(&self.name, label) {
+            return;
         }
+        let times: Vec<_> = self.roofs.iter().map(|(cadence, _)| time(*cadence)).collect();
+        let shares = self.roofs.iter().zip(&times).map(|((_, roof), time)| bytes as f64 / time.median() / roof);
+        let shares: String = shares.map(|share| format!(" {share:.3} |")).collect();
+        println!("| {label} |{}{shares}", times.iter().map(|time| format!(" {time} |")).collect::<String>());
     }
 }
 
@@ -80,15 +93,15 @@ fn producers(handle: &Handle, rows: usize, half: usize) {
         let to = scheme(CodeFormat::E4M3, group).with_scales(CastScales::ColumnMajor);
         let mut out = targets(handle, to, &single);
         let (recipe, written) = (CastRecipe::new(to), to.code_bytes(rows, half) + to.scale_bytes(rows, half));
-        section.row(&format!("plain to {to}"), rows * half * 2 + written, || {
-            time(handle, sets, |i| handle.cast_into(&single[i], recipe, &mut out[i]))
+        section.row(&format!("plain to {to}"), rows * half * 2 + written, |cadence| {
+            time_at(handle, cadence, sets, |i| handle.cast_into(&single[i], recipe, &mut out[i]))
         });
-        section.row(&format!("swiglu to {to}"), rows * half * 4 + written, || {
-            time(handle, sets, |i| handle.cast_into(SwigluSource::new(&gated[i])?, recipe, &mut out[i]))
+        section.row(&format!("swiglu to {to}"), rows * half * 4 + written, |cadence| {
+            time_at(handle, cadence, sets, |i| handle.cast_into(SwigluSource::new(&gated[i])?, recipe, &mut out[i]))
         });
         for activation in SourceActivation::ALL {
-            section.row(&format!("{activation} to {to}"), rows * half * 2 + written, || {
-                time(handle, sets, |i| {
+            section.row(&format!("{activation} to {to}"), rows * half * 2 + written, |cadence| {
+                time_at(handle, cadence, sets, |i| {
                     handle.cast_into(CastSource::activated(&single[i], activation), recipe, &mut out[i])
                 })
             });
@@ -124,8 +137,8 @@ fn products_read(handle: &Handle, rows: usize, half: usize) {
         let scheme = recipe.scheme();
         let mut out: Vec<_> = single.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, half).unwrap()).collect();
         let bytes = quantize_bytes(recipe, DType::Bf16, rows, half, false);
-        section.row(&format!("plain to {scheme}, {recipe}"), bytes, || {
-            time(handle, sets, |i| match scheme {
+        section.row(&format!("plain to {scheme}, {recipe}"), bytes, |cadence| {
+            time_at(handle, cadence, sets, |i| match scheme {
                 Scheme::Fp8Tensor(format) => {
                     handle.quantize_tensor_into(&single[i], format, &encode, &mut out[i], None)
                 }
@@ -133,8 +146,8 @@ fn products_read(handle: &Handle, rows: usize, half: usize) {
                 _ => handle.quantize_into(&single[i], recipe, QuantizeTo::Plain(&mut out[i])),
             })
         });
-        section.row(&format!("swiglu to {scheme}, {recipe}"), bytes + rows * half * 2, || {
-            time(handle, sets, |i| {
+        section.row(&format!("swiglu to {scheme}, {recipe}"), bytes + rows * half * 2, |cadence| {
+            time_at(handle, cadence, sets, |i| {
                 let source = SwigluSource::new(&gated[i])?;
                 match scheme {
                     Scheme::Fp8Tensor(format) => {
@@ -166,8 +179,8 @@ fn with_results(handle: &Handle, rows: usize, half: usize) {
     for from_codes in [false, true] {
         let label = if from_codes { "swiglu backward of codes" } else { "swiglu backward" };
         let read = rows * half * 2 + if from_codes { codes(2 * half) } else { rows * half * 4 };
-        section.row(&format!("{label} to {to} and BF16"), read + written, || {
-            time(handle, sets, |i| {
+        section.row(&format!("{label} to {to} and BF16"), read + written, |cadence| {
+            time_at(handle, cadence, sets, |i| {
                 let forward = if from_codes { SwigluSource::of_codes(&coded[i])? } else { SwigluSource::new(&x[i])? };
                 let into = SwigluGradientsInto {
                     x: Some((recipe, &mut dx[i])),
@@ -181,15 +194,15 @@ fn with_results(handle: &Handle, rows: usize, half: usize) {
     }
     let weight = random(handle, 1, half, DType::Bf16);
     let mut normed = targets(handle, to, &g);
-    section.row(&format!("norm with residual to {to}"), rows * half * 6 + codes(half), || {
-        time(handle, sets, |i| {
+    section.row(&format!("norm with residual to {to}"), rows * half * 6 + codes(half), |cadence| {
+        time_at(handle, cadence, sets, |i| {
             let residual = MatMut::new(&mut out[i], DType::Bf16, rows, half)?;
             let norm = RmsNormArgs::new(&g[i], VecRef::new(&weight, DType::Bf16, half)?, 1e-6)?;
             handle.rms_norm_cast_into(norm.with_updated_residual(residual)?, recipe, &mut normed[i])
         })
     });
-    section.row(&format!("norm to {to}"), rows * half * 2 + codes(half), || {
-        time(handle, sets, |i| {
+    section.row(&format!("norm to {to}"), rows * half * 2 + codes(half), |cadence| {
+        time_at(handle, cadence, sets, |i| {
             let norm = RmsNormArgs::new(&g[i], VecRef::new(&weight, DType::Bf16, half)?, 1e-6)?;
             handle.rms_norm_cast_into(norm, recipe, &mut normed[i])
         })
@@ -235,8 +248,8 @@ fn targets(handle: &Handle, scheme: CastScheme, inputs: &[MatRef<'_>]) -> Vec<Ca
 fn plain(handle: &Handle, inputs: &[MatRef<'_>], recipe: CastRecipe, section: &Section) {
     let mut out = targets(handle, recipe.scheme(), inputs);
     let bytes = cast_bytes(CastBytes::Plain(DType::Bf16), recipe.scheme(), inputs[0].rows(), inputs[0].cols());
-    section.row(&recipe.scheme().to_string(), bytes, || {
-        time(handle, inputs.len(), |i| handle.cast_into(&inputs[i], recipe, &mut out[i]))
+    section.row(&recipe.scheme().to_string(), bytes, |cadence| {
+        time_at(handle, cadence, inputs.len(), |i| handle.cast_into(&inputs[i], recipe, &mut out[i]))
     });
 }
 
@@ -248,8 +261,8 @@ fn coded(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, to: CastSchem
     let (q, mut out) = (sources(handle, inputs, from), targets(handle, to, inputs));
     let recipe = CastRecipe::new(to);
     let bytes = cast_bytes(CastBytes::Coded(from), to, inputs[0].rows(), inputs[0].cols());
-    section.row(&format!("{from} to {to}"), bytes, || {
-        time(handle, inputs.len(), |i| handle.cast_into(&q[i], recipe, &mut out[i]))
+    section.row(&format!("{from} to {to}"), bytes, |cadence| {
+        time_at(handle, cadence, inputs.len(), |i| handle.cast_into(&q[i], recipe, &mut out[i]))
     });
 }
 
@@ -258,8 +271,8 @@ fn back(handle: &Handle, inputs: &[MatRef<'_>], from: CastScheme, section: &Sect
     let q = sources(handle, inputs, from);
     let mut y = outputs(handle, inputs.len(), rows * cols * 2);
     let bytes = from.code_bytes(rows, cols) + from.scale_bytes(rows, cols) + rows * cols * 2;
-    section.row(&format!("{from} back to bf16"), bytes, || {
-        time(handle, inputs.len(), |i| {
+    section.row(&format!("{from} back to bf16"), bytes, |cadence| {
+        time_at(handle, cadence, inputs.len(), |i| {
             handle.cast_back_into(&q[i], &mut MatMut::new(&mut y[i], DType::Bf16, rows, cols)?)
         })
     });
@@ -270,7 +283,7 @@ fn lossless(handle: &Handle, inputs: &[MatRef<'_>], section: &Section) {
     let to = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
     let (q, mut out) = (sources(handle, inputs, from), targets(handle, to, inputs));
     let bytes = cast_bytes(CastBytes::Coded(from), to, inputs[0].rows(), inputs[0].cols());
-    section.row(&format!("{from} to {to}, lossless"), bytes, || {
-        time(handle, inputs.len(), |i| handle.fp4_to_fp8_into(&q[i], &mut out[i], None))
+    section.row(&format!("{from} to {to}, lossless"), bytes, |cadence| {
+        time_at(handle, cadence, inputs.len(), |i| handle.fp4_to_fp8_into(&q[i], &mut out[i], None))
     });
 }

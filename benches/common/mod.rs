@@ -117,16 +117,31 @@ pub fn outputs(handle: &Handle, sets: usize, bytes: usize) -> Vec<CudaSlice<u8>>
 }
 
 /// The time of one cast or copy: back to back, over `sets` sets.
-pub fn time(handle: &Handle, sets: usize, mut enqueue: impl FnMut(usize) -> scaled_gemm::Result<()>) -> Times {
-    borrowing(Timing::SUSTAINED).over(sets).time(handle, |call| enqueue(call % sets)).unwrap()
+pub fn time(handle: &Handle, sets: usize, enqueue: impl FnMut(usize) -> scaled_gemm::Result<()>) -> Times {
+    time_at(handle, Cadence::Sustained, sets, enqueue)
+}
+
+/// The same in a cadence.
+pub fn time_at(
+    handle: &Handle,
+    cadence: Cadence,
+    sets: usize,
+    mut enqueue: impl FnMut(usize) -> scaled_gemm::Result<()>,
+) -> Times {
+    borrowing(Timing::of(cadence)).over(sets).time(handle, |call| enqueue(call % sets)).unwrap()
 }
 
 /// Median microseconds of the copy of `bytes` bytes to as many, cold: the roof for `2 * bytes` of traffic.
 pub fn copy_time(handle: &Handle, bytes: usize) -> f64 {
+    copy_time_at(handle, Cadence::Sustained, bytes)
+}
+
+/// The same in a cadence.
+pub fn copy_time_at(handle: &Handle, cadence: Cadence, bytes: usize) -> f64 {
     let sets = rotation(handle, 2 * bytes);
     let sources: Vec<_> = (0..sets).map(|i| random(handle, i as u64, bytes / 2, DType::Bf16)).collect();
     let mut targets = outputs(handle, sets, bytes);
-    time(handle, sets, |set| scaled_gemm::copy(handle, &sources[set], &mut targets[set])).median()
+    time_at(handle, cadence, sets, |set| scaled_gemm::copy(handle, &sources[set], &mut targets[set])).median()
 }
 
 /// The BF16 product of one problem over the pool's sets: the baseline.
