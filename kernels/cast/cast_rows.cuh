@@ -49,7 +49,7 @@ template <class S, class SHAPE> struct Held {
 
     __device__ __forceinline__ u32 row(u32 v) const { return shape.row + SHAPE::down(v); }
     __device__ __forceinline__ u32 column(u32 v) const { return shape.first + shape.right(v); }
-    __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::ROWS == 1 || row(v) < rows) && column(v) < cols; }
+    __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::WHOLE || row(v) < rows) && column(v) < cols; }
 
     // Loads and opens.
     __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols) {
@@ -100,7 +100,7 @@ template <class S, class SHAPE> struct Held {
                 for (int v = 0; v < VECTORS; v++) m[v] = M::of(amax_without_nan(data[v], 0.0f));
             }
             Groups<M, VECTORS, SHAPE::WIDTH, SHIFT>::factors(m, rule, encode, [&](u32 v, float scale) {
-                if ((SHAPE::ROWS == 1 || row(v) < rows) && column(v) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, scale);
+                if ((SHAPE::WHOLE || row(v) < rows) && column(v) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, scale);
             });
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) clean = clean && is_factor(encode[v]);
@@ -133,6 +133,7 @@ template <class S, class SHAPE> struct Held {
 // which is worth 3 % (observed: H200, 2026-11).
 template <int COUNT> struct Line {
     static constexpr int VECTORS = COUNT, ALONG = COUNT > 0 ? COUNT : 1, ROWS = 1, APART = 1, WIDTH = 32;
+    static constexpr bool WHOLE = true;  // no row of a block is past the end
     u32 row, first, step;
     __device__ __forceinline__ Line() : row(blockIdx.x), first(blockIdx.y * COUNT * blockDim.x * 8 + threadIdx.x * 8), step(blockDim.x * 8) {}
     static __device__ __forceinline__ u32 down(u32) { return 0; }
@@ -143,6 +144,7 @@ template <int COUNT> struct Line {
 // by one, sectors of the L2 cache are filled from memory first: 0.73 of the copy's rate instead of 0.95 (observed: H200, 2026-11).
 template <int QUADS> struct Square {
     static constexpr int VECTORS = 2 * QUADS, ALONG = 2, ROWS = QUADS, APART = 4, WIDTH = 8;
+    static constexpr bool WHOLE = false;
     u32 row, first;
     __device__ __forceinline__ Square()
         : row(blockIdx.x * (4 * QUADS) + threadIdx.x % 32 / 8), first((blockIdx.y * 8 + threadIdx.x / 32) * 128 + threadIdx.x % 8 * 8) {}

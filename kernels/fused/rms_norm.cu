@@ -1,6 +1,7 @@
 // RMSNorm of x, or of x + residual, cast along rows without being stored. Mirror of reference::rms_norm; compiled without contraction, so
 // the bytes are equal.
 #include "base/sum.cuh"
+#include "cast/cast_rows.cuh"
 #include "fused/produced.cuh"
 
 struct Norm {
@@ -19,6 +20,29 @@ template <int VECTORS> constexpr u32 norm_threads = VECTORS > 0 ? 256 : 128;
 
 template <int BYTES> struct BitsOf { using Type = u16; };
 template <> struct BitsOf<4> { using Type = u32; };
+
+// Vectors of a row in groups of columns, as `Line` of cast_rows.cuh has them.
+template <u32 FORMAT, int SHIFT, int VECTORS>
+__device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 row, u32 cols, const CastRule& rule, const CastOut& out) {
+    using M = Maximum<Numbers, FORMAT>;
+    const auto column = [](u32 i) { return (threadIdx.x + i * norm_threads<VECTORS>) * 8; };
+    float m[VECTORS], encode[VECTORS];
+    bool clean = true;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        m[i] = maximum_of<M>(0.0f, Numbers{v[i]});
+        if (!M::is_clean(m[i])) {
+            clean = false;
+            m[i] = amax_without_nan(Numbers{v[i]}, 0.0f);
+        }
+    }
+    Groups<M, VECTORS, 32, SHIFT>::factors(m, rule, encode, [&](u32 i, float scale) {
+        if (column(i) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row, column(i) >> SHIFT, scale);
+    });
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+        if (column(i) < cols) store_codes<FORMAT>(out.codes, row * cols + column(i), Numbers{v[i]}, encode[i], clean && is_factor(encode[i]));
+}
 
 // One block a row. The row stays in registers, VECTORS vectors of eight elements in each thread; with 0 it is read again.
 template <class T, bool ALIGNED, int VECTORS, u32 FORMAT>
@@ -149,25 +173,29 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         }
         return;
     }
-    // A group is so many neighbouring lanes.
-    const u32 lanes = 1u << (shift - 3);
-    const auto write = [&](const Vec8<T>& data, u32 i) {
-        const u32 col = column(i);
-        float v[8];
-        normed(data, i, v);
-        bool clean = true;
-        float amax = amax_of<FORMAT>(Numbers{v}, 0.0f, clean);
-        for (u32 step = lanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-        const GroupScale s = cast_scale(rule, amax);
-        if (col >= cols) return;
-        if (threadIdx.x % lanes == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
-        store_codes<FORMAT>(out.codes, row * cols + col, Numbers{v}, s.encode, clean && is_factor(s.encode));
-    };
     if constexpr (VECTORS > 0) {
+        float v[VECTORS][8];
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) write(held[i], i);
+        for (int i = 0; i < VECTORS; i++) normed(held[i], i, v[i]);
+        if (shift == 7) cast_groups<FORMAT, 7>(v, row, cols, rule, out);
+        else if (shift == 6) cast_groups<FORMAT, 6>(v, row, cols, rule, out);
+        else if (shift == 5) cast_groups<FORMAT, 5>(v, row, cols, rule, out);
+        else cast_groups<FORMAT, 4>(v, row, cols, rule, out);
     } else {
-        for (u32 i = 0; i < steps; i++) write(normed_input(i, false), i);
+        // A group is so many neighbouring lanes.
+        const u32 lanes = 1u << (shift - 3);
+        for (u32 i = 0; i < steps; i++) {
+            const u32 col = column(i);
+            float v[8];
+            normed(normed_input(i, false), i, v);
+            bool clean = true;
+            float amax = amax_of<FORMAT>(Numbers{v}, 0.0f, clean);
+            for (u32 step = lanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+            const GroupScale s = cast_scale(rule, amax);
+            if (col >= cols) continue;
+            if (threadIdx.x % lanes == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
+            store_codes<FORMAT>(out.codes, row * cols + col, Numbers{v}, s.encode, clean && is_factor(s.encode));
+        }
     }
 }
 
