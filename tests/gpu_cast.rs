@@ -97,40 +97,48 @@ fn shapes() {
     }
 }
 
-/// Matrices that fill the GPU with two chunks a warp, of every type and kind of source, aligned and not.
+/// Groups of columns.
+fn along_rows() -> Vec<CastScheme> {
+    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+    schemes(1).into_iter().filter(|scheme| groups.contains(&scheme.group())).collect()
+}
+
+/// Rows enough that groups of columns are cast by the kernels for many: every type and kind of source, aligned and not, with a value in each of
+/// a thread's vectors; parts of a row, gathered rows, given scales and scales alone.
 #[test]
-fn two_chunks_a_warp() {
+fn many_rows() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(910);
-    let (rows, cols) = (64 * handle.device().sm_count as usize + 3, 144);
-    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
-    let recipes =
-        || FORMATS.into_iter().flat_map(move |format| groups.map(|group| CastRecipe::new(scheme(format, group))));
+    let (rows, cols) = (4 * handle.device().sm_count as usize + 5, 2000);
+    let exact = || along_rows().into_iter().map(CastRecipe::new);
     for dtype in INPUTS {
-        let x = of_kind(&mut rng, "nan", rows, cols, dtype);
-        for (stride, offset) in [(cols, 0), (cols + 3, 1)] {
-            let buffer = upload_strided(&handle, &x, dtype, stride, offset);
-            let view = buffer.slice(offset * dtype.bytes()..);
-            let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-            for recipe in recipes() {
-                check(
-                    &handle,
-                    (&matrix).into(),
-                    &x.view().into(),
-                    recipe,
-                    &format!("{rows} x {cols} {dtype}, stride {stride}"),
-                );
+        for kind in ["nan", "specials", "ties"] {
+            let x = of_kind(&mut rng, kind, rows, cols, dtype);
+            for (stride, offset) in [(cols, 0), (cols + 3, 1)] {
+                let buffer = upload_strided(&handle, &x, dtype, stride, offset);
+                let view = buffer.slice(offset * dtype.bytes()..);
+                let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+                let context = format!("{kind} {rows} x {cols} {dtype}, stride {stride}");
+                exact().for_each(|recipe| check(&handle, (&matrix).into(), &x.view().into(), recipe, &context));
             }
         }
     }
     let x = spread(&mut rng, rows, cols, DType::F32);
     for format in FORMATS {
-        let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(format, CastGroup::Group1x32))).unwrap();
-        let matrix = CastMatrix::from_host(&handle, &q).unwrap();
-        for recipe in recipes() {
-            check(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {format} codes"));
+        for scales in CastScales::ALL {
+            let from = scheme(format, CastGroup::Group1x32).with_scales(scales);
+            let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
+            let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+            let context = format!("{rows} x {cols} of {from}");
+            exact().for_each(|recipe| check(&handle, (&matrix).into(), &(&q).into(), recipe, &context));
         }
     }
+    let long = of_kind(&mut rng, "nan", rows / 2, 8208, DType::Bf16);
+    let data = device(&handle, &long, DType::Bf16);
+    let matrix = MatRef::new(&data, DType::Bf16, rows / 2, 8208).unwrap();
+    exact().for_each(|recipe| check(&handle, (&matrix).into(), &long.view().into(), recipe, "in two parts"));
+    check_gathered(&handle, &mut rng, (50, cols), rows, &along_rows());
+    check_parts(&handle, &mut rng, (rows, cols), &along_rows());
 }
 
 #[test]
@@ -266,30 +274,44 @@ fn requantizing() {
     }
 }
 
+/// So many rows of a matrix of this shape, plain and in codes, some of them rows of zeros.
+fn check_gathered(
+    handle: &Handle,
+    rng: &mut Noise,
+    (rows, cols): (usize, usize),
+    count: usize,
+    schemes: &[CastScheme],
+) {
+    let x = spread(rng, rows, cols, DType::Bf16);
+    let data = device(handle, &x, DType::Bf16);
+    let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
+    let q =
+        reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x128))).unwrap();
+    let coded = CastMatrix::from_host(handle, &q).unwrap();
+    let draw = |i: usize| if i % 5 == 3 { -1 - i as i32 } else { (rng.bits() % rows as u64) as i32 };
+    let index: Vec<i32> = (0..count).map(draw).collect();
+    let rows_of = RowIndex::new(handle, &index, rows).unwrap();
+    for recipe in schemes.iter().copied().map(CastRecipe::new) {
+        let plain = CastInput::from(x.view()).gathered(&index).unwrap();
+        let source = CastSource::from(&matrix).gathered(&rows_of).unwrap();
+        check(handle, source, &plain, recipe, &format!("{count} rows of a plain matrix"));
+        let input = CastInput::from(&q).gathered(&index).unwrap();
+        let source = CastSource::from(&coded).gathered(&rows_of).unwrap();
+        check(handle, source, &input, recipe, &format!("{count} rows of codes"));
+    }
+}
+
 #[test]
 fn gathered_rows() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(905);
     let (rows, cols) = (50, 272);
+    for count in [0usize, 1, 48, 160, 131] {
+        check_gathered(&handle, &mut rng, (rows, cols), count, &schemes(count));
+    }
     let x = spread(&mut rng, rows, cols, DType::Bf16);
     let data = device(&handle, &x, DType::Bf16);
     let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
-    let q =
-        reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x128))).unwrap();
-    let coded = CastMatrix::from_host(&handle, &q).unwrap();
-    for count in [0usize, 1, 48, 160, 131] {
-        let index: Vec<i32> =
-            (0..count).map(|i| if i % 5 == 3 { -1 - i as i32 } else { (rng.bits() % 50) as i32 }).collect();
-        let rows_of = RowIndex::new(&handle, &index, rows).unwrap();
-        for recipe in schemes(count).into_iter().map(CastRecipe::new) {
-            let plain = CastInput::from(x.view()).gathered(&index).unwrap();
-            let source = CastSource::from(&matrix).gathered(&rows_of).unwrap();
-            check(&handle, source, &plain, recipe, &format!("{count} rows of a plain matrix"));
-            let input = CastInput::from(&q).gathered(&index).unwrap();
-            let source = CastSource::from(&coded).gathered(&rows_of).unwrap();
-            check(&handle, source, &input, recipe, &format!("{count} rows of codes"));
-        }
-    }
     // Numbers that nobody checked: beyond the matrix there is nothing.
     let unchecked = [3u32, 50, i32::MAX as u32, 49];
     let rows_of = RowIndex::from_device(handle.upload(&unchecked).unwrap()).unwrap();
@@ -298,36 +320,41 @@ fn gathered_rows() {
     check(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
 }
 
+/// Codes by scales that are there, and scales alone.
+fn check_parts(handle: &Handle, rng: &mut Noise, (rows, cols): (usize, usize), schemes: &[CastScheme]) {
+    let x = spread(rng, rows, cols, DType::Bf16);
+    let data = device(handle, &x, DType::Bf16);
+    let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
+    for &scheme in schemes {
+        let context = format!("{rows} x {cols} {scheme}");
+        let [r, c] = scheme.group().grid(rows, cols);
+        let bytes = scheme.scales() == CastScales::Ue8m0;
+        let given: Vec<f32> = (0..r * c)
+            .map(|_| (rng.uniform() * 8.0 - 6.0).exp2())
+            .map(|s| if bytes { s.log2().ceil().exp2() } else { s })
+            .collect();
+        let want = reference::cast_with_scales(&x.view().into(), scheme, &given).unwrap();
+        let mut got = poisoned_cast(handle, scheme, rows, cols);
+        handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
+        handle.cast_with_scales_into(&matrix, &mut got).unwrap();
+        assert_cast(handle, &got, &want, &format!("{context}, given"));
+
+        let recipe = CastRecipe::new(scheme);
+        let scales = reference::cast_scales(&x.view().into(), recipe).unwrap();
+        let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
+        let want = HostCastMatrix::from_logical(scheme, rows, cols, codes, scales).unwrap();
+        let mut got = poisoned_cast(handle, scheme, rows, cols);
+        handle.cast_scales_into(&matrix, recipe, &mut got).unwrap();
+        assert_cast(handle, &got, &want, &format!("{context}, scales alone"));
+    }
+}
+
 #[test]
 fn given_scales_and_scales_alone() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(906);
     for (rows, cols) in [(144, 272), (2, 16400)] {
-        let x = spread(&mut rng, rows, cols, DType::Bf16);
-        let data = device(&handle, &x, DType::Bf16);
-        let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
-        for scheme in schemes(rows) {
-            let context = format!("{rows} x {cols} {scheme}");
-            let [r, c] = scheme.group().grid(rows, cols);
-            let bytes = scheme.scales() == CastScales::Ue8m0;
-            let given: Vec<f32> = (0..r * c)
-                .map(|_| (rng.uniform() * 8.0 - 6.0).exp2())
-                .map(|s| if bytes { s.log2().ceil().exp2() } else { s })
-                .collect();
-            let want = reference::cast_with_scales(&x.view().into(), scheme, &given).unwrap();
-            let mut got = poisoned_cast(&handle, scheme, rows, cols);
-            handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
-            handle.cast_with_scales_into(&matrix, &mut got).unwrap();
-            assert_cast(&handle, &got, &want, &format!("{context}, given"));
-
-            let recipe = CastRecipe::new(scheme);
-            let scales = reference::cast_scales(&x.view().into(), recipe).unwrap();
-            let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
-            let want = HostCastMatrix::from_logical(scheme, rows, cols, codes, scales).unwrap();
-            let mut got = poisoned_cast(&handle, scheme, rows, cols);
-            handle.cast_scales_into(&matrix, recipe, &mut got).unwrap();
-            assert_cast(&handle, &got, &want, &format!("{context}, scales alone"));
-        }
+        check_parts(&handle, &mut rng, (rows, cols), &schemes(rows));
     }
 }
 

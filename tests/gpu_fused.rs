@@ -150,6 +150,8 @@ fn each_kernel_once() {
         for apart in [0, 8, 3] {
             let recipes = along_rows();
             check_norm(&handle, &mut rng, (5, 272), dtype, apart, &recipes);
+            // A value in each of a thread's vectors.
+            check_norm(&handle, &mut rng, (3, 6416), dtype, apart, &recipes);
             let long = recipes.iter().filter(|r| [CastGroup::Group1x32, CastGroup::Row].contains(&r.scheme().group()));
             check_norm(&handle, &mut rng, (2, 8208), dtype, apart, &long.copied().collect::<Vec<_>>());
             for rows in [5, 33] {

@@ -85,12 +85,51 @@ fn swiglu_shapes() {
     }
 }
 
+/// Rows enough for the kernels for many, with a value in each of a thread's vectors.
+#[test]
+fn many_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(959);
+    let (rows, half) = (4 * handle.device().sm_count as usize + 5, 2000);
+    let mut recipes = Vec::new();
+    for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for group in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x128] {
+            let scheme = CastScheme::new(format, group).unwrap();
+            recipes.extend(CastScales::ALL.map(|scales| CastRecipe::new(scheme.with_scales(scales))));
+        }
+    }
+    let (of_rows, of_columns): (Vec<f32>, Vec<f32>) =
+        ((0..rows).map(|_| rng.uniform() + 0.5).collect(), (0..2 * half).map(|_| rng.normal()).collect());
+    let (rows_there, columns_there) = (handle.upload(&of_rows).unwrap(), handle.upload(&of_columns).unwrap());
+    for dtype in INPUTS {
+        for apart in [0, 3] {
+            let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, 2 * half + apart);
+            let matrix = gated.matrix();
+            let factors = || VecRef::new(&rows_there, DType::F32, rows).unwrap();
+            let columns = || VecRef::new(&columns_there, DType::F32, 2 * half).unwrap();
+            let normed = Array2::from_shape_fn(gated.x.dim(), |(i, j)| gated.x[(i, j)] * of_rows[i] * of_columns[j]);
+            let tanh = reference::gelu_tanh(gated.x.view());
+            for recipe in &recipes {
+                check_swiglu(&handle, &gated, true, *recipe);
+                let context = format!("{rows} x {} {dtype}, {apart} apart, to {}", 2 * half, recipe.scheme());
+                let source = CastSource::activated(&matrix, SourceActivation::GeluTanh);
+                let got = handle.cast(source, *recipe).unwrap();
+                let want = reference::cast(&tanh.view().into(), *recipe).unwrap();
+                assert_cast(&handle, &got, &want, &format!("gelu-tanh of {context}"));
+                let got = handle.cast(CastSource::normed(&matrix, factors(), columns()).unwrap(), *recipe).unwrap();
+                let want = reference::cast(&normed.view().into(), *recipe).unwrap();
+                assert_cast(&handle, &got, &want, &format!("norm of {context}"));
+            }
+        }
+    }
+}
+
 /// Scales alone and codes alone, which count as a whole cast does.
 #[test]
 fn parts_of_a_cast() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(958);
-    for (rows, half) in [(144, 272), (2, 16400)] {
+    for (rows, half) in [(144, 272), (2, 16400), (4 * handle.device().sm_count as usize + 5, 144)] {
         let gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
         let matrix = gated.matrix();
         for recipe in recipes(rows) {

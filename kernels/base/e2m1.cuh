@@ -65,14 +65,11 @@ template <class T> __device__ __forceinline__ u32 signs4(const Vec8<T>& v, int k
     }
 }
 
-// Four codes in bytes 1 and 3, from their magnitudes (`bytes4`) and signs (`signs4`).
-__device__ __forceinline__ u32 join4(u32 w, u32 signs) {
-    // * 136 moves code << 1 of even bytes to the low half of the byte above, of odd bytes to the high half of their own; * 17
-    // does the same to the sign bits. All sums are of disjoint bits.
-    return w * 136 + (signs & 0x80808080u) * 17;
-}
+// Four codes in bytes 1 and 3 each come from their magnitudes (`bytes4`) times 136, which moves code << 1 of even bytes to the low half of the byte
+// above, of odd bytes to the high half of their own, and their signs (`signs4`) times 17, which does the same to the sign bits: sums of
+// disjoint bits.
 
-// Eight codes, element 0 in the lowest four bits, from two words of `join4`.
+// Eight codes, element 0 in the lowest four bits, from two such words.
 __device__ __forceinline__ u32 join8(u32 n0, u32 n1) { return __byte_perm(n0, n1, 0x7531); }
 
 // The place of |y| among E2M1's eight magnitudes, plus the bits of ROUNDER. Magnitudes are 1/2 apart below 2, then 1, from 4 on 2: the place is

@@ -4,7 +4,7 @@
 #include "base/e2m1.cuh"
 #include "base/layout.cuh"
 
-// Order of the scales, as the kernels receive it (src/gpu/kernels/cast.rs).
+// Order of the scales, as the kernels receive it (src/gpu/kernels/cast_args.rs).
 constexpr u32 ROW_MAJOR = 0;
 constexpr u32 COLUMN_MAJOR = 1;
 constexpr u32 UE8M0 = 2;

@@ -54,7 +54,7 @@ __device__ __forceinline__ int exponent_of(float scale) {
 }
 
 // Groups of 128 columns get 2^(o - 127), o the largest exponent of their parts less 6 (at least 0), and codes times 2^(i - o): exact
-// while -5 <= i - o <= 6. A warp takes 4 rows x 128 columns, as in cast_rows.
+// while -5 <= i - o <= 6. A warp takes 4 rows x 128 columns, eight lanes a row.
 extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
     CastSource source,             // E2M1 codes, groups of 16 to 128 columns, scales powers of two
     CastOut out,                   // E4M3 codes, groups of 128 columns, scales UE8M0

@@ -4,9 +4,14 @@
 // Vectors of a thread, along a row and in a square: as many as registers hold where instructions are the limit.
 template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 16;
 template <class S> constexpr int e2m1_vectors = is_narrow<S> ? 8 : 4;
+// Blocks of a multiprocessor that fit without spilling.
+#if __CUDA_ARCH__ == 900
 template <class S> constexpr u32 e2m1_blocks = is_narrow<S> ? 5 : 3;
 template <> constexpr u32 e2m1_blocks<Plain<Bf16, true>> = 7;
 template <> constexpr u32 e2m1_blocks<Plain<F16, true>> = 7;
+#else
+template <class S> constexpr u32 e2m1_blocks = is_narrow<S> ? 4 : 3;
+#endif
 template <class S> constexpr u32 wide_blocks = is_narrow<S> ? 4 : 3;
 
 #define CAST_GROUPS_MANY(name, SOURCE, ...)                                                                               \

@@ -241,7 +241,7 @@ template <class T> __device__ __forceinline__ float amax_ignoring_nan(const Bloc
 template <class T> __device__ __forceinline__ uint2 pack(const u32 (&w)[4], const Block<T>& b) {
     u32 n[4];
 #pragma unroll
-    for (int k = 0; k < 4; k++) n[k] = w[k] * 136 + (signs4(b.half[k / 2], k % 2) & 0x80808080u) * 17;  // `join4`
+    for (int k = 0; k < 4; k++) n[k] = w[k] * 136 + (signs4(b.half[k / 2], k % 2) & 0x80808080u) * 17;
     return {join8(n[0], n[1]), join8(n[2], n[3])};
 }
 

@@ -4,7 +4,7 @@
 #include "base/activation.cuh"
 #include "cast/source.cuh"
 
-// What it is, as the kernels receive it (src/gpu/kernels/cast.rs).
+// What it is, as the kernels receive it (src/gpu/kernels/cast_call.rs).
 constexpr u32 SWIGLU = 0;  // of [l | r]: silu(l) * r, times the row's weight
 constexpr u32 SILU = 1;
 constexpr u32 GELU = 2;

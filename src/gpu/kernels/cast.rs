@@ -4,7 +4,7 @@ use super::Kernels;
 use super::cast_args::{CastOut, CastRule, CastSource};
 use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, check_apart};
 use super::fused::FusedKernels;
-use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
+use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::{Module, Modules};
 use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
 use crate::error::{Error, Result};
@@ -158,7 +158,9 @@ impl Kernels {
                         }
                     }
                     _ if few => (choose(&family.few, |f| &f.few)?, square(1)),
-                    _ if writes_columns(scheme) => (family.square.kernel(from)?, square(2)),
+                    _ if writes_columns(scheme) && cols.div_ceil(1024) <= GRID_Y => {
+                        (family.square.kernel(from)?, square(2))
+                    }
                     _ => {
                         let format = scheme.format();
                         let kernels = &family.line[usize::from(format == CodeFormat::E2M1)];

@@ -93,7 +93,7 @@ impl CastOut {
     }
 }
 
-/// Mirror of `Producer` in `kernels/cast/cast.cuh`.
+/// Mirror of `Producer` in `kernels/cast/source.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Producer {
@@ -124,7 +124,7 @@ impl Producer {
     }
 }
 
-/// Mirror of `CastSource` in `kernels/cast/cast.cuh`.
+/// Mirror of `CastSource` in `kernels/cast/source.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct CastSource {

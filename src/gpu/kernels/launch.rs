@@ -99,7 +99,7 @@ impl Blocks {
                 "kernel grid",
                 format!("{x} x {y} blocks"),
                 format!("must be at least 1 and fit 2^31 - 1 by {GRID_Y}"),
-                "split the matrix by rows",
+                "split the matrix, by columns where it has few rows",
             ));
         }
         if !(1..=8).contains(&cluster) || !x.is_multiple_of(cluster as usize) || !(1..=1024).contains(&threads) {
