@@ -114,7 +114,11 @@ fn many_rows() {
     for dtype in INPUTS {
         for kind in ["nan", "specials", "ties"] {
             let x = of_kind(&mut rng, kind, rows, cols, dtype);
+            // Not all of both, so that it can be run under a sanitizer.
             for (stride, offset) in [(cols, 0), (cols + 3, 1)] {
+                if kind != "nan" && (dtype, stride) != (DType::Bf16, cols) {
+                    continue;
+                }
                 let buffer = upload_strided(&handle, &x, dtype, stride, offset);
                 let view = buffer.slice(offset * dtype.bytes()..);
                 let matrix = MatRef::new(view, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();

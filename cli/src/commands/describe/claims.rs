@@ -338,7 +338,7 @@ mod tests {
         let map = layers(&["a.a", &format!("{around}x")]);
         let by_name = Algorithms::new(&map);
         assert_eq!(by_name.of_layer(&format!("{around}o_proj")), Some("a.a"));
-        // A debug build on a slow machine takes less than a second; a lookup of each part from the start takes minutes there.
-        assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
+        // A debug build takes half a second; looking each part up from the start took 7.
+        assert!(start.elapsed().as_secs() < 4, "{:?}", start.elapsed());
     }
 }
