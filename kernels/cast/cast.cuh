@@ -130,10 +130,6 @@ template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void sto
     store_products<FORMAT, BOUNDED>(codes, at, x, y);
 }
 
-// BOUNDED for a choice at run time, made once for many vectors.
-template <bool VALUE> struct Bounded {
-    static constexpr bool value = VALUE;
-};
 template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool bounded) {
     if (FORMAT == E2M1 && bounded) store_codes<FORMAT, true>(codes, at, x, encode);
     else store_codes<FORMAT, false>(codes, at, x, encode);

@@ -106,18 +106,19 @@ template <class S, class SHAPE> struct Held {
             for (int v = 0; v < VECTORS; v++) clean = clean && is_factor(encode[v]);
         }
         if (out.part == SCALES) return;
+        if (FORMAT == E2M1 && clean) write<FORMAT, true>(out, encode);
+        else write<FORMAT, false>(out, encode);
+    }
+
+    template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ void write(const CastOut& out, const float (&encode)[VECTORS]) {
         const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
         u8* codes = once(out.codes + bytes((u64)shape.row * cols + shape.first));
-        const auto write = [&](auto bounded) {
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                if (v && v % SHAPE::ALONG == 0) codes = once(codes + bytes((u64)cols * SHAPE::APART));
-                data[v].forget();
-                if (inside(v)) store_codes<FORMAT, bounded.value>(codes, shape.right(v), data[v], encode[v]);
-            }
-        };
-        if (FORMAT == E2M1 && clean) write(Bounded<true>{});
-        else write(Bounded<false>{});
+        for (int v = 0; v < VECTORS; v++) {
+            if (v && v % SHAPE::ALONG == 0) codes = once(codes + bytes((u64)cols * SHAPE::APART));
+            data[v].forget();
+            if (inside(v)) store_codes<FORMAT, BOUNDED>(codes, shape.right(v), data[v], encode[v]);
+        }
     }
 
     template <u32 FORMAT> __device__ __forceinline__ void cast_groups(const CastRule& rule, const CastOut& out) {

@@ -3,6 +3,33 @@
 #pragma once
 #include "cast/source.cuh"
 
+// The codes of a thread's 8 x 8 elements, each column by its factor.
+template <class S, u32 FORMAT, bool BOUNDED>
+__device__ __forceinline__ void write_tile(S (&data)[8], u64 row, u32 col, u32 rows, u32 cols, const float (&encode)[8], const CastOut& out) {
+    const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
+    if (!out.transposed) {
+        u8* codes = once(out.codes + bytes(row * cols + col));
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            if (row + r < rows) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
+            codes += bytes(cols);
+        }
+    } else if (row < rows) {  // rows is a multiple of 16 here
+        u8* codes = once(out.codes + bytes((u64)col * rows + row));
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            float v[8];
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                if (c % 2 == 0) data[r].forget();
+                v[r] = data[r].value(c);
+            }
+            store_codes<FORMAT, BOUNDED>(codes, 0, Numbers{v}, encode[c]);
+            codes += bytes(rows);
+        }
+    }
+}
+
 // A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
 // of codes 64 neighbours of a row, those of transposed codes 32 of a column.
 template <class S, u32 FORMAT>
@@ -118,32 +145,8 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     }
 #pragma unroll
     for (int r = 0; r < 8; r++) data[r].forget();
-    const auto write = [&](auto bounded) {
-        if (!out.transposed) {
-            u8* codes = once(out.codes + (FORMAT == E2M1 ? (row * cols + col) / 2 : row * cols + col));
-#pragma unroll
-            for (int r = 0; r < 8; r++) {
-                if (row + r < rows) store_codes<FORMAT, bounded.value>(codes, 0, data[r], f);
-                codes += FORMAT == E2M1 ? cols / 2 : cols;
-            }
-        } else if (row < rows) {  // rows is a multiple of 16 here
-            const u64 start = (u64)col * rows + row;
-            u8* codes = once(out.codes + (FORMAT == E2M1 ? start / 2 : start));
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                float v[8];
-#pragma unroll
-                for (int r = 0; r < 8; r++) {
-                    if (c % 2 == 0) data[r].forget();
-                    v[r] = data[r].value(c);
-                }
-                store_codes<FORMAT, bounded.value>(codes, 0, Numbers{v}, f[c]);
-                codes += FORMAT == E2M1 ? rows / 2 : rows;
-            }
-        }
-    };
-    if (FORMAT == E2M1 && clean) write(Bounded<true>{});
-    else write(Bounded<false>{});
+    if (FORMAT == E2M1 && clean) write_tile<S, FORMAT, true>(data, row, col, rows, cols, f, out);
+    else write_tile<S, FORMAT, false>(data, row, col, rows, cols, f, out);
 }
 
 // Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.
