@@ -110,7 +110,7 @@ template <class S, class SHAPE> struct Held {
         else write<FORMAT, false>(out, encode);
     }
 
-    template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ void write(const CastOut& out, const float (&encode)[VECTORS]) {
+    template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ void write(const CastOut& out, const float* encode) {
         const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
         u8* codes = once(out.codes + bytes((u64)shape.row * cols + shape.first));
 #pragma unroll
