@@ -279,6 +279,9 @@ fn a_given_amax_of_weights_makes_their_scale() {
     assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
     assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
+    // (Its scale was 0, and all values with it.)
+    fs::write(&file, r#"{"l.0.q_proj": 1e-44}"#).unwrap();
+    assert_words(&run("nvfp4"), &["the amax 1e-44 of l.0.q_proj", "nearer to 1"]);
     // (A file of nothing passed without a word, and every layer had its own.)
     let words = [
         "amax: holds no amax, and --weight-amax asks for those of",

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Longest JSON read: that of a million layers.
 const MOST_BYTES: u64 = 64 << 20;
 
-const FORM: &str = "give a JSON object of layers and the amax of their inputs, or a safetensors file of such scalars";
+const FORM: &str = "give a JSON object of layers and their amax, or a safetensors file of such scalars";
 const RULE: &str = "an amax is above 0 and finite in FP32, at most 3.4028235e38";
 const NUMBER: &str = "give the largest magnitude that was seen, or leave the layer out of the file";
 /// What serde_json says of a number that no FP64 is.
@@ -86,11 +86,7 @@ impl InputScales {
             Some(b'{') => {
                 let mut refused = None;
                 let mut reader = serde_json::Deserializer::from_reader(reader);
-                let words = Words {
-                    object: "an object of layers and the amax of their inputs",
-                    key: "layer",
-                    value: "a number",
-                };
+                let words = Words { object: "an object of layers and their amax", key: "layer", value: "a number" };
                 let read = each_entry(&mut reader, words, |name, value| {
                     add(&name, value).map_err(|e| {
                         refused = Some(e);

@@ -181,7 +181,7 @@ fn layout(
                     let (name, number) = layout.input_scale(&item.name, amax[place].1);
                     if !(number.is_finite() && number > 0.0) {
                         return Err(Failure::Use(format!(
-                            "{}: the amax {} of {} has no FP32 scale; give one nearer to 1",
+                            "{}: the amax {:e} of {} has no FP32 scale; give one nearer to 1",
                             args.input_scales.as_deref().map(shown).unwrap_or_default(),
                             amax[place].1,
                             printable(&item.name)
@@ -243,6 +243,16 @@ fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Resul
         }
     }
     let file = args.weight_amax.as_deref().map(shown).unwrap_or_default();
+    // Of an amax so small the scale, amax / 448 or amax / (6 * 448), is no normal number, or 0, and every value with it.
+    let too_small = |amax: f32| amax / 2688.0 < f32::MIN_POSITIVE;
+    let mut small: Vec<_> = found.iter().filter(|(_, amax)| too_small(**amax)).collect();
+    small.sort_unstable_by_key(|(at, _)| **at);
+    if let Some((at, amax)) = small.first() {
+        return Err(Failure::Use(format!(
+            "{file}: the amax {amax:e} of {} has no FP32 scale; give one nearer to 1",
+            printable(module(&plans.items[**at].name))
+        )));
+    }
     match checks::others(given, &names) {
         None if found.is_empty() => {
             let weights: Vec<&str> = plans.weights().map(|(at, _)| module(&plans.items[at].name)).collect();
