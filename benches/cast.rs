@@ -45,8 +45,8 @@ fn main() {
     });
 }
 
-/// A table of casts, and the rates of a copy that they are compared with: casts to few bits take instructions, and so power, that a copy does not,
-/// and run as fast with pauses as beside other work.
+/// A table of casts, and the rates of a copy that they are compared with, by cadence: casts to few bits take instructions, and so power, that a
+/// copy does not, and some are faster with pauses than back to back.
 struct Section {
     name: String,
     roofs: Vec<(Cadence, f64)>,
