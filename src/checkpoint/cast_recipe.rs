@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::names::{SCALE_SUFFIXES, Tensor};
-use super::recipe::{parse, text, unknown, word};
+use super::recipe::{parse, text, typed, unknown, word};
 use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Scales, Scheme};
 
 /// The `scheme` of such an entry: readers that do not know casts refuse it.
@@ -84,43 +84,65 @@ impl WrittenCast {
     pub(super) fn from_json(text: &str) -> Result<Self, String> {
         let value = parse(text)?;
         let scheme = scheme_of(&value)?;
-        let rounding: Fp8Scales = word(&value, "rounding")?;
-        let floor =
-            value.get("floor").and_then(Value::as_f64).ok_or("its recipe in the metadata has no number floor")?;
-        let recipe = CastRecipe::new(scheme).with_floor(floor as f32).map_err(in_words)?;
-        let recipe = match (rounding, recipe.numbers()) {
-            (Fp8Scales::PowerOfTwo, _) => recipe.power_of_two(),
-            (Fp8Scales::Exact, Fp8Scales::Exact) => recipe,
-            (Fp8Scales::Exact, Fp8Scales::PowerOfTwo) => {
-                return Err(unknown("rounding", &format!("{rounding} for scales in {}", scheme.scales())));
-            }
-        };
+        let recipe = floor_of(&value, scheme)?;
+        let recipe = if rounding_of(&value, scheme)? == Fp8Scales::PowerOfTwo { recipe.power_of_two() } else { recipe };
         Ok(Self { recipe, source: word(&value, "source")? })
     }
 }
 
-/// What a reader needs of the entry; `None` for one of another scheme.
+/// The recipe with its floor.
+fn floor_of(value: &Value, scheme: CastScheme) -> Result<CastRecipe, String> {
+    let floor = typed(value, "floor", "a number", Value::as_f64)?;
+    CastRecipe::new(scheme).with_floor(floor as f32).map_err(|_| {
+        // As it is written there.
+        let (text, least) = (&value["floor"], CastRecipe::least_floor(scheme.format()));
+        format!(
+            "its recipe in the metadata has the unknown floor {text}; known are finite numbers of at least {least:e}"
+        )
+    })
+}
+
+/// What numbers its scales are.
+fn rounding_of(value: &Value, scheme: CastScheme) -> Result<Fp8Scales, String> {
+    let rounding: Fp8Scales = word(value, "rounding")?;
+    match (rounding, CastRecipe::new(scheme).numbers()) {
+        (Fp8Scales::Exact, Fp8Scales::PowerOfTwo) => {
+            let key = format!("rounding for scales in {}", scheme.scales());
+            Err(unknown(&key, rounding.name(), &[Fp8Scales::PowerOfTwo.name()]))
+        }
+        _ => Ok(rounding),
+    }
+}
+
+/// What a reader needs of the entry; `None` for one of another scheme. A rounding and a floor, which it does not need, are what is known
+/// where they are there: an entry with others was written by nothing that is known here.
 pub(super) fn cast_scheme(text: &str) -> Option<Result<CastScheme, String>> {
     // Asked of every matrix, of which few are casts.
     if !text.contains(SCHEME) {
         return None;
     }
     let value = parse(text).ok()?;
-    (value.get("scheme").and_then(Value::as_str) == Some(SCHEME)).then(|| scheme_of(&value))
+    (value.get("scheme").and_then(Value::as_str) == Some(SCHEME)).then(|| {
+        let scheme = scheme_of(&value)?;
+        let is_there = |key: &str| value.get(key).is_some();
+        is_there("rounding").then(|| rounding_of(&value, scheme)).transpose()?;
+        is_there("floor").then(|| floor_of(&value, scheme)).transpose()?;
+        Ok(scheme)
+    })
 }
 
 fn scheme_of(value: &Value) -> Result<CastScheme, String> {
     match text(value, "scheme")? {
         SCHEME => {}
-        other => return Err(unknown("scheme", other)),
+        other => return Err(unknown("scheme", other, &[SCHEME])),
     }
     let scheme = CastScheme::new(word(value, "format")?, word(value, "group")?).map_err(in_words)?;
     let scheme = scheme.with_scales(word(value, "scales")?);
     // It would be read as plausible numbers: it must be said.
-    match value.get("transposed").and_then(Value::as_bool) {
-        Some(true) => scheme.transposed().map_err(in_words),
-        Some(false) => Ok(scheme),
-        None => Err("its recipe in the metadata does not say whether it is transposed".into()),
+    match value.get("transposed").is_none_or(Value::is_null) {
+        true => Err("its recipe in the metadata does not say whether it is transposed".into()),
+        false if typed(value, "transposed", "true or false", Value::as_bool)? => scheme.transposed().map_err(in_words),
+        false => Ok(scheme),
     }
 }
 
@@ -195,7 +217,10 @@ mod tests {
                     }
                     let other = other.to_string();
                     assert!(WrittenCast::from_json(&other).is_err(), "{other}");
-                    let matters = ["format", "group", "scales", "transposed"].contains(&key.as_str());
+                    // Of what is not needed to read it, what is there must be known.
+                    let (is_rule, is_there) = (["rounding", "floor"].contains(&key.as_str()), other.contains(key));
+                    let matters =
+                        ["format", "group", "scales", "transposed"].contains(&key.as_str()) || is_rule && is_there;
                     match (key.as_str(), cast_scheme(&other)) {
                         ("scheme", found) => assert_eq!(found, None, "{other}"),
                         (_, found) => assert_eq!(found.map(|f| f.is_err()), Some(matters), "{other}"),

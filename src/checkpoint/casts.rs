@@ -175,7 +175,7 @@ impl Listing {
             return remedy.into();
         }
         format!(
-            "they fit a cast, and the metadata entry {RECIPE_KEY}{name}, which a cast is read by, is not in the file: write it with \
+            "its tensors fit a cast, which no product reads, and the metadata entry {RECIPE_KEY}{name}, which a cast is read by, is not in the file: write it with \
              quantize --group again, or copy it with the __metadata__ of its header"
         )
     }

@@ -9,6 +9,7 @@ use crate::format::{
     Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options,
     Nvfp4Recipe, Recipe, Scheme,
 };
+use crate::names::UnknownName;
 
 /// How a matrix of a file was quantized: the metadata entry `scaled_gemm.NAME`.
 ///
@@ -136,7 +137,11 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
 fn scheme_of(value: &Value) -> Result<Scheme, String> {
     let format: CodeFormat = word(value, "format")?;
     let name = text(value, "scheme")?;
-    Scheme::from_name(name, format).ok_or_else(|| unknown("scheme", name))
+    let known = || Scheme::ALL.into_iter().filter(|scheme| scheme.spec().format == format);
+    Scheme::from_name(name, format).ok_or_else(|| {
+        let names: Vec<&str> = known().map(|scheme| scheme.spec().name).collect();
+        unknown(&format!("scheme of {format}"), name, &names)
+    })
 }
 
 fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
@@ -152,10 +157,11 @@ fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
     };
     let max = whole(value, "e4m3_max")?;
     let bound = E4m3Bound::ALL.into_iter().find(|b| b.value() as u64 == max);
+    let known = E4m3Bound::ALL.map(|bound| bound.value().to_string());
     Ok(Nvfp4Options {
         rule: word(value, "preset")?,
         block_scale,
-        bound: bound.ok_or_else(|| format!("its recipe in the metadata has the unknown e4m3_max {max}"))?,
+        bound: bound.ok_or_else(|| unknown("e4m3_max", &max.to_string(), &known))?,
         shape: word(value, "block_shape")?,
         basis: word(value, "basis")?,
         rounding,
@@ -163,26 +169,42 @@ fn nvfp4_options(value: &Value) -> Result<Nvfp4Options, String> {
 }
 
 pub(super) fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str, String> {
-    value.get(key).and_then(Value::as_str).ok_or_else(|| format!("its recipe in the metadata has no {key}"))
+    typed(value, key, "a string", Value::as_str)
 }
 
-pub(super) fn unknown(key: &str, text: &str) -> String {
-    format!("its recipe in the metadata has the unknown {key} {text:?}")
+/// An entry as what it has to be. `null` is as good as none.
+pub(super) fn typed<'a, T>(
+    value: &'a Value,
+    key: &str,
+    what: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<T, String> {
+    match value.get(key).filter(|entry| !entry.is_null()) {
+        None => Err(format!("its recipe in the metadata has no {key}")),
+        Some(entry) => read(entry).ok_or_else(|| {
+            let short: String = entry.to_string().chars().take(40).collect();
+            format!("its recipe in the metadata has {key} {short}, and {what} is expected")
+        }),
+    }
 }
 
-pub(super) fn word<T: FromStr>(value: &Value, key: &str) -> Result<T, String> {
+pub(super) fn unknown(key: &str, text: &str, known: &[impl AsRef<str>]) -> String {
+    let known: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+    format!("its recipe in the metadata has the unknown {key} {text:?}; known are {}", known.join(", "))
+}
+
+pub(super) fn word<T: FromStr<Err = UnknownName>>(value: &Value, key: &str) -> Result<T, String> {
     let text = text(value, key)?;
-    text.parse().map_err(|_| unknown(key, text))
+    text.parse().map_err(|e: UnknownName| unknown(key, text, &e.known))
 }
 
 fn one_of<const N: usize>(value: &Value, key: &str, known: [&'static str; N]) -> Result<&'static str, String> {
     let text = text(value, key)?;
-    known.into_iter().find(|k| *k == text).ok_or_else(|| unknown(key, text))
+    known.into_iter().find(|k| *k == text).ok_or_else(|| unknown(key, text, &known))
 }
 
 fn whole(value: &Value, key: &str) -> Result<u64, String> {
-    let number = value.get(key).and_then(Value::as_u64);
-    number.ok_or_else(|| format!("its recipe in the metadata has no whole number {key}"))
+    typed(value, key, "a whole number", Value::as_u64)
 }
 
 const PLAIN: &str = "plain";

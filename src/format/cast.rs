@@ -264,7 +264,7 @@ impl CastRecipe {
     }
 
     /// `max * 2^-126`: below, a scale would be no normal number.
-    const fn least_floor(format: CodeFormat) -> f32 {
+    pub(crate) const fn least_floor(format: CodeFormat) -> f32 {
         format.max() * f32::MIN_POSITIVE
     }
 
