@@ -404,7 +404,7 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         assert_words(&text, &["tensor w: ", &entry("w"), &entry("v.weight"), remedy]);
         assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &["tensor v.weight: ", &entry("v.weight"), remedy]);
     }
-    // Two codes a byte may be of other formats, too.
+    // (Of two codes a byte it was no more than noted, since they may be of other formats, too.)
     for options in [
         &["--group", "1x64", "--format", "e2m1"][..],
         &["--group", "1x16", "--format", "e2m1", "--scales", "ue8m0"],
@@ -418,7 +418,9 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         write(&bare, &tensors);
         let words =
             ["2 tensors (v.weight, w) may be the codes of casts, and the entry of each", "scaled_gemm.NAME", remedy];
-        assert_words(&good(&["info", &bare]), &words);
+        let (text, error) = wrong(&["info", &bare]);
+        assert_words(text.split("What is wrong").nth(1).unwrap(), &words);
+        assert_words(&error, &["1 thing is wrong"]);
         assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &words);
         // Beside another matrix they are copied.
         tensors.push(("x", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
@@ -429,7 +431,8 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
             &["copied as they are: 2 tensors (v.weight, w)", remedy],
         );
         let error = bad(2, &["gemm", "--a", &format!("{bare}:w"), "--b", &format!("{bare}:x"), "-o", &q]);
-        assert_words(&error, &["tensor w: ", "scaled_gemm.w", remedy]);
+        assert_words(&error, &["tensor w: has dtype U8; its tensors fit a cast, which no product reads", remedy]);
+        assert_words(&error, &["scaled_gemm.w"]);
     }
     // Scales of no cast.
     write(&bare, &[("w", Dtype::U8, vec![64, 64], vec![1; 4096]), ("w_scale", Dtype::F32, vec![64, 3], vec![0; 768])]);
@@ -485,4 +488,41 @@ fn every_quantizer_cast_and_producer_is_timed() {
         &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
         &["nothing to measure", "multiple of 16"],
     );
+}
+
+/// (Entries that no version wrote were read, and one of another type was said not to be there.)
+#[test]
+fn entries_of_a_cast_are_what_is_known() {
+    let folder = Folder::new();
+    let [input, q, back] = ["in", "q", "back"].map(|name| folder.file(&format!("{name}.safetensors")));
+    write(&input, &[f32_tensor("w", [64, 128], 3)]);
+    good(&["quantize", &input, "-o", &q, "--group", "1x64"]);
+    let bytes = fs::read(&q).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let cases = [
+        ("rounding", json!("foo"), "has the unknown rounding \"foo\"; known are exact, power-of-two"),
+        ("rounding", json!(7), "has rounding 7, and a string is expected"),
+        ("floor", json!("x"), "has floor \"x\", and a number is expected"),
+        ("floor", json!(-1), "has the unknown floor -1; known are finite numbers of at least 5.2662"),
+        ("floor", json!(1e-38), "has the unknown floor 1e-38; known are"),
+        ("group", json!(7), "has group 7, and a string is expected"),
+        ("group", json!("7x7"), "has the unknown group \"7x7\"; known are 1x16, 1x32"),
+        ("group", Value::Null, "has no group"),
+        ("scheme", json!([1]), "has scheme [1], and a string is expected"),
+        ("transposed", json!("yes"), "has transposed \"yes\", and true or false is expected"),
+        ("transposed", Value::Null, "does not say whether it is transposed"),
+    ];
+    for (key, value, words) in cases {
+        let mut header = header.clone();
+        let mut entry: Value = serde_json::from_str(header["__metadata__"]["scaled_gemm.w"].as_str().unwrap()).unwrap();
+        entry[key] = value;
+        header["__metadata__"]["scaled_gemm.w"] = entry.to_string().into();
+        let header = header.to_string();
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + length..]].concat();
+        fs::write(&q, file).unwrap();
+        let words = ["tensor w: its recipe in the metadata ", words, "; quantize it again"];
+        assert_words(&wrong(&["info", &q]).0, &words);
+        assert_words(&bad(2, &["dequantize", &q, "-o", &back]), &words);
+    }
 }

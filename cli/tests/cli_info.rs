@@ -103,15 +103,14 @@ fn a_config_that_names_another_scheme_is_said() {
     write("fp8-tensor", "fp8");
     let said = edit("config.json", &|value| value["quantization_config"]["weight_block_size"] = json!([128, 128]));
     assert_words(&said, &["weight_block_size [128,128], which is fp8-128x128, and 2 layers", "are fp8-tensor"]);
-    // What is not known here, or says several things, says nothing.
+    // What says several things, says nothing.
     write("nvfp4", "modelopt");
-    for algorithm in ["MIXED_PRECISION", "OF_NEXT_YEAR"] {
-        let place = format!("{output}/config.json");
-        let text = fs::read_to_string(&place).unwrap().replace("W4A16_NVFP4", algorithm);
-        fs::write(&place, text).unwrap();
-        good(&["info", &output]);
-        fs::write(&place, fs::read_to_string(&place).unwrap().replace(algorithm, "W4A16_NVFP4")).unwrap();
-    }
+    let place = format!("{output}/config.json");
+    let text = fs::read_to_string(&place).unwrap().replace("W4A16_NVFP4", "MIXED_PRECISION");
+    fs::write(&place, text).unwrap();
+    good(&["info", &output]);
+    fs::write(&place, fs::read_to_string(&place).unwrap().replace("MIXED_PRECISION", "OF_NEXT_YEAR")).unwrap();
+    assert_words(&wrong(&["info", &output]).0, &["says quant_algo OF_NEXT_YEAR, which no engine knows"]);
 }
 
 /// (The first was called wrong, and so were the others.)
@@ -245,4 +244,21 @@ fn a_tensor_that_is_missing_is_said_once() {
         }
         fs::remove_dir_all(&output).unwrap();
     }
+}
+
+/// (A file without tensors was as good as any.)
+#[test]
+fn a_file_without_tensors_is_refused() {
+    let folder = Folder::new();
+    let (file, model) = (folder.file("a.safetensors"), folder.file("model"));
+    write(&file, &[]);
+    model_folder(&model, &[], Some(json!({})));
+    for path in [&file, &model] {
+        for json in [&[][..], &["--json"]] {
+            let error = bad(2, &[&["info", path][..], json].concat());
+            assert_words(&error, &[path, "holds no tensor", "; give a safetensors file", "a model's folder"]);
+        }
+    }
+    fs::write(&file, b"").unwrap();
+    assert_words(&bad(2, &["info", &file]), &["it has 0 bytes"]);
 }

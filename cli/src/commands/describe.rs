@@ -3,10 +3,13 @@
 mod claims;
 mod configs;
 mod entries;
+mod formats;
 mod fused;
 mod lists;
+mod names;
 mod orphans;
 mod scales;
+mod words;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -17,7 +20,7 @@ use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
 use crate::folder;
-use crate::output::{Failure, Form, Outcome, bytes, count, product, starred, table};
+use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::unread;
 
 /// One matrix, or what the matter with it is.
@@ -50,6 +53,12 @@ impl Matrix<'_> {
 
 pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let (input, config) = model_folder::open(path)?;
+    if input.tensors().is_empty() {
+        return Err(Failure::Use(format!(
+            "{}: holds no tensor; give a safetensors file or a model's folder that holds the weights of a model",
+            shown(path)
+        )));
+    }
     let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
     let plain = plain(&input, &matrices);
     let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices);
@@ -174,7 +183,7 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
     }
-    found.notes.extend(unread::lost_casts(input));
+    found.problems.extend(unread::lost_casts(input));
     let codes = unread::unread_codes(input);
     let codes: Vec<&TensorInfo> = codes.into_iter().filter(|t| !orphans.tensors.contains(t.name.as_str())).collect();
     match unread::named(&codes).filter(|_| says) {
@@ -196,6 +205,7 @@ impl Findings {
         let said = configs.said();
         self.problems.extend(configs.problem.clone());
         self.problems.extend(said.iter().flat_map(entries::problems));
+        self.problems.extend(said.iter().flat_map(words::problems));
         if said.is_empty() {
             return;
         }
@@ -204,6 +214,10 @@ impl Findings {
         let plain = lists::plain_modules(input);
         let (divided, torn) = fused::divided(&quantized, &plain);
         self.problems.extend(divided);
+        if !quantized.is_empty() {
+            self.problems.extend(said.iter().flat_map(formats::problems));
+        }
+        self.problems.extend(said.iter().flat_map(|said| names::problems(input, said, engines)));
         self.problems.extend(claims::activations(input, &said, engines));
         self.problems.extend(claims::problems(&said, engines, &plain));
         lists::problems(&said, config, [&quantized, &plain], &torn, self);

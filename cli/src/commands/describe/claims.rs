@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
 
-use super::configs::Said;
-use super::{Matrix, layers, module};
+use super::configs::{Method, Said};
+use super::{Matrix, formats, layers, module};
 
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have. `plain`: modules that are
 /// not quantized.
@@ -150,7 +150,7 @@ struct Claim {
 fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
     let file = said.file;
     let read = || matrices.iter().filter_map(|m| Some((m, m.found.as_ref().ok()?.0)));
-    let mut found: Vec<String> = without_format(said).filter(|_| read().next().is_some()).into_iter().collect();
+    let mut found = Vec::new();
     if let Some(mut claim) = claim(said) {
         // Where none is what was claimed, none is beside it.
         if !read().any(|(m, scheme)| fits(&Claim { beside: &[], ..claim.clone() }, m, scheme)) {
@@ -197,49 +197,23 @@ fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: StoredScheme) -> bool {
         || fused
 }
 
-/// The groups of layers that compressed-tensors has.
-fn groups<'a>(said: &Said<'a>) -> impl Iterator<Item = &'a Value> {
-    said.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values())
-}
-
-/// True where a config says that layers differ: for all of ModelOpt's, or by a format of a group that is not that of all
-/// (compressed-tensors 0.20.0, config/base.py: `mixed-precision`).
+/// True where a config says that layers differ: for all of ModelOpt's, or by the formats of groups.
 pub fn is_mixed(said: &Said<'_>) -> bool {
-    let own: Vec<&str> = groups(said).filter_map(|group| group.get("format")?.as_str()).collect();
     said.word("quant_algo").is_some_and(|algorithm| algorithm.eq_ignore_ascii_case("MIXED_PRECISION"))
-        || own.iter().any(|format| *format != said.word("format").unwrap_or(own[0]))
-}
-
-/// That compressed-tensors has no format, for all or for a group. vLLM knows FP8 by it alone (`_get_scheme_from_parts` of
-/// compressed_tensors.py, 2026-09), and the default of compressed-tensors, `fakequant`, is none of codes. A `quant_algo` beside it, as in
-/// a config put together from two, is named.
-fn without_format(said: &Said<'_>) -> Option<String> {
-    let has_format = said.get("format").is_some() || groups(said).any(|group| group["format"].is_string());
-    if said.word("quant_method") != Some("compressed-tensors") || has_format {
-        return None;
-    }
-    let foreign = said.word("quant_algo");
-    let foreign = foreign.map(|algorithm| format!(" (quant_algo {} beside it is ModelOpt's)", printable(algorithm)));
-    Some(format!(
-        "{} says quant_method compressed-tensors and no format, which engines ask for{}; mend it, or quantize the model again",
-        said.file,
-        foreign.unwrap_or_default()
-    ))
+        || formats::differ(said)
 }
 
 /// True if some weights have a scale for so many columns of a row.
 fn has_column_groups(said: &Said<'_>) -> bool {
-    groups(said).any(|group| group["weights"]["strategy"] == "group")
+    formats::groups(said).any(|(_, group)| group["weights"]["strategy"] == "group")
 }
 
 /// What a config says of all weights; nothing where it says several things, or what is not known here.
 fn claim(said: &Said<'_>) -> Option<Claim> {
-    let (method, format) = (said.word("quant_method"), said.word("format"));
-    // ModelOpt's: engines go by another method where there is one.
-    if let Some(algorithm) = said.word("quant_algo").filter(|_| method.is_none_or(|m| m.starts_with("modelopt"))) {
-        return of_algorithm(algorithm);
+    if said.method() == Method::ModelOpt {
+        return of_algorithm(said.word("quant_algo")?);
     }
-    let method = method?;
+    let (method, format) = (said.word("quant_method")?, formats::of_all(said));
     if method == "fp8" {
         // vLLM 0.33.0, Q/fp8.py:158: tiles where there is a size of them, else a scale for each matrix.
         let tile = said.get("weight_block_size").unwrap_or(&Value::Null);
@@ -299,7 +273,7 @@ fn of_algorithm(algorithm: &str) -> Option<Claim> {
 /// The sizes of groups that a config has for weights, each once.
 fn group_sizes(said: &Said<'_>) -> Vec<u64> {
     let size = |value: &Value| value.get("group_size").and_then(Value::as_u64);
-    let weights = groups(said).filter_map(|group| size(group.get("weights")?));
+    let weights = formats::groups(said).filter_map(|(_, group)| size(group.get("weights")?));
     let outer = [Some(said.top), said.top.get("quantization")].into_iter().flatten().filter_map(size);
     let mut sizes: Vec<u64> = outer.chain(weights).collect();
     sizes.sort_unstable();

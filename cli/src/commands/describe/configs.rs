@@ -24,7 +24,27 @@ pub struct Said<'a> {
     pub needs_method: bool,
 }
 
+/// By whose rules a config is read.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Method {
+    Fp8,
+    CompressedTensors,
+    ModelOpt,
+    Other,
+}
+
 impl<'a> Said<'a> {
+    /// A `quant_algo` is ModelOpt's: engines go by another method where there is one.
+    pub fn method(&self) -> Method {
+        match (self.word("quant_method"), self.word("quant_algo")) {
+            (Some("fp8"), _) => Method::Fp8,
+            (Some("compressed-tensors"), _) => Method::CompressedTensors,
+            (Some(method), _) if method.starts_with("modelopt") => Method::ModelOpt,
+            (None, Some(_)) => Method::ModelOpt,
+            _ => Method::Other,
+        }
+    }
+
     /// An entry, also of the `quantization` that ModelOpt puts around what it says.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         let found = self.top.get(key).or_else(|| self.top.get("quantization")?.get(key));

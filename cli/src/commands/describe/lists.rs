@@ -10,7 +10,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 use scaled_gemm::model_folder::{ModelConfig, left_alone};
 use serde_json::Value;
 
-use super::configs::{CONFIG, HF, Said};
+use super::configs::{CONFIG, HF, Method, Said};
 use super::entries::{LISTS, is_names};
 use super::{Findings, layers};
 use crate::folder::some;
@@ -46,15 +46,6 @@ const LINEAR: [&str; 15] = [
     "dense_4h_to_h",
 ];
 
-/// By whose rules a list is read.
-#[derive(Clone, Copy, PartialEq)]
-enum Method {
-    Fp8,
-    CompressedTensors,
-    ModelOpt,
-    Other,
-}
-
 struct List<'a> {
     said: Said<'a>,
     method: Method,
@@ -74,13 +65,7 @@ struct List<'a> {
 
 impl<'a> List<'a> {
     fn new(said: Said<'a>) -> Self {
-        let method = match (said.word("quant_method"), said.word("quant_algo")) {
-            (Some("fp8"), _) => Method::Fp8,
-            (Some("compressed-tensors"), _) => Method::CompressedTensors,
-            (Some(method), _) if method.starts_with("modelopt") => Method::ModelOpt,
-            (None, Some(_)) => Method::ModelOpt,
-            _ => Method::Other,
-        };
+        let method = said.method();
         let keys: Vec<&str> = LISTS.into_iter().filter(|key| said.get(key).is_some()).collect();
         let (names, bare, patterns, unclear) = Default::default();
         let targets = targets(said, method);

@@ -1,0 +1,147 @@
+//! Names of the tensors of matrices, against those that engines look for by the method of a config.
+
+use std::collections::BTreeMap;
+
+use scaled_gemm::checkpoint::{Checkpoint, printable};
+
+use super::configs::{Method, Said};
+use super::{Matrix, layers, module};
+
+/// Tensors of a layer that are its matrix in no folder, or scales of its activations.
+const BESIDE: [&str; 5] = ["input_scale", "input_global_scale", "activation_scale", "scale_input", "comfy_quant"];
+
+/// How a config has the names: its method, and for FP8 whether tiles have a scale each.
+#[derive(Clone, Copy)]
+enum Names {
+    CompressedTensors,
+    ModelOpt,
+    Fp8 { tiles: bool },
+    Mxfp4,
+    Mxfp8,
+}
+
+impl Names {
+    fn of(said: &Said<'_>) -> Option<Self> {
+        match (said.method(), said.word("quant_method")) {
+            (Method::CompressedTensors, _) => Some(Self::CompressedTensors),
+            (Method::ModelOpt, _) => Some(Self::ModelOpt),
+            (Method::Fp8, _) => Some(Self::Fp8 { tiles: said.get("weight_block_size").is_some() }),
+            (Method::Other, Some("mxfp4")) => Some(Self::Mxfp4),
+            (Method::Other, Some("mxfp8")) => Some(Self::Mxfp8),
+            (Method::Other, _) => None,
+        }
+    }
+
+    /// How the names of the codes and scales of a scheme end, where engines differ in several ways; none where it is not a scheme of the
+    /// method. docs/models.md has the lines of their code.
+    fn endings(self, scheme: &str) -> &'static [&'static [&'static str]] {
+        let is_fp8 = scheme.starts_with("fp8-");
+        match (self, scheme) {
+            (Self::CompressedTensors, "nvfp4") => &[&["_packed", "_scale", "_global_scale"]],
+            (Self::CompressedTensors, "mxfp4") => &[&["_packed", "_scale"]],
+            (Self::CompressedTensors, "mxfp8") => &[&["", "_scale"]],
+            (Self::ModelOpt, "nvfp4") => &[&["", "_scale", "_scale_2"]],
+            (Self::CompressedTensors | Self::ModelOpt, _) if is_fp8 => &[&["", "_scale"]],
+            (Self::Fp8 { tiles: true }, "fp8-128x128") => &[&["", "_scale_inv"]],
+            // vLLM looks for the first, transformers for the second; of MXFP8 SGLang does.
+            (Self::Fp8 { tiles: false }, "fp8-tensor" | "fp8-row") => &[&["", "_scale"], &["", "_scale_inv"]],
+            (Self::ModelOpt | Self::Fp8 { .. } | Self::Mxfp8, "mxfp8") => &[&["", "_scale"], &["", "_scale_inv"]],
+            (Self::Mxfp4, "mxfp4") => &[&["_blocks", "_scales"]],
+            _ => &[],
+        }
+    }
+
+    /// The names of scales of activations.
+    fn activations(self, scheme: &str) -> &'static [&'static str] {
+        match self {
+            Self::CompressedTensors if scheme == "nvfp4" => &["input_global_scale"],
+            Self::Fp8 { .. } => &["input_scale", "activation_scale"],
+            _ => &["input_scale"],
+        }
+    }
+}
+
+/// Matrices whose tensors have other names than the engines of this config look for.
+pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
+    let Some(names) = Names::of(said) else { return Vec::new() };
+    let mut wrong: BTreeMap<[String; 3], Vec<&str>> = BTreeMap::new();
+    for matrix in matrices {
+        let Ok((scheme, _)) = &matrix.found else { continue };
+        let (scheme, endings) = (scheme.name(), names.endings(scheme.name()));
+        // What the scheme is not of is said of the scheme.
+        if endings.is_empty() {
+            continue;
+        }
+        let own: Vec<&str> = matrix.parts.iter().map(|tensor| last(&tensor.name)).collect();
+        let looked_for = |names: &[&str]| {
+            let base = last(matrix.name);
+            names.iter().map(|ending| format!("{base}{ending}")).collect::<Vec<_>>()
+        };
+        if !endings.iter().any(|names| looked_for(names) == own) {
+            let wanted: Vec<_> = endings.iter().map(|names| listed(&looked_for(names), "and")).collect();
+            let key = [listed(&own, "and"), wanted.join(", or "), written_by(scheme, matrix.name, &own)];
+            wrong.entry(key).or_default().push(module(matrix.name));
+            continue;
+        }
+        let (module, known) = (module(matrix.name), names.activations(scheme));
+        let foreign = BESIDE.into_iter().filter(|name| !known.contains(name));
+        let there: Vec<&str> = foreign.filter(|name| input.get(&[module, ".", name].concat()).is_some()).collect();
+        if !there.is_empty() {
+            let (wanted, whose) = match there.contains(&"comfy_quant") {
+                true => ("names without it, and scales that lie in rows".into(), "comfyui"),
+                false => (listed(known, "or"), ""),
+            };
+            wrong.entry([listed(&there, "and"), wanted, whose.into()]).or_default().push(module);
+        }
+    }
+    let says = match said.word("quant_method") {
+        Some(method) => format!("quant_method {}", printable(method)),
+        None => format!("quant_algo {}", printable(said.word("quant_algo").unwrap_or_default())),
+    };
+    let line = |([own, wanted, whose], modules): ([String; 3], Vec<&str>)| {
+        let (names, whose) = (layers(&modules)?, if whose.is_empty() { "another dialect" } else { &whose });
+        Some(format!(
+            "{} says {says}, and {names} have {}, and its engines look for {}; name the method that these are of ({whose}), or quantize \
+             the model again",
+            said.file,
+            printable(&own),
+            printable(&wanted)
+        ))
+    };
+    wrong.into_iter().filter_map(line).collect()
+}
+
+/// The dialects that have a scheme under these names.
+fn written_by(scheme: &str, matrix: &str, own: &[&str]) -> String {
+    let all = [
+        ("compressed-tensors", Names::CompressedTensors),
+        ("modelopt", Names::ModelOpt),
+        ("fp8", Names::Fp8 { tiles: scheme == "fp8-128x128" }),
+        ("gpt-oss", Names::Mxfp4),
+    ];
+    let base = last(matrix);
+    let is_so = |names: &&[&str]| {
+        let mut parts = names.iter().zip(own);
+        names.len() == own.len() && parts.all(|(ending, name)| name.strip_prefix(base) == Some(ending))
+    };
+    let fit = all.into_iter().filter(|(_, names)| names.endings(scheme).iter().any(|names| is_so(&names)));
+    let found: Vec<&str> = fit.map(|(name, _)| name).collect();
+    match own.contains(&"scale_weight") {
+        true => "comfyui".into(),
+        false => listed(&found, "or"),
+    }
+}
+
+/// The last part of a name.
+fn last(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// `a, b and c`.
+fn listed(names: &[impl AsRef<str>], and: &str) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    match names.as_slice() {
+        [rest @ .., last] if !rest.is_empty() => format!("{} {and} {last}", rest.join(", ")),
+        all => all.concat(),
+    }
+}
