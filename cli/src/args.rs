@@ -139,11 +139,12 @@ pub struct BenchArgs {
 
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("target").required(true).multiple(true).args(["recipe", "group"])))]
+#[command(group(ArgGroup::new("where").required(true).multiple(true).args(["output", "dry_run"])))]
 pub struct QuantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
     /// What to write: a file, or for a folder or an index a new folder, with config, tokenizer and what else is no tensor.
-    #[arg(short, long, required_unless_present = "dry_run")]
+    #[arg(short, long)]
     pub output: Option<PathBuf>,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
     #[arg(long, value_parser = parse_recipe)]
@@ -217,11 +218,11 @@ pub struct QuantizeArgs {
     #[arg(long, conflicts_with = "fuse")]
     pub no_fuse: bool,
     /// nvfp4 and fp8-tensor: amax of the inputs of each layer, from calibration: JSON {"LAYER": AMAX} or a safetensors file of
-    /// scalars. Written beside the weights as input_scale. Layers that are not quantized, or not there, are named.
+    /// scalars. Written beside the weights as input_scale. Layers that are not quantized are named, and names of none refused.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
     /// nvfp4 and fp8-tensor: amax that the one scale of each of these layers' weights is made for, instead of the largest of their
-    /// values, in the same formats; values beyond it become the largest code. Layers that share a scale get the largest.
+    /// values, in the same formats; values beyond it become the largest code, which is said where they are many. Layers that share a scale get the largest.
     #[arg(long, value_name = "FILE")]
     pub weight_amax: Option<PathBuf>,
     /// Say what would be done, and write nothing. Whether the output may be written is found out, and what the names, types and

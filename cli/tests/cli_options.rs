@@ -7,8 +7,8 @@ use std::fs;
 use common::*;
 use safetensors::tensor::Dtype;
 use scaled_gemm::checkpoint::Checkpoint;
-use scaled_gemm::reference::{amax, quantize_part};
-use scaled_gemm::{Fp8Format, GivenScale, Recipe, Scheme};
+use scaled_gemm::reference::{amax, dequantize, quantize_part};
+use scaled_gemm::{DType, Fp8Format, GivenScale, Recipe, Scheme};
 use serde_json::json;
 
 /// A folder of one layer with an embedding, an output head and a vision tower.
@@ -223,11 +223,23 @@ fn input_scales_are_those_of_the_layers_and_once() {
         write(&scales, &[("l.0.q_proj", Dtype::F32, vec![], f32_bytes(&[value]))]);
         assert_words(&bad(2, &args), &["l.0.q_proj", "above 0 and finite"]);
     }
-    // Those that are never used are named.
+    // (Those of no layer were only named.)
     fs::write(&scales, entries(r#", "lm_head": 1, "l.0.qkv_proj": 1, "l.7.q_proj.weight": 1"#)).unwrap();
-    assert_words(&said(&args), &["2 layers that", "does not have", "(l.0.qkv_proj, l.7.q_proj)"]);
+    assert_words(&bad(2, &args), &["2 layers that", "does not have (l.0.qkv_proj, l.7.q_proj); ", "leave them out"]);
     fs::write(&scales, entries(r#", "lm_head": 1"#)).unwrap();
     assert!(!said(&args).contains("does not have"));
+    // A head that is tied to the embeddings has no tensor, and calibration sees it.
+    let tied = folder.file("tied");
+    model_folder(&tied, &[f32_tensor("l.0.q_proj.weight", [16, 32], 1)], Some(json!({})));
+    fs::write(&scales, r#"{"l.0.q_proj": 3, "lm_head": 1}"#).unwrap();
+    let text = said(&["quantize", &tied, "--recipe", "nvfp4", "--dry-run", "--input-scales", &scales]);
+    assert_words(&text, &["1 layer not quantized, whose amax nothing is written for (lm_head)"]);
+    // (It had no remedy but the form of the file.)
+    for value in ["NaN", "Infinity", "-Infinity", "null", "\"1\""] {
+        fs::write(&scales, entries(&format!(r#", "x": {value}"#))).unwrap();
+        let words = ["layer \"x\" is not a number", "; give the largest magnitude that was seen", "JSON has no NaN"];
+        assert_words(&bad(2, &args), &words);
+    }
     fs::remove_file(&scales).unwrap();
     fs::create_dir(&scales).unwrap();
     assert_words(&bad(2, &args), &["amax: is a folder", "a JSON or safetensors file"]);
@@ -367,4 +379,84 @@ fn a_value_that_is_refused_is_found_by_its_file() {
     assert_words(&run("nvfp4", &[]), &[&place, "for infinities, so they are refused with --allow-non-finite too"]);
     assert_words(&run("fp8-row", &[]), &[&place, "--preset transformer-engine with --allow-non-finite"]);
     assert!(run("nvfp4", &["--allow-non-finite"]).ends_with("so they are refused"));
+}
+
+/// (A matrix of zeros, and one of largest codes, went without a word.)
+#[test]
+fn what_a_given_amax_makes_of_the_values_is_said() {
+    let folder = Folder::new();
+    let (input, file, output) = (folder.file("in.safetensors"), folder.file("amax"), folder.file("out"));
+    let mut x = values(128 * 128, 1);
+    x[7] = 0.0;
+    let largest = amax(&x);
+    let bytes = |x: &[f32]| x.iter().flat_map(|v| v.to_le_bytes()).collect();
+    write(&input, &[("l.weight", Dtype::F32, vec![128, 128], bytes(&x)), f32_tensor("m.weight", [128, 128], 2)]);
+    for recipe in ["nvfp4", "fp8-tensor"] {
+        let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--weight-amax", &file];
+        let run = |amax: f32| {
+            fs::write(&file, format!(r#"{{"l": {amax:e}}}"#)).unwrap();
+            let value = json(&[&args[..], &["--json"]].concat());
+            let matrix = |name: &str| {
+                value["quantized"].as_array().unwrap().iter().find(|m| m["tensor"] == name).unwrap()["given_amax"]
+                    .clone()
+            };
+            assert!(matrix("m.weight").is_null());
+            let found = matrix("l.weight");
+            assert_eq!(found["amax"], json!(amax), "{found}");
+            assert_eq!(found["largest"], json!(largest), "{found}");
+            // As the written codes have it.
+            let written = Checkpoint::open(&output).unwrap().quant_matrix("l.weight").unwrap();
+            let back = dequantize(&written, DType::F32);
+            let zero = x.iter().zip(&back).filter(|(x, back)| **x != 0.0 && **back == 0.0).count();
+            assert_eq!(found["became_zero"], json!(zero), "{recipe} {amax:e}");
+            assert_eq!(found["beyond"], json!(x.iter().filter(|x| x.abs() > amax).count()), "{recipe} {amax:e}");
+            (good(&args), zero)
+        };
+        let said = |text: &str| text.lines().find(|line| line.contains("given amax")).map(String::from);
+        let (text, zero) = run(1e9);
+        assert_eq!(
+            (said(&text), zero),
+            (
+                Some(format!(
+                    "l.weight: {zero} of 16383 values that are not zero became zero by the given amax 1e9, and the largest of them is {largest}; \
+             give an amax near it"
+                )),
+                16383
+            ),
+            "{recipe}"
+        );
+        let (text, _) = run(largest / 8.0);
+        let beyond = x.iter().filter(|x| x.abs() > largest / 8.0).count();
+        let percent = 100.0 * beyond as f64 / 16384.0;
+        let words = format!("l.weight: {beyond} of 16384 values ({percent:.1} %) are beyond the given amax ");
+        assert_words(&said(&text).unwrap(), &[&words, "and became the largest code", "the largest of them is"]);
+        // As calibration has it: some are cut off, or there is room.
+        for amax in [largest, largest * 4.0, largest * 0.98] {
+            let (text, _) = run(amax);
+            let few = x.iter().filter(|x| x.abs() > amax).count();
+            assert!(few <= 163, "{few}");
+            assert_eq!(said(&text), None, "{recipe} {amax}");
+        }
+    }
+    // Of those that share a scale, all that the amax of one made.
+    let input = layered(&folder);
+    fs::write(&file, r#"{"l.0.q_proj": 1e9}"#).unwrap();
+    let text = good(&["quantize", &input, "-o", &folder.file("fused"), "--recipe", "nvfp4", "--weight-amax", &file]);
+    assert_words(&text, &["l.0.q_proj.weight: ", "l.0.k_proj.weight: ", "became zero by the given amax 1e9"]);
+}
+
+/// (The usage had the output as an option, and the error as required.)
+#[test]
+fn the_usage_says_what_is_required() {
+    let [usage, error] = [&["quantize", "--help"][..], &["quantize", "in", "--recipe", "nvfp4"]].map(|args| {
+        let output = run_bare(args);
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    });
+    assert_words(
+        &usage,
+        &[
+            "Usage: scaled-gemm quantize [OPTIONS] <--recipe <RECIPE>|--group <GROUP>> <--output <OUTPUT>|--dry-run> <INPUT>",
+        ],
+    );
+    assert_words(&error, &["required arguments were not provided: <--output <OUTPUT>|--dry-run>"]);
 }

@@ -223,15 +223,19 @@ pub fn unusual(
     }))
 }
 
-/// What there is to say of scales of layers that the model does not have.
-pub fn unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str]) -> Option<String> {
-    let modules: HashSet<&str> = names.iter().map(|name| module(name)).collect();
-    let (number, first) = others(scales, &modules)?;
-    Some(format!(
-        "{}: {number} that {} does not have, and that nothing is written for ({first})",
+/// The layers of a model. A head that is tied to the embeddings has no tensor.
+fn modules<'a>(names: &[&'a str]) -> HashSet<&'a str> {
+    names.iter().map(|name| module(name)).chain(["lm_head"]).collect()
+}
+
+/// Refuses scales of layers that the model does not have: their names are wrong, or they are of another model.
+pub fn refuse_unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str]) -> Result<(), Failure> {
+    let Some((number, first)) = others(scales, &modules(names)) else { return Ok(()) };
+    Err(Failure::Use(format!(
+        "{}: {number} that {} does not have ({first}); mend the names, or leave them out",
         args.input_scales.as_deref().map(shown).unwrap_or_default(),
         shown(&args.input)
-    ))
+    )))
 }
 
 /// What there is to say of scales of layers that the model has, and that stay as they are.
@@ -242,7 +246,7 @@ pub fn unused_layers(
     input: &Checkpoint,
     plans: &Plans,
 ) -> Option<String> {
-    let modules: HashSet<&str> = names.iter().map(|name| module(name)).collect();
+    let modules = modules(names);
     let items = plans.weights().map(|(at, _)| &plans.items[at]);
     // Of experts in one tensor its name may stand for all.
     let used: HashSet<&str> =

@@ -2,6 +2,7 @@
 
 mod checks;
 mod fuse;
+mod given;
 mod items;
 mod plan;
 mod report;
@@ -51,20 +52,13 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     checks::refuse_shapes(&input, &plans)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    let unknown = scales.as_ref().and_then(|scales| checks::unknown_layers(args, scales, &both));
+    scales.as_ref().map_or(Ok(()), |scales| checks::refuse_unknown_layers(args, scales, &both))?;
     let unused = scales.as_ref().and_then(|scales| checks::unused_layers(args, scales, &both, &input, &plans));
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
     let given_amax = given.map(|given| weight_amax(args, &plans, &given)).transpose()?.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
-    let notes = || {
-        unasked
-            .into_iter()
-            .chain(idle_fuse)
-            .chain(unusual)
-            .chain(unknown)
-            .chain(unused)
-            .chain(folder::not_in_index(&input))
-    };
+    let notes =
+        || unasked.into_iter().chain(idle_fuse).chain(unusual).chain(unused).chain(folder::not_in_index(&input));
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {

@@ -38,6 +38,9 @@ impl Report<'_> {
         for (at, counts) in found.iter().flat_map(|found| &found.non_finite) {
             text += &counts.describe(&tensors[*at].name).unwrap_or_default();
         }
+        for (at, given) in found.iter().flat_map(|found| &found.given) {
+            text += &given.describe(&tensors[*at].name).unwrap_or_default();
+        }
         let (before, after) = self.sizes();
         text += &format!(
             "{}{} to {} ({}), {} to {}, in {}\n",
@@ -78,6 +81,9 @@ impl Report<'_> {
                     let others = members.iter().filter(|other| **other != at);
                     value["shares_its_scale_with"] = others.map(|other| tensors[*other].name.as_str()).collect();
                 }
+            }
+            if let Some(given) = found.and_then(|found| found.given.get(&at)) {
+                value["given_amax"] = given.value();
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);

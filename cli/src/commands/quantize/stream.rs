@@ -10,6 +10,7 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, 
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
 
+use super::given::GivenAmax;
 use super::items::Item;
 use super::plan::{Plan, Plans, Weight};
 use super::rows::Rows;
@@ -45,6 +46,8 @@ pub struct Work<'a> {
 pub struct Found {
     /// By tensor, in their order, in which it is said: what was not finite.
     pub non_finite: BTreeMap<usize, NonFinite>,
+    /// By tensor, in their order: what an amax that was given made of the values.
+    pub given: BTreeMap<usize, GivenAmax>,
     /// By tensor: SQNR in dB with its own scale, and with the shared one, of its first rows.
     pub shared: HashMap<usize, [f64; 2]>,
 }
@@ -55,6 +58,8 @@ struct Whole {
     /// The largest value of the matrix, and of all that share its scale.
     own: f32,
     shared: f32,
+    /// Whether that was given, for this matrix or for another that shares it.
+    is_given: bool,
 }
 
 /// Some rows of a matrix, and the scale of the whole.
@@ -86,6 +91,7 @@ struct Quantized<'a> {
     bytes: u64,
     non_finite: Option<NonFinite>,
     cost: Option<[f64; 2]>,
+    given: Option<GivenAmax>,
     /// Nothing where these rows alone are refused, or the scale of the whole.
     part: Option<Coded>,
 }
@@ -170,10 +176,11 @@ impl<'a> Stream<'a> {
 
     /// Says what is to be done, in the order of the input.
     fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
-        let Self { work: Work { input, plans, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } = *self;
+        let Self { work: Work { input, plans, given, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } =
+            *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
-        // By group: the largest value of all, and the first that holds an infinity.
-        let mut groups: HashMap<usize, (f32, Option<usize>)> = HashMap::new();
+        // By group: the largest value of all, whether that was given, and the first that holds an infinity.
+        let mut groups: HashMap<usize, (f32, bool, Option<usize>)> = HashMap::new();
         let mut source = Rows::new(input);
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
             let Plan::Quantize(weight) = plan else {
@@ -186,7 +193,7 @@ impl<'a> Stream<'a> {
             let mut whole = None;
             if weight.target.has_whole() {
                 let of_group = plans.group(at).and_then(|group| groups.get(&group).copied());
-                let (shared, infinite) = match of_group {
+                let (shared, is_given, infinite) = match of_group {
                     Some(found) => found,
                     None => {
                         let members = plans.sharing(at);
@@ -199,7 +206,9 @@ impl<'a> Stream<'a> {
                             }
                         }
                         let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
-                        let found = (shared, members.iter().copied().find(|member| known[member].is_infinite()));
+                        let is_given = members.iter().any(|member| given.get(member) == Some(&shared));
+                        let infinite = members.iter().copied().find(|member| known[member].is_infinite());
+                        let found = (shared, is_given, infinite);
                         groups.extend(plans.group(at).map(|group| (group, found)));
                         found
                     }
@@ -215,7 +224,7 @@ impl<'a> Stream<'a> {
                         printable(&item.name)
                     )));
                 }
-                whole = Some(Whole { own: known[&at], shared });
+                whole = Some(Whole { own: known[&at], shared, is_given });
             }
             for rows in parts(weight, part_bytes) {
                 let _pass = gate.pass(rows.len() * weight.cols * weight.source.bytes());
@@ -242,7 +251,7 @@ impl<'a> Stream<'a> {
         let (name, weight, first, whole) = (&plans.items[piece.at].name, piece.weight, piece.rows.start, piece.whole);
         let x = x.map_or_else(|| input.plain_rows(name, piece.rows.clone(), buffers.take()), Ok)?;
         let bytes = x.bytes().len() as u64;
-        let mut done = Quantized { piece, bytes, non_finite: None, cost: None, part: None };
+        let mut done = Quantized { piece, bytes, non_finite: None, cost: None, given: None, part: None };
         if !x.is_finite() {
             let counts = done.non_finite.insert(NonFinite::default());
             counts.add_rows(&x.to_f32(), first);
@@ -269,6 +278,9 @@ impl<'a> Stream<'a> {
             }
             Target::Cast(recipe) => Coded::Cast(caster.cast(&x, recipe)?),
         });
+        if let (Some(Whole { shared, is_given: true, .. }), Some(Coded::Quantized(codes))) = (whole, &done.part) {
+            done.given = Some(GivenAmax::of_rows(shared, &x, codes));
+        }
         buffers.give(x.into_bytes());
         Ok(Done::Rows(Box::new(done)))
     }
@@ -320,6 +332,10 @@ fn collect<'a>(
             Err(_) => return Ok(None),
             Ok(()) => {}
         }
+    }
+    if let Some(given) = done.given {
+        let sum = found.given.entry(at).or_default();
+        *sum = sum.with(given);
     }
     found.shared.extend(done.cost.map(|cost| (at, cost)));
     Ok(done.part.map(|part| Part::Rows(name, part)))
