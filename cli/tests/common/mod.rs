@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test program uses a part.
 
+pub mod quantized;
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};

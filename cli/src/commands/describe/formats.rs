@@ -55,22 +55,27 @@ pub fn problems(said: &Said<'_>) -> Vec<String> {
         Some(_) => {}
     }
     let lacking: Vec<&str> = of_groups(said).filter(|(_, format)| format.is_none()).map(|(name, _)| name).collect();
-    let (whole, some_have) = (said.get("format").is_some(), of_groups(said).any(|(_, format)| format.is_some()));
-    if !whole && !some_have {
-        // As in a config put together from two.
-        let foreign = said.word("quant_algo");
-        let foreign = foreign.map(|name| format!(" (quant_algo {} beside it is ModelOpt's)", printable(name)));
-        found.push(format!(
-            "{file} says quant_method compressed-tensors and no format, which engines ask for{}; mend it, or quantize the model again",
-            foreign.unwrap_or_default()
-        ));
-    } else if let Some(first) = lacking.first() {
+    let whole = match said.get("format") {
+        None if lacking.len() == of_groups(said).count() => {
+            // As in a config put together from two.
+            let foreign = said.word("quant_algo");
+            let foreign = foreign.map(|name| format!(" (quant_algo {} beside it is ModelOpt's)", printable(name)));
+            found.push(format!(
+                "{file} says quant_method compressed-tensors and no format, which engines ask for{}; mend it, or quantize the model again",
+                foreign.unwrap_or_default()
+            ));
+            return found;
+        }
+        None => "the whole has none".to_string(),
+        Some(format) if *format == MIXED => format!("that of the whole, {MIXED}, is none of codes"),
+        // Said of its type.
+        Some(_) => return found,
+    };
+    if let Some(first) = lacking.first() {
         let more = if lacking.len() > 1 { format!(" (nor have {} others)", lacking.len() - 1) } else { String::new() };
-        let whole =
-            if whole { format!("that of the whole, {MIXED}, is none of codes") } else { "the whole has none".into() };
         found.push(format!(
-            "{file}: config_groups.{} has no format{more}, and {whole}: engines read its codes by none; give it one, or quantize the \
-             model again",
+            "{file}: config_groups.{} has no format{more}, and {whole}: engines do not know how to read its codes; give it one, or \
+             quantize the model again",
             printable(first)
         ));
     }

@@ -7,8 +7,11 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 use super::configs::{Method, Said};
 use super::{Matrix, layers, module};
 
-/// Tensors of a layer that are its matrix in no folder, or scales of its activations.
-const BESIDE: [&str; 5] = ["input_scale", "input_global_scale", "activation_scale", "scale_input", "comfy_quant"];
+/// Names of scales of activations.
+const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
+
+/// What ComfyUI marks layers by: a tensor of each, or an entry of the metadata for all.
+const COMFY: [&str; 2] = ["comfy_quant", "_quantization_metadata"];
 
 /// How a config has the names: its method, and for FP8 whether tiles have a scale each.
 #[derive(Clone, Copy)]
@@ -79,33 +82,44 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
         };
         if !endings.iter().any(|names| looked_for(names) == own) {
             let wanted: Vec<_> = endings.iter().map(|names| listed(&looked_for(names), "and")).collect();
-            let key = [listed(&own, "and"), wanted.join(", or "), written_by(scheme, matrix.name, &own)];
-            wrong.entry(key).or_default().push(module(matrix.name));
+            let what = format!("its engines look for {}", wanted.join(", or "));
+            wrong
+                .entry([listed(&own, "and"), what, written_by(scheme, matrix.name, &own)])
+                .or_default()
+                .push(module(matrix.name));
             continue;
         }
         let (module, known) = (module(matrix.name), names.activations(scheme));
-        let foreign = BESIDE.into_iter().filter(|name| !known.contains(name));
-        let there: Vec<&str> = foreign.filter(|name| input.get(&[module, ".", name].concat()).is_some()).collect();
+        let is_there = |name: &&str| input.get(&[module, ".", name].concat()).is_some();
+        // The entry of a scheme without blocks changes nothing: such scales have one order.
+        let in_metadata = !scheme.starts_with("fp8-") && input.metadata().contains_key(COMFY[1]);
+        if is_there(&COMFY[0]) || in_metadata {
+            let mark = COMFY[usize::from(!is_there(&COMFY[0]))];
+            let what = "its engines know no such mark, and take block scales in tiles for scales in rows";
+            wrong.entry([mark.into(), what.into(), "comfyui".into()]).or_default().push(module);
+            continue;
+        }
+        let there: Vec<&str> = ACTIVATIONS.into_iter().filter(|name| !known.contains(name)).filter(is_there).collect();
         if !there.is_empty() {
-            let (wanted, whose) = match there.contains(&"comfy_quant") {
-                true => ("names without it, and scales that lie in rows".into(), "comfyui"),
-                false => (listed(known, "or"), ""),
-            };
-            wrong.entry([listed(&there, "and"), wanted, whose.into()]).or_default().push(module);
+            let what = format!("its engines look for {}", listed(known, "or"));
+            wrong.entry([listed(&there, "and"), what, String::new()]).or_default().push(module);
         }
     }
     let says = match said.word("quant_method") {
         Some(method) => format!("quant_method {}", printable(method)),
         None => format!("quant_algo {}", printable(said.word("quant_algo").unwrap_or_default())),
     };
-    let line = |([own, wanted, whose], modules): ([String; 3], Vec<&str>)| {
-        let (names, whose) = (layers(&modules)?, if whose.is_empty() { "another dialect" } else { &whose });
+    let line = |([own, what, whose], modules): ([String; 3], Vec<&str>)| {
+        let remedy = match whose.as_str() {
+            "" => "mend it".into(),
+            whose => format!("name the method that these are of ({whose})"),
+        };
         Some(format!(
-            "{} says {says}, and {names} have {}, and its engines look for {}; name the method that these are of ({whose}), or quantize \
-             the model again",
+            "{} says {says}, and tensors of {} are called {}: {}; {remedy}, or quantize the model again",
             said.file,
+            layers(&modules)?,
             printable(&own),
-            printable(&wanted)
+            printable(&what)
         ))
     };
     wrong.into_iter().filter_map(line).collect()

@@ -1,0 +1,171 @@
+//! `info`: names and words of one dialect in another, or of none.
+
+mod common;
+
+use std::fs;
+
+use common::quantized::{LAYERS, Model};
+use common::*;
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+/// (Names of one dialect under the config of another passed without a word.)
+#[test]
+fn names_of_another_dialect_are_said() {
+    let cases = [
+        ("nvfp4", "modelopt", "compressed-tensors", "weight_packed, weight_scale and weight_global_scale"),
+        ("nvfp4", "compressed-tensors", "modelopt", "weight, weight_scale and weight_scale_2"),
+        ("fp8-128x128", "fp8", "compressed-tensors", "weight and weight_scale"),
+        ("fp8-128x128", "compressed-tensors", "fp8", "weight and weight_scale_inv"),
+    ];
+    for (recipe, from, to, names) in cases {
+        let (model, other) = (Model::new(recipe, from), Model::new(recipe, to));
+        let [config, hf] = &other.configs;
+        let config = &config.as_ref().unwrap()["quantization_config"];
+        let own = cases.into_iter().find(|(r, f, t, _)| (*r, *f, *t) == (recipe, to, from)).unwrap().3;
+        let says = format!("config.json says quant_method {to}, and tensors of 2 layers (m.0.");
+        let looks =
+            format!("are called {own}: its engines look for {names}; name the method that these are of ({from}");
+        model.one(|q| *q = config.clone(), &[&says, &looks, "), or quantize the model again"]);
+        // The other file has names, too.
+        if let Some(hf) = hf {
+            model.write(|_| {}, |_| {});
+            fs::write(format!("{}/hf_quant_config.json", model.path()), hf.to_string()).unwrap();
+            let text = wrong(&["info", &model.path()]).0;
+            assert_words(&text, &["hf_quant_config.json says quant_algo W4A16_NVFP4, and tensors of 2 layers", &looks]);
+        }
+    }
+    // A scale of each matrix is weight_scale to vLLM, and weight_scale_inv to transformers.
+    let model = Model::new("fp8-tensor", "fp8");
+    let place = format!("{}/model.safetensors", model.path());
+    let bytes = fs::read(&place).unwrap();
+    let renamed = |from: &str, to: &str| {
+        let text: Vec<u8> = bytes.clone();
+        let (length, rest) = text.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+        let header = String::from_utf8(rest[..length].to_vec()).unwrap().replace(from, to);
+        let header = format!("{header}{}", " ".repeat(header.len().next_multiple_of(8) - header.len()));
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &rest[length..]].concat();
+        fs::write(&place, file).unwrap();
+    };
+    renamed("weight_scale\"", "weight_scale_inv\"");
+    good(&["info", &model.path()]);
+    renamed("weight_scale\"", "scale_weight\"");
+    model.one(|_| {}, &["config.json says quant_method fp8", "are called weight and scale_weight: ", "(comfyui)"]);
+    // Scales of activations have names of their own.
+    let tensors = [
+        ("l.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]),
+        ("l.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[0.5])),
+        ("l.o_proj.input_global_scale", Dtype::F32, vec![1], f32_bytes(&[0.5])),
+    ];
+    let path = model.folder.file("activations");
+    let config = json!({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}});
+    model_folder(&path, &tensors, Some(config));
+    let text = wrong(&["info", &path]).0;
+    assert_words(
+        &text,
+        &["are called input_global_scale: its engines look for input_scale or activation_scale; mend it"],
+    );
+    // ComfyUI's scales lie in tiles, under names that others have too.
+    let (input, output) = (model.folder.file("a.safetensors"), model.folder.file("comfy"));
+    write(&input, &[f32_tensor("l.o_proj.weight", [128, 128], 1)]);
+    fs::create_dir(&output).unwrap();
+    let file = format!("{output}/model.safetensors");
+    good(&["quantize", &input, "-o", &file, "--recipe", "nvfp4", "--dialect", "comfyui"]);
+    let config = json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}});
+    fs::write(format!("{output}/config.json"), config.to_string()).unwrap();
+    let words = |mark: &str| format!("tensors of 1 layer (l.o_proj) are called {mark}: its engines know no such mark");
+    assert_words(&wrong(&["info", &output]).0, &[&words("comfy_quant"), "(comfyui)"]);
+    let bytes = fs::read(&file).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let kept = read.names().into_iter().filter(|name| !name.ends_with("comfy_quant")).map(String::from);
+    let kept: Vec<_> = kept.map(|name| (name.clone(), read.tensor(&name).unwrap())).collect();
+    let mark = json!({"layers": {"l.o_proj": {"format": "nvfp4"}}}).to_string();
+    let mark = std::collections::HashMap::from([("_quantization_metadata".to_string(), mark)]);
+    fs::write(&file, safetensors::serialize(kept, Some(mark)).unwrap()).unwrap();
+    assert_words(&wrong(&["info", &output]).0, &[&words("_quantization_metadata")]);
+}
+
+/// (Each of them passed without a word.)
+#[test]
+fn words_that_no_engine_knows_are_said() {
+    let model = Model::new("fp8-row", "compressed-tensors");
+    let known = "; known are dense, int-quantized, float-quantized";
+    let format = |format: &'static str| move |q: &mut Value| q["format"] = format.into();
+    model.one(format("foo"), &["config.json says format foo, which no engine knows", known, "; mend it"]);
+    model.one(format("fakequant"), &["says format fakequant, which no engine knows"]);
+    let of_group = |format: &'static str| move |q: &mut Value| q["config_groups"]["group_0"]["format"] = format.into();
+    model.one(of_group("foo"), &["config.json says format foo of config_groups.group_0, which no engine knows", known]);
+    model
+        .one(of_group("mixed-precision"), &["mixed-precision of config_groups.group_0, which is no format of a group"]);
+    model.one(|q| q["config_groups"] = json!({}), &["config.json: config_groups has no group", "plain", "mend it"]);
+    let drop_groups = |q: &mut Value| drop(q.as_object_mut().unwrap().remove("config_groups"));
+    model.one(drop_groups, &["config.json: quantization_config has no config_groups"]);
+
+    let model = Model::new("nvfp4", "modelopt");
+    let known = "which no engine knows; known are FP8, FP8_PER_CHANNEL_PER_TOKEN,";
+    model
+        .one(|q| q["quant_algo"] = "foo".into(), &["config.json says quant_algo foo,", known, "and those of integers"]);
+    let found = model.wrong(|_| {}, |hf| hf["quantization"]["quant_algo"] = "foo".into());
+    assert_words(&found.join("\n"), &["hf_quant_config.json says quant_algo foo,", known]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    let layers = json!({LAYERS[0]: {"quant_algo": "NVFP5"}, LAYERS[1]: {"quant_algo": "W4A16_NVFP4"}});
+    let found = model.wrong(
+        |_| {},
+        |hf| {
+            hf["quantization"]["quant_algo"] = "mixed_precision".into();
+            hf["quantization"]["quantized_layers"] = layers.clone();
+        },
+    );
+    assert_words(&found.join("\n"), &["hf_quant_config.json says quant_algo NVFP5 of 1 layer (m.0.self", known]);
+    // Another method's algorithm is not gone by, and those of integers are known.
+    let fp8 = Model::new("fp8-tensor", "fp8");
+    assert_eq!(fp8.wrong(|q| q["quant_algo"] = "foo".into(), |_| {}), [""; 0]);
+    let integers = |q: &mut Value| q["quant_algo"] = "w4a16_awq".into();
+    assert!(!model.wrong(integers, |_| {}).join("").contains("no engine knows"));
+    // The second file may be as flat as the first.
+    let flat = json!({"quant_method": "compressed-tensors", "format": "bar", "config_groups": {}});
+    fs::write(format!("{}/hf_quant_config.json", fp8.path()), flat.to_string()).unwrap();
+    let text = wrong(&["info", &fp8.path()]).0;
+    assert_words(&text, &["hf_quant_config.json says format bar, which", "hf_quant_config.json: config_groups has no"]);
+}
+
+/// (A format of one group stood for all groups, and for the whole.)
+#[test]
+fn a_group_without_a_format_has_that_of_the_whole() {
+    let model = Model::new("nvfp4", "compressed-tensors");
+    let set = |whole: Value, groups: [Value; 2]| {
+        move |q: &mut Value| {
+            q["format"] = whole.clone();
+            let [mut first, mut second] =
+                [q["config_groups"]["group_0"].clone(), q["config_groups"]["group_0"].clone()];
+            first["format"] = groups[0].clone();
+            second["format"] = groups[1].clone();
+            second["targets"] = json!(["re:.*none.*"]);
+            q["config_groups"] = json!({"a": first, "b": second});
+        }
+    };
+    let (fp4, fp8) = (json!("nvfp4-pack-quantized"), json!("float-quantized"));
+    let none = [""; 0];
+    for (whole, groups) in [
+        (fp4.clone(), [Value::Null, fp4.clone()]),
+        (fp4.clone(), [Value::Null, fp8.clone()]),
+        (Value::Null, [fp4.clone(), fp4.clone()]),
+        (json!("mixed-precision"), [fp4.clone(), fp8.clone()]),
+        (fp8.clone(), [fp4.clone(), fp4.clone()]),
+    ] {
+        assert_eq!(model.wrong(set(whole.clone(), groups.clone()), |_| {}), none, "{whole} {groups:?}");
+    }
+    for whole in [Value::Null, json!("mixed-precision")] {
+        let has = match &whole {
+            Value::Null => "and the whole has none",
+            _ => "and that of the whole, mixed-precision, is none of codes",
+        };
+        let words = ["config.json: config_groups.b has no format, ", has, "; give it one, or quantize the model again"];
+        model.one(set(whole, [fp4.clone(), Value::Null]), &words);
+    }
+    // One format of all groups is what the tensors are held against, whatever the whole has.
+    for whole in [Value::Null, fp4.clone(), json!("mixed-precision")] {
+        model.one(set(whole, [fp8.clone(), fp8.clone()]), &["says format float-quantized, which is fp8", "are nvfp4"]);
+    }
+}
