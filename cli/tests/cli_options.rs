@@ -438,6 +438,22 @@ fn what_a_given_amax_makes_of_the_values_is_said() {
             assert_eq!(said(&text), None, "{recipe} {amax}");
         }
     }
+    // Block scales of 4over6 with the bound 256 have room above it, and so have scales that are rounded up.
+    fs::write(&file, r#"{"l": 0.375}"#).unwrap();
+    for (options, most) in [
+        (&["--recipe", "nvfp4", "--four-over-six", "mse", "--e4m3-max", "256"][..], 0.65625),
+        (&["--recipe", "fp8-tensor", "--power-of-two"], 0.4375),
+    ] {
+        let text = good(&[&["quantize", &input, "-o", &output, "--weight-amax", &file][..], options].concat());
+        let beyond = x.iter().filter(|x| x.abs() > most).count();
+        let words = format!("l.weight: {beyond} of 16384 values (");
+        assert_words(
+            &text,
+            &[&words, &format!("%) are beyond {most}, the most for the given amax 3.75e-1 and became")],
+        );
+        let back = dequantize(&Checkpoint::open(&output).unwrap().quant_matrix("l.weight").unwrap(), DType::F32);
+        assert!((amax(back.as_slice().unwrap()) - most).abs() < 1e-5);
+    }
     // Of those that share a scale, all that the amax of one made.
     let input = layered(&folder);
     fs::write(&file, r#"{"l.0.q_proj": 1e9}"#).unwrap();
