@@ -108,28 +108,40 @@ template <u32 FORMAT, class S> __device__ __forceinline__ float amax_of(const S&
 // Whether it is that of finite numbers: an infinity's is 0, and that of numbers too small for an inverse is infinite.
 __device__ __forceinline__ bool is_factor(float encode) { return __float_as_uint(encode) - 1 < 0x7F7FFFFFu; }
 
-// Writes the codes of eight products y = fl(x * encode); `at` is the number of the first. BOUNDED: no y is above 6 by more than a rounding,
-// and none is NaN, as where they are of a group without NaN whose factor `is_factor`.
-template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_products(u8* codes, u64 at, const S& x, const float (&y)[8]) {
-    if constexpr (FORMAT != E2M1) *(uint2*)(codes + at) = encode8<FORMAT>(y);
-    else if constexpr (BOUNDED) *(u32*)(codes + at / 2) = encode8_e2m1<true>(y, signs8(x.signs(0), x.signs(1)));
-    else *(u32*)(codes + at / 2) = encode8_e2m1(y);
+// Codes of eight numbers: eight bytes, or four of E2M1.
+template <u32 FORMAT> struct EightCodes { using Type = uint2; };
+template <> struct EightCodes<E2M1> { using Type = u32; };
+
+// Of eight products y = fl(x * encode). BOUNDED: no y is above 6 by more than a rounding, and none is NaN, as where they are of a group without NaN
+// whose factor `is_factor`.
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ typename EightCodes<FORMAT>::Type encode_products(const S& x, const float (&y)[8]) {
+    if constexpr (FORMAT != E2M1) return encode8<FORMAT>(y);
+    else if constexpr (BOUNDED) return encode8_e2m1<true>(y, signs8(x.signs(0), x.signs(1)));
+    else return encode8_e2m1(y);
 }
 
-// The codes of eight values by one factor, or each by its own.
-template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode) {
+// Of eight values by one factor, or each by its own.
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ typename EightCodes<FORMAT>::Type codes_of(const S& x, float encode) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x.value(i), encode);
-    store_products<FORMAT, BOUNDED>(codes, at, x, y);
+    return encode_products<FORMAT, BOUNDED>(x, y);
 }
-template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const float (&encode)[8]) {
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ typename EightCodes<FORMAT>::Type codes_of(const S& x, const float (&encode)[8]) {
     float y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(x.value(i), encode[i]);
-    store_products<FORMAT, BOUNDED>(codes, at, x, y);
+    return encode_products<FORMAT, BOUNDED>(x, y);
 }
 
+// To global memory in one piece: left to itself the compiler stores some in halves.
+__device__ __forceinline__ void store_eight(u8* to, u32 codes) { *(u32*)to = codes; }
+__device__ __forceinline__ void store_eight(u8* to, uint2 codes) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(codes.x), "r"(codes.y) : "memory"); }
+
+// Writes them; `at` is the number of the first.
+template <u32 FORMAT, bool BOUNDED, class S, class ENCODE> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const ENCODE& encode) {
+    store_eight(codes + (FORMAT == E2M1 ? at / 2 : at), codes_of<FORMAT, BOUNDED>(x, encode));
+}
 template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool bounded) {
     if (FORMAT == E2M1 && bounded) store_codes<FORMAT, true>(codes, at, x, encode);
     else store_codes<FORMAT, false>(codes, at, x, encode);

@@ -4,7 +4,7 @@
 // y = round(fl(code * scale)). A row for each block, as in cast_rows.cuh.
 template <u32 FORMAT, class T, bool ALIGNED>
 __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_stride) {
-    const Held<Coded<FORMAT>, Line<4>> line(source, source.rows, source.cols);
+    const Held<Opened<FORMAT>, Line<4>> line(source, source.rows, source.cols);
     T* const to = once(y + (u64)line.shape.row * y_stride + line.shape.first);
 #pragma unroll
     for (u32 v = 0; v < 4; v++)
@@ -53,53 +53,64 @@ __device__ __forceinline__ int exponent_of(float scale) {
     return power ? (int)(bits >> 23) : -1;
 }
 
+// E2M1 codes and their scales as they lie in memory.
+struct Unopened : Codes<E2M1> {
+    __device__ __forceinline__ void open(const CastSource&, const At&, u32, int, u32, bool) {}
+};
+
+// What decides over a group of 128 columns: the largest exponent of its parts and one, and above, how far the least one of those that are not all zeros
+// is from LEAST; WRONG where a scale is no power of two.
+struct Exponents {
+    static constexpr u32 LEAST = 0x3FFF, WRONG = 0x7FFF;
+    using Type = u32;
+    static __device__ __forceinline__ u32 of(u32 codes, int exponent) {
+        const u32 least = exponent < 0 ? WRONG : codes & 0x77777777 ? LEAST - exponent : 0;  // zeros stay zeros, whatever their scale
+        return (u32)(exponent + 1) | least << 16;
+    }
+    static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
+};
+
 // Groups of 128 columns get 2^(o - 127), o the largest exponent of their parts less 6 (at least 0), and codes times 2^(i - o): exact
-// while -5 <= i - o <= 6. A warp takes 4 rows x 128 columns, eight lanes a row.
-extern "C" __global__ void __launch_bounds__(256) fp4_to_fp8(
+// while -5 <= i - o <= 6. A row for each block, as in cast_rows.cuh.
+extern "C" __global__ void __launch_bounds__(128, 8) fp4_to_fp8(
     CastSource source,             // E2M1 codes, groups of 16 to 128 columns, scales powers of two
     CastOut out,                   // E4M3 codes, groups of 128 columns, scales UE8M0
     u32* __restrict__ inexact)     // raised by each group of 128 that is not exact, or has a scale that is no power of two; null: not wanted
 {
-    const u32 chunks = (source.cols + 127) / 128, blocks = (chunks + 7) / 8, lane = threadIdx.x % 32;
-    const u64 row = (u64)(blockIdx.x / blocks) * 4 + lane / 8;
-    const u32 chunk = blockIdx.x % blocks * 8 + threadIdx.x / 32;
     begin();
-    u32 codes[2] = {0, 0};
-    int exponent[2] = {-1, -1};
-    u32 wrong = 0;
+    const Held<Unopened, Line<8>> line(source, source.rows, source.cols);
+    int exponent[8];
+    u32 m[8];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 col = chunk * 128 + 64 * h + lane % 8 * 8;
-        if (row >= source.rows || col >= source.cols) continue;
-        codes[h] = __ldg((const u32*)((const u8*)source.x + (row * source.cols + col) / 2));
-        exponent[h] = exponent_of(load_scale(source.grid, source.scales, row, col >> source.grid.col_shift));
-        if (exponent[h] < 0) wrong = 1;
+    for (int v = 0; v < 8; v++) {
+        const float scale = Codes<E2M1>::scale_of(source, line.data[v].bits, line.column(v));
+        exponent[v] = line.inside(v) ? exponent_of(scale) : 0;
+        m[v] = line.inside(v) ? Exponents::of(line.data[v].codes[0], exponent[v]) : 0;
     }
-    // Zeros stay zeros, whatever their scale.
-    int largest = max(exponent[0], exponent[1]), least = 1 << 20;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        if (codes[h] & 0x77777777) least = min(least, exponent[h]);
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) {
-        largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, step));
-        least = min(least, __shfl_xor_sync(0xFFFFFFFFu, least, step));
-        wrong |= __shfl_xor_sync(0xFFFFFFFFu, wrong, step);
+    // Eight groups of sixteen lanes each: one for every two lanes.
+    Groups<Exponents, 8, 32, 7>::reduce<8, 8>(m);
+    const int o = max((int)(m[0] & 0xFFFF) - 1 - 6, 0);
+    const u32 lane = threadIdx.x % 32, own = lane % 16 / 2, col = line.column(own) / 128;
+    if (lane % 2 == 0 && line.column(own) / 128 * 128 < source.cols) {
+        out.scales[scale_index(out.grid, line.shape.row, col)] = (u8)o;
+        const u32 least = m[0] >> 16;
+        if (inexact && (least == Exponents::WRONG || (least && (int)(Exponents::LEAST - least) - o < -5))) atomicAdd(inexact, 1u);
     }
-    const int o = max(largest - 6, 0);
-    if (row >= source.rows || chunk >= chunks) return;
-    if (lane % 8 == 0) {
-        out.scales[scale_index(out.grid, row, chunk)] = (u8)o;
-        if (inexact && (wrong || least - o < -5)) atomicAdd(inexact, 1u);
-    }
+    u8* const codes = once(out.codes + (u64)line.shape.row * source.cols + line.shape.first);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 col = chunk * 128 + 64 * h + lane % 8 * 8;
-        if (col >= source.cols) continue;
-        float v[8];
-        // Far outside of the range codes are 0 or 448.
-        const int shift = min(max(exponent[h] - o, -100), 100);
-        decode_word(codes[h], __uint_as_float((u32)(127 + shift) << 23), v);
-        *(uint2*)(out.codes + row * source.cols + col) = encode8<E4M3>(v);
+    for (int v = 0; v < 8; v++) {
+        const int shift = exponent[v] - __shfl_sync(0xFFFFFFFFu, o, lane / 16 * 16 + 2 * v);
+        if (!line.inside(v)) continue;
+        const u32 four = line.data[v].codes[0];
+        uint2 wide = {e4m3_of_e2m1(four, shift), e4m3_of_e2m1(four >> 16, shift)};
+        if (shift < -5 || shift > 6) {
+            // Codes are rounded, or 448; far outside 0 or 448.
+            float f[8];
+            decode8(E4M3, {e4m3_of_e2m1(four), e4m3_of_e2m1(four >> 16)}, f);
+#pragma unroll
+            for (int i = 0; i < 8; i++) f[i] = __fmul_rn(f[i], __uint_as_float((u32)(127 + min(max(shift, -100), 100)) << 23));
+            wide = encode8<E4M3>(f);
+        }
+        store_eight(codes + line.shape.right(v), wide);
     }
 }

@@ -8,32 +8,49 @@ template <class M, int VECTORS, int WIDTH, int SHIFT> struct Groups {
     static constexpr int WANTED = 1 << (SHIFT - 3);
     static constexpr int LANES = WANTED < WIDTH ? WANTED : WIDTH;  // that share a group of a vector
     static constexpr int STEP = WANTED / LANES;                     // vectors of a group
-    static constexpr int COUNT = VECTORS / STEP;                    // groups that LANES lanes have
+    static constexpr int COUNT = VECTORS / STEP;                    // groups that LANES lanes have: a power of two
+    static constexpr int OWN = COUNT > LANES ? COUNT / LANES : 1;  // groups that one lane makes the factors of
+    static constexpr int TWINS = COUNT > LANES ? 1 : LANES / COUNT;  // lanes that make the same
+
+    // The maxima of all groups of all lanes become those of this lane's own, m[0 .. OWN - 1]: lanes exchange halves of what they have for as long as they have
+    // more than one.
+    template <int HAVE, int STRIDE> static __device__ __forceinline__ void reduce(typename M::Type (&m)[COUNT]) {
+        if constexpr (STRIDE > 0) {
+            constexpr int KEPT = HAVE > 1 ? HAVE / 2 : 1;
+            const bool upper = threadIdx.x & STRIDE;
+#pragma unroll
+            for (int g = 0; g < KEPT; g++) {
+                const typename M::Type other = m[HAVE > 1 ? g + KEPT : g], sent = HAVE > 1 && upper ? m[g] : other;
+                m[g] = M::larger(HAVE > 1 && upper ? other : m[g], __shfl_xor_sync(0xFFFFFFFFu, sent, STRIDE));
+            }
+            reduce<KEPT, STRIDE / 2>(m);
+        }
+    }
 
     // Factors of all vectors, made by one lane for each group, of which `keep(v, scale)` gets the scale, v being the group's first vector.
     template <class KEEP>
-    static __device__ __forceinline__ void factors(typename M::Type (&m)[VECTORS], const CastRule& rule, float (&encode)[VECTORS], KEEP keep) {
+    static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const CastRule& rule, float (&encode)[VECTORS], KEEP keep) {
+        typename M::Type m[COUNT];
 #pragma unroll
         for (int g = 0; g < COUNT; g++) {
-            typename M::Type amax = m[g * STEP];
+            m[g] = of_vectors[g * STEP];
 #pragma unroll
-            for (int v = 1; v < STEP; v++) amax = M::larger(amax, m[g * STEP + v]);
-            m[g] = lanes_max<LANES>(amax);
+            for (int v = 1; v < STEP; v++) m[g] = M::larger(m[g], of_vectors[g * STEP + v]);
         }
+        reduce<COUNT, LANES / 2>(m);
         const u32 lane = threadIdx.x % 32, own = lane % LANES;
+        float factor[OWN];
 #pragma unroll
-        for (int first = 0; first < COUNT; first += LANES) {
-            typename M::Type amax = m[first];
+        for (int i = 0; i < OWN; i++) {
+            const GroupScale s = cast_scale(rule, M::amax(m[i]));
+            if (own % TWINS == 0) keep((own / TWINS * OWN + i) * STEP, s.scale);
+            factor[i] = s.encode;
+        }
 #pragma unroll
-            for (int g = first + 1; g < COUNT && g < first + LANES; g++) amax = own == g - first ? m[g] : amax;
-            const GroupScale s = cast_scale(rule, M::amax(amax));
-            if (COUNT - first >= LANES || own < COUNT - first) keep((first + own) * STEP, s.scale);
+        for (int g = 0; g < COUNT; g++) {
+            const float of_group = __shfl_sync(0xFFFFFFFFu, factor[g % OWN], lane - own + g / OWN * TWINS);
 #pragma unroll
-            for (int g = first; g < COUNT && g < first + LANES; g++) {
-                const float factor = __shfl_sync(0xFFFFFFFFu, s.encode, lane - own + g - first);
-#pragma unroll
-                for (int v = 0; v < STEP; v++) encode[g * STEP + v] = factor;
-            }
+            for (int v = 0; v < STEP; v++) encode[g * STEP + v] = of_group;
         }
     }
 };
@@ -91,7 +108,7 @@ template <class S, class SHAPE> struct Held {
             typename M::Type m[VECTORS], largest = 0;
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
-                m[v] = maximum_of<M>(0, data[v]);
+                m[v] = M::with(0, data[v]);
                 largest = M::larger(largest, m[v]);
             }
             clean = M::is_clean(largest);
@@ -198,7 +215,7 @@ __device__ __forceinline__ void cast_row(const CastSource& source, u32 rows, u32
         if constexpr (VECTORS > 0) {
             typename M::Type m = 0;
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) m = maximum_of<M>(m, line.data[v]);
+            for (int v = 0; v < VECTORS; v++) m = M::with(m, line.data[v]);
             clean = M::is_clean(m);
             amax = M::amax(m);
             if (!clean) {

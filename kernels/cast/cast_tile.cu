@@ -2,3 +2,4 @@
 #include "cast/cast_tile.cuh"
 
 FOR_EACH_SOURCE(CAST_TILE, 0)
+FOR_EACH_CHANNEL(CAST_TILE, 0)

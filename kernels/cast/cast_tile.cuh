@@ -3,165 +3,255 @@
 #pragma once
 #include "cast/source.cuh"
 
-// The codes of a thread's 8 x 8 elements, each column by its factor.
-template <class S, u32 FORMAT, bool BOUNDED>
-__device__ __forceinline__ void write_tile(S (&data)[8], u64 row, u32 col, u32 rows, u32 cols, const float (&encode)[8], const CastOut& out) {
-    const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
-    if (!out.transposed) {
+// A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
+// of codes 64 neighbours of a row, those of transposed codes 32 of a column.
+template <class S> struct Patch {
+    u32 rows, cols;
+    u32 band, own;  // the warp's of the block's four bands; the first column, of the block's
+    u64 tile_row, row;
+    u32 tile_col, col;
+    S data[8];
+
+    __device__ __forceinline__ Patch(const CastSource& source, u32 rows, u32 cols) : rows(rows), cols(cols) {
+        const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        tile_row = (u64)(blockIdx.x / tiles) * 128;
+        tile_col = blockIdx.x % tiles * 128;
+        band = warp / 2;
+        own = 64 * (warp % 2) + 8 * (lane % 8);
+        row = tile_row + 32 * band + 8 * (lane / 8);
+        col = tile_col + own;
+        begin();
+        int from[8];
+        typename S::At at[8];
+        if (source.index || S::EXPERTS) {
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                from[r] = source_row<S>(source, row + r, rows);
+                at[r] = S::at(source, from[r], col);
+            }
+        } else {
+            // Without the tests of each row.
+            at[0] = S::at(source, (int)row, col);
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                from[r] = row + r < rows ? (int)(row + r) : -1;
+                if (r) at[r] = S::down(source, at[r - 1], 1);
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < 8; b += S::BATCH) {
+#pragma unroll
+            for (int r = b; r < b + S::BATCH; r++) data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+#pragma unroll
+            for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
+        }
+    }
+
+    __device__ __forceinline__ bool inside() const { return row < rows && col < cols; }
+
+    __device__ __forceinline__ void forget() {
+#pragma unroll
+        for (int r = 0; r < 8; r++) data[r].forget();
+    }
+
+    // Codes by one factor, or by one for each column.
+    template <u32 FORMAT, bool BOUNDED, class ENCODE> __device__ __forceinline__ void write(const ENCODE& encode, const CastOut& out) {
+        const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
         u8* codes = once(out.codes + bytes(row * cols + col));
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             if (row + r < rows) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
             codes += bytes(cols);
         }
-    } else if (row < rows) {  // rows is a multiple of 16 here
-        u8* codes = once(out.codes + bytes((u64)col * rows + row));
+    }
+};
+
+// In tiles.
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
+    using M = Maximum<S, FORMAT>;
+    __shared__ typename M::Type maxima[4][4];  // by band and 32 columns
+    Patch<S> patch(source, rows, cols);
+    const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift, col_shift = out.grid.col_shift;
+    const u64 group_row = patch.row >> row_shift;
+    const u32 group_col = patch.col >> col_shift;
+    float encode = 0.0f;
+    bool clean = false;
+    if (out.part == CODES) {
+        if (patch.inside()) encode = __frcp_rn(load_scale(out.grid, out.scales, group_row, group_col));
+    } else {
+        typename M::Type m = 0;
 #pragma unroll
-        for (int c = 0; c < 8; c++) {
-            float v[8];
+        for (int r = 0; r < 8; r++) m = M::with(m, patch.data[r]);
+        clean = M::is_clean(m);
+        if (!clean) {
+            patch.forget();
+            float amax = 0.0f;
 #pragma unroll
-            for (int r = 0; r < 8; r++) {
-                if (c % 2 == 0) data[r].forget();
-                v[r] = data[r].value(c);
-            }
-            store_codes<FORMAT, BOUNDED>(codes, 0, Numbers{v}, encode[c]);
-            codes += bytes(rows);
+            for (int r = 0; r < 8; r++) amax = amax_without_nan(patch.data[r], amax);
+            m = M::of(amax);
         }
+        // Of the warp's rows and four lanes; then of the warps that have parts of the group.
+        m = lanes_largest<M, 0b11011>(m);
+        if (row_shift != 5 || col_shift != 5) {
+            if (lane % 4 == 0 && lane < 8) maxima[patch.band][patch.own / 32] = m;
+            __syncthreads();
+            m = maxima[row_shift == 7 ? lane / 8 : patch.band][col_shift == 7 ? lane % 4 : patch.own / 32];
+            m = lanes_largest<M, 0b11011>(m);
+        }
+        // Every lane, instead of waiting for one.
+        const GroupScale s = cast_scale(rule, M::amax(m));
+        const bool first = (patch.row & ((1u << row_shift) - 1)) == 0 && (patch.col & ((1u << col_shift) - 1)) == 0;
+        if (first && patch.inside()) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
+        encode = s.encode;
+        clean = clean && is_factor(encode);
+    }
+    if (out.part == SCALES || patch.col >= cols) return;
+    patch.forget();
+    if (FORMAT == E2M1 && clean) patch.template write<FORMAT, true>(encode, out);
+    else patch.template write<FORMAT, false>(encode, out);
+}
+
+// The codes of a block, transposed. They go through shared memory, so that what is written of a column lies together: sectors that are
+// filled by parts cost twice their time (observed: H200, 2026-11). `exchange` has 16 units of eight codes for each of 128 columns, in pairs; the place
+// of a pair is turned by the thread's columns, so that no bank is met twice.
+template <class S, u32 FORMAT, bool BOUNDED>
+__device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&encode)[8], typename EightCodes<FORMAT>::Type* exchange) {
+    const u32 unit = 4 * patch.band + threadIdx.x % 32 / 8, turn = threadIdx.x % 8 * 2;
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        float v[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++) {
+            if (c % 2 == 0) patch.data[r].forget();
+            v[r] = patch.data[r].value(c);
+        }
+        exchange[(patch.own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Numbers{v}, encode[c]);
+    }
+}
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void write_exchanged(const Patch<S>& patch, const typename EightCodes<FORMAT>::Type* exchange, const CastOut& out) {
+    const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
+    __syncthreads();
+    // rows is a multiple of 16 here, and a thread takes as many.
+    const u64 row = patch.tile_row + threadIdx.x % 8 * 16;
+    if (row >= patch.rows) return;
+    u32 column = threadIdx.x / 8;
+    u8* codes = once(out.codes + bytes((patch.tile_col + column) * (u64)patch.rows + row));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const typename EightCodes<FORMAT>::Type* pair = exchange + column * 16 + (threadIdx.x % 8 ^ column / 8 % 8) * 2;
+        if (patch.tile_col + column < patch.cols) {
+            if constexpr (FORMAT == E2M1) *(uint2*)codes = *(const uint2*)pair;
+            else *(uint4*)codes = *(const uint4*)pair;
+        }
+        column += 32;
+        codes += bytes(32 * (u64)patch.rows);
     }
 }
 
-// A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
-// of codes 64 neighbours of a row, those of transposed codes 32 of a column.
+// Per channel.
 template <class S, u32 FORMAT>
-__device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
-    // By band and unit: a column, or 32 columns where groups are as wide.
+__device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows, u32 cols, const CastRule& rule, const CastOut& out) {
     using M = Maximum<S, FORMAT>;
-    __shared__ typename M::Type maxima[512];
-    __shared__ float factors[512];
-    const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u64 tile_row = (u64)(blockIdx.x / tiles) * 128;
-    const u32 tile_col = blockIdx.x % tiles * 128;
-    const u32 band = warp / 2, own = 64 * (warp % 2) + 8 * (lane % 8);
-    const u64 row = tile_row + 32 * band + 8 * (lane / 8);
-    const u32 col = tile_col + own;
-    const u32 unit_shift = out.grid.col_shift == 0 ? 0 : 5, units = 128 >> unit_shift;
-    begin();
-    S data[8];
-    int from[8];
-    typename S::At at[8];
-    if (source.index || S::EXPERTS) {
+    constexpr int PER = M::PER, TYPES = 8 / PER;
+    __shared__ typename M::Type maxima[4][128 / PER];  // by band and column
+    Patch<S> patch(source, rows, cols);
+    const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift;
+    const u64 group_row = patch.row >> row_shift;
+    float encode[8] = {};
+    bool clean = false;
+    if (out.part == CODES) {
+        if (patch.inside()) {
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            from[r] = source_row<S>(source, row + r, rows);
-            at[r] = S::at(source, from[r], col);
+            for (int c = 0; c < 8; c++) encode[c] = __frcp_rn(load_scale(out.grid, out.scales, group_row, patch.col + c));
         }
     } else {
-        // Without the tests of each row.
-        at[0] = S::at(source, (int)row, col);
+        typename M::Type m[TYPES] = {}, largest = 0;
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            from[r] = row + r < rows ? (int)(row + r) : -1;
-            if (r) at[r] = S::down(source, at[r - 1], 1);
+#pragma unroll
+            for (int k = 0; k < TYPES; k++) m[k] = M::larger(m[k], M::of_columns(patch.data[r], k));
         }
-    }
 #pragma unroll
-    for (int b = 0; b < 8; b += S::BATCH) {
-#pragma unroll
-        for (int r = b; r < b + S::BATCH; r++) data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
-#pragma unroll
-        for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
-    }
-    bool clean = out.part != CODES;
-    if (out.part != CODES) {
-        // Of the columns.
-        typename M::Type m[8] = {}, largest = 0;
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-#pragma unroll
-            for (int r = 0; r < 8; r += 2) m[c] = M::raise(m[c], data[r], c, data[r + 1], c);
-            largest = M::larger(largest, m[c]);
-        }
+        for (int k = 0; k < TYPES; k++) largest = M::larger(largest, m[k]);
         clean = M::is_clean(largest);
         if (!clean) {
-#pragma unroll
-            for (int r = 0; r < 8; r++) data[r].forget();
-            largest = 0;
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                float amax = 0.0f;
-#pragma unroll
-                for (int r = 0; r < 8; r++) amax = fmaxf(amax, fabsf(data[r].value(c)));
-                m[c] = M::of(amax);
-                largest = M::larger(largest, m[c]);
-            }
-        }
-        // The four lanes of a warp that have the same columns, and where groups are as wide, the 32 columns of four lanes.
-        const auto of_warp = [](typename M::Type v) {
-            v = M::larger(v, __shfl_xor_sync(0xFFFFFFFFu, v, 8));
-            return M::larger(v, __shfl_xor_sync(0xFFFFFFFFu, v, 16));
-        };
-        if (unit_shift == 0) {
+            patch.forget();
+            float amax[8];
 #pragma unroll
             for (int c = 0; c < 8; c++) {
-                m[c] = of_warp(m[c]);
-                if (lane / 8 == c % 4) maxima[band * 128 + own + c] = m[c];
+                amax[c] = 0.0f;
+#pragma unroll
+                for (int r = 0; r < 8; r++) amax[c] = fmaxf(amax[c], fabsf(patch.data[r].value(c)));
+                if constexpr (PER == 1) m[c] = M::of(amax[c]);
+                else if (c % 2) m[c / 2] = M::of(amax[c - 1], amax[c]);
             }
-        } else {
-            largest = of_warp(lanes_max<4>(largest));
-            if (lane == 0 || lane == 4) maxima[band * 4 + own / 32] = largest;
         }
-        __syncthreads();
-    }
-    // One thread a group: bands and units of it.
-    const u32 bands_shift = out.grid.row_shift - 5, units_of_shift = out.grid.col_shift == 7 ? 2 : 0;
-    const u32 across = units >> units_of_shift;
-    for (u32 i = threadIdx.x; i < (4u >> bands_shift) * across; i += blockDim.x) {
-        const u32 first_band = i / across << bands_shift, first_unit = i % across << units_of_shift;
-        const u64 group_row = (tile_row + 32 * first_band) >> out.grid.row_shift;
-        const u32 group_col = (tile_col + (first_unit << unit_shift)) >> out.grid.col_shift;
-        const bool inside = tile_row + 32 * first_band < rows && tile_col + (first_unit << unit_shift) < cols;
-        float factor = 0.0f;
-        if (out.part == CODES) {
-            if (inside) factor = __frcp_rn(load_scale(out.grid, out.scales, group_row, group_col));
-        } else {
-            typename M::Type a = 0;
-            for (u32 b = 0; b < 1u << bands_shift; b++)
-                for (u32 u = 0; u < 1u << units_of_shift; u++) a = M::larger(a, maxima[(first_band + b) * units + first_unit + u]);
-            const GroupScale s = cast_scale(rule, M::amax(a));
-            factor = s.encode;
-            if (inside) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
+#pragma unroll
+        for (int k = 0; k < TYPES; k++) m[k] = lanes_largest<M, 0b11000>(m[k]);
+        // The four lanes of a warp that have the same columns take two each.
+        const u32 quarter = lane / 8;
+        typename M::Type two[2 / PER];
+#pragma unroll
+        for (int i = 0; i < 2 / PER; i++) {
+            two[i] = m[i];
+#pragma unroll
+            for (int q = 1; q < 4; q++) two[i] = quarter == q ? m[q * (2 / PER) + i] : two[i];
         }
-        factors[i] = factor;
+        if (row_shift == 7) {
+            const u32 place = (patch.own + 2 * quarter) / PER;
+#pragma unroll
+            for (int i = 0; i < 2 / PER; i++) maxima[patch.band][place + i] = two[i];
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < 2 / PER; i++) {
+                two[i] = M::larger(M::larger(maxima[0][place + i], maxima[1][place + i]), M::larger(maxima[2][place + i], maxima[3][place + i]));
+            }
+        }
+        float factor[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const GroupScale s = cast_scale(rule, M::amax(two[i / PER], i));
+            factor[i] = s.encode;
+            const bool first = (((u32)patch.row - 8 * quarter) & ((1u << row_shift) - 1)) == 0;
+            if (first && patch.row - 8 * quarter < rows && patch.col < cols)
+                store_scale(out.grid, out.scales, group_row, patch.col + 2 * quarter + i, s.scale);
+        }
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            encode[c] = __shfl_sync(0xFFFFFFFFu, factor[c % 2], lane % 8 + c / 2 * 8);
+            clean = clean && is_factor(encode[c]);
+        }
     }
     if (out.part == SCALES) return;
-    __syncthreads();
-    if (col >= cols) return;
-    float f[8];
-    const float* mine = factors + (band >> bands_shift) * across;
-#pragma unroll
-    for (int c = 0; c < 8; c++) {
-        f[c] = mine[unit_shift == 0 ? own + c : own / 32 >> units_of_shift];
-        clean = clean && is_factor(f[c]);
+    patch.forget();
+    if (out.transposed) {
+        __shared__ __align__(16) typename EightCodes<FORMAT>::Type exchange[128 * 16];
+        if (FORMAT == E2M1 && clean) exchange_codes<S, FORMAT, true>(patch, encode, exchange);
+        else exchange_codes<S, FORMAT, false>(patch, encode, exchange);
+        write_exchanged<S, FORMAT>(patch, exchange, out);
+    } else if (patch.col < cols) {
+        if (FORMAT == E2M1 && clean) patch.template write<FORMAT, true>(encode, out);
+        else patch.template write<FORMAT, false>(encode, out);
     }
-#pragma unroll
-    for (int r = 0; r < 8; r++) data[r].forget();
-    if (FORMAT == E2M1 && clean) write_tile<S, FORMAT, true>(data, row, col, rows, cols, f, out);
-    else write_tile<S, FORMAT, false>(data, row, col, rows, cols, f, out);
 }
 
 // Blocks of a multiprocessor that fit without spilling: what keeps enough loads in flight. Tuned where it was measured.
 #if __CUDA_ARCH__ == 900
-constexpr u32 CAST_TILE_BLOCKS = 3;
+template <class S> constexpr u32 patch_blocks = is_narrow<S> || is_coded<S> ? 4 : 2;
 #else
-constexpr u32 CAST_TILE_BLOCKS = 2;
+template <class S> constexpr u32 patch_blocks = 2;
 #endif
-template <class S> constexpr u32 cast_tile_blocks = sizeof(S) == 16 && alignof(S) == 16 ? CAST_TILE_BLOCKS : 2;
 
-#define CAST_TILE(name, SOURCE, ...)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256, (cast_tile_blocks<Unwrap<void SOURCE>::Type>)) cast_tile_##name(                                                \
+#define CAST_PATCH(name, SOURCE, KERNEL)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256, (patch_blocks<Unwrap<void SOURCE>::Type>)) KERNEL##_##name(         \
         CastSource source, u32 rows, u32 cols, CastRule rule, CastOut out)                                                \
     {                                                                                                                     \
         using S = Unwrap<void SOURCE>::Type;                                                                              \
-        if (rule.format == E4M3) cast_tile<S, E4M3>(source, rows, cols, rule, out);                                       \
-        else cast_tile<S, E2M1>(source, rows, cols, rule, out);                                                           \
+        if (rule.format == E4M3) KERNEL<S, E4M3>(source, rows, cols, rule, out);                                          \
+        else KERNEL<S, E2M1>(source, rows, cols, rule, out);                                                              \
     }
+#define CAST_TILE(name, SOURCE, ...)                                                                                      \
+    CAST_PATCH(name, SOURCE, cast_tile)                                                                                   \
+    CAST_PATCH(name, SOURCE, cast_channel)

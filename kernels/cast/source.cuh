@@ -23,7 +23,8 @@ struct CastSource {
     u32 rows, cols;     // of the source
     CastGrid grid;      // of the scales of codes
     u64 scale_down;     // bytes from a scale to that of the row below; 0 where rows share them
-    u64 scale_right;    // bytes from an FP32 scale to that to the right
+    u64 scale_row;      // bytes from a row of scales to the next
+    u64 scale_right;    // bytes from a column of scales to the next, of UE8M0 from four columns to the next four
     Producer producer;
 };
 
@@ -58,106 +59,164 @@ template <class T, bool ALIGNED> struct Plain {
     __device__ __forceinline__ void forget() { ::forget(v); }
 };
 
-// Codes times their scales, fl(code * scale), kept as numbers.
-template <u32 FORMAT> struct Coded {
+// Codes times their scales, fl(code * scale): where they lie, and how they are read.
+template <u32 FORMAT> struct Codes {
     static constexpr int BATCH = 8;
     static constexpr bool EXPERTS = false;
     struct At {
-        const u8 *codes, *scales;
-        u32 row, col;
+        const u8 *codes, *scales;  // scales: of the row
+        u32 col;
     };
     static __device__ __forceinline__ u64 bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
-    static __device__ __forceinline__ const u8* scale_at(const CastSource& s, u32 row, u32 col) {
-        const u64 place = scale_index(s.grid, row >> s.grid.row_shift, col >> s.grid.col_shift);
-        return s.scales + (s.grid.order == UE8M0 ? place : 4 * place);
-    }
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
-        return {once((const u8*)s.x + bytes((u64)(u32)row * s.cols + col)), once(scale_at(s, row, col)), (u32)row, col};
+        return {once((const u8*)s.x + bytes((u64)(u32)row * s.cols + col)), once(s.scales + (u64)((u32)row >> s.grid.row_shift) * s.scale_row), col};
     }
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) {
-        return {once(at.codes + bytes((u64)rows * s.cols)), once(at.scales + rows * s.scale_down), at.row + rows, at.col};
+        return {once(at.codes + bytes((u64)rows * s.cols)), once(at.scales + rows * s.scale_down), at.col};
     }
-    float v[8];
-    u32 codes[2];
-    float scale;
+    // What holds the scale of a column, four of them where they are bytes: `scale_index` without a branch.
+    static __device__ __forceinline__ u32 scale_bits(const CastSource& s, const At& at, u32 col, bool inside) {
+        const u32 group = col >> s.grid.col_shift;
+        const u8* p = at.scales + (s.grid.order == UE8M0 ? group / 4 : group) * s.scale_right;
+        return inside ? __ldg((const u32*)p) : 0;
+    }
+    static __device__ __forceinline__ float scale_of(const CastSource& s, u32 bits, u32 col) {
+        return s.grid.order == UE8M0 ? scale_of_byte(bits >> (col >> s.grid.col_shift) % 4 * 8 & 0xFF) : __uint_as_float(bits);
+    }
+    u32 codes[2];  // E4M3 once they are opened
+    u32 bits;      // of the scale: what is made of them waits for them, and comes after all loads
     __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
-        codes[0] = codes[1] = 0;
-        scale = 0.0f;
-        if (!inside) return;
         if constexpr (FORMAT == E2M1) {
-            codes[0] = __ldg((const u32*)(at.codes + offset / 2));
+            codes[0] = inside ? __ldg((const u32*)(at.codes + offset / 2)) : 0;
         } else {
-            const uint2 both = __ldg((const uint2*)(at.codes + offset));
+            const uint2 both = inside ? __ldg((const uint2*)(at.codes + offset)) : uint2{0, 0};
             codes[0] = both.x;
             codes[1] = both.y;
         }
-        const u32 within = at.col & ((1u << s.grid.col_shift) - 1);  // its group
-        const u8* from = at.scales + (u64)((within + offset) >> s.grid.col_shift) * s.scale_right;
-        if (s.grid.order == UE8M0 && offset) from = scale_at(s, at.row, at.col + offset);
-        scale = s.grid.order == UE8M0 ? scale_of_byte(__ldg(from)) : __ldg((const float*)from);
+        bits = scale_bits(s, at, at.col + offset, inside);
     }
-    __device__ __forceinline__ void open(const CastSource& s, const At& at, u32, int row, u32 col, bool) {
-        if (s.grid.col_shift == 0 && row >= 0 && col < s.cols) {
-            // Per channel: each element has a scale of its own.
-            decode(1.0f);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], load_scale(s.grid, s.scales, at.row >> s.grid.row_shift, col + i));
-        } else {
-            decode(scale);
-        }
-    }
-    __device__ __forceinline__ void decode(float factor) {
+    __device__ __forceinline__ void open_codes() {
         if constexpr (FORMAT == E2M1) {
-            decode_word(codes[0], factor, v);
-        } else {
-            decode8(FORMAT, {codes[0], codes[1]}, v);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], factor);
+            codes[1] = e4m3_of_e2m1(codes[0] >> 16);
+            codes[0] = e4m3_of_e2m1(codes[0]);
         }
+    }
+    __device__ __forceinline__ void decode(float factor, float (&v)[8]) const {
+        decode8(E4M3, {codes[0], codes[1]}, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], factor);
+    }
+};
+
+// Whose groups have more than one column: unpacked as often as they are wanted.
+template <u32 FORMAT> struct Coded : Codes<FORMAT> {
+    using Of = Codes<FORMAT>;
+    float scale;
+    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At&, u32, int, u32 col, bool) {
+        this->open_codes();
+        scale = Of::scale_of(s, this->bits, col);
+    }
+    __device__ __forceinline__ float value(int i) const {
+        float v[8];
+        this->decode(scale, v);
+        return v[i];
+    }
+    __device__ __forceinline__ u32 signs(int k) const { return this->codes[k] ^ (u32)(__float_as_int(scale) >> 31); }
+    __device__ __forceinline__ void forget() { asm volatile("" : "+r"(this->codes[0]), "+r"(this->codes[1])); }
+    // The largest |value|; NaN if there is one.
+    __device__ __forceinline__ float largest() const {
+        const u32 x = this->codes[0], y = this->codes[1], magnitudes = 0x7FFF7FFFu;
+        const u32 m = max_u16x2(max_u16x2(x & magnitudes, x << 8 & magnitudes), max_u16x2(y & magnitudes, y << 8 & magnitudes));
+        float value, other;
+        decode_pair(E4M3, max(m, m << 16) >> 24, value, other);
+        return fabsf(__fmul_rn(value, scale));
+    }
+};
+
+// Of any groups, those of one column among them: kept as numbers.
+template <u32 FORMAT> struct Opened : Codes<FORMAT> {
+    using Of = Codes<FORMAT>;
+    float v[8];
+    __device__ __forceinline__ void open(const CastSource& s, const typename Of::At& at, u32, int row, u32 col, bool) {
+        this->open_codes();
+        if (s.grid.col_shift != 0) return this->decode(Of::scale_of(s, this->bits, col), v);
+        const bool inside = row >= 0 && col < s.cols;
+        this->decode(1.0f, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], Of::scale_of(s, Of::scale_bits(s, at, col + i, inside), col + i));
     }
     __device__ __forceinline__ float value(int i) const { return v[i]; }
     __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
     __device__ __forceinline__ void forget() {}
 };
 
+// What a source takes in registers: eight elements in four of them, or codes that are unpacked late.
+template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 16;
+template <class S> constexpr bool is_coded = false;
+template <u32 FORMAT> constexpr bool is_coded<Coded<FORMAT>> = true;
+
 // The same of one place.
 template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }
 template <class S> __device__ __forceinline__ void open_at(S& data, const CastSource& s, int row, u32 col, bool first) { data.open(s, S::at(s, row, col), 0, row, col, first); }
 
-// How max |value| of a source's elements is found, in FP32 from the first step: `raise` by two elements, `larger` of two. `is_clean`: there was no
-// NaN, and then `amax` gives the number. `of` makes a maximum of a number.
+// How max |value| of a source's elements is found, in full: no rounding before the last step. A `Type` holds PER columns next to each other. `of_columns`
+// are those of eight neighbours, `with` a maximum raised by all of them, `larger` that of two. `is_clean`: there was no NaN, and then `amax` gives the number, of all columns or of one.
+// `of` makes a maximum of numbers.
 template <class S, u32 FORMAT> struct Maximum {
     // E4M3 codes do not ask for NaN: it is dropped.
     using Type = float;
+    static constexpr int PER = 1;
     static __device__ __forceinline__ float larger(float a, float b) { return FORMAT == E2M1 ? max_or_nan(a, b) : fmaxf(a, b); }
-    static __device__ __forceinline__ float raise(float m, const S& a, int i, const S& b, int j) { return larger(larger(m, fabsf(a.value(i))), fabsf(b.value(j))); }
+    static __device__ __forceinline__ float of_columns(const S& s, int k) { return fabsf(s.value(k)); }
+    static __device__ __forceinline__ float with(float m, const S& s) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) m = larger(m, of_columns(s, i));
+        return m;
+    }
     static __device__ __forceinline__ bool is_clean(float m) { return FORMAT != E2M1 || m == m; }
     static __device__ __forceinline__ float of(float amax) { return amax; }
     static __device__ __forceinline__ float amax(float m) { return m; }
+    static __device__ __forceinline__ float amax(float m, int) { return m; }
 };
-// FP32 patterns of BF16 numbers, the sign shifted out, order like the magnitudes. The upper element of a word has the lower one's bits
-// behind its own, and they decide nothing. A shift and half a maximum of three for each, where unpacking takes more of the slower pipe.
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> {
+// Of codes that share a scale: fl(code * scale) grows with the code.
+template <u32 OF, u32 FORMAT> struct Maximum<Coded<OF>, FORMAT> : Maximum<Numbers, E2M1> {
+    static __device__ __forceinline__ float of_columns(const Coded<OF>& s, int k) { return fabsf(s.value(k)); }
+    static __device__ __forceinline__ float with(float m, const Coded<OF>& s) { return max_or_nan(m, s.largest()); }
+};
+// Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time.
+template <class T, bool ALIGNED, u32 INFINITY_OF_T> struct NarrowMaximum {
     using Type = u32;
-    using S = Plain<Bf16, ALIGNED>;
-    static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max(a, b); }
-    static __device__ __forceinline__ u32 pattern(const S& s, int i) { return word(s.v.q[0], i / 2) << (i % 2 ? 1 : 17); }
-    static __device__ __forceinline__ u32 raise(u32 m, const S& a, int i, const S& b, int j) { return max(max(m, pattern(a, i)), pattern(b, j)); }
-    static __device__ __forceinline__ bool is_clean(u32 m) { return m < 0xFF020000u; }  // the least of a NaN
-    static __device__ __forceinline__ u32 of(float amax) { return __float_as_uint(amax) << 1; }
-    static __device__ __forceinline__ float amax(u32 m) { return __uint_as_float(m >> 1 & 0xFFFF0000u); }
-};
-
-// The maximum of eight neighbours, a NaN among them or not; and max |value| with NaN dropped.
-template <class M, class S> __device__ __forceinline__ typename M::Type maximum_of(typename M::Type m, const S& s) {
+    using S = Plain<T, ALIGNED>;
+    static constexpr int PER = 2;
+    static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
+    static __device__ __forceinline__ u32 of_columns(const S& s, int k) { return word(s.v.q[0], k) & 0x7FFF7FFF; }
+    static __device__ __forceinline__ u32 with(u32 m, const S& s) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) m = M::raise(m, s, i, s, i + 1);
-    return m;
-}
+        for (int k = 0; k < 4; k++) m = larger(m, of_columns(s, k));
+        return m;
+    }
+    static __device__ __forceinline__ u32 top(u32 m) { return max(m >> 16, m & 0xFFFF); }
+    static __device__ __forceinline__ bool is_clean(u32 m) { return top(m) <= INFINITY_OF_T; }
+    static __device__ __forceinline__ u32 of(float amax) { return from_float<T>(amax).bits; }
+    static __device__ __forceinline__ u32 of(float first, float second) { return of(first) | of(second) << 16; }
+    static __device__ __forceinline__ float amax(u32 m) { return to_float(T{(u16)top(m)}); }
+    static __device__ __forceinline__ float amax(u32 m, int column) { return to_float(T{(u16)(column ? m >> 16 : m)}); }
+};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Bf16, ALIGNED, 0x7F80> {};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<F16, ALIGNED, 0x7C00> {};
+
+// max |value| with NaN dropped.
 template <class S> __device__ __forceinline__ float amax_without_nan(const S& s, float amax) {
 #pragma unroll
     for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(s.value(i)));
     return amax;
+}
+// The maximum of some lanes: of those whose numbers differ from this one's in the bits of LANES alone.
+template <class M, u32 LANES> __device__ __forceinline__ typename M::Type lanes_largest(typename M::Type m) {
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2)
+        if (LANES & step) m = M::larger(m, __shfl_xor_sync(0xFFFFFFFFu, m, step));
+    return m;
 }
 
 // KERNEL(name, SOURCE, ...) for every kind of source.
@@ -166,6 +225,10 @@ template <class S> __device__ __forceinline__ float amax_without_nan(const S& s,
     FOR_EACH_TYPE(CAST_PLAIN, KERNEL, __VA_ARGS__)                                                                        \
     KERNEL(e4m3, (Coded<E4M3>), __VA_ARGS__)                                                                              \
     KERNEL(e2m1, (Coded<E2M1>), __VA_ARGS__)
+// Codes whose groups have one column; few kernels are made for them.
+#define FOR_EACH_CHANNEL(KERNEL, ...)                                                                                     \
+    KERNEL(e4m3_channel, (Opened<E4M3>), __VA_ARGS__)                                                                     \
+    KERNEL(e2m1_channel, (Opened<E2M1>), __VA_ARGS__)
 
 // Takes the parentheses off a type that has commas.
 template <class T> struct Unwrap;

@@ -30,7 +30,7 @@ __device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 ro
     bool clean = true;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
-        m[i] = maximum_of<M>(0.0f, Numbers{v[i]});
+        m[i] = M::with(0.0f, Numbers{v[i]});
         if (!M::is_clean(m[i])) {
             clean = false;
             m[i] = amax_without_nan(Numbers{v[i]}, 0.0f);

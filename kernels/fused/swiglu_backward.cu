@@ -147,6 +147,6 @@ template <class S> constexpr u32 backward_blocks = sizeof(S) > 32 ? CODED_BLOCKS
         else swiglu_backward<S, T, ALIGNED, E4M3, 5>(source, b, rows, rule, out);                                         \
     }
 #define OF_PLAIN(name, T, ALIGNED, ...) SWIGLU_BACKWARD(name, T, ALIGNED, plain, (Plain<T, ALIGNED>))
-#define OF_CODES(name, T, ALIGNED, ...) SWIGLU_BACKWARD(name, T, ALIGNED, e4m3, (Coded<E4M3>))
+#define OF_CODES(name, T, ALIGNED, ...) SWIGLU_BACKWARD(name, T, ALIGNED, e4m3, (Opened<E4M3>))
 FOR_EACH_TYPE(OF_PLAIN)
 FOR_EACH_TYPE(OF_CODES)

@@ -25,6 +25,7 @@ pub(super) struct CastKernels {
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
+    channel: BySource,
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
@@ -36,17 +37,34 @@ struct BySource {
     plain: ByInput,
     e4m3: Kernel,
     e2m1: Kernel,
+    /// Codes per channel; E4M3, E2M1. Few kernels are made for them: none of those that keep codes packed.
+    channel: Option<[Kernel; 2]>,
 }
 
 impl BySource {
     fn of(file: Module, pattern: &str) -> Result<Self> {
         let coded = |format: &str| file.kernel(&format!("{pattern}_{format}"));
-        Ok(Self { plain: file.by_input(pattern)?, e4m3: coded("e4m3")?, e2m1: coded("e2m1")? })
+        Ok(Self { plain: file.by_input(pattern)?, e4m3: coded("e4m3")?, e2m1: coded("e2m1")?, channel: None })
+    }
+
+    fn with_channels(file: Module, pattern: &str) -> Result<Self> {
+        let coded = |format: &str| file.kernel(&format!("{pattern}_{format}_channel"));
+        Ok(Self { channel: Some([coded("e4m3")?, coded("e2m1")?]), ..Self::of(file, pattern)? })
     }
 
     fn kernel(&self, from: &CastFrom<'_>) -> Result<Kernel> {
         match from.values {
             CastValues::Plain { dtype, .. } => self.plain.of(dtype, from.is_aligned()),
+            CastValues::Coded { scheme, .. } if is_channel(scheme) => {
+                let kernels = self.channel.ok_or_else(|| {
+                    Error::unsupported(
+                        "a source of codes per channel, in a kernel that keeps them packed",
+                        "it has kernels of its own",
+                        "report it: Kernels::cast chose the wrong one",
+                    )
+                })?;
+                Ok(kernels[usize::from(scheme.format() == CodeFormat::E2M1)])
+            }
             CastValues::Coded { scheme, .. } if scheme.format() == CodeFormat::E2M1 => Ok(self.e2m1),
             CastValues::Coded { .. } => Ok(self.e4m3),
             CastValues::Produced { .. } => Err(Error::unsupported(
@@ -63,11 +81,12 @@ impl CastKernels {
         let (rows, tile) = (modules.file("cast/cast_rows")?, modules.file("cast/cast_tile")?);
         let back = modules.file("cast/cast_back")?;
         Ok(Self {
-            few: BySource::of(rows, "cast_groups_few")?,
+            few: BySource::with_channels(rows, "cast_groups_few")?,
             square: BySource::of(rows, "cast_groups_square")?,
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
-            row: [BySource::of(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
-            tile: BySource::of(tile, "cast_tile")?,
+            row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
+            tile: BySource::with_channels(tile, "cast_tile")?,
+            channel: BySource::with_channels(tile, "cast_channel")?,
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
             fp4_to_fp8: back.kernel("fp4_to_fp8")?,
@@ -84,10 +103,16 @@ fn writes_columns(scheme: CastScheme) -> bool {
     }
 }
 
+/// Whether each column of a group has a scale of its own.
+fn is_channel(scheme: CastScheme) -> bool {
+    scheme.group().extents()[1] == Extent::Elements(1)
+}
+
 /// Vectors of a thread of `cast_groups_*`, as `kernels/cast/cast_rows.cu` has them.
 fn vectors_of(format: CodeFormat, values: &CastValues<'_>) -> usize {
     match values {
         CastValues::Plain { dtype, .. } if dtype.bytes() == 2 && format == CodeFormat::E2M1 => 8,
+        CastValues::Coded { .. } => 8,
         _ => 4,
     }
 }
@@ -128,6 +153,7 @@ impl Kernels {
             _ => None,
         };
         let family = self.casts(stream)?;
+        let of_channels = matches!(from.values, CastValues::Coded { scheme, .. } if is_channel(scheme));
         let choose = |plain: &BySource, fused: fn(&FusedKernels) -> &ByInput| match produced {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
@@ -138,7 +164,7 @@ impl Kernels {
                 let vectors = cols / 8;
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
                 let most = ROW_THREADS[usize::from(produced.is_some())];
-                let (kernel, threads) = match threads <= most {
+                let (kernel, threads) = match threads <= most && !of_channels {
                     true => (choose(&family.row[1], |f| &f.row[1])?, threads),
                     false => (choose(&family.row[0], |f| &f.row[0])?, most),
                 };
@@ -148,7 +174,7 @@ impl Kernels {
             (Extent::Elements(1), _) => {
                 let square = |quads: usize| Blocks::new((rows.div_ceil(4 * quads), cols.div_ceil(1024)), THREADS);
                 // Small blocks, until every multiprocessor has some of the others.
-                let few = rows * cols.div_ceil(8192) < 4 * self.sm_count;
+                let few = of_channels || rows * cols.div_ceil(8192) < 4 * self.sm_count;
                 let scheme = to.scheme;
                 match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if !few => {
@@ -169,7 +195,10 @@ impl Kernels {
                 }
             }
             _ => {
-                let kernel = choose(&family.tile, |f| &f.tile)?;
+                let kernel = match is_channel(to.scheme) {
+                    true => choose(&family.channel, |f| &f.channel)?,
+                    false => choose(&family.tile, |f| &f.tile)?,
+                };
                 (kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS))
             }
         };
@@ -240,11 +269,10 @@ impl Kernels {
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
         }
-        let blocks = to.rows.div_ceil(4) * to.cols.div_ceil(1024);
         enqueue!(
             stream,
             self.casts(stream)?.fp4_to_fp8,
-            Blocks::new((blocks, 1), THREADS),
+            line(to.rows, to.cols, 8),
             CastSource::new(from),
             CastOut::new(to, CastPart::Both),
             address(inexact),

@@ -35,16 +35,17 @@ impl CastGrid {
         Self { rows: grid_rows as u32, cols: grid_cols as u32, row_shift, col_shift, order }
     }
 
-    /// Bytes from a scale to that of the next row, 0 where a group has many.
+    /// Bytes from a scale to that of the row below, 0 where a group has many rows.
     fn down(&self) -> u64 {
-        match (self.row_shift, self.order) {
-            (0, ROW_MAJOR) => u64::from(self.cols) * 4,
-            (0, _) => 4,
-            _ => 0,
-        }
+        if self.row_shift == 0 { self.row() } else { 0 }
     }
 
-    /// Bytes from an FP32 scale to that of the next column of groups.
+    /// Bytes from a row of scales to the next.
+    fn row(&self) -> u64 {
+        if self.order == ROW_MAJOR { u64::from(self.cols) * 4 } else { 4 }
+    }
+
+    /// Bytes from a column of scales to the next, of UE8M0 from four columns to the next four.
     fn right(&self) -> u64 {
         match self.order {
             ROW_MAJOR => 4,
@@ -136,6 +137,7 @@ pub(super) struct CastSource {
     cols: u32,
     grid: CastGrid,
     scale_down: u64,
+    scale_row: u64,
     scale_right: u64,
     producer: Producer,
 }
@@ -163,6 +165,7 @@ impl CastSource {
             cols: from.cols as u32,
             grid,
             scale_down: grid.down(),
+            scale_row: grid.row(),
             scale_right: grid.right(),
             producer,
         }

@@ -24,6 +24,7 @@ pub(super) struct FusedKernels {
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
+    pub(super) channel: ByInput,
     /// To what products read.
     pub(super) targets: TargetKernels,
     /// Row read twice, row in registers.
@@ -47,6 +48,7 @@ impl FusedKernels {
             many: [many("single")?, many("gated")?],
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
+            channel: file.by_input("cast_channel_produced")?,
             targets: TargetKernels::of(modules)?,
             norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_4")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
