@@ -11,7 +11,7 @@ if [ $# -gt 0 ]; then
     exit 2
 fi
 
-# nvcc reads it: a spilled register becomes a warning, and warnings are errors.
+# nvcc reads it: a spilled register becomes a warning, and warnings are errors. As .ci/run has it.
 export NVCC_APPEND_FLAGS="-Xptxas --warn-on-spills"
 unset SCALED_GEMM_GPUS
 messages=$(cargo build --quiet --package scaled-gemm --lib --message-format=json-render-diagnostics)

@@ -15,8 +15,10 @@ struct Norm {
     float* rstd;           // [rows]: the rows' factors; null: not wanted
 };
 
-// Threads of a block: of a row that is held, and of one that is not, where each adds up trees of its own.
+// Threads of a block, at the most: of a row that is held, which has as many as it takes, and of one that is not, where each adds up trees of its
+// own.
 template <int VECTORS> constexpr u32 norm_threads = VECTORS > 0 ? 256 : 128;
+template <int VECTORS> __device__ __forceinline__ u32 threads_of_block() { return VECTORS > 0 ? blockDim.x : norm_threads<0>; }
 
 template <int BYTES> struct BitsOf { using Type = u16; };
 template <> struct BitsOf<4> { using Type = u32; };
@@ -25,7 +27,7 @@ template <> struct BitsOf<4> { using Type = u32; };
 template <u32 FORMAT, int SHIFT, int VECTORS>
 __device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 row, u32 cols, const CastRule& rule, const CastOut& out) {
     using M = Maximum<Numbers, FORMAT>;
-    const auto column = [](u32 i) { return (threadIdx.x + i * norm_threads<VECTORS>) * 8; };
+    const auto column = [](u32 i) { return (threadIdx.x + i * threads_of_block<VECTORS>()) * 8; };
     float m[VECTORS], encode[VECTORS];
     bool clean = true;
 #pragma unroll
@@ -47,13 +49,13 @@ __device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 ro
 // One block a row. The row stays in registers, VECTORS vectors of eight elements in each thread; with 0 it is read again.
 template <class T, bool ALIGNED, int VECTORS, u32 FORMAT>
 __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, const CastRule& rule, const CastOut& out) {
-    constexpr u32 THREADS = norm_threads<VECTORS>;
+    constexpr u32 MOST_TREES = VECTORS * norm_threads<VECTORS> / 16;
     // The trees of sum.cuh where a row is held, else its eight sums.
-    __shared__ float sums[VECTORS > 0 ? VECTORS * THREADS / 16 : 8], scratch[32];
+    __shared__ float sums[VECTORS > 0 ? MOST_TREES : 8], scratch[32];
     const u64 row = blockIdx.x;
-    const u32 cols = x.cols, steps = (cols + 8 * THREADS - 1) / (8 * THREADS);
+    const u32 threads = threads_of_block<VECTORS>(), cols = x.cols, steps = (cols + 8 * threads - 1) / (8 * threads);
     begin();
-    const auto column = [&](u32 i) { return (threadIdx.x + i * THREADS) * 8; };
+    const auto column = [&](u32 i) { return (threadIdx.x + i * threads) * 8; };
     // What this thread has written; the residual may lie there, and be gone.
     const auto reload = [&](const T* p) {
         using Bits = typename BitsOf<sizeof(T)>::Type;
@@ -67,7 +69,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
     };
     const T* const from = once((const T*)x.x + row * x.stride + threadIdx.x * 8);
     const T* const other = once((const T*)n.residual + row * n.residual_stride + threadIdx.x * 8);
-    const auto offset = [](u32 i) { return i * THREADS * 8; };
+    const auto offset = [&](u32 i) { return i * threads * 8; };
     const auto inside = [&](u32 i) { return column(i) < cols; };
     // x + residual, rounded to x's type, which is stored. The residual may lie where the sum goes: not read as what never changes.
     const auto fetch_other = [&](u32 i) {
@@ -112,12 +114,12 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             const float of_tree = tree(held[i]);
-            if (threadIdx.x % 16 == 0) sums[i * (THREADS / 16) + threadIdx.x / 16] = of_tree;
+            if (threadIdx.x % 16 == 0) sums[i * (threads / 16) + threadIdx.x / 16] = of_tree;
         }
         __syncthreads();
         // Every warp adds them up, eight lanes the trees of a sum each.
 #pragma unroll
-        for (u32 c = 0; c < VECTORS * THREADS / 16; c += 8) sum = __fadd_rn(sum, sums[c + threadIdx.x % 8]);
+        for (u32 c = 0; c < MOST_TREES; c += 8) sum = __fadd_rn(sum, c < VECTORS * threads / 16 ? sums[c + threadIdx.x % 8] : 0.0f);
         sum = lanes_sum<8>(sum);
     } else {
         for (u32 i = 0; i < steps; i++) sum = __fadd_rn(sum, tree(normed_input(i, true)));

@@ -12,9 +12,9 @@ use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, D
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// The longest row that a norm keeps in registers, and the threads of the blocks of longer ones and of these.
+/// The longest row that a norm keeps in registers, four vectors of eight elements in a thread, and the threads of the blocks of longer ones.
 const NORM_HELD: usize = 8192;
-const NORM_THREADS: [u32; 2] = [128, 256];
+const NORM_THREADS: u32 = 128;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
@@ -230,13 +230,14 @@ impl Kernels {
             epsilon,
             rstd: address(rstd),
         };
-        let held = usize::from(cols <= NORM_HELD);
-        let kernels = &self.fused(stream)?.norm[held];
+        let held = cols <= NORM_HELD;
+        let kernels = &self.fused(stream)?.norm[usize::from(held)];
+        let threads = if held { cols.div_ceil(32).max(1).next_multiple_of(32) as u32 } else { NORM_THREADS };
         let (rule, out) = cast_of(cast);
         enqueue!(
             stream,
             kernels.of(dtype, aligned)?,
-            Blocks::new((rows, 1), NORM_THREADS[held]),
+            Blocks::new((rows, 1), threads),
             CastSource::new(&from),
             norm,
             rule,
