@@ -54,7 +54,7 @@ __device__ __forceinline__ int exponent_of(float scale) {
 }
 
 // E2M1 codes and their scales as they lie in memory.
-struct Unopened : Codes<E2M1> {
+struct Unopened : PackedCodes<E2M1> {
     __device__ __forceinline__ void open(const CastSource&, const At&, u32, int, u32, bool) {}
 };
 
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128, 8) fp4_to_fp8(
     u32 m[8];
 #pragma unroll
     for (int v = 0; v < 8; v++) {
-        const float scale = Codes<E2M1>::scale_of(source, line.data[v].bits, line.column(v));
+        const float scale = PackedCodes<E2M1>::scale_of(source, line.data[v].bits, line.column(v));
         exponent[v] = line.inside(v) ? exponent_of(scale) : 0;
         m[v] = line.inside(v) ? Exponents::of(line.data[v].codes[0], exponent[v]) : 0;
     }

@@ -60,7 +60,7 @@ template <class T, bool ALIGNED> struct Plain {
 };
 
 // Codes times their scales, fl(code * scale): where they lie, and how they are read.
-template <u32 FORMAT> struct Codes {
+template <u32 FORMAT> struct PackedCodes {
     static constexpr int BATCH = 8;
     static constexpr bool EXPERTS = false;
     struct At {
@@ -109,8 +109,8 @@ template <u32 FORMAT> struct Codes {
 };
 
 // Whose groups have more than one column: unpacked as often as they are wanted.
-template <u32 FORMAT> struct Coded : Codes<FORMAT> {
-    using Of = Codes<FORMAT>;
+template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
+    using Of = PackedCodes<FORMAT>;
     float scale;
     __device__ __forceinline__ void open(const CastSource& s, const typename Of::At&, u32, int, u32 col, bool) {
         this->open_codes();
@@ -134,8 +134,8 @@ template <u32 FORMAT> struct Coded : Codes<FORMAT> {
 };
 
 // Of any groups, those of one column among them: kept as numbers.
-template <u32 FORMAT> struct Opened : Codes<FORMAT> {
-    using Of = Codes<FORMAT>;
+template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
+    using Of = PackedCodes<FORMAT>;
     float v[8];
     __device__ __forceinline__ void open(const CastSource& s, const typename Of::At& at, u32, int row, u32 col, bool) {
         this->open_codes();
