@@ -127,10 +127,10 @@ fn many_rows() {
             }
         }
     }
-    let x = spread(&mut rng, rows, cols, DType::F32);
+    let x = of_kind(&mut rng, "nan", rows, cols, DType::F32);
     for format in FORMATS {
-        for scales in CastScales::ALL {
-            let from = scheme(format, CastGroup::Group1x32).with_scales(scales);
+        let by_rows = CastScales::ALL.map(|scales| scheme(format, CastGroup::Group1x32).with_scales(scales));
+        for from in by_rows.into_iter().chain([scheme(format, CastGroup::Group128x1)]) {
             let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
             let matrix = CastMatrix::from_host(&handle, &q).unwrap();
             let context = format!("{rows} x {cols} of {from}");
@@ -143,6 +143,30 @@ fn many_rows() {
     exact().for_each(|recipe| check(&handle, (&matrix).into(), &long.view().into(), recipe, "in two parts"));
     check_gathered(&handle, &mut rng, (50, cols), rows, &along_rows());
     check_parts(&handle, &mut rng, (rows, cols), &along_rows());
+}
+
+/// So large that threads cast twice as much to E2M1 (`LARGE_WAVES` in src/gpu/kernels/cast.rs): short rows, and one shape of long ones.
+#[test]
+fn large() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(911);
+    // Seven times seven blocks of 128 threads for each multiprocessor; a warp, and three of them, for a row.
+    let threads = 7 * 7 * 128 * handle.device().sm_count as usize;
+    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+    for (cols, of_row, dtypes, groups) in
+        [(144, 32, &[DType::Bf16, DType::F16][..], &groups[..]), (4112, 96, &[DType::Bf16], &[CastGroup::Group1x64])]
+    {
+        let rows = threads / of_row + 3;
+        for &dtype in dtypes {
+            let x = of_kind(&mut rng, "nan", rows, cols, dtype);
+            let data = device(&handle, &x, dtype);
+            let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
+            for &group in groups {
+                let recipe = CastRecipe::new(scheme(CodeFormat::E2M1, group));
+                check(&handle, (&matrix).into(), &x.view().into(), recipe, &format!("{rows} x {cols} {dtype}"));
+            }
+        }
+    }
 }
 
 #[test]

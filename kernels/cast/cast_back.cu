@@ -1,13 +1,14 @@
 // Casts back to BF16, F16 and F32, and E2M1 codes to E4M3 codes without loss.
 #include "cast/cast_rows.cuh"
 
-// y = round(fl(code * scale)). A row for each block, as in cast_rows.cuh.
+// y = round(fl(code * scale)). A row for each block, as in cast_rows.cuh; two vectors in a thread are worth 1 % of four (observed: H200,
+// 2026-11).
 template <u32 FORMAT, class T, bool ALIGNED>
 __device__ __forceinline__ void cast_back(const CastSource& source, T* y, u64 y_stride) {
-    const Held<Opened<FORMAT>, Line<4>> line(source, source.rows, source.cols);
+    const Held<Opened<FORMAT>, Line<2>> line(source, source.rows, source.cols);
     T* const to = once(y + (u64)line.shape.row * y_stride + line.shape.first);
 #pragma unroll
-    for (u32 v = 0; v < 4; v++)
+    for (u32 v = 0; v < 2; v++)
         if (line.inside(v)) store<ALIGNED>(to + line.shape.right(v), line.data[v].v);
 }
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ void cast_back_transposed(const CastSource& source, T
 }
 
 #define CAST_BACK(name, T, ALIGNED, FORMAT, FORMAT_NAME)                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 3) cast_back_##FORMAT_NAME##_##name(                                \
+    extern "C" __global__ void __launch_bounds__(512, 2) cast_back_##FORMAT_NAME##_##name(                                \
         CastSource source,                                                                                                \
         T* __restrict__ y,  /* [rows][cols], row stride y_stride elements */                                              \
         u64 y_stride)                                                                                                     \
@@ -71,35 +72,33 @@ struct Exponents {
 };
 
 // Groups of 128 columns get 2^(o - 127), o the largest exponent of their parts less 6 (at least 0), and codes times 2^(i - o): exact
-// while -5 <= i - o <= 6. A row for each block, as in cast_rows.cuh.
-extern "C" __global__ void __launch_bounds__(128, 8) fp4_to_fp8(
-    CastSource source,             // E2M1 codes, groups of 16 to 128 columns, scales powers of two
-    CastOut out,                   // E4M3 codes, groups of 128 columns, scales UE8M0
-    u32* __restrict__ inexact)     // raised by each group of 128 that is not exact, or has a scale that is no power of two; null: not wanted
-{
+// while -5 <= i - o <= 6. A row for each block, as in cast_rows.cuh, VECTORS vectors in a thread.
+template <int VECTORS>
+__device__ __forceinline__ void fp4_to_fp8(const CastSource& source, const CastOut& out, u32* inexact) {
+    using Columns = Groups<Exponents, VECTORS, 32, 7>;
     begin();
-    const Held<Unopened, Line<8>> line(source, source.rows, source.cols);
-    int exponent[8];
-    u32 m[8];
+    const Held<Unopened, Line<VECTORS>> line(source, source.rows, source.cols);
+    int exponent[VECTORS];
+    u32 m[VECTORS];
 #pragma unroll
-    for (int v = 0; v < 8; v++) {
+    for (int v = 0; v < VECTORS; v++) {
         const float scale = PackedCodes<E2M1>::scale_of(source, line.data[v].bits, line.column(v));
         exponent[v] = line.inside(v) ? exponent_of(scale) : 0;
         m[v] = line.inside(v) ? Exponents::of(line.data[v].codes[0], exponent[v]) : 0;
     }
-    // Eight groups of sixteen lanes each: one for every two lanes.
-    Groups<Exponents, 8, 32, 7>::reduce<8, 8>(m);
+    // As many groups of sixteen lanes each, one for every few of these.
+    Columns::template reduce<VECTORS, 8>(m);
     const int o = max((int)(m[0] & 0xFFFF) - 1 - 6, 0);
-    const u32 lane = threadIdx.x % 32, own = lane % 16 / 2, col = line.column(own) / 128;
-    if (lane % 2 == 0 && line.column(own) / 128 * 128 < source.cols) {
+    const u32 lane = threadIdx.x % 32, own = lane % 16 / Columns::TWINS, col = line.column(own) / 128;
+    if (lane % Columns::TWINS == 0 && line.column(own) / 128 * 128 < source.cols) {
         out.scales[scale_index(out.grid, line.shape.row, col)] = (u8)o;
         const u32 least = m[0] >> 16;
         if (inexact && (least == Exponents::WRONG || (least && (int)(Exponents::LEAST - least) - o < -5))) atomicAdd(inexact, 1u);
     }
     u8* const codes = once(out.codes + (u64)line.shape.row * source.cols + line.shape.first);
 #pragma unroll
-    for (int v = 0; v < 8; v++) {
-        const int shift = exponent[v] - __shfl_sync(0xFFFFFFFFu, o, lane / 16 * 16 + 2 * v);
+    for (int v = 0; v < VECTORS; v++) {
+        const int shift = exponent[v] - __shfl_sync(0xFFFFFFFFu, o, lane / 16 * 16 + v * Columns::TWINS);
         if (!line.inside(v)) continue;
         const u32 four = line.data[v].codes[0];
         uint2 wide = {e4m3_of_e2m1(four, shift), e4m3_of_e2m1(four >> 16, shift)};
@@ -114,3 +113,13 @@ extern "C" __global__ void __launch_bounds__(128, 8) fp4_to_fp8(
         store_eight(codes + line.shape.right(v), wide);
     }
 }
+
+// Of many rows, and of few.
+#define FP4_TO_FP8(VECTORS, THREADS, BLOCKS)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) fp4_to_fp8_##VECTORS(                                   \
+        CastSource source,          /* E2M1 codes, groups of 16 to 128 columns, scales powers of two */                   \
+        CastOut out,                /* E4M3 codes, groups of 128 columns, scales UE8M0 */                                 \
+        u32* __restrict__ inexact)  /* raised by each group of 128 that is not exact, or has a scale that is no power of two; null: not wanted */ \
+    { fp4_to_fp8<VECTORS>(source, out, inexact); }
+FP4_TO_FP8(8, 128, 8)
+FP4_TO_FP8(2, 512, 2)

@@ -1,25 +1,31 @@
 // Casts of plain matrices and of codes in groups along rows.
 #include "cast/cast_rows.cuh"
 
-// Vectors of a thread along a row: eight where registers hold them, of sources that are packed, and where instructions are the limit.
-template <class S, u32 FORMAT> constexpr int line_vectors = is_coded<S> || (is_narrow<S> && FORMAT == E2M1) ? 8 : 4;
-// Blocks of a multiprocessor that fit without spilling.
+// Vectors of a thread along a row, and blocks of a multiprocessor that fit without spilling.
+template <class S> constexpr int line_vectors = is_coded<S> ? 8 : 4;
 #if __CUDA_ARCH__ == 900
-template <class S, u32 FORMAT> constexpr u32 line_blocks = is_coded<S> ? 8 : line_vectors<S, FORMAT> == 8 ? 5 : is_narrow<S> ? 4 : 3;
-template <> constexpr u32 line_blocks<Plain<Bf16, true>, E2M1> = 7;
-template <> constexpr u32 line_blocks<Plain<F16, true>, E2M1> = 7;
+template <class S> constexpr u32 line_blocks = is_coded<S> ? 8 : is_narrow<S> ? 4 : 3;
 #else
-template <class S, u32 FORMAT> constexpr u32 line_blocks = is_narrow<S> ? 4 : 3;
+template <class S> constexpr u32 line_blocks = is_narrow<S> ? 4 : 3;
 #endif
 template <class S> constexpr u32 square_blocks = is_narrow<S> || is_coded<S> ? 4 : 3;
 
 #define CAST_GROUPS_LINE(name, SOURCE, FORMAT)                                                                            \
-    CAST_GROUPS(name, SOURCE, Line<(line_vectors<Unwrap<void SOURCE>::Type, FORMAT>)>, FORMAT,                            \
-                (1024 / line_vectors<Unwrap<void SOURCE>::Type, FORMAT>), (line_blocks<Unwrap<void SOURCE>::Type, FORMAT>))
+    CAST_GROUPS(name, SOURCE, Line<line_vectors<Unwrap<void SOURCE>::Type>>, FORMAT,                                      \
+                (1024 / line_vectors<Unwrap<void SOURCE>::Type>), (line_blocks<Unwrap<void SOURCE>::Type>))
 #define CAST_GROUPS_MANY(name, SOURCE, ...)                                                                               \
     CAST_GROUPS_LINE(e4m3_##name, SOURCE, E4M3)                                                                           \
     CAST_GROUPS_LINE(e2m1_##name, SOURCE, E2M1)                                                                           \
     CAST_GROUPS_BOTH(square_##name, SOURCE, Square<2>, 256, (square_blocks<Unwrap<void SOURCE>::Type>))
+// To E2M1 instructions are the limit, and twice the vectors have fewer; but each block takes as much longer, and the last ones leave
+// multiprocessors idle: for large matrices.
+#if __CUDA_ARCH__ == 900
+constexpr u32 LARGE_BLOCKS = 7;
+#else
+constexpr u32 LARGE_BLOCKS = 4;
+#endif
+CAST_GROUPS(large_bf16, (Plain<Bf16, true>), Line<8>, E2M1, 128, LARGE_BLOCKS)
+CAST_GROUPS(large_f16, (Plain<F16, true>), Line<8>, E2M1, 128, LARGE_BLOCKS)
 
 FOR_EACH_SOURCE(CAST_GROUPS_FEW)
 FOR_EACH_CHANNEL(CAST_GROUPS_FEW)

@@ -1,5 +1,5 @@
-// NVFP4 along rows, rounded to nearest: with a given second level, with one of each row, and back to plain numbers.
-// Transposes, 16x16 tiles, the Hadamard transform and random rounding are in nvfp4_tile.cu.
+// NVFP4 along rows: with a given second level, with one of each row, and back to plain numbers.
+// Transposes, 16x16 tiles and what goes with them are in nvfp4_tile.cu.
 #include "cast/nvfp4_rows.cuh"
 
 // A warp takes eight rows by four blocks at a time: two neighbouring rows and those 32, 64 and 96 further, whose 32 block scales
@@ -67,7 +67,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
         load_halves<ALIGNED>(next, in, more && even, more && odd);
         Codes result = {{0, 0}, 0};
         if (inside) {
-            result = quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
+            result = quantize_block_at<T, KIND>(data, out - (uint2*)codes, second, rule, compares);
             *out = result.packed;
         }
         *scales = (u8)result.scale;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
 #define ROW_PLAIN_BLOCKS 1
 #endif
 template <class T, bool ALIGNED, u32 KIND>
-constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : KIND <= KIND_MSE ? CHOICE_BLOCKS : STRICT_BLOCKS;
+constexpr u32 given_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : KIND == KIND_PLAIN ? PLAIN_BLOCKS : KIND <= KIND_MSE || KIND >= KIND_TORCHAO ? CHOICE_BLOCKS : STRICT_BLOCKS;
 
 #define QUANTIZE_NVFP4(name, T, ALIGNED, NAME, KIND)                                                                      \
     extern "C" __global__ void __launch_bounds__(256, (given_blocks<T, ALIGNED, KIND>)) quantize_nvfp4_##NAME##_##name(   \
@@ -107,6 +107,9 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4, mae, KIND_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, mse, KIND_MSE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mae, KIND_STRICT_MAE)
 FOR_EACH_TYPE(QUANTIZE_NVFP4, strict_mse, KIND_STRICT_MSE)
+FOR_EACH_TYPE(QUANTIZE_NVFP4, torchao, KIND_TORCHAO)
+FOR_EACH_TYPE(QUANTIZE_NVFP4, hadamard, KIND_HADAMARD)
+FOR_EACH_TYPE(QUANTIZE_NVFP4, stochastic, KIND_STOCHASTIC)
 
 // A second level for each row, its amax found in the same pass. A block holds a row, HELD blocks of 16 in each thread, and
 // fetches its next row while it works on one. It takes four rows in turn, 32 apart, whose block scales lie side by side, and

@@ -336,18 +336,14 @@ __device__ __forceinline__ SlowBlock slow_input(const Block<T>& b, float amax, c
 
 // ---- The short paths: amax `in_range`, no NaN, nearest ----
 
-// Plain rule. amax: of the block or its tile.
-template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, const Second& second) {
-    Codes out;
-    u32 unused;
-    ue4m3_pair(__fmul_rn(amax, second.sixth), 0.0f, out.scale, unused);
-    const float inv = reciprocal(__fmul_rn(ue4m3_value(out.scale), second.dec));
+// Codes of a block, each element times inv, all products below 7 in size.
+template <class T> __device__ __forceinline__ uint2 nearest_codes(Block<T>& b, float inv) {
     forget(b);
 #ifdef HARDWARE_E2M1
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) v[i] = __fmul_rn(element(b, i), inv);
-    out.packed = {hardware_e2m1(v), hardware_e2m1(v + 8)};
+    return {hardware_e2m1(v), hardware_e2m1(v + 8)};
 #else
     // Not `encode8_e2m1`, which has fewer instructions: the row kernel is 1 to 2 % slower with it, its loads being what it waits for (observed: H200,
     // 2026-11).
@@ -360,8 +356,27 @@ template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, flo
         for (int i = 0; i < 4; i++) q[i] = round_scaled(__fmul_rn(fabsf(element(b, 4 * k + i)), scaled));
         w[k] = bytes4(q);
     }
-    out.packed = pack(w, b);
+    return pack(w, b);
 #endif
+}
+
+// Plain rule. amax: of the block or its tile.
+template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, float amax, const Second& second) {
+    Codes out;
+    u32 unused;
+    ue4m3_pair(__fmul_rn(amax, second.sixth), 0.0f, out.scale, unused);
+    out.packed = nearest_codes(b, reciprocal(__fmul_rn(ue4m3_value(out.scale), second.dec)));
+    return out;
+}
+
+// torchao's rule, in either way to divide. Its block scales are at least 2^-6, so that small blocks and zeros come here too: `below_range`.
+__device__ __forceinline__ bool below_range(const Second& second, float amax) { return second.count && __float_as_uint(amax) < second.first + second.count; }
+template <class T> __device__ __forceinline__ Codes torchao_block(Block<T>& b, float amax, const Second& second, const Nvfp4Rule& rule) {
+    Codes out;
+    u32 unused;
+    const float sixth = rule.rule == TORCHAO_NV ? __fmul_rn(amax, 0.16666667f) : __fdiv_rn(amax, 6.0f);
+    ue4m3_pair(fminf(fmaxf(__fdiv_rn(sixth, second.scale), 0.015625f), 448.0f), 0.0f, out.scale, unused);
+    out.packed = nearest_codes(b, __fdiv_rn(reciprocal(second.scale), ue4m3_value(out.scale)));
     return out;
 }
 

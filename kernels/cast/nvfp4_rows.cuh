@@ -12,10 +12,13 @@ constexpr u32 KIND_MAE = 1;
 constexpr u32 KIND_MSE = 2;
 constexpr u32 KIND_STRICT_MAE = 3;
 constexpr u32 KIND_STRICT_MSE = 4;
+constexpr u32 KIND_TORCHAO = 6;  // 5: fused/produced_nvfp4.cu
+constexpr u32 KIND_HADAMARD = 7;
+constexpr u32 KIND_STOCHASTIC = 8;
 
 // What the short path does not serve.
-template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule) {
-    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), second, rule, 0);
+template <class T> __device__ __forceinline__ Codes other_block(const Block<T>& data, const Second& second, const Nvfp4Rule& rule, u64 index = 0) {
+    SlowBlock slow = slow_input(data, amax_ignoring_nan(data), second, rule, index);
     return slow_block(&slow);
 }
 
@@ -37,6 +40,7 @@ template <class T> __device__ __forceinline__ Codes chosen(Choice& c, const Bloc
 // amax: `amax_or_nan` of the block.
 template <class T, u32 KIND>
 __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, const Second& second, const Nvfp4Rule& rule, bool compares) {
+    if constexpr (KIND == KIND_TORCHAO) return below_range(second, amax) ? torchao_block(data, amax, second, rule) : other_block(data, second, rule);
     if (!in_range(second, amax)) return block_out_of_range(data, amax, second, rule);
     if constexpr (KIND == KIND_PLAIN) {
         return plain_block(data, amax, second);
@@ -48,5 +52,19 @@ __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, cons
             if (!decides_strictly<MSE>(c, amax, second)) strict_errors<T, MSE>(data, c, second, rule.six_e);
         }
         return chosen(c, data);
+    }
+}
+
+// A block of the matrix, whose place in the output decides its random bytes.
+template <class T, u32 KIND>
+__device__ __forceinline__ Codes quantize_block_at(Block<T>& data, u64 index, const Second& second, const Nvfp4Rule& rule, bool compares) {
+    if constexpr (KIND == KIND_HADAMARD) {
+        Block<Bf16> y = hadamard(data);
+        return quantize_block<Bf16, KIND_PLAIN>(y, amax_or_nan(y), second, rule, compares);
+    } else if constexpr (KIND == KIND_STOCHASTIC) {
+        const float amax = amax_or_nan(data);
+        return in_range(second, amax) ? stochastic_block(data, amax, second, rule, index) : other_block(data, second, rule, index);
+    } else {
+        return quantize_block<T, KIND>(data, amax_or_nan(data), second, rule, compares);
     }
 }

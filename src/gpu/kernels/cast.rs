@@ -22,6 +22,8 @@ pub(super) struct CastKernels {
     few: BySource,
     square: BySource,
     line: [BySource; 2],
+    /// To E2M1 of large matrices of aligned bf16 and f16.
+    large: [Kernel; 2],
     /// Row read twice, row in registers.
     row: [BySource; 2],
     tile: BySource,
@@ -29,7 +31,8 @@ pub(super) struct CastKernels {
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
-    fp4_to_fp8: Kernel,
+    /// Two vectors of a row in a thread, and eight.
+    fp4_to_fp8: [(Kernel, usize); 2],
 }
 
 /// One kernel for each kind of source.
@@ -84,13 +87,37 @@ impl CastKernels {
             few: BySource::with_channels(rows, "cast_groups_few")?,
             square: BySource::of(rows, "cast_groups_square")?,
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
+            large: [rows.kernel("cast_groups_large_bf16")?, rows.kernel("cast_groups_large_f16")?],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
-            fp4_to_fp8: back.kernel("fp4_to_fp8")?,
+            fp4_to_fp8: [(back.kernel("fp4_to_fp8_2")?, 2), (back.kernel("fp4_to_fp8_8")?, 8)],
         })
+    }
+}
+
+impl CastKernels {
+    /// The kernel that casts row by row, of a source that is there, and its blocks.
+    fn along_line(
+        &self,
+        from: &CastFrom<'_>,
+        scheme: CastScheme,
+        rows: usize,
+        sm_count: usize,
+    ) -> Result<(Kernel, Blocks)> {
+        let to_e2m1 = scheme.format() == CodeFormat::E2M1;
+        let (spans, threads) = spans_and_threads(from.cols, 8);
+        if to_e2m1 && rows * spans * threads >= LARGE_WAVES * LARGE_THREADS * sm_count && from.is_aligned() {
+            match from.values {
+                CastValues::Plain { dtype: DType::Bf16, .. } => return Ok((self.large[0], line(rows, from.cols, 8))),
+                CastValues::Plain { dtype: DType::F16, .. } => return Ok((self.large[1], line(rows, from.cols, 8))),
+                _ => (),
+            }
+        }
+        let kernel = self.line[usize::from(to_e2m1)].kernel(from)?;
+        Ok((kernel, line(rows, from.cols, vectors_of(&from.values))))
     }
 }
 
@@ -109,18 +136,23 @@ fn is_channel(scheme: CastScheme) -> bool {
 }
 
 /// Vectors of a thread of `cast_groups_*`, as `kernels/cast/cast_rows.cu` has them.
-fn vectors_of(format: CodeFormat, values: &CastValues<'_>) -> usize {
-    match values {
-        CastValues::Plain { dtype, .. } if dtype.bytes() == 2 && format == CodeFormat::E2M1 => 8,
-        CastValues::Coded { .. } => 8,
-        _ => 4,
-    }
+fn vectors_of(values: &CastValues<'_>) -> usize {
+    if matches!(values, CastValues::Coded { .. }) { 8 } else { 4 }
 }
 
-/// Rows of so many columns, threads with so many vectors of eight: 1024 vectors a block at the most.
-fn line(rows: usize, cols: usize, vectors: usize) -> Blocks {
+/// Threads of `cast_groups_large_*` on a multiprocessor, and how often they must fill all of these to be faster than shorter ones
+/// (measured: H200, 2026-11: at 8192 x 7168 they are, at 8192 x 5120 not).
+const LARGE_THREADS: usize = 7 * 128;
+const LARGE_WAVES: usize = 7;
+
+/// Parts of a row of so many columns, and the threads of each, with so many vectors of eight: 1024 vectors a block at the most.
+fn spans_and_threads(cols: usize, vectors: usize) -> (usize, usize) {
     let spans = cols.div_ceil(8192);
-    let threads = cols.div_ceil(8 * vectors * spans).next_multiple_of(32);
+    (spans, cols.div_ceil(8 * vectors * spans).next_multiple_of(32))
+}
+
+fn line(rows: usize, cols: usize, vectors: usize) -> Blocks {
+    let (spans, threads) = spans_and_threads(cols, vectors);
     Blocks::new((rows, spans), threads as u32)
 }
 
@@ -187,11 +219,7 @@ impl Kernels {
                     _ if writes_columns(scheme) && cols.div_ceil(1024) <= GRID_Y => {
                         (family.square.kernel(from)?, square(2))
                     }
-                    _ => {
-                        let format = scheme.format();
-                        let kernels = &family.line[usize::from(format == CodeFormat::E2M1)];
-                        (kernels.kernel(from)?, line(rows, cols, vectors_of(format, &from.values)))
-                    }
+                    _ => family.along_line(from, scheme, rows, self.sm_count)?,
                 }
             }
             _ => {
@@ -235,7 +263,7 @@ impl Kernels {
         let format = usize::from(q.scheme.format() == CodeFormat::E2M1);
         let (kernels, blocks) = match q.scheme.is_transposed() {
             true => (&family.back_transposed[format], Blocks::new((rows.div_ceil(64), cols.div_ceil(32)), THREADS)),
-            false => (&family.back[format], line(rows, cols, 4)),
+            false => (&family.back[format], line(rows, cols, 2)),
         };
         let from = CastFrom {
             x: q.codes,
@@ -269,10 +297,12 @@ impl Kernels {
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
         }
+        let many = to.rows * to.cols.div_ceil(8192) >= 4 * self.sm_count;
+        let (kernel, vectors) = self.casts(stream)?.fp4_to_fp8[usize::from(many)];
         enqueue!(
             stream,
-            self.casts(stream)?.fp4_to_fp8,
-            line(to.rows, to.cols, 8),
+            kernel,
+            line(to.rows, to.cols, vectors),
             CastSource::new(from),
             CastOut::new(to, CastPart::Both),
             address(inexact),

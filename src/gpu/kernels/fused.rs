@@ -232,7 +232,12 @@ impl Kernels {
         };
         let held = cols <= NORM_HELD;
         let kernels = &self.fused(stream)?.norm[usize::from(held)];
-        let threads = if held { cols.div_ceil(32).max(1).next_multiple_of(32) as u32 } else { NORM_THREADS };
+        // As many as the row takes; where there are few rows, more of them wait at once.
+        let threads = match held {
+            true if rows < 4 * self.sm_count => 2 * NORM_THREADS,
+            true => cols.div_ceil(32).max(1).next_multiple_of(32) as u32,
+            false => NORM_THREADS,
+        };
         let (rule, out) = cast_of(cast);
         enqueue!(
             stream,

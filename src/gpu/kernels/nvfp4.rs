@@ -18,9 +18,10 @@ const TILE: [usize; 2] = [64, 128];
 
 /// The kernels of the family.
 pub(super) struct Nvfp4Kernels {
-    /// By rule: plain, 4over6 with absolute and with squared errors, fast and then strict.
-    given: [ByInput; 5],
-    /// By rule; first for rows that are read twice, then for rows held in registers.
+    /// By rule: plain, 4over6 with absolute and with squared errors, fast and then strict, torchao's; plain after the Hadamard transform, and
+    /// with random rounding.
+    given: [ByInput; 8],
+    /// By rule, the first five of them; first for rows that are read twice, then for rows held in registers.
     row: [[ByInput; 2]; 5],
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
@@ -45,6 +46,9 @@ impl Nvfp4Kernels {
                 by_input("quantize_nvfp4_mse")?,
                 by_input("quantize_nvfp4_strict_mae")?,
                 by_input("quantize_nvfp4_strict_mse")?,
+                by_input("quantize_nvfp4_torchao")?,
+                by_input("quantize_nvfp4_hadamard")?,
+                by_input("quantize_nvfp4_stochastic")?,
             ],
             row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
             tile: [tiles.by_input("quantize_nvfp4_tile_plain")?, tiles.by_input("quantize_nvfp4_tile_any")?],
@@ -105,7 +109,17 @@ impl KernelRule {
         matches!(self, Self { hadamard: 0, stochastic: 0, rule: 0, .. })
     }
 
-    /// Place in the tables of kernels along rows; `None` for what only the tile kernel does.
+    /// Place in the table of kernels along rows with a given second level; `None` for what only the tile kernel does.
+    fn with_given(&self) -> Option<usize> {
+        match self {
+            Self { tile: 0, hadamard: 0, stochastic: 0, rule: 2 | 3, .. } => Some(5),
+            Self { tile: 0, hadamard: 1, stochastic: 0, rule: 0, .. } => Some(6),
+            Self { tile: 0, hadamard: 0, stochastic: 1, rule: 0, .. } => Some(7),
+            _ => self.along_rows(),
+        }
+    }
+
+    /// The same with one for each row, found in the same pass.
     pub(super) fn along_rows(&self) -> Option<usize> {
         match self {
             Self { tile: 0, hadamard: 0, stochastic: 0, rule: 0, .. } => Some(0),
@@ -148,7 +162,8 @@ fn walk_grid(rows: usize, cols: usize, steps: usize) -> (usize, usize) {
 impl Kernels {
     /// NVFP4 along rows with one second level, or with one of each row computed in the same pass (`given` is `None`).
     ///
-    /// `backwards`: the end of the matrix is what L2 holds. Only recipes that [`KernelRule::along_rows`] knows come here.
+    /// `backwards`: the end of the matrix is what L2 holds. `place` is of [`KernelRule::with_given`] or, where nothing is given, of
+    /// [`KernelRule::along_rows`].
     fn quantize_nvfp4_rows(
         &self,
         stream: &Queue,
@@ -182,7 +197,7 @@ impl Kernels {
             );
         };
         // A few steps for each block, once there are more than enough blocks; what `given_blocks` of the kernel says.
-        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3][place] };
+        let blocks = if x.dtype == DType::F32 || !x.aligned() { 2 } else { [5, 4, 4, 3, 3, 4, 4, 4][place] };
         let (columns, lines) = walk_grid(x.rows, x.cols, 1);
         let steps = (columns * lines / (self.sm_count * blocks * 3)).clamp(1, 8);
         enqueue_cast!(
@@ -223,7 +238,8 @@ impl Kernels {
         let kind = level.or(level_t).map_or(0, |(_, kind)| kind);
         let rule = KernelRule::new(recipe, kind);
         let each = recipe.scheme() == Scheme::Nvfp4Row;
-        if let (Some(out), None, Some(place)) = (out, transposed, rule.along_rows()) {
+        let place = if each { rule.along_rows() } else { rule.with_given() };
+        if let (Some(out), None, Some(place)) = (out, transposed, place) {
             let one = level.filter(|_| !each).map(|(address, _)| (address, backwards));
             if each || one.is_some() {
                 return self.quantize_nvfp4_rows(stream, x, rule, one, out, place);
