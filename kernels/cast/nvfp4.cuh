@@ -369,7 +369,8 @@ template <class T> __device__ __forceinline__ Codes plain_block(Block<T>& b, flo
     return out;
 }
 
-// torchao's rule, in either way to divide. Its block scales are at least 2^-6, so that small blocks and zeros come here too: `below_range`.
+// torchao's rule, in either way to divide. Its block scales are at least 2^-6, so that small blocks and zeros come here too: `below_range`. The
+// second level is what its amax makes (`errors_compare`), not what stands for zero or infinity.
 __device__ __forceinline__ bool below_range(const Second& second, float amax) { return second.count && __float_as_uint(amax) < second.first + second.count; }
 template <class T> __device__ __forceinline__ Codes torchao_block(Block<T>& b, float amax, const Second& second, const Nvfp4Rule& rule) {
     Codes out;

@@ -40,7 +40,7 @@ template <class T> __device__ __forceinline__ Codes chosen(Choice& c, const Bloc
 // amax: `amax_or_nan` of the block.
 template <class T, u32 KIND>
 __device__ __forceinline__ Codes quantize_block(Block<T>& data, float amax, const Second& second, const Nvfp4Rule& rule, bool compares) {
-    if constexpr (KIND == KIND_TORCHAO) return below_range(second, amax) ? torchao_block(data, amax, second, rule) : other_block(data, second, rule);
+    if constexpr (KIND == KIND_TORCHAO) return compares && below_range(second, amax) ? torchao_block(data, amax, second, rule) : other_block(data, second, rule);
     if (!in_range(second, amax)) return block_out_of_range(data, amax, second, rule);
     if constexpr (KIND == KIND_PLAIN) {
         return plain_block(data, amax, second);
