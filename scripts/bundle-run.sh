@@ -86,7 +86,7 @@ case $what in
                 # Their small tests reach each kernel for block scales, aligned and not.
                 case $name in
                     gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) tests=(each_kernel_once dequantize refusals) ;;
-                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows unaligned gathered fp4_to_fp8 parts back refus) ;;
+                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered fp4_to_fp8 given_scales back refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
                     # Under a tool the host's time is not what it is.

@@ -162,8 +162,13 @@ fn large() {
             let data = device(&handle, &x, dtype);
             let matrix = MatRef::new(&data, dtype, rows, cols).unwrap();
             for &group in groups {
-                let recipe = CastRecipe::new(scheme(CodeFormat::E2M1, group));
-                check(&handle, (&matrix).into(), &x.view().into(), recipe, &format!("{rows} x {cols} {dtype}"));
+                let scheme = scheme(CodeFormat::E2M1, group);
+                let (context, input) = (format!("{rows} x {cols} {dtype}"), x.view().into());
+                check(&handle, (&matrix).into(), &input, CastRecipe::new(scheme), &context);
+                if (cols, group) == (144, CastGroup::Group1x32) {
+                    check_parts_of(&handle, &mut rng, &|| (&matrix).into(), &input, &[scheme], &context);
+                    check_gathered(&handle, &mut rng, (50, cols), rows, &[scheme]);
+                }
             }
         }
     }
@@ -292,11 +297,10 @@ fn requantizing() {
         for from in schemes(rows).into_iter().filter(plain) {
             let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
             let matrix = CastMatrix::from_host(&handle, &q).unwrap();
-            for group in CastGroup::ALL {
-                for format in FORMATS {
-                    let recipe = CastRecipe::new(scheme(format, group));
-                    check(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {from}"));
-                }
+            let plain = CastGroup::ALL.into_iter().flat_map(|group| FORMATS.map(|format| scheme(format, group)));
+            let transposed = schemes(rows).into_iter().filter(|scheme| scheme.is_transposed());
+            for recipe in plain.chain(transposed).map(CastRecipe::new) {
+                check(&handle, (&matrix).into(), &(&q).into(), recipe, &format!("{rows} x {cols} of {from}"));
             }
         }
     }
@@ -348,31 +352,44 @@ fn gathered_rows() {
     check(&handle, CastSource::from(&matrix).gathered(&rows_of).unwrap(), &input, recipe, "beyond the matrix");
 }
 
-/// Codes by scales that are there, and scales alone.
+/// Codes by scales that are there, and scales alone; of a plain matrix.
 fn check_parts(handle: &Handle, rng: &mut Noise, (rows, cols): (usize, usize), schemes: &[CastScheme]) {
     let x = spread(rng, rows, cols, DType::Bf16);
     let data = device(handle, &x, DType::Bf16);
     let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
+    check_parts_of(handle, rng, &|| (&matrix).into(), &x.view().into(), schemes, &format!("{rows} x {cols}"));
+}
+
+/// The same of any source.
+fn check_parts_of<'a>(
+    handle: &Handle,
+    rng: &mut Noise,
+    source: &dyn Fn() -> CastSource<'a>,
+    input: &CastInput<'_>,
+    schemes: &[CastScheme],
+    context: &str,
+) {
+    let (rows, cols) = (input.rows(), input.cols());
     for &scheme in schemes {
-        let context = format!("{rows} x {cols} {scheme}");
+        let context = format!("{context} to {scheme}");
         let [r, c] = scheme.group().grid(rows, cols);
         let bytes = scheme.scales() == CastScales::Ue8m0;
         let given: Vec<f32> = (0..r * c)
             .map(|_| (rng.uniform() * 8.0 - 6.0).exp2())
             .map(|s| if bytes { s.log2().ceil().exp2() } else { s })
             .collect();
-        let want = reference::cast_with_scales(&x.view().into(), scheme, &given).unwrap();
+        let want = reference::cast_with_scales(input, scheme, &given).unwrap();
         let mut got = poisoned_cast(handle, scheme, rows, cols);
         handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
-        handle.cast_with_scales_into(&matrix, &mut got).unwrap();
+        handle.cast_with_scales_into(source(), &mut got).unwrap();
         assert_cast(handle, &got, &want, &format!("{context}, given"));
 
         let recipe = CastRecipe::new(scheme);
-        let scales = reference::cast_scales(&x.view().into(), recipe).unwrap();
+        let scales = reference::cast_scales(input, recipe).unwrap();
         let codes = vec![0xA5; scheme.code_bytes(rows, cols)];
         let want = HostCastMatrix::from_logical(scheme, rows, cols, codes, scales).unwrap();
         let mut got = poisoned_cast(handle, scheme, rows, cols);
-        handle.cast_scales_into(&matrix, recipe, &mut got).unwrap();
+        handle.cast_scales_into(source(), recipe, &mut got).unwrap();
         assert_cast(handle, &got, &want, &format!("{context}, scales alone"));
     }
 }
@@ -383,6 +400,18 @@ fn given_scales_and_scales_alone() {
     let mut rng = Noise::new(906);
     for (rows, cols) in [(144, 272), (2, 16400)] {
         check_parts(&handle, &mut rng, (rows, cols), &schemes(rows));
+    }
+    // Of codes, in groups along rows and per channel.
+    let (rows, cols) = (144, 272);
+    let x = of_kind(&mut rng, "nan", rows, cols, DType::F32);
+    for format in FORMATS {
+        for group in [CastGroup::Group1x32, CastGroup::Group32x1] {
+            let from = scheme(format, group);
+            let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
+            let matrix = CastMatrix::from_host(&handle, &q).unwrap();
+            let context = format!("{rows} x {cols} of {from}");
+            check_parts_of(&handle, &mut rng, &|| (&matrix).into(), &(&q).into(), &schemes(rows), &context);
+        }
     }
 }
 
@@ -426,7 +455,9 @@ fn back() {
 fn fp4_to_fp8_without_loss() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(908);
-    for (rows, cols) in [(5, 144), (130, 1024), (1, 16), (3, 9216)] {
+    let sms = handle.device().sm_count as usize;
+    // The last two have rows enough for threads that take more of them.
+    for (rows, cols) in [(5, 144), (130, 1024), (1, 16), (3, 9216), (4 * sms + 3, 2000), (2 * sms + 1, 8208)] {
         for group in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
             for scales in CastScales::ALL {
                 let from = scheme(CodeFormat::E2M1, group).with_scales(scales);

@@ -170,6 +170,13 @@ fn norms() {
     for (rows, cols) in [(0, 64), (1, 16), (127, 576), (129, 7168), (3, 8192), (2, 18944), (4001, 64)] {
         check_norm(&handle, &mut rng, (rows, cols), DType::Bf16, 0, &recipes);
     }
+    // Rows enough for blocks with no more threads than a row takes: two, seven and five warps, and one of two vectors.
+    let many = 4 * handle.device().sm_count as usize + 3;
+    for (cols, dtype, apart) in
+        [(2000, DType::Bf16, 0), (6416, DType::F16, 0), (4112, DType::F32, 0), (576, DType::Bf16, 3)]
+    {
+        check_norm(&handle, &mut rng, (many, cols), dtype, apart, &recipes);
+    }
 }
 
 /// Into matrices that products read, and by the factors into tiles, channels and transposed codes, which one pass refuses.

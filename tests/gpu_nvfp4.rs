@@ -355,6 +355,9 @@ fn given_second_levels() {
                     whole().for_each(|recipe| x.check_given(&handle, recipe, given));
                 }
             }
+            whole().for_each(|recipe| x.check_given(&handle, recipe, GivenScale::Encode(f32::NAN)));
+            let zeros = Source::new(&handle, Array2::zeros((rows, cols)), dtype);
+            whole().for_each(|recipe| zeros.check(&handle, recipe));
         }
     }
 }

@@ -65,7 +65,7 @@ constexpr u32 CODES = 1;
 constexpr u32 SCALES = 2;
 
 struct CastOut {
-    u8* codes;       // [rows][cols] codes, transposed [cols][rows]; 8-byte aligned
+    u8* codes;       // [rows][cols] codes, transposed [cols][rows]; 16-byte aligned
     u8* scales;      // in the order of `grid`; padding is left alone
     CastGrid grid;
     u32 part;        // BOTH, CODES or SCALES

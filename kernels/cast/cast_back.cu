@@ -54,11 +54,6 @@ __device__ __forceinline__ int exponent_of(float scale) {
     return power ? (int)(bits >> 23) : -1;
 }
 
-// E2M1 codes and their scales as they lie in memory.
-struct Unopened : PackedCodes<E2M1> {
-    __device__ __forceinline__ void open(const CastSource&, const At&, u32, int, u32, bool) {}
-};
-
 // What decides over a group of 128 columns: the largest exponent of its parts and one, and above, how far the least one of those that are not all zeros
 // is from LEAST; WRONG where a scale is no power of two.
 struct Exponents {
@@ -71,46 +66,55 @@ struct Exponents {
     static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
 };
 
+// Eight codes where the result is rounded, or 448; far outside 0 or 448.
+static __device__ __noinline__ uint2 rounded(u32 codes, float factor) {
+    float f[8];
+    decode8(E4M3, {e4m3_of_e2m1(codes), e4m3_of_e2m1(codes >> 16)}, f);
+#pragma unroll
+    for (int i = 0; i < 8; i++) f[i] = __fmul_rn(f[i], factor);
+    return encode8<E4M3>(f);
+}
+
 // Groups of 128 columns get 2^(o - 127), o the largest exponent of their parts less 6 (at least 0), and codes times 2^(i - o): exact
-// while -5 <= i - o <= 6. A row for each block, as in cast_rows.cuh, VECTORS vectors in a thread.
+// while -5 <= i - o <= 6. A row for each block, VECTORS times sixteen neighbours in a thread: with eight, memory is asked in pieces so small that
+// it takes 1.2 times as long (observed: H200, 2026-11).
 template <int VECTORS>
 __device__ __forceinline__ void fp4_to_fp8(const CastSource& source, const CastOut& out, u32* inexact) {
-    using Columns = Groups<Exponents, VECTORS, 32, 7>;
+    using Source = PackedCodes<E2M1>;
     begin();
-    const Held<Unopened, Line<VECTORS>> line(source, source.rows, source.cols);
-    int exponent[VECTORS];
-    u32 m[VECTORS];
+    const u32 row = blockIdx.x, step = blockDim.x * 16, first = blockIdx.y * VECTORS * step + threadIdx.x * 16, cols = source.cols;
+    const Source::At at = Source::at(source, (int)row, first);
+    u32 bits[VECTORS];
+    uint2 four[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        const float scale = PackedCodes<E2M1>::scale_of(source, line.data[v].bits, line.column(v));
-        exponent[v] = line.inside(v) ? exponent_of(scale) : 0;
-        m[v] = line.inside(v) ? Exponents::of(line.data[v].codes[0], exponent[v]) : 0;
+        const u32 col = first + v * step;
+        four[v] = col < cols ? __ldg((const uint2*)(at.codes + v * step / 2)) : uint2{0, 0};
+        bits[v] = Source::scale_bits(source, at, col, col < cols);
     }
-    // As many groups of sixteen lanes each, one for every few of these.
-    Columns::template reduce<VECTORS, 8>(m);
-    const int o = max((int)(m[0] & 0xFFFF) - 1 - 6, 0);
-    const u32 lane = threadIdx.x % 32, own = lane % 16 / Columns::TWINS, col = line.column(own) / 128;
-    if (lane % Columns::TWINS == 0 && line.column(own) / 128 * 128 < source.cols) {
-        out.scales[scale_index(out.grid, line.shape.row, col)] = (u8)o;
-        const u32 least = m[0] >> 16;
-        if (inexact && (least == Exponents::WRONG || (least && (int)(Exponents::LEAST - least) - o < -5))) atomicAdd(inexact, 1u);
-    }
-    u8* const codes = once(out.codes + (u64)line.shape.row * source.cols + line.shape.first);
+    u8* const codes = once(out.codes + (u64)row * cols + first);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        const int shift = exponent[v] - __shfl_sync(0xFFFFFFFFu, o, lane / 16 * 16 + v * Columns::TWINS);
-        if (!line.inside(v)) continue;
-        const u32 four = line.data[v].codes[0];
-        uint2 wide = {e4m3_of_e2m1(four, shift), e4m3_of_e2m1(four >> 16, shift)};
-        if (shift < -5 || shift > 6) {
-            // Codes are rounded, or 448; far outside 0 or 448.
-            float f[8];
-            decode8(E4M3, {e4m3_of_e2m1(four), e4m3_of_e2m1(four >> 16)}, f);
-#pragma unroll
-            for (int i = 0; i < 8; i++) f[i] = __fmul_rn(f[i], __uint_as_float((u32)(127 + min(max(shift, -100), 100)) << 23));
-            wide = encode8<E4M3>(f);
+        const u32 col = first + v * step;
+        const bool inside = col < cols;
+        const int exponent = inside ? exponent_of(Source::scale_of(source, bits[v], col)) : 0;
+        // Eight lanes have a group.
+        const u32 m = lanes_largest<Exponents, 7>(inside ? Exponents::of(four[v].x | four[v].y, exponent) : 0);
+        const int o = max((int)(m & 0xFFFF) - 1 - 6, 0);
+        if (!inside) continue;
+        if (threadIdx.x % 8 == 0) {
+            out.scales[scale_index(out.grid, row, col / 128)] = (u8)o;
+            const u32 least = m >> 16;
+            if (inexact && (least == Exponents::WRONG || (least && (int)(Exponents::LEAST - least) - o < -5))) atomicAdd(inexact, 1u);
         }
-        store_eight(codes + line.shape.right(v), wide);
+        const int shift = exponent - o;
+        uint4 wide = {e4m3_of_e2m1(four[v].x, shift), e4m3_of_e2m1(four[v].x >> 16, shift), e4m3_of_e2m1(four[v].y, shift), e4m3_of_e2m1(four[v].y >> 16, shift)};
+        if (shift < -5 || shift > 6) {
+            const float factor = __uint_as_float((u32)(127 + min(max(shift, -100), 100)) << 23);
+            const uint2 low = rounded(four[v].x, factor), high = rounded(four[v].y, factor);
+            wide = {low.x, low.y, high.x, high.y};
+        }
+        *(uint4*)(codes + v * step) = wide;
     }
 }
 
@@ -121,5 +125,5 @@ __device__ __forceinline__ void fp4_to_fp8(const CastSource& source, const CastO
         CastOut out,                /* E4M3 codes, groups of 128 columns, scales UE8M0 */                                 \
         u32* __restrict__ inexact)  /* raised by each group of 128 that is not exact, or has a scale that is no power of two; null: not wanted */ \
     { fp4_to_fp8<VECTORS>(source, out, inexact); }
-FP4_TO_FP8(8, 128, 8)
-FP4_TO_FP8(2, 512, 2)
+FP4_TO_FP8(4, 128, 8)
+FP4_TO_FP8(1, 512, 2)

@@ -67,6 +67,7 @@ static __device__ __noinline__ Second second_level(float given, u32 kind, float 
     }
     s.dec = __frcp_rn(s.encode);
     derive(s);
+    if (s.encode != s.encode) s.count = 0;
     return s;
 }
 

@@ -31,7 +31,7 @@ pub(super) struct CastKernels {
     /// E4M3, E2M1.
     back: [ByInput; 2],
     back_transposed: [ByInput; 2],
-    /// Two vectors of a row in a thread, and eight.
+    /// 16 neighbours of a row in a thread, and 64.
     fp4_to_fp8: [(Kernel, usize); 2],
 }
 
@@ -93,7 +93,7 @@ impl CastKernels {
             channel: BySource::with_channels(tile, "cast_channel")?,
             back: [back.by_input("cast_back_e4m3")?, back.by_input("cast_back_e2m1")?],
             back_transposed: [back.by_input("cast_back_transposed_e4m3")?, back.by_input("cast_back_transposed_e2m1")?],
-            fp4_to_fp8: [(back.kernel("fp4_to_fp8_2")?, 2), (back.kernel("fp4_to_fp8_8")?, 8)],
+            fp4_to_fp8: [(back.kernel("fp4_to_fp8_1")?, 2), (back.kernel("fp4_to_fp8_4")?, 8)],
         })
     }
 }

@@ -92,8 +92,8 @@ impl CastTo<'_> {
         let Self { codes, scales, scheme, rows, cols } = *self;
         scheme.check_shape(rows, cols)?;
         check_bytes(&format!("codes of the {operand}"), codes, scheme.code_bytes(rows, cols))?;
-        // Transposed codes are written sixteen bytes at a time.
-        check_aligned(&format!("codes of the {operand}"), codes, if scheme.is_transposed() { 16 } else { 8 })?;
+        // Some are read and written sixteen bytes at a time.
+        check_aligned(&format!("codes of the {operand}"), codes, 16)?;
         check_bytes(&format!("scales of the {operand}"), scales, scheme.scale_bytes(rows, cols))?;
         check_aligned(&format!("scales of the {operand}"), scales, 4)
     }

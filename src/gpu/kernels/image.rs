@@ -248,7 +248,12 @@ mod tests {
         }
         // One of each kind that the sources tell apart, and the forward image: nvcc has compiled all of them (scripts/check-kernels.sh).
         let wanted = match everything {
-            true => vec![(80, architecture(80)), (90, "compute_90".into()), (100, architecture(100))],
+            true => vec![
+                (80, architecture(80)),
+                (89, architecture(89)),
+                (90, "compute_90".into()),
+                (100, architecture(100)),
+            ],
             false => vec![(90, architecture(90))],
         };
         let files = || FILES.iter().filter(|file| everything || file.family == KernelFamily::Epilogue);
