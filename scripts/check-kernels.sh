@@ -2,7 +2,7 @@
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
 # looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs that can run it, and PTX for later ones,
 # compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh). No machine code may have
-# a maximum of packed 16-bit numbers: amax is FP32 from its first step.
+# a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers.
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -87,7 +87,7 @@ for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
         print(f"{source}: functions were disassembled for {sorted(functions)}, not for each of {sorted(code)}, or not as many")
         failed = True
     for name in sorted(narrow):
-        print(f"{source}: {name} has a maximum of packed 16-bit numbers")
+        print(f"{source}: {name} has a maximum of packed 16-bit floats")
         failed = True
 if failed:
     # What nvcc said, which the build only warns of: NVRTC would take over at run time.

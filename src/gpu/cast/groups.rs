@@ -10,8 +10,8 @@ use crate::gpu::kernels::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, 
 use crate::gpu::matrix::{CastMatrix, MatMut, MatRef};
 
 impl Handle {
-    /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax in FP32 from the
-    /// first step. Allocates the result; waits for nothing.
+    /// Casts a source: `code = sat(fl(x * encode))`, scale and encode of each group as [`CastRecipe`] says, the amax exact.
+    /// Allocates the result; waits for nothing.
     ///
     /// Scales of a source are not looked at: where one is NaN or negative the values are what the formula gives
     /// ([`reference::cast`](crate::reference::cast) refuses them). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
