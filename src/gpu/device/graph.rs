@@ -148,7 +148,17 @@ impl Queue {
         };
         drop(capturing);
         Memory::free_deferred(self.context());
-        enqueued?;
+        match (enqueued, &graph) {
+            // Another thread broke the capture before cuBLASLt launched, which cannot say so.
+            (Err(said @ Error::Cublas { .. }), Some(Err(e))) => {
+                let broken = driver("ending a capture", *e);
+                return Err(Error::Driver {
+                    call: "capturing".into(),
+                    reason: format!("{broken}; before that, {said}"),
+                });
+            }
+            (enqueued, _) => enqueued?,
+        }
         kept.map_err(|e| driver("capturing", e))?;
         let (Some(graph), Some(log)) = (graph, log) else {
             return Err(Error::unsupported(
