@@ -189,11 +189,6 @@ template <int WIDTH> __device__ __forceinline__ float lanes_max(float v) {
     for (int step = WIDTH / 2; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
     return v;
 }
-template <int WIDTH> __device__ __forceinline__ u32 lanes_max(u32 v) {
-#pragma unroll
-    for (int step = WIDTH / 2; step > 0; step /= 2) v = max(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    return v;
-}
 
 // Maximum over the block of numbers that are not negative, given to every thread; `scratch` has one float for each of
 // 32 warps. Such numbers order like their bit patterns, for which a warp has one instruction.

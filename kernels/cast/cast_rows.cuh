@@ -1,6 +1,6 @@
 // Casts in groups along rows: 16, 32, 64 or 128 columns, or the whole row; of any source.
 #pragma once
-#include "cast/source.cuh"
+#include "cast/maximum.cuh"
 
 // How the amax of vectors becomes their groups' scales, where a row has WIDTH lanes of a warp, 8 or 32, and lane l of them the columns 8 l .. 8 l + 7 of
 // 8 WIDTH in each of its VECTORS; two vectors of eight lanes that follow each other are 128 neighbours. SHIFT: log2 of a group's columns, 4 to 7.

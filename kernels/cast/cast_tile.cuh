@@ -1,7 +1,7 @@
 // Casts in tiles of 32 or 128 rows by 32 or 128 columns, and per channel: 32 or 128 rows by one column, plain and transposed; of any
 // source.
 #pragma once
-#include "cast/source.cuh"
+#include "cast/maximum.cuh"
 
 // A block holds 128 x 128 elements, a thread 8 x 8 of them: a warp 32 rows (a band) x 64 columns. Loads cover whole lines, stores
 // of codes 64 neighbours of a row, those of transposed codes 32 of a column.

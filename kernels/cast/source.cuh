@@ -155,69 +155,9 @@ template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 1
 template <class S> constexpr bool is_coded = false;
 template <u32 FORMAT> constexpr bool is_coded<Coded<FORMAT>> = true;
 
-// The same of one place.
+// One place of a source: asked for, and opened.
 template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }
 template <class S> __device__ __forceinline__ void open_at(S& data, const CastSource& s, int row, u32 col, bool first) { data.open(s, S::at(s, row, col), 0, row, col, first); }
-
-// How max |value| of a source's elements is found, in full: no rounding before the last step. A `Type` holds PER columns next to each other. `of_columns`
-// are those of eight neighbours, `with` a maximum raised by all of them, `larger` that of two. `is_clean`: there was no NaN, and then `amax` gives the number, of all columns or of one.
-// `of` makes a maximum of numbers.
-template <class S, u32 FORMAT> struct Maximum {
-    // E4M3 codes do not ask for NaN: it is dropped.
-    using Type = float;
-    static constexpr int PER = 1;
-    static __device__ __forceinline__ float larger(float a, float b) { return FORMAT == E2M1 ? max_or_nan(a, b) : fmaxf(a, b); }
-    static __device__ __forceinline__ float of_columns(const S& s, int k) { return fabsf(s.value(k)); }
-    static __device__ __forceinline__ float with(float m, const S& s) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) m = larger(m, of_columns(s, i));
-        return m;
-    }
-    static __device__ __forceinline__ bool is_clean(float m) { return FORMAT != E2M1 || m == m; }
-    static __device__ __forceinline__ float of(float amax) { return amax; }
-    static __device__ __forceinline__ float amax(float m) { return m; }
-    static __device__ __forceinline__ float amax(float m, int) { return m; }
-};
-// Of codes that share a scale: fl(code * scale) grows with the code.
-template <u32 OF, u32 FORMAT> struct Maximum<Coded<OF>, FORMAT> : Maximum<Numbers, E2M1> {
-    static __device__ __forceinline__ float of_columns(const Coded<OF>& s, int k) { return fabsf(s.value(k)); }
-    static __device__ __forceinline__ float with(float m, const Coded<OF>& s) { return max_or_nan(m, s.largest()); }
-};
-// Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time.
-template <class T, bool ALIGNED, u32 INFINITY_OF_T> struct NarrowMaximum {
-    using Type = u32;
-    using S = Plain<T, ALIGNED>;
-    static constexpr int PER = 2;
-    static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
-    static __device__ __forceinline__ u32 of_columns(const S& s, int k) { return word(s.v.q[0], k) & 0x7FFF7FFF; }
-    static __device__ __forceinline__ u32 with(u32 m, const S& s) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) m = larger(m, of_columns(s, k));
-        return m;
-    }
-    static __device__ __forceinline__ u32 top(u32 m) { return max(m >> 16, m & 0xFFFF); }
-    static __device__ __forceinline__ bool is_clean(u32 m) { return top(m) <= INFINITY_OF_T; }
-    static __device__ __forceinline__ u32 of(float amax) { return from_float<T>(amax).bits; }
-    static __device__ __forceinline__ u32 of(float first, float second) { return of(first) | of(second) << 16; }
-    static __device__ __forceinline__ float amax(u32 m) { return to_float(T{(u16)top(m)}); }
-    static __device__ __forceinline__ float amax(u32 m, int column) { return to_float(T{(u16)(column ? m >> 16 : m)}); }
-};
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Bf16, ALIGNED, 0x7F80> {};
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<F16, ALIGNED, 0x7C00> {};
-
-// max |value| with NaN dropped.
-template <class S> __device__ __forceinline__ float amax_without_nan(const S& s, float amax) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(s.value(i)));
-    return amax;
-}
-// The maximum of some lanes: of those whose numbers differ from this one's in the bits of LANES alone.
-template <class M, u32 LANES> __device__ __forceinline__ typename M::Type lanes_largest(typename M::Type m) {
-#pragma unroll
-    for (u32 step = 16; step > 0; step /= 2)
-        if (LANES & step) m = M::larger(m, __shfl_xor_sync(0xFFFFFFFFu, m, step));
-    return m;
-}
 
 // KERNEL(name, SOURCE, ...) for every kind of source.
 #define CAST_PLAIN(name, T, ALIGNED, KERNEL, ...) KERNEL(name, (Plain<T, ALIGNED>), __VA_ARGS__)
