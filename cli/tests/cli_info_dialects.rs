@@ -169,3 +169,52 @@ fn a_group_without_a_format_has_that_of_the_whole() {
         model.one(set(whole, [fp8.clone(), fp8.clone()]), &["says format float-quantized, which is fp8", "are nvfp4"]);
     }
 }
+
+/// (Such a model was written back without its factors, without a word.)
+#[test]
+fn factors_of_activations_are_not_lost() {
+    let model = Model::new("nvfp4", "modelopt");
+    let other = f32_tensor("m.1.self_attn.o_proj.pre_quant_scale", [1, 128], 8);
+    let extra = |tensor: Tensor| {
+        let index = |file: &str| {
+            let bytes = fs::read(format!("{}/{file}", model.path())).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let all = file.iter().filter(|(name, _)| !name.ends_with("pre_quant_scale"));
+            let mut all: Vec<_> =
+                all.map(|(name, t)| (name.to_string(), t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
+            all.push((tensor.0.into(), tensor.1, tensor.2.clone(), tensor.3.clone()));
+            all
+        };
+        let all = index("model.safetensors");
+        let all: Vec<Tensor> = all.iter().map(|(n, d, s, b)| (n.as_str(), *d, s.clone(), b.clone())).collect();
+        write(&format!("{}/model.safetensors", model.path()), &all);
+    };
+    let algorithm = |q: &mut Value, name: &str| match q.get("quantization").is_some() {
+        true => q["quantization"]["quant_algo"] = name.into(),
+        false => q["quant_algo"] = name.into(),
+    };
+    let output = model.folder.file("plain");
+    let args = ["dequantize", &model.path(), "-o", &output];
+    // Beside a plain layer they are a tensor like others.
+    extra(other);
+    good(&args);
+    extra(f32_tensor("m.0.mlp.down_proj.pre_quant_scale", [1, 128], 8));
+    let name = "1 tensor (m.0.mlp.down_proj.pre_quant_scale) of AWQ multiply what enters a quantized layer";
+    fs::remove_dir_all(&output).unwrap();
+    let error = bad(2, &args);
+    assert_words(&error, &[&name.replace(" multiply", ", which multiply"), "its columns", "leave the model quantized"]);
+    model.write(|q| algorithm(q, "W4A16_NVFP4"), |hf| algorithm(hf, "W4A16_NVFP4"));
+    assert_words(&good(&["info", &model.path()]), &[name]);
+}
+
+/// (A missing format of compressed-tensors was called wrong, and this was not.)
+#[test]
+fn an_algorithm_that_is_missing_is_said() {
+    let model = Model::new("nvfp4", "modelopt");
+    let remedy = "which engines ask for; give it that of its tensors, or quantize the model again";
+    let words = format!("config.json says quant_method modelopt and no quant_algo, {remedy}");
+    model.one(|q| q["quant_algo"] = Value::Null, &[&words]);
+    model.one(|q| drop(q.as_object_mut().unwrap().remove("quant_algo")), &[&words]);
+    let found = model.wrong(|_| {}, |hf| hf["quantization"]["quant_algo"] = Value::Null);
+    assert_eq!(found, [format!("hf_quant_config.json has no quant_algo, {remedy}")]);
+}

@@ -66,6 +66,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_overlap(&input, &args.output)?;
     let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
+    refuse_pre_scaled(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
@@ -113,6 +114,17 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
     Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
+}
+
+/// Refuses matrices that are right only for what was multiplied by a factor for each channel: plain ones have no place for it.
+fn refuse_pre_scaled(input: &Checkpoint) -> Result<(), Failure> {
+    let Some(tensors) = unread::pre_scaled(input) else { return Ok(()) };
+    Err(Failure::Use(format!(
+        "{}: holds {tensors} of AWQ, which multiply what enters a quantized layer, and a plain matrix without them is wrong: its columns \
+         would have to be multiplied by them, which is not done here; leave the model quantized and run it in an engine that knows \
+         pre_quant_scale, or dequantize it with what wrote it",
+        shown(input.path())
+    )))
 }
 
 /// Refuses codes that would be copied beside a config that no longer speaks of them.

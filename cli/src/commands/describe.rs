@@ -179,6 +179,12 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     if input.folder().is_some() && !engines.is_empty() && config.is_some() && !says {
         found.problems.push("config.json has no quantization_config: engines take the weights for plain ones".into());
     }
+    if let Some(tensors) = unread::pre_scaled(input) {
+        found.notes.push(format!(
+            "{tensors} of AWQ multiply what enters a quantized layer: its product is right only in engines that know them, and dequantize \
+             refuses such matrices"
+        ));
+    }
     let own: Vec<&str> = matrices.iter().filter(|m| m.is_plain).map(|m| module(m.name)).collect();
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
@@ -216,6 +222,7 @@ impl Findings {
         self.problems.extend(divided);
         if !quantized.is_empty() {
             self.problems.extend(said.iter().flat_map(formats::problems));
+            self.problems.extend(said.iter().filter_map(words::missing_algorithm));
         }
         self.problems.extend(said.iter().flat_map(|said| names::problems(input, said, engines)));
         self.problems.extend(claims::activations(input, &said, engines));
