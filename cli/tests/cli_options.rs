@@ -290,7 +290,15 @@ fn a_given_amax_of_weights_makes_their_scale() {
     fs::write(&file, r#"{"l.0.q_proj": 0.5, "lm_head": 3, "l.0.o_proj": 1}"#).unwrap();
     assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
-    assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
+    // (The remedy, to leave it out of the file, was refused of scales of inputs.)
+    let remedy = "or leave the layer out of the file (and with --input-scales out of what is quantized, by --exclude)";
+    assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0", remedy]);
+    for wrong in ["0", "-1", "\"NaN\""] {
+        fs::write(&file, format!(r#"{{"l.0.q_proj": {wrong}}}"#)).unwrap();
+        let args =
+            ["quantize", &input, "--dry-run", "--recipe", "nvfp4", "--dialect", "modelopt", "--input-scales", &file];
+        assert_words(&bad(2, &args), &["l.0.q_proj", remedy]);
+    }
     // (Its scale was 0, and all values with it.)
     fs::write(&file, r#"{"l.0.q_proj": 1e-44}"#).unwrap();
     assert_words(&run("nvfp4"), &["the amax 1e-44 of l.0.q_proj", "nearer to 1"]);

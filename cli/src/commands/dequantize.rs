@@ -154,7 +154,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
     if names.is_empty() {
         let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); {rest}",
+            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
             args.input.display()
         )));
     }
@@ -162,7 +162,8 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
         // What is wrong with a matrix is worth more than the option.
         names.iter().try_for_each(|name| input.stored_scheme(name).map(drop))?;
         return Err(Failure::Use(format!(
-            "--nibble-order: {} holds no nvfp4 matrix, and a byte of the others is one code; leave it out",
+            "--nibble-order: {} holds no nvfp4 matrix, of which alone the order may be in doubt: that of mxfp4 and of casts is known, and other codes \
+             have a byte each; leave it out",
             args.input.display()
         )));
     }

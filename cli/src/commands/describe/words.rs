@@ -59,10 +59,15 @@ pub fn problems(said: &Said<'_>) -> Vec<String> {
     }
 }
 
+/// A word as it is; nothing at all in quotation marks.
+fn word(text: &str) -> String {
+    if text.is_empty() { "\"\"".into() } else { printable(text) }
+}
+
 fn formats(said: &Said<'_>) -> Vec<String> {
     let file = said.file;
     let line = |format: &str, place: &str, fault: &str| {
-        let format = printable(format);
+        let format = word(format);
         format!("{file} says format {format}{place}, which {fault}; mend it, or quantize the model again")
     };
     let unknown = format!("no engine knows; known are {}", FORMATS.join(", "));
@@ -112,7 +117,7 @@ fn algorithms(said: &Said<'_>) -> Vec<String> {
         format!(
             "{} says quant_algo {}{}, which no engine knows; known are {} and those of integers; mend it, or quantize the model again",
             said.file,
-            printable(name),
+            word(name),
             layers.map(|layers| format!(" of {layers}")).unwrap_or_default(),
             ALGORITHMS.join(", ")
         )
