@@ -291,7 +291,7 @@ fn a_given_amax_of_weights_makes_their_scale() {
     assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
     // (The remedy, to leave it out of the file, was refused of scales of inputs.)
-    let remedy = "or leave the layer out of the file (and with --input-scales out of what is quantized, by --exclude)";
+    let remedy = "or leave the layer out of the file, for --input-scales with --exclude";
     assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0", remedy]);
     for wrong in ["0", "-1", "\"NaN\""] {
         fs::write(&file, format!(r#"{{"l.0.q_proj": {wrong}}}"#)).unwrap();
