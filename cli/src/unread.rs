@@ -12,6 +12,9 @@ use crate::output::count;
 /// How the names of the tensors of a matrix end.
 const PARTS: [&str; 8] = ["", "_packed", "_blocks", "_scale", "_scale_inv", "_scale_2", "_global_scale", "_scales"];
 
+/// How the names of such factors end.
+const PRE_SCALE: &str = ".pre_quant_scale";
+
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
     // Also of matrices that lack a part: what is there of them is in a format that is read.
@@ -62,6 +65,17 @@ pub fn lost_casts(input: &Checkpoint) -> Option<String> {
          write it with quantize --group again, or copy it with the __metadata__ of its header",
         count(lost.len(), "tensor", "tensors")
     ))
+}
+
+/// Factors by channel of what enters a quantized layer, which AWQ of ModelOpt has beside its matrix: `3 layers (a, b, c)`; nothing where
+/// there are none.
+pub fn pre_scaled(input: &Checkpoint) -> Option<String> {
+    let module = |name: &'_ str| name.strip_suffix(".weight").unwrap_or(name).len();
+    let layers: HashSet<&str> = input.quantized().into_iter().map(|name| &name[..module(name)]).collect();
+    let is_quantized =
+        |tensor: &&TensorInfo| tensor.name.strip_suffix(PRE_SCALE).is_some_and(|layer| layers.contains(layer));
+    let names: Vec<&str> = input.tensors().iter().filter(is_quantized).map(|tensor| tensor.name.as_str()).collect();
+    Some(format!("{} ({})", count(names.len(), "tensor", "tensors"), some(names.iter().copied())?))
 }
 
 /// True if a folder says that its model is quantized.

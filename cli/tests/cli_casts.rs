@@ -498,8 +498,20 @@ fn entries_of_a_cast_are_what_is_known() {
     write(&input, &[f32_tensor("w", [64, 128], 3)]);
     good(&["quantize", &input, "-o", &q, "--group", "1x64"]);
     let bytes = fs::read(&q).unwrap();
-    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let header_of = |bytes: &[u8]| {
+        let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+        (serde_json::from_slice::<Value>(&bytes[8..8 + length]).unwrap(), 8 + length)
+    };
+    let entry_of = |bytes: &[u8]| header_of(bytes).0["__metadata__"]["scaled_gemm.w"].as_str().unwrap().to_string();
+    let refused = |bytes: &[u8], entry: String, words: &str| {
+        let (mut header, end) = header_of(bytes);
+        header["__metadata__"]["scaled_gemm.w"] = entry.into();
+        let header = header.to_string();
+        fs::write(&q, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[end..]].concat()).unwrap();
+        let words = ["tensor w: its recipe in the metadata ", words, "; quantize it again"];
+        assert_words(&wrong(&["info", &q]).0, &words);
+        assert_words(&bad(2, &["dequantize", &q, "-o", &back]), &words);
+    };
     let cases = [
         ("rounding", json!("foo"), "has the unknown rounding \"foo\"; known are exact, power-of-two"),
         ("rounding", json!(7), "has rounding 7, and a string is expected"),
@@ -514,15 +526,27 @@ fn entries_of_a_cast_are_what_is_known() {
         ("transposed", Value::Null, "does not say whether it is transposed"),
     ];
     for (key, value, words) in cases {
-        let mut header = header.clone();
-        let mut entry: Value = serde_json::from_str(header["__metadata__"]["scaled_gemm.w"].as_str().unwrap()).unwrap();
+        let mut entry: Value = serde_json::from_str(&entry_of(&bytes)).unwrap();
         entry[key] = value;
-        header["__metadata__"]["scaled_gemm.w"] = entry.to_string().into();
-        let header = header.to_string();
-        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + length..]].concat();
-        fs::write(&q, file).unwrap();
-        let words = ["tensor w: its recipe in the metadata ", words, "; quantize it again"];
-        assert_words(&wrong(&["info", &q]).0, &words);
-        assert_words(&bad(2, &["dequantize", &q, "-o", &back]), &words);
+        refused(&bytes, entry.to_string(), words);
+    }
+    // (Of two codes a byte a second level of scales was said to be missing.)
+    for (format, schemes) in [("e4m3", "mxfp8, cast; quantize"), ("e2m1", "nvfp4, nvfp4-row, cast; quantize")] {
+        good(&["quantize", &input, "-o", &q, "--group", "1x64", "--format", format]);
+        // (A byte of E2M1 was said to be one code.)
+        let error = bad(2, &["dequantize", &q, "-o", &back, "--nibble-order", "high-first"]);
+        assert_words(&error, &["holds no nvfp4 matrix", "that of mxfp4 and of casts is known", "leave it out"]);
+        let bytes = fs::read(&q).unwrap();
+        let text = entry_of(&bytes);
+        let floor = text.find("\"floor\":").unwrap() + 8;
+        let end = floor + text[floor..].find(',').unwrap();
+        let castle = format!("has the unknown scheme of {format} \"castle\"; known are ");
+        let nan = [&text[..floor], "NaN", &text[end..]].concat();
+        refused(&bytes, text.replace("\"cast\"", "\"castle\""), &castle);
+        refused(&bytes, text.replace("\"cast\"", "\"castle\""), schemes);
+        refused(&bytes, nan, "is no JSON: expected");
+        refused(&bytes, "{cast".into(), "(JSON has no NaN and no infinity)");
+        refused(&bytes, "[]".into(), "is [], and an object is expected");
+        refused(&bytes, "null".into(), "is null, and an object is expected");
     }
 }

@@ -169,3 +169,95 @@ fn a_group_without_a_format_has_that_of_the_whole() {
         model.one(set(whole, [fp8.clone(), fp8.clone()]), &["says format float-quantized, which is fp8", "are nvfp4"]);
     }
 }
+
+/// (Such a model was written back without its factors, without a word.)
+#[test]
+fn factors_of_activations_are_not_lost() {
+    let model = Model::new("nvfp4", "modelopt");
+    let other = f32_tensor("m.1.self_attn.o_proj.pre_quant_scale", [1, 128], 8);
+    let extra = |tensor: Tensor| {
+        let index = |file: &str| {
+            let bytes = fs::read(format!("{}/{file}", model.path())).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let all = file.iter().filter(|(name, _)| !name.ends_with("pre_quant_scale"));
+            let mut all: Vec<_> =
+                all.map(|(name, t)| (name.to_string(), t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
+            all.push((tensor.0.into(), tensor.1, tensor.2.clone(), tensor.3.clone()));
+            all
+        };
+        let all = index("model.safetensors");
+        let all: Vec<Tensor> = all.iter().map(|(n, d, s, b)| (n.as_str(), *d, s.clone(), b.clone())).collect();
+        write(&format!("{}/model.safetensors", model.path()), &all);
+    };
+    let algorithm = |q: &mut Value, name: &str| match q.get("quantization").is_some() {
+        true => q["quantization"]["quant_algo"] = name.into(),
+        false => q["quant_algo"] = name.into(),
+    };
+    let output = model.folder.file("plain");
+    let args = ["dequantize", &model.path(), "-o", &output];
+    // Beside a plain layer they are a tensor like others.
+    extra(other);
+    good(&args);
+    extra(f32_tensor("m.0.mlp.down_proj.pre_quant_scale", [1, 128], 8));
+    let name = "1 tensor (m.0.mlp.down_proj.pre_quant_scale) of AWQ multiply what enters a quantized layer";
+    fs::remove_dir_all(&output).unwrap();
+    let error = bad(2, &args);
+    assert_words(&error, &[&name.replace(" multiply", ", which multiply"), "its columns", "leave the model quantized"]);
+    model.write(|q| algorithm(q, "W4A16_NVFP4"), |hf| algorithm(hf, "W4A16_NVFP4"));
+    assert_words(&good(&["info", &model.path()]), &[name]);
+}
+
+/// (A missing format of compressed-tensors was called wrong, and this was not.)
+#[test]
+fn an_algorithm_that_is_missing_is_said() {
+    let model = Model::new("nvfp4", "modelopt");
+    let remedy = "which engines ask for; give it that of its tensors, or quantize the model again";
+    let words = format!("config.json says quant_method modelopt and no quant_algo, {remedy}");
+    model.one(|q| q["quant_algo"] = Value::Null, &[&words]);
+    model.one(|q| drop(q.as_object_mut().unwrap().remove("quant_algo")), &[&words]);
+    let found = model.wrong(|_| {}, |hf| hf["quantization"]["quant_algo"] = Value::Null);
+    assert_eq!(found, [format!("hf_quant_config.json has no quant_algo, {remedy}")]);
+}
+
+/// (Twice the same line, and lines without a remedy.)
+#[test]
+fn lines_are_said_once_in_whole_words_and_with_a_remedy() {
+    let model = Model::new("nvfp4", "compressed-tensors");
+    model.one(|q| q["format"] = "".into(), &["config.json says format \"\", which no engine knows"]);
+    let groups = |number: usize| {
+        move |q: &mut Value| {
+            let groups = q["config_groups"].as_object_mut().unwrap();
+            let mut group = groups["group_0"].clone();
+            drop(group.as_object_mut().unwrap().remove("format"));
+            (0..number).for_each(|i| drop(groups.insert(format!("group_{}", i + 1), group.clone())));
+            groups["group_0"]["format"] = "nvfp4-pack-quantized".into();
+            q["format"] = "mixed-precision".into();
+        }
+    };
+    model.one(groups(2), &["config_groups.group_1 has no format (nor has 1 other), and"]);
+    model.one(groups(3), &["(nor have 2 others), and"]);
+    let found = model.wrong(|q| drop(q.as_object_mut().unwrap().remove("quant_method")), |_| {}).join("\n");
+    assert_words(&found, &["how to read it; give it one, or quantize the model again"]);
+    model.write(|_| {}, |_| {});
+    let place = format!("{}/config.json", model.path());
+    fs::write(&place, "{}").unwrap();
+    assert_words(&wrong(&["info", &model.path()]).0, &["take the weights for plain ones; fetch the config"]);
+    // Two matrices of one name.
+    let file = format!("{}/model.safetensors", model.path());
+    let bytes = fs::read(&file).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<_> = read.iter().map(|(n, t)| (n, t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
+    all.push(("m.0.mlp.down_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));
+    write(&file, &all);
+    model.write(|_| {}, |_| {});
+    let text = wrong(&["info", &model.path()]).0;
+    assert_eq!(text.matches("is in the file twice").count(), 1, "{text}");
+    write(&file, &[f32_tensor("m.0.mlp.down_proj.weight", [16, 16], 1)]);
+    assert_words(&wrong(&["info", &model.path()]).0, &["no quantized matrix is there: take the quantization_config"]);
+    let error = bad(2, &["dequantize", &file, "-o", &model.folder.file("x.safetensors")]);
+    assert_words(&error, &["U8 with scales of NVFP4 or MXFP4, or a cast)"]);
+    // Names of gpt-oss go on behind the layer.
+    let model = Model::new("mxfp4", "compressed-tensors");
+    let found = model.wrong(|q| *q = json!({"quant_method": "mxfp4", "modules_to_not_convert": []}), |_| {}).join("\n");
+    assert_words(&found, &["its engines look for X_blocks and X_scales"]);
+}

@@ -290,7 +290,15 @@ fn a_given_amax_of_weights_makes_their_scale() {
     fs::write(&file, r#"{"l.0.q_proj": 0.5, "lm_head": 3, "l.0.o_proj": 1}"#).unwrap();
     assert_words(&run("nvfp4"), &["amax", "2 layers", "l.0.o_proj", "leave them out"]);
     fs::write(&file, r#"{"l.0.q_proj": -1}"#).unwrap();
-    assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0"]);
+    // (The remedy, to leave it out of the file, was refused of scales of inputs.)
+    let remedy = "or leave the layer out of the file, for --input-scales with --exclude";
+    assert_words(&run("nvfp4"), &["l.0.q_proj", "above 0", remedy]);
+    for wrong in ["0", "-1", "\"NaN\""] {
+        fs::write(&file, format!(r#"{{"l.0.q_proj": {wrong}}}"#)).unwrap();
+        let args =
+            ["quantize", &input, "--dry-run", "--recipe", "nvfp4", "--dialect", "modelopt", "--input-scales", &file];
+        assert_words(&bad(2, &args), &["l.0.q_proj", remedy]);
+    }
     // (Its scale was 0, and all values with it.)
     fs::write(&file, r#"{"l.0.q_proj": 1e-44}"#).unwrap();
     assert_words(&run("nvfp4"), &["the amax 1e-44 of l.0.q_proj", "nearer to 1"]);
@@ -459,6 +467,70 @@ fn what_a_given_amax_makes_of_the_values_is_said() {
     fs::write(&file, r#"{"l.0.q_proj": 1e9}"#).unwrap();
     let text = good(&["quantize", &input, "-o", &folder.file("fused"), "--recipe", "nvfp4", "--weight-amax", &file]);
     assert_words(&text, &["l.0.q_proj.weight: ", "l.0.k_proj.weight: ", "became zero by the given amax 1e9"]);
+}
+
+/// (One that another outweighed went without a word.)
+#[test]
+fn a_given_amax_that_changes_nothing_is_said() {
+    let folder = Folder::new();
+    let (input, file, output) = (layered(&folder), folder.file("amax"), folder.file("out"));
+    let (q, k) = ("l.0.q_proj.weight", "l.0.k_proj.weight");
+    let largest = amax(Checkpoint::open(&input).unwrap().matrix(k).unwrap().0.as_slice().unwrap());
+    let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--weight-amax", &file];
+    let words = "changes nothing: it shares its scale with";
+    for (text, counts) in [(r#"{"l.0.q_proj": 0.01}"#, largest), (r#"{"l.0.q_proj": 0.01, "l.0.k_proj": 9}"#, 9.0)] {
+        fs::write(&file, text).unwrap();
+        let line = format!("{q}: the given amax 1e-2 {words} {k}, whose amax {counts} counts\n");
+        assert_words(&good(&args), &[&line]);
+        fs::remove_dir_all(&output).unwrap();
+        let value = json(&[&args[..], &["--json"]].concat());
+        let matrices = value["quantized"].as_array().unwrap();
+        let found: Vec<_> = matrices.iter().filter(|m| !m["given_amax_outweighed"].is_null()).collect();
+        assert_eq!(found.len(), 1, "{value}");
+        assert_eq!(found[0]["tensor"], q);
+        assert_eq!(found[0]["given_amax_outweighed"], json!({"amax": 0.01f32, "counts": counts, "of": k}));
+        fs::remove_dir_all(&output).unwrap();
+    }
+    let text = good(&[&args[..], &["--no-fuse"]].concat());
+    assert!(!text.contains(words), "{text}");
+}
+
+/// (The name of the tensor was refused: no weight of that name is quantized, but its matrices are.)
+#[test]
+fn one_amax_of_experts_in_one_tensor_serves_all() {
+    let folder = Folder::new();
+    let (input, file, output) = (folder.file("in"), folder.file("amax"), folder.file("out"));
+    let layer = "model.layers.0.feed_forward.experts";
+    let tensor = |name: &'static str, shape: [usize; 3], seed| {
+        (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape.iter().product(), seed)))
+    };
+    let tensors = [
+        tensor("model.layers.0.feed_forward.experts.gate_up_proj", [2, 128, 256], 1),
+        tensor("model.layers.0.feed_forward.experts.down_proj", [2, 128, 128], 2),
+    ];
+    model_folder(&input, &tensors, Some(json!({"model_type": "llama4_text", "architectures": ["X"]})));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--weight-amax", &file, "--json"];
+    // Its own counts before that of the tensor.
+    let text = json!({format!("{layer}.gate_up_proj"): 3.0, format!("{layer}.1.gate_proj"): 7.0}).to_string();
+    fs::write(&file, text).unwrap();
+    let value = json(&args);
+    let found: Vec<_> = value["quantized"].as_array().unwrap().iter().map(|m| &m["given_amax"]["amax"]).collect();
+    // Gate and up of an expert share a scale.
+    let amax = |name: &str| {
+        let at =
+            value["quantized"].as_array().unwrap().iter().position(|m| m["tensor"] == format!("{layer}.{name}.weight"));
+        found[at.unwrap()].clone()
+    };
+    assert_eq!(
+        ["0.gate_proj", "0.up_proj", "1.gate_proj", "1.up_proj"].map(amax),
+        [3.0, 3.0, 7.0, 7.0].map(|amax| json!(amax))
+    );
+    assert!(amax("0.down_proj").is_null());
+    fs::write(&file, json!({format!("{layer}.gate"): 3.0}).to_string()).unwrap();
+    assert_words(
+        &bad(2, &args),
+        &["1 layer of which no weight is quantized (model.layers.0.feed_forward.experts.gate)"],
+    );
 }
 
 /// (The usage had the output as an option, and the error as required.)

@@ -10,7 +10,7 @@ use super::recipe::{parse, text, typed, unknown, word};
 use crate::format::{CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Scales, Scheme};
 
 /// The `scheme` of such an entry: readers that do not know casts refuse it.
-const SCHEME: &str = "cast";
+pub(super) const CAST: &str = "cast";
 
 /// How a quantized matrix of a file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ impl StoredScheme {
     pub fn name(self) -> &'static str {
         match self {
             Self::Product(scheme) => scheme.spec().name,
-            Self::Cast(_) => SCHEME,
+            Self::Cast(_) => CAST,
         }
     }
 
@@ -73,7 +73,7 @@ impl WrittenCast {
     pub(super) fn to_json(self) -> String {
         let (recipe, scheme) = (self.recipe, self.recipe.scheme());
         json!({
-            "scheme": SCHEME, "format": scheme.format().name(), "group": scheme.group().name(), "scales": scheme.scales().name(),
+            "scheme": CAST, "format": scheme.format().name(), "group": scheme.group().name(), "scales": scheme.scales().name(),
             "transposed": scheme.is_transposed(), "rounding": recipe.numbers().name(), "floor": recipe.floor(),
             "source": self.source.name(), "writer": concat!("scaled-gemm ", env!("CARGO_PKG_VERSION")),
         })
@@ -118,11 +118,11 @@ fn rounding_of(value: &Value, scheme: CastScheme) -> Result<Fp8Scales, String> {
 /// where they are there: an entry with others was written by nothing that is known here.
 pub(super) fn cast_scheme(text: &str) -> Option<Result<CastScheme, String>> {
     // Asked of every matrix, of which few are casts.
-    if !text.contains(SCHEME) {
+    if !text.contains(CAST) {
         return None;
     }
     let value = parse(text).ok()?;
-    (value.get("scheme").and_then(Value::as_str) == Some(SCHEME)).then(|| {
+    (value.get("scheme").and_then(Value::as_str) == Some(CAST)).then(|| {
         let scheme = scheme_of(&value)?;
         let is_there = |key: &str| value.get(key).is_some();
         is_there("rounding").then(|| rounding_of(&value, scheme)).transpose()?;
@@ -133,8 +133,8 @@ pub(super) fn cast_scheme(text: &str) -> Option<Result<CastScheme, String>> {
 
 fn scheme_of(value: &Value) -> Result<CastScheme, String> {
     match text(value, "scheme")? {
-        SCHEME => {}
-        other => return Err(unknown("scheme", other, &[SCHEME])),
+        CAST => {}
+        other => return Err(unknown("scheme", other, &[CAST])),
     }
     let scheme = CastScheme::new(word(value, "format")?, word(value, "group")?).map_err(in_words)?;
     let scheme = scheme.with_scales(word(value, "scales")?);

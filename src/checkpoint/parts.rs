@@ -202,6 +202,9 @@ impl Listing {
             return Ok(Parts::Mxfp4 { codes, scale });
         }
         if self.is_modelopt(codes) {
+            // A broken entry, of a cast perhaps, says more than a scale that is not there.
+            let written = self.written(name).map(|text| Reading::from_json(text));
+            written.transpose().map_err(|e| self.refuse(name, e, "quantize it again"))?;
             return Ok(Parts::Packed {
                 codes,
                 scale: self.companion(name, SCALE_SUFFIXES[0])?,

@@ -4,10 +4,11 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
+use super::cast_recipe::CAST;
 use super::{Dialect, NibbleOrder};
 use crate::format::{
-    Basis, BlockScaleRule, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options,
-    Nvfp4Recipe, Recipe, Scheme,
+    Basis, BlockScaleRule, CastScheme, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe,
+    Nvfp4Options, Nvfp4Recipe, Recipe, Scheme,
 };
 use crate::names::UnknownName;
 
@@ -39,7 +40,6 @@ impl WrittenRecipe {
                 put("preset", recipe.rule.name().into());
                 put("rounding", recipe.scales.name().into());
             }
-            // MXFP4 is refused where a file is begun.
             Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
                 put("mx_rounding", rule.name().into());
             }
@@ -131,7 +131,13 @@ pub(super) fn dialect(text: &str) -> Option<Dialect> {
 }
 
 pub(super) fn parse(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|e| format!("its recipe in the metadata: {e}"))
+    let value: Value = serde_json::from_str(text)
+        .map_err(|e| format!("its recipe in the metadata is no JSON: {e} (JSON has no NaN and no infinity)"))?;
+    if !value.is_object() {
+        let short: String = value.to_string().chars().take(40).collect();
+        return Err(format!("its recipe in the metadata is {short}, and an object is expected"));
+    }
+    Ok(value)
 }
 
 fn scheme_of(value: &Value) -> Result<Scheme, String> {
@@ -139,7 +145,8 @@ fn scheme_of(value: &Value) -> Result<Scheme, String> {
     let name = text(value, "scheme")?;
     let known = || Scheme::ALL.into_iter().filter(|scheme| scheme.spec().format == format);
     Scheme::from_name(name, format).ok_or_else(|| {
-        let names: Vec<&str> = known().map(|scheme| scheme.spec().name).collect();
+        let cast = CastScheme::all().any(|cast| cast.format() == format).then_some(CAST);
+        let names: Vec<&str> = known().map(|scheme| scheme.spec().name).chain(cast).collect();
         unknown(&format!("scheme of {format}"), name, &names)
     })
 }

@@ -14,10 +14,10 @@ const MOST_BYTES: u64 = 64 << 20;
 
 const FORM: &str = "give a JSON object of layers and their amax, or a safetensors file of such scalars";
 const RULE: &str = "an amax is above 0 and finite in FP32, at most 3.4028235e38";
-const NUMBER: &str = "give the largest magnitude that was seen, or leave the layer out of the file";
+const NUMBER: &str =
+    "give the largest magnitude that was seen, or leave the layer out of the file, for --input-scales with --exclude";
 /// What to do about a value that is no number: in Python's NaN, quotation marks, or a list.
-const NO_NUMBER: &str = "give the largest magnitude that was seen as a number, or leave the layer out of the file; JSON has no NaN and \
-                         no infinity";
+const NO_NUMBER: &str = "give the largest magnitude that was seen as a number, or leave the layer out of the file, for --input-scales with --exclude; JSON has no NaN and no infinity";
 /// What serde_json says of a number that no FP64 is.
 const BEYOND: &str = " is not a number: number out of range";
 

@@ -66,6 +66,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_overlap(&input, &args.output)?;
     let plans = plan(args, &input, config.as_ref())?;
     refuse_unread(&input, config.as_ref())?;
+    refuse_pre_scaled(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
@@ -115,6 +116,17 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
 }
 
+/// Refuses matrices that are right only for what was multiplied by a factor for each channel: plain ones have no place for it.
+fn refuse_pre_scaled(input: &Checkpoint) -> Result<(), Failure> {
+    let Some(tensors) = unread::pre_scaled(input) else { return Ok(()) };
+    Err(Failure::Use(format!(
+        "{}: holds {tensors} of AWQ, which multiply what enters a quantized layer, and a plain matrix without them is wrong: its columns \
+         would have to be multiplied by them, which is not done here; leave the model quantized and run it in an engine that knows \
+         pre_quant_scale, or dequantize it with what wrote it",
+        shown(input.path())
+    )))
+}
+
 /// Refuses codes that would be copied beside a config that no longer speaks of them.
 fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
     let Some(folder) = input.folder().filter(|folder| unread::says_quantized(folder, config)) else { return Ok(()) };
@@ -142,7 +154,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
     if names.is_empty() {
         let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
-            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, or U8 with NVFP4 scales); {rest}",
+            "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
             args.input.display()
         )));
     }
@@ -150,7 +162,8 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
         // What is wrong with a matrix is worth more than the option.
         names.iter().try_for_each(|name| input.stored_scheme(name).map(drop))?;
         return Err(Failure::Use(format!(
-            "--nibble-order: {} holds no nvfp4 matrix, and a byte of the others is one code; leave it out",
+            "--nibble-order: {} holds no nvfp4 matrix, of which alone the order may be in doubt: that of mxfp4 and of casts is known, and other codes \
+             have a byte each; leave it out",
             args.input.display()
         )));
     }

@@ -59,7 +59,10 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
             shown(path)
         )));
     }
-    let matrices: Vec<Matrix<'_>> = input.quantized().into_iter().map(|name| matrix(&input, name)).collect();
+    // One that is there under two names is one.
+    let mut seen = HashSet::new();
+    let names = input.quantized().into_iter().filter(|name| seen.insert(*name));
+    let matrices: Vec<Matrix<'_>> = names.map(|name| matrix(&input, name)).collect();
     let plain = plain(&input, &matrices);
     let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices);
     let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
@@ -177,7 +180,14 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     found.of_configs(input, config, &engines);
     found.problems.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
     if input.folder().is_some() && !engines.is_empty() && config.is_some() && !says {
-        found.problems.push("config.json has no quantization_config: engines take the weights for plain ones".into());
+        found.problems.push("config.json has no quantization_config: engines take the weights for plain ones; fetch the config of the quantized model, or \
+             quantize the model again".into());
+    }
+    if let Some(tensors) = unread::pre_scaled(input) {
+        found.notes.push(format!(
+            "{tensors} of AWQ multiply what enters a quantized layer: its product is right only in engines that know them, and dequantize \
+             refuses such matrices"
+        ));
     }
     let own: Vec<&str> = matrices.iter().filter(|m| m.is_plain).map(|m| module(m.name)).collect();
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
@@ -191,7 +201,8 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             .problems
             .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
         None if says && matrices.is_empty() && orphans.tensors.is_empty() => {
-            found.problems.push("its config says that it is quantized, and no quantized matrix is there".into());
+            found.problems.push("its config says that it is quantized, and no quantized matrix is there: take the quantization_config (and hf_quant_config.json) \
+             out of the folder, or fetch the weights again".into());
         }
         None => {}
     }
@@ -216,6 +227,7 @@ impl Findings {
         self.problems.extend(divided);
         if !quantized.is_empty() {
             self.problems.extend(said.iter().flat_map(formats::problems));
+            self.problems.extend(said.iter().filter_map(words::missing_algorithm));
         }
         self.problems.extend(said.iter().flat_map(|said| names::problems(input, said, engines)));
         self.problems.extend(claims::activations(input, &said, engines));

@@ -72,7 +72,11 @@ pub fn problems(said: &Said<'_>) -> Vec<String> {
         Some(_) => return found,
     };
     if let Some(first) = lacking.first() {
-        let more = if lacking.len() > 1 { format!(" (nor have {} others)", lacking.len() - 1) } else { String::new() };
+        let more = match lacking.len() - 1 {
+            0 => String::new(),
+            1 => " (nor has 1 other)".into(),
+            others => format!(" (nor have {others} others)"),
+        };
         found.push(format!(
             "{file}: config_groups.{} has no format{more}, and {whole}: engines do not know how to read its codes; give it one, or \
              quantize the model again",

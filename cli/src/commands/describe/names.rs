@@ -81,7 +81,12 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
             names.iter().map(|ending| format!("{base}{ending}")).collect::<Vec<_>>()
         };
         if !endings.iter().any(|names| looked_for(names) == own) {
-            let wanted: Vec<_> = endings.iter().map(|names| listed(&looked_for(names), "and")).collect();
+            let wanted = endings.iter().map(|names| match **names {
+                // Beside a layer, and not in it.
+                ["_blocks", ..] => listed(&names.iter().map(|ending| format!("X{ending}")).collect::<Vec<_>>(), "and"),
+                _ => listed(&looked_for(names), "and"),
+            });
+            let wanted: Vec<_> = wanted.collect();
             let what = format!("its engines look for {}", wanted.join(", or "));
             wrong
                 .entry([listed(&own, "and"), what, written_by(scheme, matrix.name, &own)])

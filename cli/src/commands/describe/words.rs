@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use scaled_gemm::checkpoint::printable;
 use serde_json::Value;
 
-use super::configs::{Method, Said};
+use super::configs::{HF, Method, Said};
 use super::formats::{MIXED, groups};
 use super::layers;
 
@@ -59,10 +59,15 @@ pub fn problems(said: &Said<'_>) -> Vec<String> {
     }
 }
 
+/// A word as it is; nothing at all in quotation marks.
+fn word(text: &str) -> String {
+    if text.is_empty() { "\"\"".into() } else { printable(text) }
+}
+
 fn formats(said: &Said<'_>) -> Vec<String> {
     let file = said.file;
     let line = |format: &str, place: &str, fault: &str| {
-        let format = printable(format);
+        let format = word(format);
         format!("{file} says format {format}{place}, which {fault}; mend it, or quantize the model again")
     };
     let unknown = format!("no engine knows; known are {}", FORMATS.join(", "));
@@ -77,6 +82,20 @@ fn formats(said: &Said<'_>) -> Vec<String> {
         }
     });
     whole.into_iter().chain(of_group).collect()
+}
+
+/// That ModelOpt's entry has no algorithm, which engines choose how codes are read by (vLLM 0.33.0, modelopt.py, `from_config`).
+pub fn missing_algorithm(said: &Said<'_>) -> Option<String> {
+    // Its own file is ModelOpt's without a method, too; other types are said elsewhere.
+    let is_modelopt = said.method() == Method::ModelOpt || (said.file == HF && said.get("quant_method").is_none());
+    let is_read = said.top.is_object() && said.top.get("quantization").is_none_or(|v| v.is_null() || v.is_object());
+    (is_modelopt && is_read && said.get("quant_algo").is_none()).then(|| {
+        let what = match said.word("quant_method") {
+            Some(method) => format!("says quant_method {} and no quant_algo", printable(method)),
+            None => "has no quant_algo".into(),
+        };
+        format!("{} {what}, which engines ask for; give it that of its tensors, or quantize the model again", said.file)
+    })
 }
 
 fn algorithms(said: &Said<'_>) -> Vec<String> {
@@ -98,7 +117,7 @@ fn algorithms(said: &Said<'_>) -> Vec<String> {
         format!(
             "{} says quant_algo {}{}, which no engine knows; known are {} and those of integers; mend it, or quantize the model again",
             said.file,
-            printable(name),
+            word(name),
             layers.map(|layers| format!(" of {layers}")).unwrap_or_default(),
             ALGORITHMS.join(", ")
         )

@@ -94,6 +94,31 @@ impl GivenAmax {
     }
 }
 
+/// An amax that was given and changes nothing: another that shares the scale has a larger one.
+#[derive(Debug, Clone, Copy)]
+pub struct Outweighed {
+    pub given: f32,
+    /// The amax that counts, and the place of the matrix that has it.
+    pub counts: f32,
+    pub of: usize,
+}
+
+impl Outweighed {
+    /// A line for people.
+    pub fn describe(&self, name: &str, of: &str) -> String {
+        let Self { given, counts, .. } = self;
+        let [name, of] = [name, of].map(printable);
+        format!(
+            "{name}: the given amax {given:e} changes nothing: it shares its scale with {of}, whose amax {counts} counts\n"
+        )
+    }
+
+    /// For programs.
+    pub fn value(&self, of: &str) -> Value {
+        json!({"amax": self.given, "counts": self.counts, "of": of})
+    }
+}
+
 /// What the largest codes come to under the scale that was made for an amax: more than it where that was rounded up to a power of two, or
 /// block scales have a bound below their largest.
 fn reach(amax: f32, codes: &HostQuantMatrix) -> f32 {

@@ -55,7 +55,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     scales.as_ref().map_or(Ok(()), |scales| checks::refuse_unknown_layers(args, scales, &both))?;
     let unused = scales.as_ref().and_then(|scales| checks::unused_layers(args, scales, &both, &input, &plans));
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
-    let given_amax = given.map(|given| weight_amax(args, &plans, &given)).transpose()?.unwrap_or_default();
+    let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
     let notes =
         || unasked.into_iter().chain(idle_fuse).chain(unusual).chain(unused).chain(folder::not_in_index(&input));
@@ -227,14 +227,19 @@ fn activations(
 }
 
 /// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale, and a file without any.
-fn weight_amax(args: &QuantizeArgs, plans: &Plans, given: &InputScales) -> Result<HashMap<usize, f32>, Failure> {
+fn weight_amax(
+    args: &QuantizeArgs,
+    input: &Checkpoint,
+    plans: &Plans,
+    given: &InputScales,
+) -> Result<HashMap<usize, f32>, Failure> {
     let (mut names, mut found) = (HashSet::new(), HashMap::new());
     for (at, _) in plans.weights() {
-        let module = module(&plans.items[at].name);
-        if let Some(amax) = given.amax(module) {
-            names.insert(module);
-            found.insert(at, amax);
-        }
+        let item = &plans.items[at];
+        // Of experts in one tensor its own, or one for all.
+        let both = [module(&item.name), module(&input.tensors()[item.tensor].name)];
+        names.extend(both);
+        found.extend(both.into_iter().find_map(|name| given.amax(name)).map(|amax| (at, amax)));
     }
     let file = args.weight_amax.as_deref().map(shown).unwrap_or_default();
     // Of an amax so small the scale, amax / 448 or amax / (6 * 448), is no normal number, or 0, and every value with it.

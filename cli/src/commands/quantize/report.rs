@@ -41,6 +41,9 @@ impl Report<'_> {
         for (at, given) in found.iter().flat_map(|found| &found.given) {
             text += &given.describe(&tensors[*at].name).unwrap_or_default();
         }
+        for (at, idle) in found.iter().flat_map(|found| &found.outweighed) {
+            text += &idle.describe(&tensors[*at].name, &tensors[idle.of].name);
+        }
         let (before, after) = self.sizes();
         text += &format!(
             "{}{} to {} ({}), {} to {}, in {}\n",
@@ -84,6 +87,9 @@ impl Report<'_> {
             }
             if let Some(given) = found.and_then(|found| found.given.get(&at)) {
                 value["given_amax"] = given.value();
+            }
+            if let Some(idle) = found.and_then(|found| found.outweighed.get(&at)) {
+                value["given_amax_outweighed"] = idle.value(&tensors[idle.of].name);
             }
             if let Some([own, shared]) = found.and_then(|found| found.shared.get(&at)) {
                 value["sqnr_db_own_scale"] = json!(own);

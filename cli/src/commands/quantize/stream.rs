@@ -10,7 +10,7 @@ use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, 
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
 
-use super::given::GivenAmax;
+use super::given::{GivenAmax, Outweighed};
 use super::items::Item;
 use super::plan::{Plan, Plans, Weight};
 use super::rows::Rows;
@@ -48,6 +48,8 @@ pub struct Found {
     pub non_finite: BTreeMap<usize, NonFinite>,
     /// By tensor, in their order: what an amax that was given made of the values.
     pub given: BTreeMap<usize, GivenAmax>,
+    /// By tensor, in their order: an amax that was given and is not the one that counts.
+    pub outweighed: BTreeMap<usize, Outweighed>,
     /// By tensor: SQNR in dB with its own scale, and with the shared one, of its first rows.
     pub shared: HashMap<usize, [f64; 2]>,
 }
@@ -60,6 +62,8 @@ struct Whole {
     shared: f32,
     /// Whether that was given, for this matrix or for another that shares it.
     is_given: bool,
+    /// The first that has the largest value.
+    of: usize,
 }
 
 /// Some rows of a matrix, and the scale of the whole.
@@ -179,8 +183,8 @@ impl<'a> Stream<'a> {
         let Self { work: Work { input, plans, given, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } =
             *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
-        // By group: the largest value of all, whether that was given, and the first that holds an infinity.
-        let mut groups: HashMap<usize, (f32, bool, Option<usize>)> = HashMap::new();
+        // By group: the largest value of all, whether that was given, whose it is, and the first that holds an infinity.
+        let mut groups: HashMap<usize, (f32, bool, usize, Option<usize>)> = HashMap::new();
         let mut source = Rows::new(input);
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
             let Plan::Quantize(weight) = plan else {
@@ -193,7 +197,7 @@ impl<'a> Stream<'a> {
             let mut whole = None;
             if weight.target.has_whole() {
                 let of_group = plans.group(at).and_then(|group| groups.get(&group).copied());
-                let (shared, is_given, infinite) = match of_group {
+                let (shared, is_given, of, infinite) = match of_group {
                     Some(found) => found,
                     None => {
                         let members = plans.sharing(at);
@@ -208,7 +212,8 @@ impl<'a> Stream<'a> {
                         let shared = members.iter().map(|member| known[member]).fold(0.0, f32::max);
                         let is_given = members.iter().any(|member| given.get(member) == Some(&shared));
                         let infinite = members.iter().copied().find(|member| known[member].is_infinite());
-                        let found = (shared, is_given, infinite);
+                        let of = members.iter().copied().find(|member| known[member] == shared).unwrap_or(at);
+                        let found = (shared, is_given, of, infinite);
                         groups.extend(plans.group(at).map(|group| (group, found)));
                         found
                     }
@@ -224,7 +229,7 @@ impl<'a> Stream<'a> {
                         printable(&item.name)
                     )));
                 }
-                whole = Some(Whole { own: known[&at], shared, is_given });
+                whole = Some(Whole { own: known[&at], shared, is_given, of });
             }
             for rows in parts(weight, part_bytes) {
                 let _pass = gate.pass(rows.len() * weight.cols * weight.source.bytes());
@@ -306,7 +311,7 @@ fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight, buffers: &Buffers) 
 
 /// Hears of the parts in their order: what is written of one, if anything.
 fn collect<'a>(
-    Work { input, plans, allow_non_finite, .. }: Work<'a>,
+    Work { input, plans, given, allow_non_finite, .. }: Work<'a>,
     done: Done<'a>,
     found: &mut Found,
     step: &mut dyn FnMut(&str, u64),
@@ -319,7 +324,7 @@ fn collect<'a>(
         }
         Done::Rows(done) => *done,
     };
-    let Piece { at, weight, rows, .. } = done.piece;
+    let Piece { at, weight, rows, whole, .. } = done.piece;
     let name = &plans.items[at].name;
     step(name, done.bytes);
     if let Some(counts) = &done.non_finite {
@@ -336,6 +341,11 @@ fn collect<'a>(
     if let Some(given) = done.given {
         let sum = found.given.entry(at).or_default();
         *sum = sum.with(given);
+    }
+    if let (Some(Whole { shared, of, .. }), Some(&given)) = (whole, given.get(&at))
+        && given < shared
+    {
+        found.outweighed.insert(at, Outweighed { given, counts: shared, of });
     }
     found.shared.extend(done.cost.map(|cost| (at, cost)));
     Ok(done.part.map(|part| Part::Rows(name, part)))
