@@ -66,7 +66,7 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_cast gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4
         SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
@@ -80,13 +80,13 @@ case $what in
         for tool in ${@:-memcheck racecheck synccheck initcheck}; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_cast gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # Their small tests reach each kernel for block scales, aligned and not.
                 case $name in
                     gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) tests=(each_kernel_once dequantize refusals) ;;
-                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered fp4_to_fp8 given_scales back refus) ;;
+                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
                     # Under a tool the host's time is not what it is.
@@ -96,7 +96,7 @@ case $what in
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
                         gpu_gemm) tests=(e4m3_output) ;;
-                        gpu_epilogue | gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
+                        gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         *) continue ;;
                     esac
                 fi

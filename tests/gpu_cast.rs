@@ -15,29 +15,6 @@ use scaled_gemm::{
     Handle, HostCastMatrix, MatMut, MatRef, RowIndex,
 };
 
-const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];
-
-fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
-    CastScheme::new(format, group).unwrap()
-}
-
-/// Every scheme there is; transposed ones where the rows allow them.
-fn schemes(rows: usize) -> Vec<CastScheme> {
-    let mut all = Vec::new();
-    for format in FORMATS {
-        for group in CastGroup::ALL {
-            for scales in CastScales::ALL {
-                let plain = scheme(format, group).with_scales(scales);
-                all.push(plain);
-                if group.is_per_channel() && rows.is_multiple_of(16) {
-                    all.push(plain.transposed().unwrap());
-                }
-            }
-        }
-    }
-    all
-}
-
 /// The recipes of a scheme.
 fn recipes(scheme: CastScheme) -> Vec<CastRecipe> {
     let exact = CastRecipe::new(scheme);
@@ -192,45 +169,6 @@ fn strided_and_unaligned_rows() {
             }
         }
     }
-}
-
-/// Numbers of a kind, in groups of different sizes.
-fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
-    let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0];
-    let mut draw = |i: usize, j: usize| match kind {
-        "zeros" => {
-            if (i + j).is_multiple_of(2) {
-                0.0
-            } else {
-                -0.0
-            }
-        }
-        "subnormal" => rng.normal() * f32::from_bits(1 + (rng.bits() % 0x80_0000) as u32),
-        "tiny" => rng.normal() * 1e-30,
-        "huge" => rng.normal() * 1e37,
-        "negative" => -rng.normal().abs() - 1e-3,
-        "powers" => (if rng.bits().is_multiple_of(2) { 1.0 } else { -1.0 }) * ((rng.bits() % 40) as f32 - 20.0).exp2(),
-        // Halves of the steps of both formats where the largest of a group is 448 or 6 times a power of two.
-        "ties" => match (i * 7 + j) % 16 {
-            0 => 448.0,
-            1 => 6.0 * 64.0,
-            k => (rng.bits() % 64) as f32 * 0.25 * (k as f32 - 8.0),
-        },
-        // Not so many that a group has nothing else.
-        "nan" => {
-            if rng.bits().is_multiple_of(37) {
-                f32::NAN
-            } else {
-                rng.normal() * 3.0
-            }
-        }
-        "outliers" => rng.normal() * if rng.bits().is_multiple_of(97) { 1e4 } else { 1.0 },
-        _ => match rng.bits() % 61 {
-            k @ 0..=8 => specials[k as usize],
-            _ => rng.normal(),
-        },
-    };
-    Array2::from_shape_fn((rows, cols), |(i, j)| round_to(dtype, draw(i, j)))
 }
 
 #[test]
@@ -413,127 +351,6 @@ fn given_scales_and_scales_alone() {
             check_parts_of(&handle, &mut rng, &|| (&matrix).into(), &(&q).into(), &schemes(rows), &context);
         }
     }
-}
-
-#[test]
-fn back() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(907);
-    for (rows, cols) in [(144, 272), (3, 16400), (129, 16), (0, 64)] {
-        let x = of_kind(&mut rng, "specials", rows, cols, DType::F32);
-        for scheme in schemes(rows) {
-            let q = reference::cast(&x.view().into(), CastRecipe::new(scheme)).unwrap();
-            let matrix = CastMatrix::from_host(&handle, &q).unwrap();
-            for dtype in INPUTS {
-                for stride in [cols, cols + 3] {
-                    let want = reference::cast_back(&q, dtype);
-                    let mut y = poisoned(&handle, rows.max(1) * stride * dtype.bytes());
-                    let mut target = MatMut::new(&mut y, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
-                    handle.cast_back_into(&matrix, &mut target).unwrap();
-                    let got = values_of(dtype, &handle.stream().clone_dtoh(&y).unwrap());
-                    let rows_of =
-                        got.chunks(stride).take(rows).flat_map(|row| row[..cols].to_vec()).collect::<Vec<_>>();
-                    assert_same_values(
-                        &rows_of,
-                        want.as_slice().unwrap(),
-                        cols,
-                        &format!("{scheme} to {dtype}, stride {stride}"),
-                    );
-                    let gaps = got.chunks(stride).take(rows).flat_map(|row| row[cols..].to_vec());
-                    let poison = values_of(dtype, &[0xFF; 4]);
-                    assert!(
-                        gaps.into_iter().all(|v| v.is_nan() == poison[0].is_nan()),
-                        "{scheme}: written between rows"
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn fp4_to_fp8_without_loss() {
-    let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(908);
-    let sms = handle.device().sm_count as usize;
-    // The last two have rows enough for threads that take more of them.
-    for (rows, cols) in [(5, 144), (130, 1024), (1, 16), (3, 9216), (4 * sms + 3, 2000), (2 * sms + 1, 8208)] {
-        for group in [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128] {
-            for scales in CastScales::ALL {
-                let from = scheme(CodeFormat::E2M1, group).with_scales(scales);
-                let [r, c] = group.grid(rows, cols);
-                let codes = |rng: &mut Noise| (0..from.code_bytes(rows, cols)).map(|_| rng.bits() as u8).collect();
-                // Exponents of each group of 128: within 11 of one another, or further apart; near the least, too.
-                let base: Vec<i32> = (0..r * cols.div_ceil(128)).map(|_| (rng.bits() % 228) as i32 - 127).collect();
-                for apart in [12, 16] {
-                    let width = group.extents()[1].size(cols);
-                    let exponents = (0..r * c).map(|at| {
-                        base[at / c * cols.div_ceil(128) + at % c * width / 128] + (rng.bits() % apart) as i32
-                    });
-                    let scales: Vec<f32> = exponents.map(|e| f64::from(e).exp2() as f32).collect();
-                    check_lossless(&handle, from, rows, cols, codes(&mut rng), scales, apart == 12);
-                }
-            }
-        }
-    }
-}
-
-/// Where nothing is lost the bytes are those of the reference; where the reference refuses, the groups are counted.
-fn check_lossless(
-    handle: &Handle,
-    from: CastScheme,
-    rows: usize,
-    cols: usize,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
-    fits: bool,
-) {
-    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
-    let q = HostCastMatrix::from_logical(from, rows, cols, codes, scales).unwrap();
-    let matrix = CastMatrix::from_host(handle, &q).unwrap();
-    let mut got = poisoned_cast(handle, wanted, rows, cols);
-    let mut inexact = handle.upload(&[0u32]).unwrap();
-    handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
-    let count = handle.read::<u32>(&inexact.view()).unwrap()[0] as usize;
-    match reference::fp4_to_fp8(&q) {
-        Ok(want) => {
-            assert_cast(handle, &got, &want, &format!("{rows} x {cols} {from}"));
-            assert_eq!(count, 0);
-            assert_eq!(reference::cast_back(&want, DType::F32), reference::cast_back(&q, DType::F32));
-        }
-        Err(_) => {
-            assert!(!fits, "{rows} x {cols} {from}");
-            // By the words of the rule: the least scale of codes that are not zero against the largest of 128 columns.
-            let byte = |i: usize, j: usize| q.scale_at(i, j).log2().round() as i32 + 127;
-            let lost = (0..rows).flat_map(|i| (0..cols).step_by(128).map(move |j| (i, j))).filter(|(i, first)| {
-                let columns = || *first..(*first + 128).min(cols);
-                let out = (columns().map(|j| byte(*i, j)).max().unwrap() - 6).max(0);
-                columns().any(|j| q.code_value(*i, j) != 0.0 && byte(*i, j) - out < -5)
-            });
-            assert_eq!(count, lost.count(), "{rows} x {cols} {from}");
-        }
-    }
-}
-
-/// Scales that are no powers of two are counted, whatever else they are.
-#[test]
-fn fp4_to_fp8_counts_scales_that_it_cannot_take() {
-    let Some(handle) = handle() else { return };
-    let from = scheme(CodeFormat::E2M1, CastGroup::Group1x32);
-    let wanted = scheme(CodeFormat::E4M3, CastGroup::Group1x128).with_scales(CastScales::Ue8m0);
-    let wrong =
-        [1.5, -1.0, 0.0, -0.0, f32::NAN, -f32::NAN, f32::INFINITY, f32::from_bits(1), f32::from_bits(0x40_0001)];
-    let (rows, cols) = (wrong.len() + 2, 256);
-    let mut scales = vec![1.0; rows * 8];
-    wrong.iter().enumerate().for_each(|(i, scale)| scales[i * 8 + i % 4] = *scale);
-    scales[wrong.len() * 8] = f32::from_bits(0x40_0000) * 4.0;
-    let q = HostCastMatrix::from_logical(from, rows, cols, vec![0x21; rows * cols / 2], scales).unwrap();
-    let matrix = CastMatrix::from_host(&handle, &q).unwrap();
-    let mut got = CastMatrix::zeros(&handle, wanted, rows, cols).unwrap();
-    let mut inexact = handle.upload(&[0u32]).unwrap();
-    handle.fp4_to_fp8_into(&matrix, &mut got, Some(&mut inexact.view_mut())).unwrap();
-    // And 2^-125 beside ones.
-    assert_eq!(handle.read::<u32>(&inexact.view()).unwrap()[0] as usize, wrong.len() + 1);
 }
 
 #[test]

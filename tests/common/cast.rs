@@ -1,9 +1,12 @@
-//! What the suites of casts share: targets that no cast has written, and the comparison with the reference, padding included.
+//! What the suites of casts share: schemes, data, targets that no cast has written, and the comparison with the reference, padding
+//! included.
 //!
 //! Not a module of `common`: the other suites compile without it.
 #![allow(dead_code)]
 
-use scaled_gemm::{CastMatrix, CastScheme, DType, Handle, HostCastMatrix};
+use crate::common::{Noise, round_to};
+use ndarray::Array2;
+use scaled_gemm::{CastGroup, CastMatrix, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix};
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
 
@@ -27,4 +30,66 @@ pub fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, con
     if let Some(at) = first(&scales, &right) {
         panic!("{context}: scale byte {at} is {:#04x}, must be {:#04x}", scales[at], right[at]);
     }
+}
+
+pub const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];
+
+pub fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {
+    CastScheme::new(format, group).unwrap()
+}
+
+/// Every scheme there is; transposed ones where the rows allow them.
+pub fn schemes(rows: usize) -> Vec<CastScheme> {
+    let mut all = Vec::new();
+    for format in FORMATS {
+        for group in CastGroup::ALL {
+            for scales in CastScales::ALL {
+                let plain = scheme(format, group).with_scales(scales);
+                all.push(plain);
+                if group.is_per_channel() && rows.is_multiple_of(16) {
+                    all.push(plain.transposed().unwrap());
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Numbers of a kind, in groups of different sizes.
+pub fn of_kind(rng: &mut Noise, kind: &str, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    let specials = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::from_bits(1), -1e-40, 3.3e38, -65504.0];
+    let mut draw = |i: usize, j: usize| match kind {
+        "zeros" => {
+            if (i + j).is_multiple_of(2) {
+                0.0
+            } else {
+                -0.0
+            }
+        }
+        "subnormal" => rng.normal() * f32::from_bits(1 + (rng.bits() % 0x80_0000) as u32),
+        "tiny" => rng.normal() * 1e-30,
+        "huge" => rng.normal() * 1e37,
+        "negative" => -rng.normal().abs() - 1e-3,
+        "powers" => (if rng.bits().is_multiple_of(2) { 1.0 } else { -1.0 }) * ((rng.bits() % 40) as f32 - 20.0).exp2(),
+        // Halves of the steps of both formats where the largest of a group is 448 or 6 times a power of two.
+        "ties" => match (i * 7 + j) % 16 {
+            0 => 448.0,
+            1 => 6.0 * 64.0,
+            k => (rng.bits() % 64) as f32 * 0.25 * (k as f32 - 8.0),
+        },
+        // Not so many that a group has nothing else.
+        "nan" => {
+            if rng.bits().is_multiple_of(37) {
+                f32::NAN
+            } else {
+                rng.normal() * 3.0
+            }
+        }
+        "outliers" => rng.normal() * if rng.bits().is_multiple_of(97) { 1e4 } else { 1.0 },
+        _ => match rng.bits() % 61 {
+            k @ 0..=8 => specials[k as usize],
+            _ => rng.normal(),
+        },
+    };
+    Array2::from_shape_fn((rows, cols), |(i, j)| round_to(dtype, draw(i, j)))
 }
