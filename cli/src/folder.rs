@@ -96,6 +96,11 @@ pub fn not_in_index(input: &Checkpoint) -> Option<String> {
     ))
 }
 
+/// The layer that a weight belongs to.
+pub fn module(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
+}
+
 /// The first few of these names, as they may stand in a line; nothing where there are none.
 pub fn some<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
     let number = names.len();

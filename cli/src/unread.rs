@@ -6,7 +6,7 @@ use std::path::Path;
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 use scaled_gemm::model_folder::ModelConfig;
 
-use crate::folder::some;
+use crate::folder::{module, some};
 use crate::output::count;
 
 /// How the names of the tensors of a matrix end.
@@ -70,8 +70,7 @@ pub fn lost_casts(input: &Checkpoint) -> Option<String> {
 /// Factors by channel of what enters a quantized layer, which AWQ of ModelOpt has beside its matrix: `3 layers (a, b, c)`; nothing where
 /// there are none.
 pub fn pre_scaled(input: &Checkpoint) -> Option<String> {
-    let module = |name: &'_ str| name.strip_suffix(".weight").unwrap_or(name).len();
-    let layers: HashSet<&str> = input.quantized().into_iter().map(|name| &name[..module(name)]).collect();
+    let layers: HashSet<&str> = input.quantized().into_iter().map(module).collect();
     let is_quantized =
         |tensor: &&TensorInfo| tensor.name.strip_suffix(PRE_SCALE).is_some_and(|layer| layers.contains(layer));
     let names: Vec<&str> = input.tensors().iter().filter(is_quantized).map(|tensor| tensor.name.as_str()).collect();

@@ -175,8 +175,8 @@ impl Listing {
             return remedy.into();
         }
         format!(
-            "its tensors fit a cast, which no product reads, and the metadata entry {RECIPE_KEY}{name}, which a cast is read by, is not in the file: write it with \
-             quantize --group again, or copy it with the __metadata__ of its header"
+            "its tensors fit a cast, which no product reads, and the metadata entry {RECIPE_KEY}{name}, which a cast is read by, \
+             is not in the file: write it with quantize --group again, or copy it with the __metadata__ of its header"
         )
     }
 

@@ -134,10 +134,14 @@ pub(super) fn parse(text: &str) -> Result<Value, String> {
     let value: Value = serde_json::from_str(text)
         .map_err(|e| format!("its recipe in the metadata is no JSON: {e} (JSON has no NaN and no infinity)"))?;
     if !value.is_object() {
-        let short: String = value.to_string().chars().take(40).collect();
-        return Err(format!("its recipe in the metadata is {short}, and an object is expected"));
+        return Err(format!("its recipe in the metadata is {}, and an object is expected", short(&value)));
     }
     Ok(value)
+}
+
+/// The beginning of a value, as JSON.
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(40).collect()
 }
 
 fn scheme_of(value: &Value) -> Result<Scheme, String> {
@@ -188,10 +192,8 @@ pub(super) fn typed<'a, T>(
 ) -> Result<T, String> {
     match value.get(key).filter(|entry| !entry.is_null()) {
         None => Err(format!("its recipe in the metadata has no {key}")),
-        Some(entry) => read(entry).ok_or_else(|| {
-            let short: String = entry.to_string().chars().take(40).collect();
-            format!("its recipe in the metadata has {key} {short}, and {what} is expected")
-        }),
+        Some(entry) => read(entry)
+            .ok_or_else(|| format!("its recipe in the metadata has {key} {}, and {what} is expected", short(entry))),
     }
 }
 

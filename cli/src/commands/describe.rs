@@ -19,7 +19,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, pri
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
-use crate::folder;
+use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::unread;
 
@@ -180,8 +180,11 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     found.of_configs(input, config, &engines);
     found.problems.extend(folder::not_in_index(input).map(|text| format!("{text}; fetch or write the index again")));
     if input.folder().is_some() && !engines.is_empty() && config.is_some() && !says {
-        found.problems.push("config.json has no quantization_config: engines take the weights for plain ones; fetch the config of the quantized model, or \
-             quantize the model again".into());
+        found.problems.push(
+            "config.json has no quantization_config: engines take the weights for plain ones; fetch the config of the \
+             quantized model, or quantize the model again"
+                .into(),
+        );
     }
     if let Some(tensors) = unread::pre_scaled(input) {
         found.notes.push(format!(
@@ -201,8 +204,11 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             .problems
             .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
         None if says && matrices.is_empty() && orphans.tensors.is_empty() => {
-            found.problems.push("its config says that it is quantized, and no quantized matrix is there: take the quantization_config (and hf_quant_config.json) \
-             out of the folder, or fetch the weights again".into());
+            found.problems.push(
+                "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
+                 (and hf_quant_config.json) out of the folder, or fetch the weights again"
+                    .into(),
+            );
         }
         None => {}
     }
@@ -240,9 +246,4 @@ impl Findings {
 fn layers(names: &[&str]) -> Option<String> {
     let first = folder::some(names.iter().copied())?;
     Some(format!("{} ({first})", count(names.len(), "layer", "layers")))
-}
-
-/// The module of a weight.
-fn module(name: &str) -> &str {
-    name.strip_suffix(".weight").unwrap_or(name)
 }

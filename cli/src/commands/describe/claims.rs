@@ -6,7 +6,8 @@ use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
 
 use super::configs::{Method, Said};
-use super::{Matrix, formats, layers, module};
+use super::{Matrix, formats, layers};
+use crate::folder::module;
 
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have. `plain`: modules that are
 /// not quantized.

@@ -114,7 +114,9 @@ pub fn problems(said: &Said<'_>) -> Vec<String> {
         }
     }
     if said.needs_method && nested.is_null() && top.get("quant_method").is_none_or(Value::is_null) {
-        check.found.push(format!("{file}: {} has no quant_method, by which engines know how to read it; give it one, or quantize the model again",
+        check.found.push(format!(
+            "{file}: {} has no quant_method, by which engines know how to read it; give it one, or quantize the model \
+             again",
             said.name
         ));
     }

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use scaled_gemm::checkpoint::{Checkpoint, printable};
 use scaled_gemm::model_folder::fused_groups;
 
-use super::{Matrix, module};
+use super::Matrix;
+use crate::folder::module;
 
 /// Groups whose scales differ.
 pub fn scales(input: &Checkpoint, architecture: &str, matrices: &[&Matrix<'_>]) -> Vec<String> {

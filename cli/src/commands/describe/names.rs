@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
-use super::{Matrix, layers, module};
+use super::{Matrix, layers};
+use crate::folder::module;
 
 /// Names of scales of activations.
 const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];

@@ -10,9 +10,9 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
-use super::plan::{Plans, module};
+use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
-use crate::folder::{self, some};
+use crate::folder::{self, module, some};
 use crate::output::{Failure, count, shown};
 use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};

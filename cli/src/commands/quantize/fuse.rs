@@ -6,7 +6,8 @@ use regex::Regex;
 use scaled_gemm::checkpoint::printable;
 use scaled_gemm::model_folder::{ModelConfig, fused_groups};
 
-use super::plan::{Given, Plans, is_linear, module};
+use super::plan::{Given, Plans, is_linear};
+use crate::folder::module;
 use crate::output::{Failure, shown};
 
 /// The group of a module by the first of these patterns that matches it.

@@ -20,10 +20,10 @@ use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect}
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
-use crate::folder;
+use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use crate::target::Target;
-use plan::{Given, Plan, Plans, module};
+use plan::{Given, Plan, Plans};
 use report::Report;
 use stream::Work;
 

@@ -12,6 +12,7 @@ use scaled_gemm::{DType, Scheme};
 use super::fuse;
 use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
+use crate::folder::module;
 use crate::output::Failure;
 use crate::target::Target;
 
@@ -273,11 +274,6 @@ fn leave_torn(tensors: &mut [Plan], sets: &[Together]) {
 /// Those of some places that are to be quantized.
 fn quantized(tensors: &[Plan], places: impl Iterator<Item = usize>) -> Vec<usize> {
     places.filter(|at| matches!(tensors[*at], Plan::Quantize(_))).collect()
-}
-
-/// The name of the layer that a weight belongs to.
-pub fn module(name: &str) -> &str {
-    name.strip_suffix(".weight").unwrap_or(name)
 }
 
 /// True for the weight of a linear layer, of whatever type: also what cannot be quantized is fused.

@@ -10,6 +10,7 @@ use super::items::Item;
 use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
+use crate::folder::module;
 use crate::output::{bytes, count, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
@@ -182,7 +183,7 @@ impl Report<'_> {
         }
         let names = |group: &Vec<usize>| {
             let last = |at: &usize| {
-                let name = super::module(&self.plans.items[*at].name);
+                let name = module(&self.plans.items[*at].name);
                 printable(name.rsplit('.').next().unwrap_or(name))
             };
             let named: Vec<_> = group.iter().take(LISTED).map(last).collect();
