@@ -118,16 +118,24 @@ __device__ __forceinline__ u32 encode8_e2m1(const float (&y)[8]) {
     return encode8_e2m1<false>(y, signs8(signs4(y, 0), signs4(y, 1)));
 }
 
-// The E4M3 codes of four E2M1 codes, the lowest sixteen bits of `codes`: every number of E2M1 is one of E4M3. `shift`: they are multiplied by two
-// to that power, -5 to 6.
-__device__ __forceinline__ u32 e4m3_of_e2m1(u32 codes, int shift = 0) {
-    // The selector of a byte permutation is four nibbles: three bits choose one of eight bytes, the fourth asks for its sign instead. So magnitudes
-    // are looked up; and signs are those of even nibbles, moved up, and of odd ones.
-    const u32 eights = (u32)shift * 8;
-    const u32 magnitudes = __byte_perm(0x3C383000u + eights * 0x01010100u, 0x4C484440u + eights * 0x01010101u, codes & 0x7777);
+// Bytes for the magnitudes of four codes, the lowest sixteen bits of `codes`: byte m of `table`, its lower word first, for magnitude m.
+__device__ __forceinline__ u32 bytes_of_e2m1(u32 codes, uint2 table) {
+    // The selector of a byte permutation is four nibbles: three bits choose one of eight bytes, the fourth asks for its sign instead.
+    return __byte_perm(table.x, table.y, codes & 0x7777);
+}
+
+// The signs of these codes, in bit 7 of bytes.
+__device__ __forceinline__ u32 signs_of_e2m1(u32 codes) {
+    // Those of even nibbles, moved up, and of odd ones.
     u32 signs;
     asm("prmt.b32 %0, %1, %2, 0xD9C8;" : "=r"(signs) : "r"(codes << 4), "r"(codes));
-    return magnitudes | (signs & 0x80808080u);
+    return signs & 0x80808080u;
+}
+
+// The E4M3 codes of these codes: every number of E2M1 is one of E4M3. `shift`: they are multiplied by two to that power, -5 to 6.
+__device__ __forceinline__ u32 e4m3_of_e2m1(u32 codes, int shift = 0) {
+    const u32 eights = (u32)shift * 8;
+    return bytes_of_e2m1(codes, {0x3C383000u + eights * 0x01010100u, 0x4C484440u + eights * 0x01010101u}) | signs_of_e2m1(codes);
 }
 
 // The values of eight codes, each times f: fl(code * f). A code's bits, three places up, are an E5M2 number and so the upper byte

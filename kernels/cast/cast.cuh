@@ -135,12 +135,13 @@ template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ typename
 }
 
 // To global memory in one piece: left to itself the compiler stores some in halves.
-__device__ __forceinline__ void store_eight(u8* to, u32 codes) { *(u32*)to = codes; }
-__device__ __forceinline__ void store_eight(u8* to, uint2 codes) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(codes.x), "r"(codes.y) : "memory"); }
+__device__ __forceinline__ void store_piece(u8* to, u32 codes) { *(u32*)to = codes; }
+__device__ __forceinline__ void store_piece(u8* to, uint4 codes) { *(uint4*)to = codes; }
+__device__ __forceinline__ void store_piece(u8* to, uint2 codes) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(codes.x), "r"(codes.y) : "memory"); }
 
 // Writes them; `at` is the number of the first.
 template <u32 FORMAT, bool BOUNDED, class S, class ENCODE> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, const ENCODE& encode) {
-    store_eight(codes + (FORMAT == E2M1 ? at / 2 : at), codes_of<FORMAT, BOUNDED>(x, encode));
+    store_piece(codes + (FORMAT == E2M1 ? at / 2 : at), codes_of<FORMAT, BOUNDED>(x, encode));
 }
 template <u32 FORMAT, class S> __device__ __forceinline__ void store_codes(u8* codes, u64 at, const S& x, float encode, bool bounded) {
     if (FORMAT == E2M1 && bounded) store_codes<FORMAT, true>(codes, at, x, encode);

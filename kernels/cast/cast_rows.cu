@@ -1,18 +1,20 @@
 // Casts of plain matrices and of codes in groups along rows.
 #include "cast/cast_rows.cuh"
 
-// Vectors of a thread along a row, and blocks of a multiprocessor that fit without spilling.
-template <class S> constexpr int line_vectors = is_coded<S> ? 8 : 4;
+// Codes along a row by sixteen, everything else by eight; blocks of a multiprocessor that fit without spilling.
+template <class S> struct AlongLine { using Type = S; };
+template <u32 FORMAT> struct AlongLine<Coded<FORMAT>> { using Type = Sixteen<FORMAT>; };
+template <class S> using LineOf = Line<4, neighbours<S>>;
 #if __CUDA_ARCH__ == 900
 template <class S> constexpr u32 line_blocks = is_coded<S> ? 8 : is_narrow<S> ? 4 : 3;
 #else
-template <class S> constexpr u32 line_blocks = is_narrow<S> ? 4 : 3;
+template <class S> constexpr u32 line_blocks = is_coded<S> ? 6 : is_narrow<S> ? 4 : 3;
 #endif
 template <class S> constexpr u32 square_blocks = is_narrow<S> || is_coded<S> ? 4 : 3;
 
 #define CAST_GROUPS_LINE(name, SOURCE, FORMAT)                                                                            \
-    CAST_GROUPS(name, SOURCE, Line<line_vectors<Unwrap<void SOURCE>::Type>>, FORMAT,                                      \
-                (1024 / line_vectors<Unwrap<void SOURCE>::Type>), (line_blocks<Unwrap<void SOURCE>::Type>))
+    CAST_GROUPS_LINE_OF(name, AlongLine<Unwrap<void SOURCE>::Type>::Type, FORMAT, (line_blocks<Unwrap<void SOURCE>::Type>))
+#define CAST_GROUPS_LINE_OF(name, S, FORMAT, BLOCKS) CAST_GROUPS(name, (S), LineOf<S>, FORMAT, (2048 / neighbours<S>), BLOCKS)
 #define CAST_GROUPS_MANY(name, SOURCE, ...)                                                                               \
     CAST_GROUPS_LINE(e4m3_##name, SOURCE, E4M3)                                                                           \
     CAST_GROUPS_LINE(e2m1_##name, SOURCE, E2M1)                                                                           \

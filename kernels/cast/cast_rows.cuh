@@ -2,10 +2,11 @@
 #pragma once
 #include "cast/maximum.cuh"
 
-// How the amax of vectors becomes their groups' scales, where a row has WIDTH lanes of a warp, 8 or 32, and lane l of them the columns 8 l .. 8 l + 7 of
-// 8 WIDTH in each of its VECTORS; two vectors of eight lanes that follow each other are 128 neighbours. SHIFT: log2 of a group's columns, 4 to 7.
-template <class M, int VECTORS, int WIDTH, int SHIFT> struct Groups {
-    static constexpr int WANTED = 1 << (SHIFT - 3);
+// How the amax of vectors becomes their groups' scales, where a row has WIDTH lanes of a warp, 8 or 32, and lane l of them the l-th EACH of
+// EACH * WIDTH columns in each of its VECTORS; two vectors of eight lanes by eight that follow each other are 128 neighbours. SHIFT: log2 of a group's
+// columns, 4 to 7.
+template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
+    static constexpr int WANTED = (1 << SHIFT) / EACH;
     static constexpr int LANES = WANTED < WIDTH ? WANTED : WIDTH;  // that share a group of a vector
     static constexpr int STEP = WANTED / LANES;                     // vectors of a group
     static constexpr int COUNT = VECTORS / STEP;                    // groups that LANES lanes have: a power of two
@@ -55,7 +56,7 @@ template <class M, int VECTORS, int WIDTH, int SHIFT> struct Groups {
     }
 };
 
-// What the threads of a block hold: vectors of eight neighbours, and where each lies. SHAPE says which, and shares their lanes out to groups.
+// What the threads of a block hold: vectors of eight or sixteen neighbours, and where each lies. SHAPE says which, and shares their lanes out to groups.
 template <class S, class SHAPE> struct Held {
     static constexpr int VECTORS = SHAPE::VECTORS;
     SHAPE shape;
@@ -116,7 +117,7 @@ template <class S, class SHAPE> struct Held {
 #pragma unroll
                 for (int v = 0; v < VECTORS; v++) m[v] = M::of(amax_without_nan(data[v], 0.0f));
             }
-            Groups<M, VECTORS, SHAPE::WIDTH, SHIFT>::factors(m, rule, encode, [&](u32 v, float scale) {
+            Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>::factors(m, rule, encode, [&](u32 v, float scale) {
                 if ((SHAPE::WHOLE || row(v) < rows) && column(v) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, scale);
             });
 #pragma unroll
@@ -147,13 +148,13 @@ template <class S, class SHAPE> struct Held {
     }
 };
 
-// A row, or where that is too long, a part of it: of every 8 blockDim.x columns a thread has eight. Memory is read and written in its order,
+// A row, or where that is too long, a part of it: of every EACH blockDim.x columns a thread has EACH. Memory is read and written in its order,
 // which is worth 3 % (observed: H200, 2026-11).
-template <int COUNT> struct Line {
+template <int COUNT, int EACH = 8> struct Line {
     static constexpr int VECTORS = COUNT, ALONG = COUNT > 0 ? COUNT : 1, ROWS = 1, APART = 1, WIDTH = 32;
     static constexpr bool WHOLE = true;  // no row of a block is past the end
     u32 row, first, step;
-    __device__ __forceinline__ Line() : row(blockIdx.x), first(blockIdx.y * COUNT * blockDim.x * 8 + threadIdx.x * 8), step(blockDim.x * 8) {}
+    __device__ __forceinline__ Line() : row(blockIdx.x), first(blockIdx.y * COUNT * blockDim.x * EACH + threadIdx.x * EACH), step(blockDim.x * EACH) {}
     static __device__ __forceinline__ u32 down(u32) { return 0; }
     __device__ __forceinline__ u32 right(u32 v) const { return v * step; }
 };

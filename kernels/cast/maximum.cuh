@@ -3,7 +3,7 @@
 #include "cast/source.cuh"
 
 // A maximum of a source's elements. A `Type` holds those of PER neighbouring columns. `of_columns(s, k)` is that of the k-th PER of eight neighbours,
-// `with` raises one by all eight, `larger` is that of two. `is_clean`: no NaN was met, and then `amax` gives the number, of all columns or of one of
+// `with` raises one by all of them, `larger` is that of two. `is_clean`: no NaN was met, and then `amax` gives the number, of all columns or of one of
 // them. `of` makes a maximum of numbers.
 template <class S, u32 FORMAT> struct Maximum {
     // E4M3 codes do not ask for NaN: it is dropped.
@@ -25,6 +25,9 @@ template <class S, u32 FORMAT> struct Maximum {
 template <u32 OF, u32 FORMAT> struct Maximum<Coded<OF>, FORMAT> : Maximum<Numbers, E2M1> {
     static __device__ __forceinline__ float of_columns(const Coded<OF>& s, int k) { return fabsf(s.value(k)); }
     static __device__ __forceinline__ float with(float m, const Coded<OF>& s) { return max_or_nan(m, s.largest()); }
+};
+template <u32 OF, u32 FORMAT> struct Maximum<Sixteen<OF>, FORMAT> : Maximum<Numbers, E2M1> {
+    static __device__ __forceinline__ float with(float m, const Sixteen<OF>& s) { return max_or_nan(m, s.largest()); }
 };
 // Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time.
 template <class T, bool ALIGNED, u32 INFINITY_OF_T> struct NarrowMaximum {
@@ -51,7 +54,7 @@ template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> 
 // max |value| with NaN dropped.
 template <class S> __device__ __forceinline__ float amax_without_nan(const S& s, float amax) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(s.value(i)));
+    for (int i = 0; i < neighbours<S>; i++) amax = fmaxf(amax, fabsf(s.value(i)));
     return amax;
 }
 // The maximum of some lanes: of those whose numbers differ from this one's in the bits of LANES alone.

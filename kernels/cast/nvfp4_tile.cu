@@ -91,6 +91,7 @@ __device__ __forceinline__ Codes any_block(Block<T>& b, const Second& second, co
         }
         return e4 < e6 ? Codes{c.c4, c.s4} : Codes{c.c6, c.s6};
     }
+    if (rule.rule >= TORCHAO_NV && finite && below_range(second, amax) && errors_compare(second, rule.six_e)) return torchao_block(b, amax, second, rule);
     if (rule.rule == PLAIN && serves) return rule.stochastic ? stochastic_block(b, amax, second, rule, index) : plain_block(b, amax, second);
     SlowBlock slow = slow_input(b, amax, second, rule, index);
     return slow_block(&slow);

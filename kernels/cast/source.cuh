@@ -150,10 +150,112 @@ template <u32 FORMAT> struct Opened : PackedCodes<FORMAT> {
     __device__ __forceinline__ void forget() {}
 };
 
+// Sixteen neighbours, which share a scale as no group of these has fewer columns: for memory in larger pieces, and E2M1 codes once for all.
+template <u32 FORMAT> struct Sixteen {
+    static constexpr bool EXPERTS = false;
+    using Of = PackedCodes<FORMAT>;
+    using At = typename Of::At;
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return Of::at(s, row, col); }
+    static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return Of::down(s, at, rows); }
+    u32 codes[FORMAT == E2M1 ? 2 : 4];
+    u32 bits;
+    float scale;
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
+        if constexpr (FORMAT == E2M1) {
+            const uint2 q = inside ? __ldg((const uint2*)(at.codes + offset / 2)) : uint2{0, 0};
+            codes[0] = q.x, codes[1] = q.y;
+        } else {
+            const uint4 q = inside ? __ldg((const uint4*)(at.codes + offset)) : uint4{0, 0, 0, 0};
+            codes[0] = q.x, codes[1] = q.y, codes[2] = q.z, codes[3] = q.w;
+        }
+        bits = Of::scale_bits(s, at, at.col + offset, inside);
+    }
+    __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int, u32 col, bool) { scale = Of::scale_of(s, bits, col); }
+    // Eight of them.
+    __device__ __forceinline__ Coded<FORMAT> half(int h) const {
+        Coded<FORMAT> eight;
+        eight.codes[0] = codes[FORMAT == E2M1 ? h : 2 * h];
+        if constexpr (FORMAT != E2M1) eight.codes[1] = codes[2 * h + 1];
+        eight.open_codes();
+        eight.scale = scale;
+        return eight;
+    }
+    __device__ __forceinline__ float value(int i) const { return half(i / 8).value(i % 8); }
+    __device__ __forceinline__ void forget() {
+#pragma unroll
+        for (u32& word : codes) asm volatile("" : "+r"(word));
+    }
+    // The largest |value|; NaN if there is one.
+    __device__ __forceinline__ float largest() const {
+        float value, other;
+        if constexpr (FORMAT == E2M1) {
+            // Even and odd codes as bytes, and of these even and odd ones.
+            constexpr u32 MAGNITUDES = 0x70707070u;
+            u32 m = 0;
+#pragma unroll
+            for (const u32 word : codes) {
+                const u32 odd = word & MAGNITUDES, even = word << 4 & MAGNITUDES;
+                m = max_u16x2(max_u16x2(m, max_u16x2(odd, odd << 8)), max_u16x2(even, even << 8));
+            }
+            value = e2m1_magnitude(max(m, m << 16) >> 28);
+        } else {
+            constexpr u32 MAGNITUDES = 0x7FFF7FFFu;
+            u32 m = 0;
+#pragma unroll
+            for (const u32 word : codes) m = max_u16x2(m, max_u16x2(word & MAGNITUDES, word << 8 & MAGNITUDES));
+            decode_pair(E4M3, max(m, m << 16) >> 24, value, other);
+        }
+        return fabsf(__fmul_rn(value, scale));
+    }
+};
+
+// Neighbours that a source has at once.
+template <class S> constexpr int neighbours = 8;
+template <u32 FORMAT> constexpr int neighbours<Sixteen<FORMAT>> = 16;
+
 // What a source takes in registers: eight elements in four of them, or codes that are unpacked late.
 template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 16;
 template <class S> constexpr bool is_coded = false;
 template <u32 FORMAT> constexpr bool is_coded<Coded<FORMAT>> = true;
+
+__device__ __forceinline__ uint4 both(uint2 first, uint2 second) { return {first.x, first.y, second.x, second.y}; }
+__device__ __forceinline__ uint2 both(u32 first, u32 second) { return {first, second}; }
+
+// Codes of sixteen values by one factor.
+template <u32 FORMAT, bool BOUNDED, u32 OF> __device__ __forceinline__ auto codes_of_halves(const Sixteen<OF>& x, float encode) {
+    return both(codes_of<FORMAT, BOUNDED>(x.half(0), encode), codes_of<FORMAT, BOUNDED>(x.half(1), encode));
+}
+template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(const Sixteen<E4M3>& x, float encode) { return codes_of_halves<FORMAT, BOUNDED>(x, encode); }
+
+// E2M1 has eight magnitudes: what becomes of each is computed once and looked up. That of zeros is NaN, or that of the largest, if any is: a code of
+// NaN has no sign, and these go the long way.
+template <u32 FORMAT, bool BOUNDED> __device__ __forceinline__ auto codes_of(const Sixteen<E2M1>& x, float encode) {
+    const float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = __fmul_rn(__fmul_rn(magnitudes[i], x.scale), encode);
+    if (!(y[0] == y[0] && y[7] == y[7])) return codes_of_halves<FORMAT, false>(x, encode);
+    if constexpr (FORMAT == E2M1) {
+        // Those of magnitudes that no code has may be above any bound. Nibbles become bytes.
+        const u32 all = encode8_e2m1(y);
+        const auto spread = [](u32 n) {
+            n = (n | n << 8) & 0x00FF00FFu;
+            return (n | n << 4) & 0x0F0F0F0Fu;
+        };
+        const uint2 table = {spread(all & 0xFFFF), spread(all >> 16)};
+        const auto eight = [&](u32 codes) {
+            u32 low = bytes_of_e2m1(codes, table), high = bytes_of_e2m1(codes >> 16, table);
+            low |= low >> 4;
+            high |= high >> 4;
+            return __byte_perm(low, high, 0x6420) ^ (codes & 0x88888888u);
+        };
+        return uint2{eight(x.codes[0]), eight(x.codes[1])};
+    } else {
+        const uint2 table = encode8<FORMAT>(y);
+        const auto four = [&](u32 codes) { return bytes_of_e2m1(codes, table) ^ signs_of_e2m1(codes); };
+        return uint4{four(x.codes[0]), four(x.codes[0] >> 16), four(x.codes[1]), four(x.codes[1] >> 16)};
+    }
+}
 
 // One place of a source: asked for, and opened.
 template <class S> __device__ __forceinline__ void load_at(S& data, const CastSource& s, int row, u32 col) { data.load(s, S::at(s, row, col), 0, row >= 0 && col < s.cols); }

@@ -110,10 +110,13 @@ impl CastKernels {
         let to_e2m1 = scheme.format() == CodeFormat::E2M1;
         let (spans, threads) = spans_and_threads(from.cols, 8);
         if to_e2m1 && rows * spans * threads >= LARGE_WAVES * LARGE_THREADS * sm_count && from.is_aligned() {
-            match from.values {
-                CastValues::Plain { dtype: DType::Bf16, .. } => return Ok((self.large[0], line(rows, from.cols, 8))),
-                CastValues::Plain { dtype: DType::F16, .. } => return Ok((self.large[1], line(rows, from.cols, 8))),
-                _ => (),
+            let large = match from.values {
+                CastValues::Plain { dtype: DType::Bf16, .. } => Some(self.large[0]),
+                CastValues::Plain { dtype: DType::F16, .. } => Some(self.large[1]),
+                _ => None,
+            };
+            if let Some(kernel) = large {
+                return Ok((kernel, line(rows, from.cols, 8)));
             }
         }
         let kernel = self.line[usize::from(to_e2m1)].kernel(from)?;
@@ -145,9 +148,14 @@ fn vectors_of(values: &CastValues<'_>) -> usize {
 const LARGE_THREADS: usize = 7 * 128;
 const LARGE_WAVES: usize = 7;
 
-/// Parts of a row of so many columns, and the threads of each, with so many vectors of eight: 1024 vectors a block at the most.
+/// Parts of a row, each of at most 1024 vectors of eight, what a block casts at the most.
+fn parts_of_row(cols: usize) -> usize {
+    cols.div_ceil(8192).max(1)
+}
+
+/// Parts of a row of so many columns, and the threads of each, with so many vectors of eight.
 fn spans_and_threads(cols: usize, vectors: usize) -> (usize, usize) {
-    let spans = cols.div_ceil(8192);
+    let spans = parts_of_row(cols);
     (spans, cols.div_ceil(8 * vectors * spans).next_multiple_of(32))
 }
 
@@ -157,6 +165,11 @@ fn line(rows: usize, cols: usize, vectors: usize) -> Blocks {
 }
 
 impl Kernels {
+    /// Whether a block for each row, or for each part of one, would not give every multiprocessor some: then small blocks are faster.
+    pub(super) fn are_few(&self, rows: usize, cols: usize) -> bool {
+        rows * parts_of_row(cols) < 4 * self.sm_count
+    }
+
     /// Casts to the grouping of `to`, whose scheme is the recipe's.
     pub(crate) fn cast(
         &self,
@@ -205,8 +218,7 @@ impl Kernels {
             _ if cols == 0 => return Ok(()),
             (Extent::Elements(1), _) => {
                 let square = |quads: usize| Blocks::new((rows.div_ceil(4 * quads), cols.div_ceil(1024)), THREADS);
-                // Small blocks, until every multiprocessor has some of the others.
-                let few = of_channels || rows * cols.div_ceil(8192) < 4 * self.sm_count;
+                let few = of_channels || self.are_few(rows, cols);
                 let scheme = to.scheme;
                 match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if !few => {
@@ -297,7 +309,7 @@ impl Kernels {
         if to.rows == 0 || to.cols == 0 {
             return Ok(());
         }
-        let many = to.rows * to.cols.div_ceil(8192) >= 4 * self.sm_count;
+        let many = !self.are_few(to.rows, to.cols);
         let (kernel, vectors) = self.casts(stream)?.fp4_to_fp8[usize::from(many)];
         enqueue!(
             stream,

@@ -234,7 +234,7 @@ impl Kernels {
         let kernels = &self.fused(stream)?.norm[usize::from(held)];
         // As many as the row takes; where there are few rows, more of them wait at once.
         let threads = match held {
-            true if rows < 4 * self.sm_count => 2 * NORM_THREADS,
+            true if self.are_few(rows, cols) => 2 * NORM_THREADS,
             true => cols.div_ceil(32).max(1).next_multiple_of(32) as u32,
             false => NORM_THREADS,
         };
