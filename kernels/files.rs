@@ -6,6 +6,7 @@
 kernel_files! {
     // family, file, GPUs
     Fp8, "cast/fp8_tensor", 80..=u32::MAX;
+    Fp8, "cast/fp8_tensor_once", 80..=u32::MAX;
     Fp8, "cast/fp8_row", 80..=u32::MAX;
     Fp8, "cast/fp8_group", 80..=u32::MAX;
     Cast, "cast/cast_rows", 80..=u32::MAX;

@@ -102,6 +102,71 @@ fn the_amax_is_found_in_every_lane() {
     }
 }
 
+/// A whole matrix is cast in one launch while its blocks fit the GPU at once, in one cluster or in a grid, else in two: shapes at and past
+/// these ends, and the one large number in every block's part in turn, so that an amax that misses a block, or is an earlier call's, is seen.
+#[test]
+fn tensors_in_one_launch_and_in_two() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(12);
+    let block = 512 * 32;
+    let (cluster, most) = (8 * block, 2 * block * handle.device().sm_count as usize);
+    let recipes: Vec<_> = Fp8Recipe::all().filter(|recipe| recipe.granularity == Fp8Granularity::Tensor).collect();
+    assert!(!recipes.is_empty());
+    for elements in [16, 272, cluster / 8 - 16, cluster, cluster + 1024, 3 * cluster, most, most + 1024] {
+        let cols = if elements % 1024 == 0 { 1024 } else { elements };
+        for dtype in INPUTS {
+            let x = rng.matrix(elements / cols, cols, dtype);
+            let x = Source::new(&handle, x, dtype);
+            let recipe = recipes[elements / 16 % recipes.len()];
+            x.check(&handle, recipe);
+            x.check(&handle, Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E5M2));
+        }
+    }
+    for elements in [cluster, 3 * cluster, most] {
+        let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+        let mut x = Array2::from_elem((elements / 1024, 1024), 1.0f32);
+        for (call, at) in (block / 2..elements).step_by(block).step_by(elements / cluster).enumerate() {
+            // Smaller from call to call, so that no earlier one hides it.
+            x.fill(1.0);
+            x[[at / 1024, at % 1024]] = 448.0 - 2.0 * call as f32;
+            let x = Source::new(&handle, x.clone(), DType::Bf16);
+            let got = x.quantized(&handle, Recipe::Fp8(recipe));
+            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
+            assert!(got.codes() == want.codes() && got.scales() == want.scales(), "{elements}: {at}");
+        }
+    }
+}
+
+/// Launches whose blocks wait for each other, on several streams at once: none takes another's amax, and none waits for ever.
+#[test]
+fn tensors_of_several_streams_at_once() {
+    let Some(first) = handle() else { return };
+    let block = 512 * 32;
+    let most = 2 * block * first.device().sm_count as usize;
+    let recipe = Recipe::Fp8(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3));
+    std::thread::scope(|scope| {
+        for (number, elements) in [most, most, most / 2, 3 * block * 8, block].into_iter().enumerate() {
+            scope.spawn(move || {
+                let handle = handle().expect("one was there");
+                let x = Noise::new(20 + number as u64).matrix(elements / 1024, 1024, DType::Bf16);
+                let x = Source::new(&handle, x * (1 << number) as f32, DType::Bf16);
+                let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
+                let input = x.matrix();
+                let mut outs: Vec<_> =
+                    (0..8).map(|_| poisoned_matrix(&handle, recipe.scheme(), elements / 1024, 1024)).collect();
+                for _ in 0..16 {
+                    for out in &mut outs {
+                        handle.quantize_into(&input, recipe, QuantizeTo::Plain(out)).unwrap();
+                    }
+                }
+                for out in &outs {
+                    assert_device_bits(&handle, out, &want, &format!("stream {number}"));
+                }
+            });
+        }
+    });
+}
+
 /// Each FP32 value as near as possible to where rounding turns, by one given scale: the device's conversion.
 #[test]
 fn rounding_boundaries_of_both_formats() {

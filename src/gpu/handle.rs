@@ -53,7 +53,8 @@ pub struct Handle {
     lt: LtHandle,
     workspace: Private,
     ones: Private,
-    /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), then encode factor and scale.
+    /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), encode factor and scale; where the blocks of one
+    /// launch meet (12 bytes, zero between calls).
     amax: Private,
     arena: Arena,
     queue: Queue,
@@ -145,7 +146,7 @@ impl Handle {
         // Sixteen ones: unit scales at the front, and a place 16 bytes further that is aligned to exactly 16.
         let ones = Private::zeros(&queue, 16 * size_of::<f32>())?;
         raw::copy_from_host(&queue.stream, &[1f32; 16], &ones.span())?;
-        let amax = Private::zeros(&queue, 4 * size_of::<f32>())?;
+        let amax = Private::zeros(&queue, 8 * size_of::<f32>())?;
         drop(turn);
         tracing::debug!(%device, cublaslt = %lt.version(), "handle");
         Ok(Self {
@@ -294,6 +295,11 @@ impl Handle {
     /// State of an amax over a matrix, and where its encode factor and scale go.
     pub(crate) fn amax_state(&self) -> (Span<'_>, Span<'_>) {
         (Span::unguarded(self.amax.span().address, 8), Span::unguarded(self.amax.span().address + 8, 8))
+    }
+
+    /// Where the blocks of a launch meet that casts a matrix whole.
+    pub(crate) fn meeting_place(&self) -> Span<'_> {
+        Span::unguarded(self.amax.span().address + 16, 12)
     }
 
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.

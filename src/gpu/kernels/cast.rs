@@ -138,7 +138,7 @@ fn is_channel(scheme: CastScheme) -> bool {
     scheme.group().extents()[1] == Extent::Elements(1)
 }
 
-/// Vectors of a thread of `cast_groups_*`, as `kernels/cast/cast_rows.cu` has them.
+/// Elements of a thread of `cast_groups_*`, in vectors of eight, as `kernels/cast/cast_rows.cu` has them.
 fn vectors_of(values: &CastValues<'_>) -> usize {
     if matches!(values, CastValues::Coded { .. }) { 8 } else { 4 }
 }

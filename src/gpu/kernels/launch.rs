@@ -39,6 +39,11 @@ impl Kernel {
         let compiled_for = unsafe { result::function::get_function_attribute(function, attribute) }?;
         Ok(Self { function, waits: waits(compiled_for) })
     }
+
+    /// Whether its code knows clusters: they came with the wait.
+    pub(super) fn has_clusters(&self) -> bool {
+        self.waits
+    }
 }
 
 /// Whether code for this virtual architecture (`CU_FUNC_ATTRIBUTE_PTX_VERSION`, major * 10 + minor; machine code keeps that
@@ -69,6 +74,8 @@ pub(super) struct Blocks {
     threads: u32,
     /// Neighbours along `grid.x` that form one cluster; 1: none.
     cluster: u32,
+    /// All blocks run at once, so that each may wait for every other; a grid that does not fit is refused by the driver.
+    cooperative: bool,
     /// Dynamic shared memory of each, in bytes.
     shared: u32,
 }
@@ -76,11 +83,15 @@ pub(super) struct Blocks {
 impl Blocks {
     /// `grid.0` by `grid.1` blocks.
     pub(super) fn new(grid: (usize, usize), threads: u32) -> Self {
-        Self { grid, threads, cluster: 1, shared: 0 }
+        Self { grid, threads, cluster: 1, cooperative: false, shared: 0 }
+    }
+
+    /// Blocks that run at once, all of them.
+    pub(super) fn cooperative(self) -> Self {
+        Self { cooperative: true, ..self }
     }
 
     /// Clusters of this many blocks along x, at most 8 (what every GPU with clusters can place).
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
     pub(super) fn clusters(self, cluster: u32) -> Self {
         Self { cluster, ..self }
     }
@@ -149,12 +160,17 @@ pub(super) fn launch(stream: &Queue, kernel: Kernel, blocks: Blocks, parameters:
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
         pad: [0; 4],
         value: sys::CUlaunchAttributeValue { pad: [0; 64] },
-    }; 2];
+    }; 3];
     let mut count = 0;
     if kernel.waits {
         // The launch overlaps the tail of its predecessor, and memory stays in order: the kernel waits before it touches any.
         attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         attributes[count].value.programmaticStreamSerializationAllowed = 1;
+        count += 1;
+    }
+    if blocks.cooperative {
+        attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+        attributes[count].value.cooperative = 1;
         count += 1;
     }
     if blocks.cluster > 1 {
