@@ -38,7 +38,7 @@ __device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 ro
             m[i] = amax_without_nan(Numbers{v[i]}, 0.0f);
         }
     }
-    Groups<M, VECTORS, 32, SHIFT>::factors(m, rule, encode, [&](u32 i, float scale) {
+    Groups<M, VECTORS, 8, 32, SHIFT>::factors(m, rule, encode, [&](u32 i, float scale) {
         if (column(i) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row, column(i) >> SHIFT, scale);
     });
 #pragma unroll
