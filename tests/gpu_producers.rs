@@ -110,7 +110,8 @@ fn many_rows() {
             let normed = Array2::from_shape_fn(gated.x.dim(), |(i, j)| gated.x[(i, j)] * of_rows[i] * of_columns[j]);
             let tanh = reference::gelu_tanh(gated.x.view());
             for recipe in &recipes {
-                check_swiglu(&handle, &gated, true, *recipe);
+                // With the options, and without them.
+                [true, false].map(|all| check_swiglu(&handle, &gated, all, *recipe));
                 let context = format!("{rows} x {} {dtype}, {apart} apart, to {}", 2 * half, recipe.scheme());
                 let source = CastSource::activated(&matrix, SourceActivation::GeluTanh);
                 let got = handle.cast(source, *recipe).unwrap();

@@ -17,10 +17,11 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-// Which of them a kernel has: all, SWIGLU, or those that have no gate, but GELU with erf.
+// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, or SWIGLU without clamp, weights and rounding.
 constexpr int mixed = 0;
 constexpr int gated = 1;
 constexpr int single = 2;
+constexpr int bare = 3;
 
 template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
     // What two halves of so many rows take in registers.
@@ -38,11 +39,12 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
     float v[8];
     __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) {
         x = inside ? ::load<ALIGNED>(at.x + offset) : zero8<T>();
-        gate = inside && (KINDS == gated || (KINDS == mixed && s.producer.kind == SWIGLU)) ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
+        gate = inside && (KINDS == gated || KINDS == bare || (KINDS == mixed && s.producer.kind == SWIGLU)) ? ::load<ALIGNED>(at.gate + offset) : zero8<T>();
     }
     __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) {
         const Producer& p = s.producer;
-        const u32 kind = KINDS == gated ? SWIGLU : p.kind;
+        const u32 kind = KINDS == gated || KINDS == bare ? SWIGLU : p.kind;
+        constexpr bool OPTIONS = KINDS != bare;
         if (row < 0 || col >= s.cols) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
@@ -64,7 +66,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
                 v[i] = element(x, i);
                 r[i] = element(gate, i);
             }
-            if (p.clamped) {
+            if (OPTIONS && p.clamped) {
                 u32 beyond = 0;  // a byte for each count
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
@@ -94,13 +96,13 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
             }
-            if (p.weights) {
+            if (OPTIONS && p.weights) {
                 const float weight = __ldg(p.weights + row);
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], weight);
             }
         }
-        if (p.rounded) {
+        if (OPTIONS && p.rounded) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = to_float(from_float<Bf16>(v[i]));
         }

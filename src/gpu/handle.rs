@@ -54,7 +54,7 @@ pub struct Handle {
     workspace: Private,
     ones: Private,
     /// Of the tensor quantizer: amax and count of arrived blocks (zero between calls), encode factor and scale; where the blocks of one
-    /// launch meet (12 bytes, zero between calls).
+    /// launch meet (16 bytes, zero between calls).
     amax: Private,
     arena: Arena,
     queue: Queue,
@@ -299,7 +299,7 @@ impl Handle {
 
     /// Where the blocks of a launch meet that casts a matrix whole.
     pub(crate) fn meeting_place(&self) -> Span<'_> {
-        Span::unguarded(self.amax.span().address + 16, 12)
+        Span::unguarded(self.amax.span().address + 16, 16)
     }
 
     /// A device address aligned to 16 bytes and no more: what a heuristic may expect of pointers not yet known.

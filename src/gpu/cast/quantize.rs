@@ -122,7 +122,7 @@ impl Handle {
         // Without elements there are no groups, but per-row scales exist for every row.
         let empty = x.rows() == 0 || (x.cols() == 0 && recipe.granularity != Fp8Granularity::Row);
         match (recipe.granularity, &plain, &transposed) {
-            (Fp8Granularity::Tensor, Some(out), None) if kernels.fits_once(x.rows(), x.cols()) => {
+            (Fp8Granularity::Tensor, Some(out), None) if kernels.fits_once(&input) => {
                 kernels.quantize_tensor_once(stream, &input, recipe, &self.meeting_place(), out)
             }
             (Fp8Granularity::Tensor, plain, transposed) => {

@@ -18,9 +18,10 @@ const NORM_THREADS: u32 = 128;
 
 /// The kernels of sources that are computed.
 pub(super) struct FusedKernels {
-    /// Groups of columns, where there are few rows; and many, of aligned bf16, f16 and f32: single and gated, to E4M3 and to E2M1.
+    /// Groups of columns, where there are few rows; and many, of aligned bf16, f16 and f32: without a gate, gated, and
+    /// gated without options, to E4M3 and to E2M1.
     pub(super) few: ByInput,
-    many: [[[Kernel; 3]; 2]; 2],
+    many: [[[Kernel; 3]; 2]; 3],
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
@@ -45,7 +46,7 @@ impl FusedKernels {
         };
         Ok(Self {
             few: file.by_input("cast_groups_few_produced")?,
-            many: [many("single")?, many("gated")?],
+            many: [many("single")?, many("gated")?, many("bare")?],
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             channel: file.by_input("cast_channel_produced")?,
@@ -70,8 +71,9 @@ impl FusedKernels {
         if !aligned || by_columns || call.kind == ProducerKind::Gelu {
             return None;
         }
-        let gated = usize::from(call.kind == ProducerKind::Swiglu);
-        let kernels = &self.many[gated][usize::from(scheme.format() == CodeFormat::E2M1)];
+        let bare = call.clamp.is_none() && call.weights.is_none() && !call.rounded;
+        let kind = if call.kind == ProducerKind::Swiglu { 1 + usize::from(bare) } else { 0 };
+        let kernels = &self.many[kind][usize::from(scheme.format() == CodeFormat::E2M1)];
         let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == dtype)?;
         Some(kernels[place])
     }
