@@ -111,7 +111,7 @@ fn many_rows() {
             let tanh = reference::gelu_tanh(gated.x.view());
             for recipe in &recipes {
                 // With the options, and without them.
-                [true, false].map(|all| check_swiglu(&handle, &gated, all, *recipe));
+                [true, false].into_iter().for_each(|all| check_swiglu(&handle, &gated, all, *recipe));
                 let context = format!("{rows} x {} {dtype}, {apart} apart, to {}", 2 * half, recipe.scheme());
                 let source = CastSource::activated(&matrix, SourceActivation::GeluTanh);
                 let got = handle.cast(source, *recipe).unwrap();
