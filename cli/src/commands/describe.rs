@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
-use crate::unread;
+use crate::unread::{self, Beside};
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -186,10 +186,10 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
                 .into(),
         );
     }
-    if let Some(tensors) = unread::pre_scaled(input) {
+    for (beside, tensors) in Beside::ALL.into_iter().filter_map(|beside| Some((beside, beside.of_all(input)?))) {
+        let [whose, what] = beside.words();
         found.notes.push(format!(
-            "{tensors} of AWQ multiply what enters a quantized layer: its product is right only in engines that know them, and dequantize \
-             refuses such matrices"
+            "{tensors} {whose} {what}: its product is right only in engines that know them, and dequantize refuses such matrices"
         ));
     }
     let own: Vec<&str> = matrices.iter().filter(|m| m.is_plain).map(|m| module(m.name)).collect();

@@ -27,6 +27,9 @@ use plan::{Given, Plan, Plans};
 use report::Report;
 use stream::Work;
 
+/// The entry of the metadata by which ComfyUI's files mark layers.
+const MARKS: &str = "_quantization_metadata";
+
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.target(0)?;
     let (input, config) = model_folder::open(&args.input)?;
@@ -52,13 +55,18 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     checks::refuse_shapes(&input, &plans)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    scales.as_ref().map_or(Ok(()), |scales| checks::refuse_unknown_layers(args, scales, &both))?;
-    let unused = scales.as_ref().and_then(|scales| checks::unused_layers(args, scales, &both, &input, &plans));
+    let unused = scales.as_ref().map(|scales| unused(args, scales, (&input, &plans), &both)).transpose()?;
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
     let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
-    let notes =
-        || unasked.into_iter().chain(idle_fuse).chain(unusual).chain(unused).chain(folder::not_in_index(&input));
+    let notes = || {
+        unasked
+            .into_iter()
+            .chain(idle_fuse)
+            .chain(unusual)
+            .chain(unused.into_iter().flatten())
+            .chain(folder::not_in_index(&input))
+    };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {
@@ -153,8 +161,13 @@ fn layout(
         // Readers of models ask for it.
         layout.metadata("format", "pt");
     }
+    let layers: HashSet<&str> = plans.weights().map(|(at, _)| module(&plans.items[at].name)).collect();
     for (key, value) in input.metadata() {
-        layout.metadata(key, value);
+        match key.as_str() {
+            // A mark of what is quantized now would be read as one of what it became.
+            MARKS => input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left)),
+            _ => layout.metadata(key, value),
+        }
     }
     for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         match plan {
@@ -185,9 +198,22 @@ fn layout(
                 }
             }
             Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
+            Plan::Drop => {}
         }
     }
     Ok((layout, inputs))
+}
+
+/// What there is to say of scales that nothing is written for. Refuses those of layers that are not there.
+fn unused(
+    args: &QuantizeArgs,
+    scales: &InputScales,
+    (input, plans): (&Checkpoint, &Plans),
+    names: &[&str],
+) -> Result<Vec<String>, Failure> {
+    let layers = checks::Layers::new(input, names);
+    layers.refuse_unknown(args, scales)?;
+    Ok(layers.unused(args, scales, input, plans))
 }
 
 /// The largest activations that meet each tensor to be quantized.

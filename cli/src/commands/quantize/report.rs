@@ -61,7 +61,7 @@ impl Report<'_> {
         }
         text += &self.experts();
         text += &self.sharing(found);
-        text + &copied_lines(&self.copied())
+        text + &copied_lines(&self.copied()) + &self.left_out()
     }
 
     /// For programs.
@@ -223,9 +223,16 @@ impl Report<'_> {
         let all = self.plans.items.iter().zip(&self.plans.tensors);
         all.filter_map(|(tensor, plan)| match plan {
             Plan::Copy(reason) => Some((tensor, *reason)),
-            Plan::Quantize(_) => None,
+            Plan::Quantize(_) | Plan::Drop => None,
         })
         .collect()
+    }
+
+    /// Marks that were left out.
+    fn left_out(&self) -> String {
+        let all = self.plans.items.iter().zip(&self.plans.tensors).filter(|(_, plan)| **plan == Plan::Drop);
+        let left: Vec<_> = all.map(|(item, _)| (item, "ComfyUI's mark of a layer that is quantized now")).collect();
+        by_reason(&left).iter().map(|(reason, list)| format!("left out, {reason}: {list}\n")).collect()
     }
 }
 

@@ -187,11 +187,15 @@ impl<'a> Stream<'a> {
         let mut groups: HashMap<usize, (f32, bool, usize, Option<usize>)> = HashMap::new();
         let mut source = Rows::new(input);
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
-            let Plan::Quantize(weight) = plan else {
-                let tensor = &input.tensors()[item.tensor];
-                match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
-                    Sent::All => continue,
-                    Sent::NotAll => return Ok(Sent::NotAll),
+            let weight = match plan {
+                Plan::Quantize(weight) => weight,
+                Plan::Drop => continue,
+                Plan::Copy(_) => {
+                    let tensor = &input.tensors()[item.tensor];
+                    match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
+                        Sent::All => continue,
+                        Sent::NotAll => return Ok(Sent::NotAll),
+                    }
                 }
             };
             let mut whole = None;
