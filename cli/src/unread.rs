@@ -56,9 +56,16 @@ pub fn named(codes: &[&TensorInfo]) -> Option<String> {
     Some(format!("{} ({first})", count(codes.len(), "tensor", "tensors")))
 }
 
-/// Tensors that may be what is left of casts, with what is missing and the remedy; nothing where there are none.
-pub fn lost_casts(input: &Checkpoint) -> Option<String> {
-    let lost = input.lost_casts();
+/// True where tensors that may be what is left of casts are such most likely: the metadata are this program's, or the order of scales is one
+/// that no other writes. Integers with a scale for each row, or some columns, have the same shapes.
+pub fn are_casts(input: &Checkpoint, lost: &[&str]) -> bool {
+    let is_packed = |name: &&str| input.get(&format!("{name}_scale")).is_some_and(|scale| scale.dtype == Dtype::U8);
+    input.metadata().keys().any(|key| key.starts_with("scaled_gemm.")) || lost.iter().any(is_packed)
+}
+
+/// What there is to say of tensors that may be what is left of casts ([`Checkpoint::lost_casts`]), with what is missing and the remedy;
+/// nothing where there are none.
+pub fn lost_casts(lost: &[&str]) -> Option<String> {
     let first = some(lost.iter().copied())?;
     let (codes, their) = match lost.len() {
         1 => ("the codes of a cast", "its entry"),

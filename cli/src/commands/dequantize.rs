@@ -112,7 +112,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
+    let lost = unread::lost_casts(&input.lost_casts()).map(|lost| format!("copied as they are: {lost}"));
     Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
 }
 
@@ -157,7 +157,7 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
-        let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
+        let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
             args.input.display()

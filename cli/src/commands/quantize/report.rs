@@ -6,17 +6,16 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::ModelConfig;
 use serde_json::{Value, json};
 
+use super::given;
 use super::items::Item;
 use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
-use crate::output::{bytes, count, shown, starred, table};
+use crate::output::{MANY, bytes, count, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 
-/// Matrices from which on those that differ in a number are one line.
-const MANY: usize = 40;
 /// Most layers of a group that are named with each of them: of a hundred thousand that would be ten thousand million names.
 const LISTED: usize = 64;
 
@@ -39,11 +38,10 @@ impl Report<'_> {
         for (at, counts) in found.iter().flat_map(|found| &found.non_finite) {
             text += &counts.describe(&tensors[*at].name).unwrap_or_default();
         }
-        for (at, given) in found.iter().flat_map(|found| &found.given) {
-            text += &given.describe(&tensors[*at].name).unwrap_or_default();
-        }
-        for (at, idle) in found.iter().flat_map(|found| &found.outweighed) {
-            text += &idle.describe(&tensors[*at].name, &tensors[idle.of].name);
+        if let Some(found) = found {
+            let name = |at: usize| tensors[at].name.as_str();
+            text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
+            text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
         let (before, after) = self.sizes();
         text += &format!(
