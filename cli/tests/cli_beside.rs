@@ -75,6 +75,9 @@ fn marks_of_what_a_layer_was_are_left_out() {
             assert_eq!(left, own, "{case}");
             if by_tensor {
                 assert_words(&text, &["left out, ComfyUI's mark of a layer that is quantized now: 1 (l.comfy_quant ["]);
+                let args = [&args[..], &["--json"]].concat();
+                fs::remove_file(&output).unwrap();
+                assert_eq!(json(&args)["left_out"], json!(["l.comfy_quant"]), "{case}");
                 assert!(names(&output).contains(&"other.comfy_quant".to_string()), "{case}");
             } else {
                 let left: Value = serde_json::from_str(&metadata(&output)[MARKS]).unwrap();

@@ -240,6 +240,34 @@ fn an_amax_that_leaves_few_bits_is_said() {
     }
 }
 
+/// What is the worst that there is with a sound amax is no fault of the amax.
+#[test]
+fn the_worst_blocks_are_no_fault_of_an_amax() {
+    let folder = Folder::new();
+    let (input, file, output) = (folder.file("in"), folder.file("amax"), folder.file("out"));
+    let least = |options: &[&str], worst: f32, beside: usize| {
+        // One in so many values is the largest; the others lie between two codes.
+        let x: Vec<f32> =
+            (0..128 * 128).map(|i| if i % 128 % 16 == 0 && i / 128 % beside == 0 { 6.0 } else { worst }).collect();
+        write(&input, &[("l.weight", Dtype::F32, vec![128, 128], f32_bytes(&x))]);
+        fs::write(&file, r#"{"l": 6.000001}"#).unwrap();
+        let _ = fs::remove_file(&output);
+        let args =
+            [&["quantize", &input, "-o", &output, "--weight-amax", &file, "--json", "--recipe"][..], options].concat();
+        let found = json(&args)["quantized"][0]["given_amax"]["sqnr_db"].as_f64().unwrap();
+        fs::remove_file(&output).unwrap();
+        let text = good(&args.iter().copied().filter(|arg| *arg != "--json").collect::<Vec<_>>());
+        assert!(!text.contains("given amax"), "{text}");
+        found
+    };
+    let near = |found: f64, want: f64| assert!((found - want).abs() < 0.3, "{found} {want}");
+    near(least(&["nvfp4"], 5.0, 1), 14.4);
+    near(least(&["nvfp4", "--tile-16x16"], 0.2501, 16), 5.1);
+    // Halfway between codes of the smallest mantissas, in the exponent of the largest.
+    near(least(&["fp8-tensor"], 6.0 / 448.0 * 272.0, 1), 25.3);
+    near(least(&["fp8-tensor", "--format", "e5m2"], 6.0 / 57344.0 * 36864.0, 1), 19.7);
+}
+
 /// Most memory that a run took, in KiB, as it was last seen.
 #[cfg(target_os = "linux")]
 fn most_memory(args: &[&str]) -> u64 {

@@ -59,7 +59,7 @@ impl Report<'_> {
         }
         text += &self.experts();
         text += &self.sharing(found);
-        text + &copied_lines(&self.copied()) + &self.left_out()
+        text + &lines("copied as they are", &self.copied()) + &lines("left out", &self.left_out())
     }
 
     /// For programs.
@@ -108,6 +108,7 @@ impl Report<'_> {
             "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
             "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),
+            "left_out": Value::from_iter(self.left_out().iter().map(|(tensor, _)| tensor.name.as_str())),
         })
     }
 
@@ -226,11 +227,10 @@ impl Report<'_> {
         .collect()
     }
 
-    /// Marks that were left out.
-    fn left_out(&self) -> String {
+    /// Marks that are left out.
+    fn left_out(&self) -> Vec<(&Item, &'static str)> {
         let all = self.plans.items.iter().zip(&self.plans.tensors).filter(|(_, plan)| **plan == Plan::Drop);
-        let left: Vec<_> = all.map(|(item, _)| (item, "ComfyUI's mark of a layer that is quantized now")).collect();
-        by_reason(&left).iter().map(|(reason, list)| format!("left out, {reason}: {list}\n")).collect()
+        all.map(|(item, _)| (item, "ComfyUI's mark of a layer that is quantized now")).collect()
     }
 }
 
@@ -262,8 +262,8 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
 }
 
 /// One line for each reason, with the first few tensors: models have hundreds of biases.
-fn copied_lines(copied: &[(&Item, &'static str)]) -> String {
-    by_reason(copied).iter().map(|(reason, list)| format!("copied as they are, {reason}: {list}\n")).collect()
+fn lines(what: &str, tensors: &[(&Item, &'static str)]) -> String {
+    by_reason(tensors).iter().map(|(reason, list)| format!("{what}, {reason}: {list}\n")).collect()
 }
 
 /// Each reason with how many tensors it holds for, and the first few of them.
