@@ -21,6 +21,7 @@ use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::folder;
+use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
@@ -65,6 +66,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_idle(&input, args.shard_size)?;
     folder::refuse_overlap(&input, &args.output)?;
     let plans = plan(args, &input, config.as_ref())?;
+    foreign::refuse_incomplete(&input)?;
     refuse_unread(&input, config.as_ref())?;
     refuse_pre_scaled(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
@@ -113,7 +115,15 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
-    Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
+    let missing = crate::experts::missing_in_words(&input)
+        .map(|text| format!("{text}; they lack in what is written too, and no such layer becomes one tensor; fetch or write the model again"));
+    Ok(notes
+        .into_iter()
+        .chain(copied)
+        .chain(lost)
+        .chain(missing)
+        .chain(folder::not_in_index(&input))
+        .fold(outcome, Outcome::note))
 }
 
 /// Refuses matrices that are right only for what was multiplied by a factor for each channel: plain ones have no place for it.
@@ -133,8 +143,9 @@ fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(),
     match unread::named(&unread::unread_codes(input)) {
         None => Ok(()),
         Some(codes) => Err(Failure::Use(format!(
-            "{}: is quantized, and the codes of {codes} are in a format that is not read here; dequantize it with what wrote it",
-            folder.display()
+            "{}: is quantized, and the codes of {codes} are in a format that is not read here; {}",
+            folder.display(),
+            foreign::REMEDY
         ))),
     }
 }
@@ -152,6 +163,9 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
+        foreign::refuse_incomplete(input)?;
+        refuse_unread(input, config)?;
+        foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",

@@ -19,6 +19,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, pri
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
+use crate::experts;
 use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::unread;
@@ -171,6 +172,8 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if says || !matrices.is_empty() {
         found.problems.extend(orphans.problems);
+        let missing = experts::missing_in_words(input);
+        found.problems.extend(missing.map(|text| format!("{text}; fetch or write the model again")));
     }
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);

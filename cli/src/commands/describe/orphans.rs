@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, printable};
 
 use crate::folder;
+use crate::foreign;
 use crate::output::shown;
 
 /// How the names of scales end, of which the codes are `weight` or `weight_packed` beside them.
@@ -58,6 +59,10 @@ pub fn find(input: &Checkpoint) -> Orphans<'_> {
             shown(input.path()),
             printable(&tensor.name)
         ));
+    }
+    for (name, text) in foreign::blocks_without_scales(input) {
+        found.tensors.insert(name);
+        found.problems.push(text);
     }
     found
 }

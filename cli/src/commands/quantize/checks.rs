@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
+use crate::foreign;
 use crate::output::{Failure, count, shown};
 use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};
@@ -79,8 +80,16 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
     };
     let quantization = config.and_then(ModelConfig::quantization);
     let method = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+    let remedy = match unread_codes(input).as_slice() {
+        [] => "dequantize it first, or write --dialect plain".into(),
+        // The program's own dequantize does not read them.
+        _ => format!(
+            "its codes are in a format that is not read here: {}, or write --dialect plain, which copies them",
+            foreign::REMEDY
+        ),
+    };
     Err(Failure::Use(format!(
-        "{}: is quantized already ({}); dequantize it first, or write --dialect plain",
+        "{}: is quantized already ({}); {remedy}",
         folder.display(),
         printable(method.unwrap_or("no method named"))
     )))

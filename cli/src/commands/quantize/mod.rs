@@ -8,6 +8,7 @@ mod plan;
 mod report;
 mod rows;
 mod stream;
+mod torn;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -57,8 +58,16 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
     let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
-    let notes =
-        || unasked.into_iter().chain(idle_fuse).chain(unusual).chain(unused).chain(folder::not_in_index(&input));
+    let torn = torn::without_fuse(of, &plans);
+    let notes = || {
+        unasked
+            .into_iter()
+            .chain(torn)
+            .chain(idle_fuse)
+            .chain(unusual)
+            .chain(unused)
+            .chain(folder::not_in_index(&input))
+    };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {

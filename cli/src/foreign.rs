@@ -1,0 +1,74 @@
+//! Layers that are quantized in formats that are not read here, and codes of one that is read whose scales are not there.
+
+use std::collections::HashSet;
+
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+
+use crate::output::{Failure, shown};
+use crate::unread;
+
+/// What helps with such codes: `dequantize` does not read them.
+pub const REMEDY: &str = "dequantize it with what wrote it";
+
+/// Layers of which some tensors hold codes that are not read here.
+pub struct ForeignLayers<'a>(HashSet<&'a str>);
+
+impl<'a> ForeignLayers<'a> {
+    pub fn new(input: &'a Checkpoint) -> Self {
+        Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
+    }
+
+    /// True for a tensor of such a layer, of whatever type: scales in BF16 look like weights.
+    pub fn has(&self, name: &str) -> bool {
+        let mut around = name.match_indices('.').map(|(at, _)| &name[..at]);
+        match name.contains('.') {
+            true => around.any(|module| self.0.contains(module)),
+            false => self.0.contains(""),
+        }
+    }
+}
+
+/// The layer of a tensor; of `X.weight._data` it is X too.
+fn layer(name: &str) -> &str {
+    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+    layer.strip_suffix(".weight").unwrap_or(layer)
+}
+
+/// Refuses codes in formats that are not read, where there is nothing else to dequantize.
+pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
+    let lost = input.lost_casts();
+    let codes = unread::unread_codes(input).into_iter().filter(|tensor| !lost.contains(&tensor.name.as_str()));
+    match unread::named(&codes.collect::<Vec<_>>()) {
+        None => Ok(()),
+        Some(codes) => Err(Failure::Use(format!(
+            "{}: holds no quantized matrix that is read here, and the codes of {codes} are in a format that is not; {REMEDY}",
+            shown(input.path())
+        ))),
+    }
+}
+
+/// Codes of gpt-oss's experts in MXFP4 that lack their scales, each with what is to be said of it.
+pub fn blocks_without_scales(input: &Checkpoint) -> Vec<(&str, String)> {
+    let is_blocks =
+        |tensor: &&TensorInfo| tensor.dtype == Dtype::U8 && tensor.shape.len() > 2 && tensor.shape.last() == Some(&16);
+    let blocks = input.tensors().iter().filter(is_blocks);
+    let found = blocks.filter_map(|tensor| {
+        let scales = format!("{}_scales", tensor.name.strip_suffix("_blocks")?);
+        input.get(&scales).is_none().then(|| {
+            let text = format!(
+                "{}: tensor {}: holds codes of MXFP4 in the blocks of gpt-oss, and their scales {} are not there; fetch or write the \
+                 model again",
+                shown(input.path()),
+                printable(&tensor.name),
+                printable(&scales)
+            );
+            (tensor.name.as_str(), text)
+        })
+    });
+    found.collect()
+}
+
+/// Refuses codes that lack their scales.
+pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
+    blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
+}
