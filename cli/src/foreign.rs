@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
 
-use crate::output::{Failure, shown};
+use crate::folder::some;
+use crate::output::{Failure, count, shown};
 use crate::unread;
 
 /// What helps with such codes: `dequantize` does not read them.
@@ -71,4 +72,19 @@ pub fn blocks_without_scales(input: &Checkpoint) -> Vec<(&str, String)> {
 /// Refuses codes that lack their scales.
 pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
     blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
+}
+
+/// True for FP8 codes of several experts in one tensor, whatever their scales are.
+pub fn is_of_experts(input: &Checkpoint, name: &str) -> bool {
+    let is_stacked = |tensor: &TensorInfo| tensor.shape.len() > 2;
+    input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && is_stacked(t))
+}
+
+/// What there is to say of such tensors, in a line for all.
+pub fn experts_in_words(names: &[&str]) -> Option<String> {
+    Some(format!(
+        "{} ({}) with FP8 codes of experts in more than two dimensions, which are not read here; {REMEDY}, or quantize the plain model",
+        count(names.len(), "tensor", "tensors"),
+        some(names.iter().copied())?
+    ))
 }

@@ -14,6 +14,7 @@ mod folder;
 mod foreign;
 mod memory;
 mod non_finite;
+mod orphans;
 mod output;
 mod pipeline;
 mod plot;

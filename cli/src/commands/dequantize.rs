@@ -4,6 +4,7 @@
 //! Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
 
 mod experts;
+mod notes;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -27,6 +28,7 @@ use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, tab
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::unread;
 use experts::Experts;
+use notes::OddScales;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -77,6 +79,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         bar.inc(bytes);
     };
     let found = work(args, &input, &plans, &writer, device.as_ref(), &mut step)?;
+    let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config.as_ref()));
+    let stay = notes::scales_that_stay(&input, says);
     let copied = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
@@ -89,6 +93,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     };
     writer.finish()?;
     bar.finish_and_clear();
+    let names = plans.iter().enumerate().filter_map(|(at, plan)| Some((at, plan.matrix()?.name.as_str())));
+    let odd = names.map(|(at, name)| (name, found.get(&at).map(|found| found.scales).unwrap_or_default()));
+    let odd = notes::odd_scales(&input, odd);
     let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
     let none = Found::default();
     for (at, matrix) in plans.iter().enumerate().filter_map(|(at, plan)| plan.matrix().map(|matrix| (at, matrix))) {
@@ -115,13 +122,13 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
-    let missing = crate::experts::missing_in_words(&input)
-        .map(|text| format!("{text}; they lack in what is written too, and no such layer becomes one tensor; fetch or write the model again"));
     Ok(notes
         .into_iter()
         .chain(copied)
         .chain(lost)
-        .chain(missing)
+        .chain(notes::missing_experts(&input))
+        .chain(odd)
+        .chain(stay)
         .chain(folder::not_in_index(&input))
         .fold(outcome, Outcome::note))
 }
@@ -403,6 +410,7 @@ fn plain(
     buffer: Vec<u8>,
 ) -> Result<PlainRows, Failure> {
     found.transformed = part.basis() != Basis::Plain;
+    found.scales = found.scales.with(OddScales::of(part));
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
         false => part.dequantize(caster, dtype, buffer)?,
@@ -424,6 +432,7 @@ struct Found {
     beyond: Places,
     /// Values beyond the range of the type asked for.
     lost: Places,
+    scales: OddScales,
     transformed: bool,
 }
 
@@ -473,6 +482,7 @@ impl Found {
         self.codes.add_all(&later.codes);
         self.beyond.add_all(&later.beyond);
         self.lost.add_all(&later.lost);
+        self.scales = self.scales.with(later.scales);
         self.transformed |= later.transformed;
     }
 
