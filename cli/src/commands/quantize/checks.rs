@@ -10,6 +10,7 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
+use super::super::describe;
 use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
@@ -78,8 +79,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
     let Some(folder) = input.folder().filter(|_| dialect != Dialect::Plain && is_quantized(input, config)) else {
         return Ok(());
     };
-    let quantization = config.and_then(ModelConfig::quantization);
-    let method = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+    let method = describe::method(input, config).map(|(method, _)| method);
     let remedy = match unread_codes(input).as_slice() {
         [] => "dequantize it first, or write --dialect plain".into(),
         // The program's own dequantize does not read them.
@@ -91,7 +91,7 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
     Err(Failure::Use(format!(
         "{}: is quantized already ({}); {remedy}",
         folder.display(),
-        printable(method.unwrap_or("no method named"))
+        printable(method.as_deref().unwrap_or("no method named"))
     )))
 }
 
