@@ -223,7 +223,9 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     match unread::named(&codes).filter(|_| says) {
         Some(codes) => found
             .problems
-            .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
+            .push(format!(
+                "it is quantized, and the codes of {codes} are in a format that this program does not read; run it in an engine that does, \
+                 or {}", foreign::REMEDY)),
         None if says && matrices.is_empty() && orphans.tensors.is_empty() => {
             found.problems.push(
                 "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
