@@ -264,7 +264,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     if at > 0 && number.is_none() {
-        return Err(format!("is more than {} bytes, the most that can be counted: write fewer, such as 5GB", u64::MAX));
+        return Err(format!("{}; this is more than {} bytes, the most that can be counted", rule(), u64::MAX));
     }
     number.filter(|bytes| *bytes > 0).ok_or_else(rule)
 }
