@@ -76,16 +76,15 @@ pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
     blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
 }
 
-/// True for FP8 codes of several experts in one tensor, whatever their scales are.
-pub fn is_of_experts(input: &Checkpoint, name: &str) -> bool {
-    let is_stacked = |tensor: &TensorInfo| tensor.shape.len() > 2;
-    input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && is_stacked(t))
+/// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.
+pub fn is_stacked(input: &Checkpoint, name: &str) -> bool {
+    input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && t.shape.len() > 2)
 }
 
 /// What there is to say of such tensors, in a line for all.
-pub fn experts_in_words(names: &[&str]) -> Option<String> {
+pub fn stacked_in_words(names: &[&str]) -> Option<String> {
     Some(format!(
-        "{} ({}) with FP8 codes of experts in more than two dimensions, which are not read here; {REMEDY}, or quantize the plain model",
+        "{} ({}) with FP8 codes in more than two dimensions (experts in one tensor, convolutions), which are not read here; {REMEDY}, or quantize the plain model",
         count(names.len(), "tensor", "tensors"),
         some(names.iter().copied())?
     ))

@@ -153,14 +153,17 @@ fn quantized_experts_in_one_tensor_are_said_once() {
         let path = folder.file(&style.to_string());
         model_folder(&path, &tensors, fp8());
         let (text, error) = wrong(&["info", &path]);
-        let words = "2 tensors (l.mlp.experts.down_proj, l.mlp.experts.gate_up_proj) with FP8 codes of experts in more than two \
-                     dimensions, which are not read here; dequantize it with what wrote it, or quantize the plain model";
+        let words = "2 tensors (l.mlp.experts.down_proj, l.mlp.experts.gate_up_proj) with FP8 codes in more than two dimensions \
+                     (experts in one tensor, convolutions), which are not read here; dequantize it with what wrote it, or quantize the \
+                     plain model";
         assert_words(&text, &[words]);
         assert_words(&error, &["1 thing is wrong"]);
         let error = bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
         assert_words(
             &error,
-            &["holds FP8 codes of shape [2, 64, 64], experts in one tensor, which are not read here; dequantize it"],
+            &[
+                "holds FP8 codes of shape [2, 64, 64], in more than two dimensions (experts in one tensor, convolutions), which are not",
+            ],
         );
     }
 }

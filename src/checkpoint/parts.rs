@@ -192,7 +192,7 @@ impl Listing {
         if let Some(format) = code_format(codes.dtype) {
             if codes.shape.len() > 2 {
                 let found = format!(
-                    "holds FP8 codes of shape {:?}, experts in one tensor, which are not read here",
+                    "holds FP8 codes of shape {:?}, in more than two dimensions (experts in one tensor, convolutions), which are not read here",
                     codes.shape
                 );
                 return Err(self.refuse(name, found, "dequantize it with what wrote it, or quantize the plain model"));

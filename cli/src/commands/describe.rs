@@ -182,9 +182,9 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     let orphans = orphans::find(input);
     // Of what is left of a matrix it is said once what is missing.
     let broken = matrices.iter().filter(|m| m.found.is_err() && !orphans.tensors.contains(m.name));
-    let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_of_experts(input, m.name));
+    let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
     found.problems.extend(broken.into_iter().filter_map(|m| m.found.as_ref().err().cloned()));
-    found.problems.extend(foreign::experts_in_words(&stacked.iter().map(|m| m.name).collect::<Vec<_>>()));
+    found.problems.extend(foreign::stacked_in_words(&stacked.iter().map(|m| m.name).collect::<Vec<_>>()));
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if says || !matrices.is_empty() {
         found.problems.extend(orphans.problems);
