@@ -355,7 +355,8 @@ fn mxfp4_takes_what_the_help_says() {
     (x[3], x[40]) = (f32::NAN, f32::INFINITY);
     write(&input, &[("w", Dtype::F32, vec![16, 64], f32_bytes(&x))]);
     let args = ["quantize", &input, "-o", &packed, "--recipe", "mxfp4", "--allow-non-finite"];
-    assert_words(&bad(2, &args), &["tensor w: 1 infinity", "row 0, column 40", "or use --mx-rounding up"]);
+    let floor = bad(2, &[&args[..], &["--mx-rounding", "floor"]].concat());
+    assert_words(&floor, &["tensor w: 1 infinity", "row 0, column 40", "or use --mx-rounding up"]);
     assert_words(&good(&[&args[..], &["--mx-rounding", "up"]].concat()), &["w: 1 NaN and 1 infinity"]);
     // NaN is code 7 of its block, with the scale that the others have.
     let q = scaled_gemm::checkpoint::Checkpoint::open(&packed).unwrap().quant_matrix("w").unwrap();
