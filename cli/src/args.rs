@@ -238,9 +238,9 @@ pub struct QuantizeArgs {
     /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
     /// mxfp8, and becomes 6 times its scales in nvfp4 and mxfp4, which have no NaN (with --hadamard the 16 columns it is mixed with
     /// too). Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
-    /// gets scale 1), mxfp8 and mxfp4 with --mx-rounding up, the default (scale 2^127). Under the other rules the scale of their group would be
-    /// infinite or NaN, and they are refused; so they are with --group, where NaN stays NaN in e4m3 and becomes 6 times its scale in
-    /// e2m1.
+    /// gets scale 1), mxfp8 and mxfp4 with --mx-rounding up, the default (scale 2^127). Under the other rules the scale of their group
+    /// would be infinite or NaN, and they are refused; so they are with --group, where NaN stays NaN in e4m3 and becomes 6 times its
+    /// scale in e2m1.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
