@@ -173,6 +173,13 @@ fn marks_of_comfyui_are_held_against_the_tensors() {
         &wrong(&["info", &file]).0,
         &["1 layer (b) marked for ComfyUI, where _quantization_metadata says format"],
     );
-    model("", b"", Some("{"));
-    assert_words(&wrong(&["info", &file]).0, &["_quantization_metadata of the metadata is no JSON object with layers"]);
+    for broken in ["{", "[1]", r#"{"layers": [1]}"#] {
+        model("", b"", Some(broken));
+        assert_words(
+            &wrong(&["info", &file]).0,
+            &["_quantization_metadata of the metadata is no JSON object of layers"],
+        );
+    }
+    model("", b"", Some("{}"));
+    good(&["info", &file]);
 }

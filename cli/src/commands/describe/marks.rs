@@ -41,17 +41,19 @@ pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Vec<String> {
     }
     let value: Option<Value> =
         input.metadata().get(METADATA).map(|text| serde_json::from_str(text).unwrap_or_default());
-    let of_file = value.as_ref().map(|value| value.get("layers").and_then(Value::as_object));
+    let of_file = value.as_ref().and_then(|value| value.get("layers"));
     // Of layers of other files nothing is said.
     let is_here = |layer: &str| input.get(&format!("{layer}.weight")).is_some();
-    for (layer, value) in of_file.iter().flatten().copied().flatten().filter(|(layer, _)| is_here(layer)) {
+    for (layer, value) in of_file.and_then(Value::as_object).into_iter().flatten().filter(|(layer, _)| is_here(layer)) {
         if let Some(fault) = fault(input, &schemes, layer, value) {
             faults.entry(format!("{METADATA} {fault}")).or_default().push(layer);
         }
     }
     let path = shown(input.path());
-    let broken = (of_file == Some(None))
-        .then(|| format!("{path}: {METADATA} of the metadata is no JSON object with layers; write the file again"));
+    // One without layers marks none.
+    let is_broken = value.as_ref().is_some_and(|value| !value.is_object()) || of_file.is_some_and(|of| !of.is_object());
+    let broken = is_broken
+        .then(|| format!("{path}: {METADATA} of the metadata is no JSON object of layers; write the file again"));
     let line = |(fault, names): (String, Vec<&str>)| {
         Some(format!("{path}: {} marked for ComfyUI, where {fault}; write the file again", layers(&names)?))
     };
