@@ -218,11 +218,13 @@ pub struct QuantizeArgs {
     #[arg(long, conflicts_with = "fuse")]
     pub no_fuse: bool,
     /// nvfp4 and fp8-tensor: amax of the inputs of each layer, from calibration: JSON {"LAYER": AMAX} or a safetensors file of
-    /// scalars. Written beside the weights as input_scale. Layers that are not quantized are named, and names of none refused.
+    /// scalars. Written beside the weights as input_scale. Layers that are not quantized, or lie in other shards, are
+    /// named, and names of none refused.
     #[arg(long, value_name = "FILE")]
     pub input_scales: Option<PathBuf>,
     /// nvfp4 and fp8-tensor: amax that the one scale of each of these layers' weights is made for, instead of the largest of their
-    /// values, in the same formats; values beyond it become the largest code, which is said where they are many. Layers that share a scale get the largest.
+    /// values, in the same formats; values beyond it become the largest code, which is said where they are many, as is one so large that few bits
+    /// are left. Layers that share a scale get the largest.
     #[arg(long, value_name = "FILE")]
     pub weight_amax: Option<PathBuf>,
     /// Say what would be done, and write nothing. Whether the output may be written is found out, and what the names, types and

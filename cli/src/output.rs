@@ -184,6 +184,9 @@ pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
+/// Matrices from which on those that differ in a number are one line.
+pub const MANY: usize = 40;
+
 /// `model.layers.*.mlp.up_proj.weight`; of a tensor without a name, quotes without one.
 pub fn starred(name: &str) -> String {
     if name.is_empty() {

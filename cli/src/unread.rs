@@ -12,8 +12,12 @@ use crate::output::count;
 /// How the names of the tensors of a matrix end.
 const PARTS: [&str; 8] = ["", "_packed", "_blocks", "_scale", "_scale_inv", "_scale_2", "_global_scale", "_scales"];
 
-/// How the names of such factors end.
-const PRE_SCALE: &str = ".pre_quant_scale";
+/// The last part of the name of AWQ's factors of activations.
+const PRE_SCALE: &str = "pre_quant_scale";
+
+/// Those of SVDQuant's low-rank part, in the diffusers exports of ModelOpt 0.47.0. Other exports have the names of its buffers:
+/// `X.weight_quantizer._svdquant_lora_a`.
+const LOW_RANK: [&str; 2] = ["svdquant_lora_a", "svdquant_lora_b"];
 
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
@@ -52,9 +56,16 @@ pub fn named(codes: &[&TensorInfo]) -> Option<String> {
     Some(format!("{} ({first})", count(codes.len(), "tensor", "tensors")))
 }
 
-/// Tensors that may be what is left of casts, with what is missing and the remedy; nothing where there are none.
-pub fn lost_casts(input: &Checkpoint) -> Option<String> {
-    let lost = input.lost_casts();
+/// True where tensors that may be what is left of casts are such most likely: the metadata are this program's, or the order of scales is one
+/// that no other writes. Integers with a scale for each row, or some columns, have the same shapes.
+pub fn are_casts(input: &Checkpoint, lost: &[&str]) -> bool {
+    let is_packed = |name: &&str| input.get(&format!("{name}_scale")).is_some_and(|scale| scale.dtype == Dtype::U8);
+    input.metadata().keys().any(|key| key.starts_with("scaled_gemm.")) || lost.iter().any(is_packed)
+}
+
+/// What there is to say of tensors that may be what is left of casts ([`Checkpoint::lost_casts`]), with what is missing and the remedy;
+/// nothing where there are none.
+pub fn lost_casts(lost: &[&str]) -> Option<String> {
     let first = some(lost.iter().copied())?;
     let (codes, their) = match lost.len() {
         1 => ("the codes of a cast", "its entry"),
@@ -67,14 +78,51 @@ pub fn lost_casts(input: &Checkpoint) -> Option<String> {
     ))
 }
 
-/// Factors by channel of what enters a quantized layer, which AWQ of ModelOpt has beside its matrix: `3 layers (a, b, c)`; nothing where
-/// there are none.
-pub fn pre_scaled(input: &Checkpoint) -> Option<String> {
-    let layers: HashSet<&str> = input.quantized().into_iter().map(module).collect();
-    let is_quantized =
-        |tensor: &&TensorInfo| tensor.name.strip_suffix(PRE_SCALE).is_some_and(|layer| layers.contains(layer));
-    let names: Vec<&str> = input.tensors().iter().filter(is_quantized).map(|tensor| tensor.name.as_str()).collect();
-    Some(format!("{} ({})", count(names.len(), "tensor", "tensors"), some(names.iter().copied())?))
+/// What a quantized layer has beside its matrix, without which that alone is not its weight.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// AWQ of ModelOpt: factors by channel of what enters the layer.
+    PreScale,
+    /// SVDQuant of ModelOpt: `B A`, which is added to the weight.
+    LowRank,
+}
+
+impl Beside {
+    pub const ALL: [Self; 2] = [Self::PreScale, Self::LowRank];
+
+    /// The layer that a tensor is beside.
+    fn layer(self, name: &str) -> Option<&str> {
+        let (layer, last) = name.rsplit_once('.')?;
+        match self {
+            Self::PreScale => (last == PRE_SCALE).then_some(layer),
+            Self::LowRank if LOW_RANK.contains(&last) => Some(layer),
+            Self::LowRank => {
+                let is_buffer = last.strip_prefix('_').is_some_and(|last| LOW_RANK.contains(&last));
+                layer.strip_suffix(".weight_quantizer").filter(|_| is_buffer)
+            }
+        }
+    }
+
+    /// Those of some quantized layers: `3 tensors (a, b, c)`; nothing where there are none.
+    pub fn of(self, input: &Checkpoint, is_quantized: impl Fn(&str) -> bool) -> Option<String> {
+        let is_so = |name: &&str| self.layer(name).is_some_and(&is_quantized);
+        let names: Vec<&str> = input.tensors().iter().map(|tensor| tensor.name.as_str()).filter(is_so).collect();
+        Some(format!("{} ({})", count(names.len(), "tensor", "tensors"), some(names.iter().copied())?))
+    }
+
+    /// Those of all quantized layers of a checkpoint.
+    pub fn of_all(self, input: &Checkpoint) -> Option<String> {
+        let layers: HashSet<&str> = input.quantized().into_iter().map(module).collect();
+        self.of(input, |layer| layers.contains(layer))
+    }
+
+    /// Whose they are, and what they do.
+    pub fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::PreScale => ["of AWQ", "multiply what enters a quantized layer"],
+            Self::LowRank => ["of SVDQuant", "are a low-rank part that is added to a quantized layer"],
+        }
+    }
 }
 
 /// True if a folder says that its model is quantized.

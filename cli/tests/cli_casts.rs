@@ -2,13 +2,14 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::fs;
 
 use common::*;
 use half::{bf16, f16};
 use ndarray::Array2;
 use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorView};
 use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, TensorInfo, WrittenCast};
 use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, HostCastMatrix, reference};
 use serde_json::{Value, json};
@@ -404,11 +405,13 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         assert_words(&text, &["tensor w: ", &entry("w"), &entry("v.weight"), remedy]);
         assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &["tensor v.weight: ", &entry("v.weight"), remedy]);
     }
-    // (Of two codes a byte it was no more than noted, since they may be of other formats, too.)
-    for options in [
-        &["--group", "1x64", "--format", "e2m1"][..],
-        &["--group", "1x16", "--format", "e2m1", "--scales", "ue8m0"],
-        &["--group", "128x1", "--format", "e2m1", "--transposed"],
+    // Two codes a byte with FP32 scales may be of other formats, too, unless something says whose they are. (Integers with a scale for
+    // each row were called wrong.)
+    for (options, is_wrong) in [
+        (&["--group", "1x64", "--format", "e2m1"][..], false),
+        (&["--group", "row", "--format", "e2m1"], false),
+        (&["--group", "1x16", "--format", "e2m1", "--scales", "ue8m0"], true),
+        (&["--group", "128x1", "--format", "e2m1", "--transposed"], false),
     ] {
         good(&[&["quantize", &input, "-o", &q][..], options].concat());
         assert!(!good(&["info", &q]).contains("scaled_gemm."));
@@ -418,9 +421,19 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
         write(&bare, &tensors);
         let words =
             ["2 tensors (v.weight, w) may be the codes of casts, and the entry of each", "scaled_gemm.NAME", remedy];
+        let is_said = |text: &str| assert_words(text.split("What is wrong").nth(1).unwrap(), &words);
+        match is_wrong {
+            true => is_said(&wrong(&["info", &bare]).0),
+            false => assert_words(&good(&["info", &bare]), &words),
+        }
+        // Beside what this program wrote.
+        let views = tensors.iter().map(|(n, d, s, b)| (*n, TensorView::new(*d, s.clone(), b).unwrap()));
+        let entry = HashMap::from([("scaled_gemm.other".to_string(), "{}".to_string())]);
+        fs::write(&bare, safetensors::serialize(views.collect::<Vec<_>>(), Some(entry)).unwrap()).unwrap();
         let (text, error) = wrong(&["info", &bare]);
-        assert_words(text.split("What is wrong").nth(1).unwrap(), &words);
+        is_said(&text);
         assert_words(&error, &["1 thing is wrong"]);
+        write(&bare, &tensors);
         assert_words(&bad(2, &["dequantize", &bare, "-o", &back]), &words);
         // Beside another matrix they are copied.
         tensors.push(("x", Dtype::F8_E4M3, vec![16, 16], vec![0x38; 256]));

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::fs;
 
 use common::*;
+use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
@@ -261,4 +263,62 @@ fn a_file_without_tensors_is_refused() {
     }
     fs::write(&file, b"").unwrap();
     assert_words(&bad(2, &["info", &file]), &["it has 0 bytes"]);
+}
+
+/// (Two lines, of which one said that its format is not read, and the other how it is.)
+#[test]
+fn of_a_tensor_that_may_be_a_cast_one_thing_is_said() {
+    let folder = Folder::new();
+    let path = folder.file("m");
+    let codes = ("l.weight", Dtype::U8, vec![64, 64], vec![1; 64 * 64]);
+    let scales = ("l.weight_scale", Dtype::F32, vec![64, 2], f32_bytes(&[1.0; 128]));
+    let config = json!({"quantization_config": {"quant_method": "foo"}});
+    model_folder(&path, &[codes, scales], Some(config));
+    let problems = || {
+        let output = run_on("cpu", &["info", &path, "--json"]);
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let lines = |key: &str| serde_json::from_value::<Vec<String>>(value[key].clone()).unwrap();
+        [lines("problems"), lines("notes")].map(|lines| lines.into_iter().filter(|l| l.contains("l.weight")).collect())
+    };
+    let [wrong, notes]: [Vec<String>; 2] = problems();
+    assert_eq!((wrong.len(), notes.len()), (1, 0), "{wrong:?} {notes:?}");
+    assert_words(&wrong[0], &["the codes of 1 tensor (l.weight) are in a format that this program does not read"]);
+    // Where the metadata are this program's, it is a cast.
+    let place = format!("{path}/model.safetensors");
+    let bytes = fs::read(&place).unwrap();
+    let tensors: Vec<_> = SafeTensors::deserialize(&bytes).unwrap().iter().map(|(n, t)| (n.to_string(), t)).collect();
+    let entry = HashMap::from([("scaled_gemm.other".to_string(), "{}".to_string())]);
+    fs::write(&place, safetensors::serialize(tensors, Some(entry)).unwrap()).unwrap();
+    let [wrong, notes] = problems();
+    assert_eq!((wrong.len(), notes.len()), (1, 0), "{wrong:?} {notes:?}");
+    assert_words(&wrong[0], &["1 tensor (l.weight) may be the codes of a cast"]);
+    let all = run_on("cpu", &["info", &path]).stdout;
+    assert!(!String::from_utf8(all).unwrap().contains("no quantized matrix is there"));
+}
+
+/// (Of ModelOpt's names the tensors were listed as plain ones.)
+#[test]
+fn a_matrix_with_a_broken_entry_is_no_plain_tensor() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    write(&input, &[f32_tensor("l.weight", [128, 128], 1)]);
+    for dialect in ["modelopt", "compressed-tensors", "plain"] {
+        let _ = fs::remove_file(&output);
+        good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--dialect", dialect]);
+        let bytes = fs::read(&output).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors: Vec<_> = file.iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+        let entry = HashMap::from([("scaled_gemm.l.weight".to_string(), "{bad".to_string())]);
+        fs::write(&output, safetensors::serialize(tensors, Some(entry)).unwrap()).unwrap();
+        let text = run_on("cpu", &["info", &output, "--json"]).stdout;
+        let value: Value = serde_json::from_slice(&text).unwrap();
+        assert_eq!(value["tensors"], json!([]), "{dialect}: {value}");
+        assert_eq!(value["quantized"][0]["tensor"], "l.weight");
+        assert_eq!(value["quantized"][0]["bytes"], 128 * 64 + 128 * 8 + 4);
+        assert_words(
+            value["quantized"][0]["problem"].as_str().unwrap(),
+            &["l.weight: its recipe in the metadata is no JSON"],
+        );
+        assert_words(&bad(2, &["dequantize", &output, "-o", &input]), &["its recipe in the metadata is no JSON"]);
+    }
 }

@@ -9,6 +9,9 @@ use common::*;
 use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
+/// No config has a method for ComfyUI's names.
+const COMFY: &str = "write them to a single file for ComfyUI, which reads no config, or quantize the model again";
+
 /// (Names of one dialect under the config of another passed without a word.)
 #[test]
 fn names_of_another_dialect_are_said() {
@@ -51,7 +54,7 @@ fn names_of_another_dialect_are_said() {
     renamed("weight_scale\"", "weight_scale_inv\"");
     good(&["info", &model.path()]);
     renamed("weight_scale\"", "scale_weight\"");
-    model.one(|_| {}, &["config.json says quant_method fp8", "are called weight and scale_weight: ", "(comfyui)"]);
+    model.one(|_| {}, &["config.json says quant_method fp8", "are called weight and scale_weight: ", COMFY]);
     // Scales of activations have names of their own.
     let tensors = [
         ("l.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]),
@@ -75,7 +78,7 @@ fn names_of_another_dialect_are_said() {
     let config = json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}});
     fs::write(format!("{output}/config.json"), config.to_string()).unwrap();
     let words = |mark: &str| format!("tensors of 1 layer (l.o_proj) are called {mark}: its engines know no such mark");
-    assert_words(&wrong(&["info", &output]).0, &[&words("comfy_quant"), "(comfyui)"]);
+    assert_words(&wrong(&["info", &output]).0, &[&words("comfy_quant"), COMFY]);
     let bytes = fs::read(&file).unwrap();
     let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let kept = read.names().into_iter().filter(|name| !name.ends_with("comfy_quant")).map(String::from);
@@ -260,4 +263,88 @@ fn lines_are_said_once_in_whole_words_and_with_a_remedy() {
     let model = Model::new("mxfp4", "compressed-tensors");
     let found = model.wrong(|q| *q = json!({"quant_method": "mxfp4", "modules_to_not_convert": []}), |_| {}).join("\n");
     assert_words(&found, &["its engines look for X_blocks and X_scales"]);
+}
+
+/// (Each of these was called wrong, or in words that are not true.)
+#[test]
+fn what_engines_read_is_not_called_wrong() {
+    // TensorRT-LLM looks for `weight_scale_inv` first, and then for what ModelOpt writes.
+    let model = Model::new("fp8-128x128", "fp8");
+    let place = format!("{}/hf_quant_config.json", model.path());
+    let hf = |value: Value| fs::write(&place, value.to_string()).unwrap();
+    let exclude = json!([LAYERS[2], LAYERS[3]]);
+    hf(json!({"quantization": {"quant_algo": "FP8_BLOCK_SCALES", "exclude_modules": exclude}}));
+    good(&["info", &model.path()]);
+    let layers = json!({LAYERS[0]: {"quant_algo": "FP8_BLOCK_SCALES"}, LAYERS[1]: {"quant_algo": "FP8_BLOCK_SCALES"}});
+    hf(json!({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}));
+    good(&["info", &model.path()]);
+    hf(json!({"quantization": {"quant_algo": "FP8_PB_WO", "exclude_modules": exclude}}));
+    assert_words(&wrong(&["info", &model.path()]).0, &["weight and weight_scale_inv: its engines look for weight and"]);
+
+    let model = Model::new("nvfp4", "modelopt");
+    let algorithm = |name: &'static str| model.wrong(move |q| q["quant_algo"] = name.into(), |_| {});
+    for name in ["NVFP4_SVD", "NVFP4_ARC", "nvfp4_svdquant"] {
+        assert_eq!(algorithm(name), [""; 0], "{name}");
+    }
+    let fp8 = Model::new("fp8-tensor", "fp8");
+    for name in ["NVFP4_SVD", "NVFP4_ARC", "NVFP4_SVDQUANT"] {
+        let found = fp8.wrong(|q| *q = json!({"quant_method": "modelopt", "quant_algo": name}), |_| {}).join("\n");
+        assert_words(&found, &[&format!("says quant_algo {name}, which is nvfp4, and 2 layers"), "are fp8-tensor"]);
+    }
+    // A null says nothing of what is nested.
+    assert_eq!(model.wrong(|_| {}, |hf| hf["quant_algo"] = Value::Null), [""; 0]);
+
+    // ComfyUI's list of other layers, of none, and of these as they are not written.
+    let place = format!("{}/model.safetensors", model.path());
+    let bytes = fs::read(&place).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let own = safetensors::SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap_or_default();
+    for layers in [
+        json!({"layers": {"other": {"format": "nvfp4"}}}),
+        json!({}),
+        json!({"layers": {LAYERS[0]: {"format": "nvfp4"}}}),
+    ] {
+        let mut metadata = own.clone();
+        metadata.insert("_quantization_metadata".into(), layers.to_string());
+        let tensors: Vec<_> = file.iter().collect();
+        fs::write(&place, safetensors::serialize(tensors, Some(metadata)).unwrap()).unwrap();
+        assert_eq!(model.wrong(|_| {}, |_| {}), [""; 0], "{layers}");
+    }
+}
+
+/// (Of FP8 it said that engines take tiles of block scales for rows, and of a scale that is there that it is called otherwise.)
+#[test]
+fn what_is_said_of_names_is_true() {
+    let folder = Folder::new();
+    let path = folder.file("m");
+    let scalar = |name: &'static str| (name, Dtype::F32, vec![1], f32_bytes(&[0.5]));
+    let mark = br#"{"format": "float8_e4m3fn"}"#;
+    let codes = [("l.o_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]), scalar("l.o_proj.weight_scale")];
+    let marked = ("l.o_proj.comfy_quant", Dtype::U8, vec![mark.len()], mark.to_vec());
+    let config = json!({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}});
+    model_folder(&path, &[&codes[..], &[marked]].concat(), Some(config.clone()));
+    good(&["info", &path]);
+    for other in ["l.o_proj.input_global_scale", "l.o_proj.scale_input"] {
+        fs::remove_dir_all(&path).unwrap();
+        model_folder(
+            &path,
+            &[&codes[..], &[scalar("l.o_proj.input_scale"), scalar(other)]].concat(),
+            Some(config.clone()),
+        );
+        good(&["info", &path]);
+        fs::remove_dir_all(&path).unwrap();
+        model_folder(&path, &[&codes[..], &[scalar(other)]].concat(), Some(config.clone()));
+        assert_words(&wrong(&["info", &path]).0, &["its engines look for input_scale or activation_scale; mend it"]);
+    }
+    // A remedy is a method that there is.
+    let blocks = [
+        ("l.experts.gate_up_proj_blocks", Dtype::U8, vec![2, 64, 4, 16], vec![1; 2 * 64 * 64]),
+        ("l.experts.gate_up_proj_scales", Dtype::U8, vec![2, 64, 4], vec![0x7F; 512]),
+    ];
+    let group = json!({"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 32}});
+    let config =
+        json!({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {"g": group}});
+    fs::remove_dir_all(&path).unwrap();
+    model_folder(&path, &blocks, Some(json!({"quantization_config": config})));
+    assert_words(&wrong(&["info", &path]).0, &["; name the method that these are of (mxfp4), or quantize"]);
 }

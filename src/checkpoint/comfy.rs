@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
 
+/// The entry of the metadata that lists layers.
+pub(super) const METADATA: &str = "_quantization_metadata";
 /// Ending of the tensor that describes a layer.
 pub(super) const SUFFIX: &str = ".comfy_quant";
 /// Most bytes of such a tensor that are looked at.
@@ -18,10 +20,23 @@ pub(super) fn layer(name: &str) -> &str {
 
 /// Layers and their formats by the metadata of a file.
 pub(super) fn of_metadata(metadata: &BTreeMap<String, String>) -> HashMap<String, String> {
-    let text = metadata.get("_quantization_metadata").map(String::as_str).unwrap_or_default();
+    let text = metadata.get(METADATA).map(String::as_str).unwrap_or_default();
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     let layers = value.get("layers").and_then(Value::as_object).into_iter().flatten();
     layers.filter_map(|(layer, of)| Some((layer.clone(), format(of)?))).collect()
+}
+
+/// The list without the layers that are gone, as it was where it has none of them; nothing where none is left.
+pub(super) fn without(text: &str, gone: impl Fn(&str) -> bool) -> Option<String> {
+    let mut value: Value = serde_json::from_str(text).unwrap_or_default();
+    let Some(layers) = value.get_mut("layers").and_then(Value::as_object_mut) else { return Some(text.into()) };
+    let number = layers.len();
+    layers.retain(|layer, _| !gone(layer));
+    match layers.len() {
+        left if left == number => Some(text.into()),
+        0 => None,
+        _ => Some(value.to_string()),
+    }
 }
 
 /// The format that the tensor of a layer names.

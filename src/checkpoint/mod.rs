@@ -31,6 +31,9 @@
 //! Bytes of NVFP4 hold two codes, the even column in the low half. Files with the halves swapped are read after
 //! [`Checkpoint::with_nibble_order`]; the files written here say their order in the metadata.
 //!
+//! ComfyUI's block scales lie in tiles of 128 x 4 and its halves are swapped: so is a matrix read that says that it was written in
+//! [`Dialect::ComfyUi`], or that does not say, and whose layer has a mark of ComfyUI ([`Checkpoint::is_tiled`]).
+//!
 //! Where several schemes fit one shape (one row, or one block of columns) they decode to the same numbers. The recipe
 //! in the metadata decides then; without one, in this order: the scheme that is written under this name, the one
 //! that is written with this shape, for one row `fp8-1x128` (which multiplies `fp8-128x128` too; two of the latter do not

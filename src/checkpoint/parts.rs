@@ -7,10 +7,10 @@ use super::comfy;
 use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
-    BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX, SCALE_SUFFIXES,
-    SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0,
+    BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, Dialect, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX,
+    SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0,
 };
-use super::recipe::Reading;
+use super::recipe::{Reading, dialect};
 use crate::error::{Error, Result};
 use crate::format::{CastScheme, CodeFormat, Fp8Format, Scheme};
 
@@ -214,14 +214,14 @@ impl Listing {
         }
         if self.is_modelopt(codes) {
             // A broken entry, of a cast perhaps, says more than a scale that is not there.
-            let written = self.written(name).map(|text| Reading::from_json(text));
-            written.transpose().map_err(|e| self.refuse(name, e, "quantize it again"))?;
-            return Ok(Parts::Packed {
-                codes,
-                scale: self.companion(name, SCALE_SUFFIXES[0])?,
-                second: self.companion(name, SECOND_SUFFIX)?,
-                meaning: Second::Factor,
-            });
+            let companion = |suffix: &str| {
+                self.companion(name, suffix).map_err(|missing| {
+                    let broken = self.written(name).and_then(|text| Reading::from_json(text).err());
+                    broken.map_or(missing, |e| self.refuse(name, e, "quantize it again"))
+                })
+            };
+            let [scale, second] = [companion(SCALE_SUFFIXES[0])?, companion(SECOND_SUFFIX)?];
+            return Ok(Parts::Packed { codes, scale, second, meaning: Second::Factor });
         }
         if let Some(base) = scaled(name).filter(|_| self.is_scale(name)) {
             return Err(self.is_the_scale(name, base));
@@ -326,8 +326,7 @@ impl Listing {
             Some(suffix) => suffix.to_string(),
             None => SCALE_SUFFIXES[0].to_string(),
         };
-        let comfy = self.comfy.get(comfy::layer(name)).map(String::as_str);
-        let tiled = matches!(comfy, Some("nvfp4" | "mxfp8"));
+        let tiled = self.is_tiled(name);
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) && metadata.is_none() => {
@@ -404,7 +403,17 @@ impl Listing {
                 Some(said.or(self.nibble_order).unwrap_or(default))
             }
         };
-        Ok(Reading { scheme, basis: written.map(|w| w.basis).unwrap_or_default(), nibble_order, tiled, fused_rows })
+        let (basis, tiled) = (written.map(|w| w.basis).unwrap_or_default(), tiled && scheme.spec().block.is_some());
+        Ok(Reading { scheme, basis, nibble_order, tiled, fused_rows })
+    }
+
+    /// True where block scales lie in ComfyUI's tiles: by what the matrix was written in, and only where it does not say, by a mark of its
+    /// layer. A mark may be left of what the layer was before.
+    fn is_tiled(&self, name: &str) -> bool {
+        match self.written(name).and_then(|text| dialect(text)) {
+            Some(dialect) => dialect == Dialect::ComfyUi,
+            None => matches!(self.comfy.get(comfy::layer(name)).map(String::as_str), Some("nvfp4" | "mxfp8")),
+        }
     }
 
     /// What is said of a cast where products are to read it.

@@ -90,6 +90,23 @@ impl PlainRows {
         widen_into(self.dtype, &self.bytes, values);
     }
 
+    /// The first rows in FP32, or all where there are not so many.
+    pub fn first_rows(&self, rows: usize) -> Array2<f32> {
+        let rows = rows.min(self.rows);
+        let bytes = &self.bytes[..rows * self.cols * self.dtype.bytes()];
+        Array2::from_shape_vec((rows, self.cols), widen(self.dtype, bytes)).expect("the bytes of every value")
+    }
+
+    /// One row in FP32, in `values`, which are replaced.
+    ///
+    /// # Panics
+    /// If `row` is not below [`PlainRows::rows`].
+    pub fn row_into(&self, row: usize, values: &mut Vec<f32>) {
+        let len = self.cols * self.dtype.bytes();
+        values.clear();
+        widen_into(self.dtype, &self.bytes[row * len..][..len], values);
+    }
+
     /// Whether no value is NaN or infinite.
     pub fn is_finite(&self) -> bool {
         match self.dtype {
@@ -197,6 +214,7 @@ fn narrow_bf16(values: &[f32], bytes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use half::bf16;
+    use ndarray::{Axis, s};
 
     use super::*;
     use crate::codec::round_to;
@@ -241,6 +259,19 @@ mod tests {
             // Columns that are not adjacent.
             let turned = PlainRows::from_f32(x.t(), dtype, vec![7]).unwrap();
             assert_eq!((turned.rows(), turned.cols()), (4, values.len() / 4));
+            // One row, and the first of them.
+            let (all, mut row) = (turned.to_f32(), vec![7.0; 2]);
+            let bits = |values: ArrayView2<'_, f32>| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            for (at, want) in all.outer_iter().enumerate() {
+                turned.row_into(at, &mut row);
+                assert_eq!(
+                    bits(ArrayView2::from_shape((1, row.len()), &row).unwrap()),
+                    bits(want.insert_axis(Axis(0)))
+                );
+            }
+            for rows in [0, 1, 3, 4, 5] {
+                assert_eq!(bits(turned.first_rows(rows).view()), bits(all.slice(s![..rows.min(4), ..])));
+            }
             for (one, other) in turned.to_f32().t().iter().zip(rows.to_f32().iter()) {
                 assert_eq!(one.to_bits(), other.to_bits(), "{dtype}");
             }

@@ -34,6 +34,23 @@ impl Checkpoint {
         layer.is_some_and(|layer| self.listing.get(&format!("{layer}.weight")).is_some()) || is_marker(name)
     }
 
+    /// The layer that a tensor marks for ComfyUI, `LAYER.comfy_quant`.
+    pub fn marked_layer<'a>(&self, name: &'a str) -> Option<&'a str> {
+        name.strip_suffix(comfy::SUFFIX)
+    }
+
+    /// What the metadata list for ComfyUI (`_quantization_metadata`), without the layers that are `gone`; nothing where none is left.
+    pub fn marks_without(&self, gone: impl Fn(&str) -> bool) -> Option<String> {
+        comfy::without(self.metadata().get(comfy::METADATA)?, gone)
+    }
+
+    /// True for a matrix whose block scales lie in ComfyUI's tiles of 128 x 4, and the even column in the high half of a byte: by the
+    /// dialect that it says it was written in, else by a mark of its layer.
+    pub fn is_tiled(&self, name: &str) -> bool {
+        let reading = self.listing.parts(name).and_then(|parts| self.listing.reading(name, &parts));
+        reading.is_ok_and(|reading| reading.tiled)
+    }
+
     /// The names of the tensors that a quantized matrix is made of: codes, scales, second-level scale if there is one.
     ///
     /// # Errors

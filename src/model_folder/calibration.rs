@@ -39,6 +39,12 @@ pub struct InputScales {
     amax: HashMap<String, f32>,
 }
 
+/// What serde_json says of a number that no FP64 is, in other words. It ends with that and the place: a name may have the same words.
+fn beyond(text: &str) -> Option<String> {
+    let (found, place) = text.split_at(text.rfind(" at line ")?);
+    Some(format!("{} has a number beyond FP64{place}", found.strip_suffix(BEYOND)?))
+}
+
 impl InputScales {
     /// Reads a file.
     ///
@@ -97,17 +103,15 @@ impl InputScales {
                     })
                 });
                 if let Err(e) = read.and_then(|()| reader.end()) {
-                    return Err(refused.unwrap_or_else(|| match e.classify() {
-                        Category::Io => io(e.into()),
-                        Category::Data if e.to_string().contains(BEYOND) => {
-                            let found = e.to_string().replace(BEYOND, " has a number beyond FP64");
-                            refuse_with(None, format!("{found}: {RULE}"), NUMBER)
-                        }
-                        Category::Data if e.to_string().contains(" is not a number") => {
+                    let beyond = beyond(&e.to_string());
+                    return Err(refused.unwrap_or_else(|| match (e.classify(), beyond) {
+                        (Category::Io, _) => io(e.into()),
+                        (Category::Data, Some(found)) => refuse_with(None, format!("{found}: {RULE}"), NUMBER),
+                        (Category::Data, _) if e.to_string().contains(" is not a number") => {
                             refuse_with(None, e.to_string(), NO_NUMBER)
                         }
-                        Category::Data => refuse(None, e.to_string()),
-                        Category::Syntax | Category::Eof => refuse(None, format!("is no JSON: {e}")),
+                        (Category::Data, _) => refuse(None, e.to_string()),
+                        (Category::Syntax | Category::Eof, _) => refuse(None, format!("is no JSON: {e}")),
                     }));
                 }
             }

@@ -26,7 +26,7 @@ use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
-use crate::unread;
+use crate::unread::{self, Beside};
 use experts::Experts;
 use notes::OddScales;
 
@@ -70,7 +70,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let plans = plan(args, &input, config.as_ref())?;
     foreign::refuse_incomplete(&input)?;
     refuse_unread(&input, config.as_ref())?;
-    refuse_pre_scaled(&input)?;
+    refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
     let bar = byte_bar(device.as_ref(), input.tensors().iter().map(TensorInfo::bytes).sum());
@@ -121,7 +121,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         "dequantized": Value::from(done),
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
-    let lost = unread::lost_casts(&input).map(|lost| format!("copied as they are: {lost}"));
+    let lost = unread::lost_casts(&input.lost_casts()).map(|lost| format!("copied as they are: {lost}"));
     Ok(notes
         .into_iter()
         .chain(copied)
@@ -133,13 +133,18 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .fold(outcome, Outcome::note))
 }
 
-/// Refuses matrices that are right only for what was multiplied by a factor for each channel: plain ones have no place for it.
-fn refuse_pre_scaled(input: &Checkpoint) -> Result<(), Failure> {
-    let Some(tensors) = unread::pre_scaled(input) else { return Ok(()) };
+/// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.
+fn refuse_beside(input: &Checkpoint) -> Result<(), Failure> {
+    let found = Beside::ALL.into_iter().find_map(|beside| Some((beside, beside.of_all(input)?)));
+    let Some((beside, tensors)) = found else { return Ok(()) };
+    let (what, knows) = match beside {
+        Beside::PreScale => ("its columns would have to be multiplied by them", "knows pre_quant_scale"),
+        Beside::LowRank => ("their product would have to be added to it", "adds svdquant_lora_b times svdquant_lora_a"),
+    };
+    let [whose, does] = beside.words();
     Err(Failure::Use(format!(
-        "{}: holds {tensors} of AWQ, which multiply what enters a quantized layer, and a plain matrix without them is wrong: its columns \
-         would have to be multiplied by them, which is not done here; leave the model quantized and run it in an engine that knows \
-         pre_quant_scale, or dequantize it with what wrote it",
+        "{}: holds {tensors} {whose}, which {does}, and a plain matrix without them is wrong: {what}, which is not done here; leave \
+         the model quantized and run it in an engine that {knows}, or dequantize it with what wrote it",
         shown(input.path())
     )))
 }
@@ -173,7 +178,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
         foreign::refuse_incomplete(input)?;
         refuse_unread(input, config)?;
         foreign::refuse_codes(input)?;
-        let rest = unread::lost_casts(input).unwrap_or_else(|| "nothing to do".into());
+        let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
             args.input.display()

@@ -26,7 +26,7 @@ use crate::experts;
 use crate::folder::{self, module};
 use crate::foreign;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
-use crate::unread;
+use crate::unread::{self, Beside};
 
 /// One matrix, or what the matter with it is.
 struct Matrix<'a> {
@@ -207,26 +207,31 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
                 .into(),
         );
     }
-    if let Some(tensors) = unread::pre_scaled(input) {
+    for (beside, tensors) in Beside::ALL.into_iter().filter_map(|beside| Some((beside, beside.of_all(input)?))) {
+        let [whose, what] = beside.words();
         found.notes.push(format!(
-            "{tensors} of AWQ multiply what enters a quantized layer: its product is right only in engines that know them, and dequantize \
-             refuses such matrices"
+            "{tensors} {whose} {what}: its product is right only in engines that know them, and dequantize refuses such matrices"
         ));
     }
     let own: Vec<&str> = matrices.iter().filter(|m| m.is_plain).map(|m| module(m.name)).collect();
     if let Some(names) = layers(&own).filter(|_| input.folder().is_some()) {
         found.notes.push(format!("{names} in the dialect plain, which this program reads, and no engine"));
     }
-    found.problems.extend(unread::lost_casts(input));
-    let codes = unread::unread_codes(input);
-    let codes: Vec<&TensorInfo> = codes.into_iter().filter(|t| !orphans.tensors.contains(t.name.as_str())).collect();
+    let lost = input.lost_casts();
+    let are_casts = unread::are_casts(input, &lost);
+    let is_said = |name: &str| orphans.tensors.contains(name) || (are_casts && lost.contains(&name));
+    let codes: Vec<_> = unread::unread_codes(input).into_iter().filter(|tensor| !is_said(&tensor.name)).collect();
+    // Of a tensor one thing is said.
+    let others = |name: &&str| !says || !codes.iter().any(|tensor| tensor.name == *name);
+    let line = unread::lost_casts(&lost.iter().copied().filter(others).collect::<Vec<_>>());
+    if are_casts { &mut found.problems } else { &mut found.notes }.extend(line);
     match unread::named(&codes).filter(|_| says) {
         Some(codes) => found
             .problems
             .push(format!(
                 "it is quantized, and the codes of {codes} are in a format that this program does not read; run it in an engine that does, \
                  or {}", foreign::REMEDY)),
-        None if says && matrices.is_empty() && orphans.tensors.is_empty() => {
+        None if says && matrices.is_empty() && orphans.tensors.is_empty() && lost.is_empty() => {
             found.problems.push(
                 "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
                  (and hf_quant_config.json) out of the folder, or fetch the weights again"

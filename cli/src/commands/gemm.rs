@@ -16,8 +16,10 @@ use crate::data::to_bytes;
 use crate::device::{self, HostA};
 use crate::file_tensor::FileTensor;
 use crate::files;
+use crate::folder::module;
 use crate::memory;
 use crate::output::{Failure, Form, Outcome, count, shown};
+use crate::unread::Beside;
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
@@ -72,13 +74,25 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     if nan > 0 {
         text += &format!("d: {} NaN: from NaN or infinite operands\n", count(nan, "value is", "values are"));
     }
+    let notes = beside(&args.a, &file_a)?.into_iter().chain(beside(&args.b, &file_b)?);
     let value = json!({
         "device": device.name(), "output": args.output.display().to_string(), "tensor": RESULT,
         "m": m, "n": n, "k": k, "a": operand.to_string(), "b": b.scheme().to_string(),
         "out_dtype": args.out_dtype.name(), "bias": bias.is_some(), "activation": args.activation.name(),
         "nan": nan, "infinite": infinite,
     });
-    Ok(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value))
+    Ok(notes.fold(Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value), Outcome::note))
+}
+
+/// What a layer has beside its matrix, and the product has not.
+fn beside(place: &FileTensor, file: &Checkpoint) -> Result<Vec<String>, Failure> {
+    let (_, tensor) = place.find()?;
+    let line = |beside: Beside| {
+        let tensors = beside.of(file, |layer| layer == module(&tensor))?;
+        let [whose, what] = beside.words();
+        Some(format!("{}: {tensors} {whose} {what}; d is the product without them", printable(&tensor)))
+    };
+    Ok(Beside::ALL.into_iter().filter_map(line).collect())
 }
 
 /// Refuses an order for bytes that hold one code.

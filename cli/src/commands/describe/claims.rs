@@ -276,7 +276,9 @@ fn of_algorithm(algorithm: &str) -> Option<Claim> {
         "FP8" => &["fp8-tensor"],
         "FP8_PER_CHANNEL_PER_TOKEN" => &["fp8-row"],
         "FP8_PB_WO" => &["fp8-128x128"],
-        "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ" | "W4A8_NVFP4_FP8" => &["nvfp4"],
+        "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ" | "NVFP4_SVDQUANT" | "NVFP4_SVD" | "NVFP4_ARC" | "W4A8_NVFP4_FP8" => {
+            &["nvfp4"]
+        }
         "MXFP8" => &["mxfp8"],
         "W4A8_MXFP4_FP8" => &["mxfp4"],
         _ => return None,

@@ -47,8 +47,8 @@ impl<'a> Said<'a> {
 
     /// An entry, also of the `quantization` that ModelOpt puts around what it says.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        let found = self.top.get(key).or_else(|| self.top.get("quantization")?.get(key));
-        found.filter(|value| !value.is_null())
+        let of = |value: &'a Value| value.get(key).filter(|value| !value.is_null());
+        of(self.top).or_else(|| of(self.top.get("quantization")?))
     }
 
     pub fn word(&self, key: &str) -> Option<&'a str> {

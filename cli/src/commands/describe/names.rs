@@ -14,11 +14,14 @@ const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation
 /// What ComfyUI marks layers by: a tensor of each, or an entry of the metadata for all.
 const COMFY: [&str; 2] = ["comfy_quant", "_quantization_metadata"];
 
-/// How a config has the names: its method, and for FP8 whether tiles have a scale each.
+/// What is done about names that are ComfyUI's, in the place of a method.
+const COMFY_REMEDY: &str = "write them to a single file for ComfyUI, which reads no config";
+
+/// How a config has the names: its method, and of FP8 whether tiles have a scale each, or may have by its algorithm.
 #[derive(Clone, Copy)]
 enum Names {
     CompressedTensors,
-    ModelOpt,
+    ModelOpt { tiles: bool },
     Fp8 { tiles: bool },
     Mxfp4,
     Mxfp8,
@@ -28,7 +31,10 @@ impl Names {
     fn of(said: &Said<'_>) -> Option<Self> {
         match (said.method(), said.word("quant_method")) {
             (Method::CompressedTensors, _) => Some(Self::CompressedTensors),
-            (Method::ModelOpt, _) => Some(Self::ModelOpt),
+            (Method::ModelOpt, _) => {
+                let algorithm = said.word("quant_algo").unwrap_or_default().to_ascii_uppercase();
+                Some(Self::ModelOpt { tiles: ["FP8_BLOCK_SCALES", "MIXED_PRECISION"].contains(&algorithm.as_str()) })
+            }
             (Method::Fp8, _) => Some(Self::Fp8 { tiles: said.get("weight_block_size").is_some() }),
             (Method::Other, Some("mxfp4")) => Some(Self::Mxfp4),
             (Method::Other, Some("mxfp8")) => Some(Self::Mxfp8),
@@ -44,12 +50,16 @@ impl Names {
             (Self::CompressedTensors, "nvfp4") => &[&["_packed", "_scale", "_global_scale"]],
             (Self::CompressedTensors, "mxfp4") => &[&["_packed", "_scale"]],
             (Self::CompressedTensors, "mxfp8") => &[&["", "_scale"]],
-            (Self::ModelOpt, "nvfp4") => &[&["", "_scale", "_scale_2"]],
-            (Self::CompressedTensors | Self::ModelOpt, _) if is_fp8 => &[&["", "_scale"]],
+            (Self::ModelOpt { .. }, "nvfp4") => &[&["", "_scale", "_scale_2"]],
+            // TensorRT-LLM's FP8_BLOCK_SCALES: `weight_scale_inv` first, then the other (main, _torch/modules/linear.py).
+            (Self::ModelOpt { tiles: true }, "fp8-128x128") => &[&["", "_scale_inv"], &["", "_scale"]],
+            (Self::CompressedTensors | Self::ModelOpt { .. }, _) if is_fp8 => &[&["", "_scale"]],
             (Self::Fp8 { tiles: true }, "fp8-128x128") => &[&["", "_scale_inv"]],
             // vLLM looks for the first, transformers for the second; of MXFP8 SGLang does.
             (Self::Fp8 { tiles: false }, "fp8-tensor" | "fp8-row") => &[&["", "_scale"], &["", "_scale_inv"]],
-            (Self::ModelOpt | Self::Fp8 { .. } | Self::Mxfp8, "mxfp8") => &[&["", "_scale"], &["", "_scale_inv"]],
+            (Self::ModelOpt { .. } | Self::Fp8 { .. } | Self::Mxfp8, "mxfp8") => {
+                &[&["", "_scale"], &["", "_scale_inv"]]
+            }
             (Self::Mxfp4, "mxfp4") => &[&["_blocks", "_scales"]],
             _ => &[],
         }
@@ -97,16 +107,15 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
         }
         let (module, known) = (module(matrix.name), names.activations(scheme));
         let is_there = |name: &&str| input.get(&[module, ".", name].concat()).is_some();
-        // The entry of a scheme without blocks changes nothing: such scales have one order.
-        let in_metadata = !scheme.starts_with("fp8-") && input.metadata().contains_key(COMFY[1]);
-        if is_there(&COMFY[0]) || in_metadata {
+        // Scales without blocks have one order, and a mark that is left of what a layer was says nothing of it.
+        if input.is_tiled(matrix.name) {
             let mark = COMFY[usize::from(!is_there(&COMFY[0]))];
             let what = "its engines know no such mark, and take block scales in tiles for scales in rows";
-            wrong.entry([mark.into(), what.into(), "comfyui".into()]).or_default().push(module);
+            wrong.entry([mark.into(), what.into(), COMFY_REMEDY.into()]).or_default().push(module);
             continue;
         }
         let there: Vec<&str> = ACTIVATIONS.into_iter().filter(|name| !known.contains(name)).filter(is_there).collect();
-        if !there.is_empty() {
+        if !there.is_empty() && !known.iter().any(is_there) {
             let what = format!("its engines look for {}", listed(known, "or"));
             wrong.entry([listed(&there, "and"), what, String::new()]).or_default().push(module);
         }
@@ -118,6 +127,7 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
     let line = |([own, what, whose], modules): ([String; 3], Vec<&str>)| {
         let remedy = match whose.as_str() {
             "" => "mend it".into(),
+            COMFY_REMEDY => COMFY_REMEDY.into(),
             whose => format!("name the method that these are of ({whose})"),
         };
         Some(format!(
@@ -131,13 +141,13 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
     wrong.into_iter().filter_map(line).collect()
 }
 
-/// The dialects that have a scheme under these names.
+/// The methods that have a scheme under these names, or what is to be done where no config has them.
 fn written_by(scheme: &str, matrix: &str, own: &[&str]) -> String {
     let all = [
         ("compressed-tensors", Names::CompressedTensors),
-        ("modelopt", Names::ModelOpt),
+        ("modelopt", Names::ModelOpt { tiles: false }),
         ("fp8", Names::Fp8 { tiles: scheme == "fp8-128x128" }),
-        ("gpt-oss", Names::Mxfp4),
+        ("mxfp4", Names::Mxfp4),
     ];
     let base = last(matrix);
     let is_so = |names: &&[&str]| {
@@ -147,7 +157,7 @@ fn written_by(scheme: &str, matrix: &str, own: &[&str]) -> String {
     let fit = all.into_iter().filter(|(_, names)| names.endings(scheme).iter().any(is_so));
     let found: Vec<&str> = fit.map(|(name, _)| name).collect();
     match own.contains(&"scale_weight") {
-        true => "comfyui".into(),
+        true => COMFY_REMEDY.into(),
         false => listed(&found, "or"),
     }
 }

@@ -26,7 +26,7 @@ const FORMATS: [&str; 11] = [
 
 /// Algorithms of ModelOpt and TensorRT-LLM for floating-point codes, and for layers that differ: ModelOpt 0.47.0, torch/export, and
 /// TensorRT-LLM, quantization/mode.py.
-const ALGORITHMS: [&str; 17] = [
+const ALGORITHMS: [&str; 19] = [
     "FP8",
     "FP8_PER_CHANNEL_PER_TOKEN",
     "FP8_PC_PT",
@@ -37,6 +37,8 @@ const ALGORITHMS: [&str; 17] = [
     "W4A16_NVFP4",
     "NVFP4_AWQ",
     "NVFP4_SVDQUANT",
+    "NVFP4_SVD",
+    "NVFP4_ARC",
     "W4A8_NVFP4_FP8",
     "MXFP8",
     "MXFP4",

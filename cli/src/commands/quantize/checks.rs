@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_alone};
@@ -152,27 +152,36 @@ fn plain_by_default(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, t
 
 /// Of one shard of a model, that the others are not seen.
 fn one_shard(input: &Checkpoint) -> Option<String> {
+    let (index, _) = index_around(input)?;
+    Some(format!(
+        "{}: is one of the shards of {}; layers that engines fuse with its own, and experts, may lie in the others, which are not \
+         seen; give the folder",
+        input.path().display(),
+        shown(&index)
+    ))
+}
+
+/// The index of which a file is one of several shards, and the tensors that it names.
+fn index_around(input: &Checkpoint) -> Option<(PathBuf, Vec<String>)> {
     let file = Some(input.path()).filter(|_| input.folder().is_none())?;
     let (name, folder) = (file.file_name()?.to_str()?, folder::of_file(file)?);
     let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
     let mut indices: Vec<_> = entries.filter(|path| path.to_string_lossy().ends_with(".index.json")).collect();
     indices.sort_unstable();
-    let index = indices.into_iter().find(|index| is_one_of_several(index, name))?;
-    Some(format!(
-        "{}: is one of the shards of {}; layers that engines fuse with its own, and experts, may lie in the others, which are not \
-         seen; give the folder",
-        file.display(),
-        shown(&index)
-    ))
+    indices
+        .into_iter()
+        .find_map(|index| Some((tensors_of_several(&index, name)?, index)))
+        .map(|(names, index)| (index, names))
 }
 
-/// True if an index names this file and others. What is no index is not asked for, and says nothing.
-fn is_one_of_several(index: &Path, name: &str) -> bool {
-    let fits = |found: fs::Metadata| found.is_file() && found.len() <= MOST_INDEX_BYTES;
-    let text = fs::metadata(index).is_ok_and(fits).then(|| fs::read(index).ok()).flatten();
-    let value = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok()).unwrap_or_default();
-    let files = || value["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
-    files().any(|file| file == name) && files().any(|file| file != name)
+/// The tensors of an index that names this file and others. What is no index is not asked for, and says nothing.
+fn tensors_of_several(index: &Path, name: &str) -> Option<Vec<String>> {
+    let found = fs::metadata(index).ok().filter(|found| found.is_file() && found.len() <= MOST_INDEX_BYTES);
+    let value: Value = serde_json::from_slice(&found.and_then(|_| fs::read(index).ok())?).ok()?;
+    let tensors = value["weight_map"].as_object()?;
+    let files = || tensors.values().filter_map(Value::as_str);
+    let is_one = files().any(|file| file == name) && files().any(|file| file != name);
+    is_one.then(|| tensors.keys().cloned().collect())
 }
 
 /// What there is to say of tensors that are left alone by default, and that `--only` selects. `names`: one for each place of the
@@ -232,40 +241,64 @@ pub fn unusual(
     }))
 }
 
-/// The layers of a model. A head that is tied to the embeddings has no tensor.
-fn modules<'a>(names: &[&'a str]) -> HashSet<&'a str> {
-    names.iter().map(|name| module(name)).chain(["lm_head"]).collect()
+/// The layers of a model, for a file of calibration.
+pub struct Layers<'a> {
+    here: HashSet<&'a str>,
+    /// Those of the other shards, where the input is one, and the index that names them.
+    elsewhere: Option<(PathBuf, HashSet<String>)>,
 }
 
-/// Refuses scales of layers that the model does not have: their names are wrong, or they are of another model.
-pub fn refuse_unknown_layers(args: &QuantizeArgs, scales: &InputScales, names: &[&str]) -> Result<(), Failure> {
-    let Some((number, first)) = others(scales, &modules(names)) else { return Ok(()) };
-    Err(Failure::Use(format!(
-        "{}: {number} that {} does not have ({first}); mend the names, or leave them out",
-        args.input_scales.as_deref().map(shown).unwrap_or_default(),
-        shown(&args.input)
-    )))
-}
+impl<'a> Layers<'a> {
+    /// `names`: of tensors. Of matrices that are quantized already the names are others.
+    pub fn new(input: &'a Checkpoint, names: &[&'a str]) -> Self {
+        let here = names.iter().copied().chain(input.quantized()).map(module).collect();
+        // What is quantized in them already has names of its own.
+        let bare =
+            |name: &str| ["_packed", "_blocks"].into_iter().find_map(|end| name.strip_suffix(end)).map(String::from);
+        let layer = |name: String| module(&bare(&name).unwrap_or(name)).to_string();
+        let layers = |names: Vec<String>| names.into_iter().map(layer).collect();
+        Self { here, elsewhere: index_around(input).map(|(index, names)| (index, layers(names))) }
+    }
 
-/// What there is to say of scales of layers that the model has, and that stay as they are.
-pub fn unused_layers(
-    args: &QuantizeArgs,
-    scales: &InputScales,
-    names: &[&str],
-    input: &Checkpoint,
-    plans: &Plans,
-) -> Option<String> {
-    let modules = modules(names);
-    let items = plans.weights().map(|(at, _)| &plans.items[at]);
-    // Of experts in one tensor its name may stand for all.
-    let used: HashSet<&str> =
-        items.flat_map(|item| [module(&item.name), module(&input.tensors()[item.tensor].name)]).collect();
-    let is_idle = |name: &&str| modules.contains(name) && !used.contains(name);
-    let (number, first) = counted(scales.modules().filter(is_idle).collect())?;
-    Some(format!(
-        "{}: {number} not quantized, whose amax nothing is written for ({first})",
-        args.input_scales.as_deref().map(shown).unwrap_or_default()
-    ))
+    /// A head that is tied to the embeddings has no tensor, whatever is around it.
+    fn is_here(&self, name: &str) -> bool {
+        self.here.contains(name) || name.rsplit('.').next() == Some("lm_head")
+    }
+
+    fn is_elsewhere(&self, name: &str) -> bool {
+        !self.is_here(name) && self.elsewhere.as_ref().is_some_and(|(_, layers)| layers.contains(name))
+    }
+
+    /// Refuses scales of layers that the model does not have: their names are wrong, or they are of another model.
+    pub fn refuse_unknown(&self, args: &QuantizeArgs, scales: &InputScales) -> Result<(), Failure> {
+        let unknown = scales.modules().filter(|name| !self.is_here(name) && !self.is_elsewhere(name));
+        let Some((number, first)) = counted(unknown.collect()) else { return Ok(()) };
+        let others = self.elsewhere.as_ref().map(|(index, _)| format!(", nor the other shards of {}", shown(index)));
+        Err(Failure::Use(format!(
+            "{}: {number} that {} does not have{} ({first}); mend the names, or leave them out",
+            args.input_scales.as_deref().map(shown).unwrap_or_default(),
+            shown(&args.input),
+            others.unwrap_or_default()
+        )))
+    }
+
+    /// What there is to say of scales of layers that the model has, and that stay as they are, or lie in other shards.
+    pub fn unused(&self, args: &QuantizeArgs, scales: &InputScales, input: &Checkpoint, plans: &Plans) -> Vec<String> {
+        let items = plans.weights().map(|(at, _)| &plans.items[at]);
+        // Of experts in one tensor its name may stand for all.
+        let used: HashSet<&str> =
+            items.flat_map(|item| [module(&item.name), module(&input.tensors()[item.tensor].name)]).collect();
+        let file = args.input_scales.as_deref().map(shown).unwrap_or_default();
+        let idle = counted(scales.modules().filter(|name| self.is_here(name) && !used.contains(name)).collect());
+        let idle = idle.map(|(number, first)| {
+            format!("{file}: {number} not quantized, whose amax nothing is written for ({first})")
+        });
+        let away = counted(scales.modules().filter(|name| self.is_elsewhere(name)).collect());
+        let away = away.map(|(number, first)| {
+            format!("{file}: {number} of other shards, whose amax nothing is written for here ({first})")
+        });
+        idle.into_iter().chain(away).collect()
+    }
 }
 
 /// How many layers a file of calibration names that are not among these, and the first few of them by name.

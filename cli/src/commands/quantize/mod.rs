@@ -13,20 +13,23 @@ mod torn;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use scaled_gemm::Scheme;
 use scaled_gemm::checkpoint::{
     Checkpoint, CheckpointLayout, CheckpointWriter, Dialect, TensorInfo, WrittenCast, WrittenRecipe, printable,
 };
 use scaled_gemm::model_folder::{self, InputScales, ModelConfig, default_dialect};
+use scaled_gemm::{GivenScale, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use crate::target::Target;
-use plan::{Given, Plan, Plans};
+use plan::{Given, Plan, Plans, Weight};
 use report::Report;
 use stream::Work;
+
+/// The entry of the metadata by which ComfyUI's files mark layers.
+const MARKS: &str = "_quantization_metadata";
 
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.target(0)?;
@@ -53,10 +56,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     checks::refuse_shapes(&input, &plans)?;
     let unusual = checks::unusual(args, config.as_ref(), dialect, &plans, &names)?;
     let scales = args.input_scales.as_ref().map(InputScales::read).transpose()?;
-    scales.as_ref().map_or(Ok(()), |scales| checks::refuse_unknown_layers(args, scales, &both))?;
-    let unused = scales.as_ref().and_then(|scales| checks::unused_layers(args, scales, &both, &input, &plans));
+    let unused = scales.as_ref().map(|scales| unused(args, scales, (&input, &plans), &both)).transpose()?;
     let given = args.weight_amax.as_ref().map(InputScales::read).transpose()?;
-    let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?.unwrap_or_default();
+    let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?;
+    let (given_amax, untaken) = given_amax.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
     let torn = torn::without_fuse(of, &plans);
     let notes = || {
@@ -65,7 +68,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(torn)
             .chain(idle_fuse)
             .chain(unusual)
-            .chain(unused)
+            .chain(unused.into_iter().flatten())
+            .chain(untaken)
             .chain(folder::not_in_index(&input))
     };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
@@ -162,8 +166,13 @@ fn layout(
         // Readers of models ask for it.
         layout.metadata("format", "pt");
     }
+    let layers: HashSet<&str> = plans.weights().map(|(at, _)| module(&plans.items[at].name)).collect();
     for (key, value) in input.metadata() {
-        layout.metadata(key, value);
+        match key.as_str() {
+            // A mark of what is quantized now would be read as one of what it became.
+            MARKS => input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left)),
+            _ => layout.metadata(key, value),
+        }
     }
     for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
         match plan {
@@ -183,20 +192,28 @@ fn layout(
                 if let Ok(place) = amax.binary_search_by_key(&at, |(which, _)| *which) {
                     let (name, number) = layout.input_scale(&item.name, amax[place].1);
                     if !(number.is_finite() && number > 0.0) {
-                        return Err(Failure::Use(format!(
-                            "{}: the amax {:e} of {} has no FP32 scale; give one nearer to 1",
-                            args.input_scales.as_deref().map(shown).unwrap_or_default(),
-                            amax[place].1,
-                            printable(&item.name)
-                        )));
+                        return Err(no_scale(args.input_scales.as_deref(), amax[place].1, &item.name));
                     }
                     inputs.push((name, number));
                 }
             }
             Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
+            Plan::Drop => {}
         }
     }
     Ok((layout, inputs))
+}
+
+/// What there is to say of scales that nothing is written for. Refuses those of layers that are not there.
+fn unused(
+    args: &QuantizeArgs,
+    scales: &InputScales,
+    (input, plans): (&Checkpoint, &Plans),
+    names: &[&str],
+) -> Result<Vec<String>, Failure> {
+    let layers = checks::Layers::new(input, names);
+    layers.refuse_unknown(args, scales)?;
+    Ok(layers.unused(args, scales, input, plans))
 }
 
 /// The largest activations that meet each tensor to be quantized.
@@ -235,31 +252,40 @@ fn activations(
     Ok(all)
 }
 
-/// By place, the amax that was given for a weight. Refuses names of nothing that gets a scale, and a file without any.
+/// What is refused of an amax, of inputs or of weights.
+fn no_scale(file: Option<&Path>, amax: f32, name: &str) -> Failure {
+    let (file, name) = (file.map(shown).unwrap_or_default(), printable(name));
+    Failure::Use(format!("{file}: the amax {amax:e} of {name} has no FP32 scale; give one nearer to 1"))
+}
+
+/// By place, the amax that was given for a weight, and what there is to say of one that no weight takes. Refuses names of nothing that gets
+/// a scale, and a file without any.
 fn weight_amax(
     args: &QuantizeArgs,
     input: &Checkpoint,
     plans: &Plans,
     given: &InputScales,
-) -> Result<HashMap<usize, f32>, Failure> {
-    let (mut names, mut found) = (HashSet::new(), HashMap::new());
+) -> Result<(HashMap<usize, f32>, Option<String>), Failure> {
+    let (mut names, mut taken, mut found) = (HashSet::new(), HashSet::new(), HashMap::new());
     for (at, _) in plans.weights() {
         let item = &plans.items[at];
         // Of experts in one tensor its own, or one for all.
         let both = [module(&item.name), module(&input.tensors()[item.tensor].name)];
         names.extend(both);
-        found.extend(both.into_iter().find_map(|name| given.amax(name)).map(|amax| (at, amax)));
+        let Some((name, amax)) = both.into_iter().find_map(|name| Some((name, given.amax(name)?))) else { continue };
+        taken.insert(name);
+        found.insert(at, amax);
     }
     let file = args.weight_amax.as_deref().map(shown).unwrap_or_default();
-    // Of an amax so small the scale, amax / 448 or amax / (6 * 448), is no normal number, or 0, and every value with it.
-    let too_small = |amax: f32| amax / 2688.0 < f32::MIN_POSITIVE;
-    let mut small: Vec<_> = found.iter().filter(|(_, amax)| too_small(**amax)).collect();
-    small.sort_unstable_by_key(|(at, _)| **at);
-    if let Some((at, amax)) = small.first() {
-        return Err(Failure::Use(format!(
-            "{file}: the amax {amax:e} of {} has no FP32 scale; give one nearer to 1",
-            printable(module(&plans.items[**at].name))
-        )));
+    let mut places: Vec<_> = found.iter().map(|(at, amax)| (*at, *amax)).collect();
+    places.sort_unstable_by_key(|(at, _)| *at);
+    for (at, amax) in places {
+        if let Plan::Quantize(Weight { source, target: Target::Recipe(recipe), .. }) = plans.tensors[at] {
+            // Of one so small it is no normal number, or 0, and every value with it. Some rules have a least amax.
+            if !given::scale(recipe, source, GivenScale::Amax(amax))?.is_normal() {
+                return Err(no_scale(args.weight_amax.as_deref(), amax, module(&plans.items[at].name)));
+            }
+        }
     }
     match checks::others(given, &names) {
         None if found.is_empty() => {
@@ -270,7 +296,15 @@ fn weight_amax(
                 folder::some(weights.iter().copied()).unwrap_or_default()
             )))
         }
-        None => Ok(found),
+        None => {
+            let idle = checks::others(given, &taken).map(|(number, first)| {
+                format!(
+                    "{file}: {number} of experts in one tensor, each of which has an amax of its own: that of the tensor changes nothing \
+                     ({first})"
+                )
+            });
+            Ok((found, idle))
+        }
         Some((number, first)) => {
             Err(Failure::Use(format!("{file}: {number} of which no weight is quantized ({first}); leave them out")))
         }

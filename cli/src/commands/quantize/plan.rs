@@ -23,6 +23,8 @@ pub enum Plan {
     Quantize(Weight),
     /// Copied, and why.
     Copy(&'static str),
+    /// A mark of what a layer was before it was quantized: left out.
+    Drop,
 }
 
 /// A matrix to be quantized.
@@ -88,7 +90,7 @@ impl Plans {
     pub fn group(&self, at: usize) -> Option<usize> {
         match &self.tensors[at] {
             Plan::Quantize(weight) => weight.group,
-            Plan::Copy(_) => None,
+            Plan::Copy(_) | Plan::Drop => None,
         }
     }
 
@@ -180,6 +182,14 @@ impl Plans {
                 }
             }
         }
+        // Of ComfyUI's layers; what is written now says itself what it is.
+        let layers: HashSet<&str> =
+            quantized(&tensors, 0..tensors.len()).into_iter().map(|at| module(&items[at].name)).collect();
+        for (item, plan) in items.iter().zip(&mut tensors) {
+            if input.marked_layer(&item.name).is_some_and(|layer| layers.contains(layer)) {
+                *plan = Plan::Drop;
+            }
+        }
         // Each matrix rounds with random bytes of its own.
         let mut matrices = 0..;
         for plan in &mut tensors {
@@ -194,7 +204,7 @@ impl Plans {
     pub fn weights(&self) -> impl Iterator<Item = (usize, &Weight)> {
         self.tensors.iter().enumerate().filter_map(|(at, plan)| match plan {
             Plan::Quantize(weight) => Some((at, weight)),
-            Plan::Copy(_) => None,
+            Plan::Copy(_) | Plan::Drop => None,
         })
     }
 

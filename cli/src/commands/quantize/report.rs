@@ -6,17 +6,16 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
 use scaled_gemm::model_folder::ModelConfig;
 use serde_json::{Value, json};
 
+use super::given;
 use super::items::Item;
 use super::plan::{NOT_ASKED_FOR, Plan, Plans};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
-use crate::output::{bytes, count, shown, starred, table};
+use crate::output::{MANY, bytes, count, shown, starred, table};
 use crate::recipes::{options, preset, scheme};
 use crate::target::Target;
 
-/// Matrices from which on those that differ in a number are one line.
-const MANY: usize = 40;
 /// Most layers of a group that are named with each of them: of a hundred thousand that would be ten thousand million names.
 const LISTED: usize = 64;
 
@@ -39,11 +38,10 @@ impl Report<'_> {
         for (at, counts) in found.iter().flat_map(|found| &found.non_finite) {
             text += &counts.describe(&tensors[*at].name).unwrap_or_default();
         }
-        for (at, given) in found.iter().flat_map(|found| &found.given) {
-            text += &given.describe(&tensors[*at].name).unwrap_or_default();
-        }
-        for (at, idle) in found.iter().flat_map(|found| &found.outweighed) {
-            text += &idle.describe(&tensors[*at].name, &tensors[idle.of].name);
+        if let Some(found) = found {
+            let name = |at: usize| tensors[at].name.as_str();
+            text += &given::losses(found.given.iter().map(|(at, given)| (name(*at), given)));
+            text += &given::outweighed(found.outweighed.iter().map(|(at, idle)| (name(*at), idle, name(idle.of))));
         }
         let (before, after) = self.sizes();
         text += &format!(
@@ -61,7 +59,7 @@ impl Report<'_> {
         }
         text += &self.experts();
         text += &self.sharing(found);
-        text + &copied_lines(&self.copied())
+        text + &lines("copied as they are", &self.copied()) + &lines("left out", &self.left_out())
     }
 
     /// For programs.
@@ -110,6 +108,7 @@ impl Report<'_> {
             "preset": preset(self.first), "power_of_two": self.args.power_of_two, "options": options(self.first),
             "dialect": self.dialect.name(), "dry_run": found.is_none(),
             "quantized": Value::from_iter(quantized), "groups": groups, "copied": Value::from_iter(copied),
+            "left_out": Value::from_iter(self.left_out().iter().map(|(tensor, _)| tensor.name.as_str())),
         })
     }
 
@@ -223,9 +222,15 @@ impl Report<'_> {
         let all = self.plans.items.iter().zip(&self.plans.tensors);
         all.filter_map(|(tensor, plan)| match plan {
             Plan::Copy(reason) => Some((tensor, *reason)),
-            Plan::Quantize(_) => None,
+            Plan::Quantize(_) | Plan::Drop => None,
         })
         .collect()
+    }
+
+    /// Marks that are left out.
+    fn left_out(&self) -> Vec<(&Item, &'static str)> {
+        let all = self.plans.items.iter().zip(&self.plans.tensors).filter(|(_, plan)| **plan == Plan::Drop);
+        all.map(|(item, _)| (item, "ComfyUI's mark of a layer that is quantized now")).collect()
     }
 }
 
@@ -264,8 +269,8 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
 }
 
 /// One line for each reason, with the first few tensors: models have hundreds of biases.
-fn copied_lines(copied: &[(&Item, &'static str)]) -> String {
-    by_reason(copied).iter().map(|(reason, list)| format!("copied as they are, {reason}: {list}\n")).collect()
+fn lines(what: &str, tensors: &[(&Item, &'static str)]) -> String {
+    by_reason(tensors).iter().map(|(reason, list)| format!("{what}, {reason}: {list}\n")).collect()
 }
 
 /// Each reason with how many tensors it holds for, and the first few of them.

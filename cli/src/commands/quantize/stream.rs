@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use ndarray::{Array2, s};
+use ndarray::Array2;
 use rayon::prelude::*;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, printable};
 use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
 
-use super::given::{GivenAmax, Outweighed};
+use super::given::{GivenAmax, Outweighed, scale};
 use super::items::Item;
 use super::plan::{Plan, Plans, Weight};
 use super::rows::Rows;
@@ -187,11 +187,15 @@ impl<'a> Stream<'a> {
         let mut groups: HashMap<usize, (f32, bool, usize, Option<usize>)> = HashMap::new();
         let mut source = Rows::new(input);
         for (at, (item, plan)) in plans.items.iter().zip(&plans.tensors).enumerate() {
-            let Plan::Quantize(weight) = plan else {
-                let tensor = &input.tensors()[item.tensor];
-                match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
-                    Sent::All => continue,
-                    Sent::NotAll => return Ok(Sent::NotAll),
+            let weight = match plan {
+                Plan::Quantize(weight) => weight,
+                Plan::Drop => continue,
+                Plan::Copy(_) => {
+                    let tensor = &input.tensors()[item.tensor];
+                    match pipeline::copy(input, tensor, buffers, |bytes| to.send(Task::Bytes(at, bytes)))? {
+                        Sent::All => continue,
+                        Sent::NotAll => return Ok(Sent::NotAll),
+                    }
                 }
             };
             let mut whole = None;
@@ -290,7 +294,7 @@ impl<'a> Stream<'a> {
             && first == 0
             && whole.own != whole.shared
         {
-            let cost = cost(&x.to_f32(), (weight, recipe), dialect, whole)?;
+            let cost = cost(&x.first_rows(SAMPLE), (weight, recipe), dialect, whole)?;
             // Of rows of zeros, or with NaN, there is none.
             done.cost = Some(cost).filter(|cost| cost.iter().all(|db| db.is_finite()));
         }
@@ -301,8 +305,10 @@ impl<'a> Stream<'a> {
             }
             Target::Cast(recipe) => Coded::Cast(caster.cast(&x, recipe)?),
         });
-        if let (Some(Whole { shared, is_given: true, .. }), Some(Coded::Quantized(codes))) = (whole, &done.part) {
-            done.given = Some(GivenAmax::of_rows(shared, &x, codes));
+        if let (Some(Whole { shared, is_given: true, .. }), Some(Coded::Quantized(codes)), Target::Recipe(recipe)) =
+            (whole, &done.part, weight.target)
+        {
+            done.given = Some(GivenAmax::of_rows(shared, recipe, &x, codes));
         }
         buffers.give(x.into_bytes());
         Ok(Done::Rows(Box::new(done)))
@@ -377,9 +383,7 @@ fn given(dialect: Dialect, weight: &Weight, amax: f32) -> Result<GivenScale, Fai
         return Ok(given);
     }
     // The file has a divisor. Whoever reads it takes its reciprocal: a scale that is one itself comes back to the last bit.
-    let none = Array2::zeros((recipe.row_multiple(), 16));
-    let scale = reference::quantize_part(none.view(), weight.source, recipe, given)?.scales()[0];
-    let divisor = 1.0 / scale;
+    let divisor = 1.0 / scale(recipe, weight.source, given)?;
     Ok(GivenScale::Encode(if divisor.is_finite() && divisor > 0.0 { divisor } else { 1.0 }))
 }
 
@@ -390,10 +394,9 @@ fn cost(
     dialect: Dialect,
     whole: Whole,
 ) -> Result<[f64; 2], Failure> {
-    let x = x.slice(s![..SAMPLE.min(x.nrows()), ..]);
     let sqnr = |amax: f32| {
         let given = given(dialect, weight, amax)?;
-        let q = reference::quantize_part(x, weight.source, recipe, given)?;
+        let q = reference::quantize_part(x.view(), weight.source, recipe, given)?;
         let back = reference::dequantize(&q, DType::F32);
         Ok::<_, Failure>(sqnr_db(x.as_slice().unwrap_or_default(), back.as_slice().unwrap_or_default()))
     };

@@ -1,0 +1,192 @@
+//! What lies beside a matrix: marks of what its layer was before, factors of activations, and low-rank parts.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+
+use common::quantized::Model;
+use common::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+const MARKS: &str = "_quantization_metadata";
+
+/// Writes a file with metadata of this key.
+fn write_marked(path: &str, tensors: &[Tensor], marks: Option<&Value>) {
+    let views: Vec<_> = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (name.to_string(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()))
+        .collect();
+    let metadata = marks.map(|marks| HashMap::from([(MARKS.to_string(), marks.to_string())]));
+    fs::write(path, safetensors::serialize(views, metadata).unwrap()).unwrap();
+}
+
+fn metadata(path: &str) -> HashMap<String, String> {
+    let bytes = fs::read(path).unwrap();
+    SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap_or_default()
+}
+
+fn names(path: &str) -> Vec<String> {
+    let bytes = fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.names().into_iter().map(String::from).collect()
+}
+
+fn mark<'a>(name: &'a str, format: &str) -> Tensor<'a> {
+    let text = json!({"format": format}).to_string().into_bytes();
+    (name, Dtype::U8, vec![text.len()], text)
+}
+
+/// SQNR of the layer `l` as it comes back.
+fn sqnr(folder: &Folder, file: &str) -> f64 {
+    let plain = folder.file("plain.safetensors");
+    let _ = fs::remove_file(&plain);
+    good(&["dequantize", file, "-o", &plain, "--dtype", "f32"]);
+    sqnr_db(&values(128 * 256, 1), &read_f32(&plain, "l.weight").1)
+}
+
+/// (Rows were read as tiles, by a mark of what the layer had been: 10 dB in the place of 20.)
+#[test]
+fn marks_of_what_a_layer_was_are_left_out() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in.safetensors"), folder.file("out.safetensors"));
+    let weight = || f32_tensor("l.weight", [128, 256], 1);
+    let other = || f32_tensor("other.weight", [128, 128], 2);
+    let all = json!({"format_version": "1.0", "layers": {"l": {"format": "nvfp4"}, "other": {"format": "nvfp4"}}});
+    let (recipes, dialects) =
+        ([("nvfp4", 18.0), ("mxfp8", 25.0)], ["plain", "modelopt", "compressed-tensors", "comfyui"]);
+    for ((recipe, least), dialect) in recipes.into_iter().flat_map(|r| dialects.map(|d| (r, d))) {
+        // One mark of each kind at a time, and of a layer that stays as it is.
+        for by_tensor in [true, false] {
+            let marks = [mark("l.comfy_quant", "nvfp4"), mark("other.comfy_quant", "nvfp4")];
+            match by_tensor {
+                true => write_marked(&input, &[&[weight(), other()][..], &marks].concat(), None),
+                false => write_marked(&input, &[weight(), other()], Some(&all)),
+            }
+            let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect, "--only", "^l"];
+            let _ = fs::remove_file(&output);
+            let text = good(&args);
+            let case = format!("{recipe} {dialect} by tensor: {by_tensor}: {text}");
+            assert!(sqnr(&folder, &output) > least, "{case}");
+            let own = if dialect == "comfyui" { 1 } else { 0 };
+            let left = names(&output).iter().filter(|name| *name == "l.comfy_quant").count();
+            assert_eq!(left, own, "{case}");
+            if by_tensor {
+                assert_words(&text, &["left out, ComfyUI's mark of a layer that is quantized now: 1 (l.comfy_quant ["]);
+                let args = [&args[..], &["--json"]].concat();
+                fs::remove_file(&output).unwrap();
+                assert_eq!(json(&args)["left_out"], json!(["l.comfy_quant"]), "{case}");
+                assert!(names(&output).contains(&"other.comfy_quant".to_string()), "{case}");
+            } else {
+                let left: Value = serde_json::from_str(&metadata(&output)[MARKS]).unwrap();
+                assert_eq!(left, json!({"format_version": "1.0", "layers": {"other": {"format": "nvfp4"}}}), "{case}");
+            }
+        }
+    }
+    // Where none is left, the list goes; where none of it is quantized, it is as it was.
+    for (layer, left) in [("l", None), ("x", Some(r#"{"layers":{"x":{"format":"nvfp4"}}}"#))] {
+        write_marked(&input, &[weight()], Some(&json!({"layers": {layer: {"format": "nvfp4"}}})));
+        let _ = fs::remove_file(&output);
+        good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+        assert_eq!(metadata(&output).get(MARKS).map(String::as_str), left);
+    }
+    // A cast has no mark either.
+    write_marked(&input, &[weight(), mark("l.comfy_quant", "nvfp4")], None);
+    let _ = fs::remove_file(&output);
+    good(&["quantize", &input, "-o", &output, "--group", "1x64"]);
+    assert!(!names(&output).contains(&"l.comfy_quant".to_string()));
+}
+
+/// (The same of files that are there already.)
+#[test]
+fn what_a_matrix_was_written_in_counts_before_a_mark() {
+    let folder = Folder::new();
+    let (input, output, marked) = (folder.file("in"), folder.file("out"), folder.file("marked"));
+    write(&input, &[f32_tensor("l.weight", [128, 256], 1)]);
+    for recipe in ["nvfp4", "mxfp8"] {
+        for dialect in ["plain", "modelopt", "compressed-tensors", "comfyui"] {
+            let _ = fs::remove_file(&output);
+            good(&["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect]);
+            let found = sqnr(&folder, &output);
+            let bytes = fs::read(&output).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            let stale = mark("l.comfy_quant", recipe);
+            let tensors = file.iter().filter(|(name, _)| *name != "l.comfy_quant");
+            let tensors: Vec<_> = tensors.map(|(name, tensor)| (name.to_string(), tensor)).collect();
+            let with = (stale.0.to_string(), TensorView::new(stale.1, stale.2, &stale.3).unwrap());
+            // With a mark, and with none.
+            let all = [&tensors[..], &[with]].concat();
+            for all in [all, tensors] {
+                fs::write(&marked, safetensors::serialize(all, Some(metadata(&output))).unwrap()).unwrap();
+                assert_eq!(sqnr(&folder, &marked), found, "{recipe} {dialect}");
+            }
+        }
+    }
+}
+
+/// Adds tensors to a model.
+fn extend(model: &Model, tensors: &[Tensor]) {
+    let place = format!("{}/model.safetensors", model.path());
+    let bytes = fs::read(&place).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let own = file.iter().map(|(name, tensor)| (name.to_string(), tensor));
+    let more = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| (name.to_string(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    let all: Vec<_> = own.chain(more).collect();
+    fs::write(&place, safetensors::serialize(all, Some(metadata(&place))).unwrap()).unwrap();
+}
+
+/// (Such a model was written back without that part, without a word.)
+#[test]
+fn low_rank_parts_are_not_lost() {
+    for (start, file) in [(".svdquant_lora_", "diffusers"), (".weight_quantizer._svdquant_lora_", "others")] {
+        let model = Model::new("nvfp4", "modelopt");
+        let names = ["m.0.mlp.down_proj", "m.1.self_attn.o_proj"].map(|m| ["a", "b"].map(|p| format!("{m}{start}{p}")));
+        let part = |name| f32_tensor(name, [32, 128], 8);
+        let output = model.folder.file("plain");
+        let args = ["dequantize", &model.path(), "-o", &output];
+        // Beside a plain layer they are tensors like others.
+        extend(&model, &[part(&names[1][0]), part(&names[1][1])]);
+        good(&args);
+        fs::remove_dir_all(&output).unwrap();
+        extend(&model, &[part(&names[0][0]), part(&names[0][1])]);
+        let two = format!("2 tensors ({}, {}) of SVDQuant", names[0][0], names[0][1]);
+        let error = bad(2, &args);
+        assert_words(&error, &[&two, "which are a low-rank part", "product would have to be added", "leave the model"]);
+        let info = good(&["info", &model.path()]);
+        assert_words(&info, &[&two, "are a low-rank part that is added to a quantized layer", "dequantize refuses"]);
+        assert!(!info.contains("AWQ"), "{file}: {info}");
+    }
+}
+
+/// (Only `info` said it.)
+#[test]
+fn gemm_says_what_lies_beside_its_matrices() {
+    let model = Model::new("nvfp4", "modelopt");
+    let (x, y) = (model.folder.file("x"), model.folder.file("y"));
+    write(&x, &[("x", Dtype::BF16, vec![16, 128], values(16 * 64, 5).iter().flat_map(|v| v.to_le_bytes()).collect())]);
+    extend(
+        &model,
+        &[
+            f32_tensor("m.0.mlp.down_proj.pre_quant_scale", [1, 128], 8),
+            f32_tensor("m.0.mlp.down_proj.svdquant_lora_a", [32, 128], 8),
+        ],
+    );
+    let weights = |layer: &str| format!("{}/model.safetensors:{layer}.weight", model.path());
+    let gemm = |layer: &str| {
+        let _ = fs::remove_file(&y);
+        said(&["gemm", "--a", &format!("{x}:x"), "--b", &weights(layer), "-o", &y])
+    };
+    assert_words(
+        &gemm("m.0.mlp.down_proj"),
+        &[
+            "m.0.mlp.down_proj.weight: 1 tensor (m.0.mlp.down_proj.pre_quant_scale) of AWQ multiply what enters",
+            "m.0.mlp.down_proj.weight: 1 tensor (m.0.mlp.down_proj.svdquant_lora_a) of SVDQuant are a low-rank part",
+            "d is the product without them",
+        ],
+    );
+    assert!(!gemm("m.0.self_attn.o_proj").contains("without them"));
+}
