@@ -238,11 +238,11 @@ pub struct QuantizeArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
     /// Quantize matrices that hold NaN or infinities all the same. NaN does not count in the scales; it stays NaN in fp8 and
-    /// mxfp8, and becomes 6 times its scales in nvfp4, which has no NaN (with --hadamard the 16 columns it is mixed with too).
-    /// Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
-    /// gets scale 1), mxfp8 with --mx-rounding up (scale 2^127). Under the other rules the scale of their group would be
-    /// infinite or NaN, and they are refused; so they are with --group, where NaN stays NaN in e4m3 and becomes 6 times its scale in
-    /// e2m1.
+    /// mxfp8, and becomes 6 times its scales in nvfp4 and mxfp4, which have no NaN (with --hadamard the 16 columns it is mixed with
+    /// too). Infinities become the largest code where the rule has a scale for them: fp8 with --preset transformer-engine (its group
+    /// gets scale 1), mxfp8 and mxfp4 with --mx-rounding up, the default (scale 2^127). Under the other rules the scale of their group
+    /// would be infinite or NaN, and they are refused; so they are with --group, where NaN stays NaN in e4m3 and becomes 6 times its
+    /// scale in e2m1.
     #[arg(long)]
     pub allow_non_finite: bool,
     /// Print JSON instead of tables.
@@ -265,6 +265,9 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => return Err(rule()),
     };
     let number = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    if at > 0 && number.is_none() {
+        return Err(format!("{}; this is more than {} bytes, the most that can be counted", rule(), u64::MAX));
+    }
     number.filter(|bytes| *bytes > 0).ok_or_else(rule)
 }
 

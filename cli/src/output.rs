@@ -48,6 +48,12 @@ impl From<Error> for Failure {
             Error::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 message += "; give a file that you may use";
             }
+            Error::Io { source, .. } if source.kind() == ErrorKind::InvalidFilename => {
+                message += "; give a shorter name, of at most 255 bytes on most file systems";
+            }
+            Error::Io { source, .. } if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                message += "; make room there, or write to another disk";
+            }
             _ => {}
         }
         match error {

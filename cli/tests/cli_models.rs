@@ -87,7 +87,8 @@ fn a_model_of_another_method_is_refused() {
     fs::rename(format!("{input}/model.safetensors"), format!("{input}/model-1.safetensors")).unwrap();
     let output = folder.file("out");
     let said = bad(2, &["quantize", &input, "-o", &output, "--recipe", "fp8-128x128"]);
-    assert_words(&said, &["quantized already (gptq)", "dequantize it first"]);
+    // (The remedy was "dequantize it first", which this program does not do.)
+    assert_words(&said, &["quantized already (gptq)", "not read here: dequantize it with what wrote it"]);
     assert_eq!(folder.names(), ["in"]);
 }
 
@@ -182,10 +183,18 @@ fn an_infinity_is_said_of_the_matrix_that_holds_it() {
     model_folder(&path, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
     for recipe in ["nvfp4", "fp8-tensor"] {
         let error = bad(2, &["quantize", &path, "-o", &output, "--recipe", recipe]);
-        assert_words(&error, &["tensor l.v_proj.weight", "infinity", "l.k_proj.weight", "--exclude"]);
+        // (Without its place, and without the rule that takes it.)
+        let place = "tensor l.v_proj.weight: 1 non-finite value, the first at row 0, column 0; repair the data";
+        let rule = match recipe {
+            "nvfp4" => "no rule of nvfp4 has a scale for infinities",
+            _ => "or use --preset transformer-engine with --allow-non-finite",
+        };
+        let shares = "; it shares its scale with l.k_proj.weight";
+        assert_words(&error, &[place, rule, r"--exclude '^l\.v_proj\.weight$'", shares]);
         // (And was blamed still where such values are allowed, by the writer.)
         let allowed = ["quantize", &path, "-o", &output, "--recipe", recipe, "--allow-non-finite"];
-        assert_words(&bad(2, &allowed), &["tensor l.v_proj.weight", "infinity", "l.k_proj.weight", "--exclude"]);
+        let place = "tensor l.v_proj.weight: 1 infinity, the first at row 0, column 0; under this recipe";
+        assert_words(&bad(2, &allowed), &[place, "l.k_proj.weight", "--exclude"]);
         if recipe == "fp8-tensor" {
             good(&[&allowed[..], &["--preset", "transformer-engine"]].concat());
         }

@@ -184,3 +184,72 @@ fn a_config_differs_in_what_it_has_to() {
     let plain = fs::read_to_string(format!("{back}/config.json")).unwrap();
     assert_eq!(plain, with.replace("float16", "bfloat16"));
 }
+
+/// (A dry run found nothing, and the real one gave the system's words for them.)
+#[test]
+fn names_that_are_too_long_to_be_written_under_are_refused_by_dry_runs_too() {
+    let folder = Folder::new();
+    let model = folder.file("model");
+    model_folder(&model, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
+    let output = folder.file(&"x".repeat(250));
+    let args = ["quantize", &model, "-o", &output, "--recipe", "nvfp4"];
+    for options in [&["--dry-run"][..], &[]] {
+        let error = bad(2, &[&args[..], options].concat());
+        let words =
+            "has a name of 250 bytes, and until it is whole it is written as .NAME.partial, whose 259 bytes are more";
+        assert_words(&error, &[words, "; give a shorter name"]);
+    }
+    // Ones that no file can have.
+    let long = folder.file(&"x".repeat(300));
+    for input in [&model, &format!("{model}/model.safetensors")] {
+        let error = bad(2, &["quantize", input, "-o", &long, "--recipe", "nvfp4"]);
+        assert_words(&error, &["too long", "; give a shorter name, of at most 255 bytes on most file systems"]);
+    }
+    assert_eq!(folder.names(), ["model"]);
+    // One that is just short enough.
+    good(&["quantize", &model, "-o", &folder.file(&"x".repeat(246)), "--recipe", "nvfp4"]);
+}
+
+/// (The system said that it is no directory.)
+#[test]
+fn a_file_in_the_way_of_a_new_folder_is_said() {
+    let folder = Folder::new();
+    let model = folder.file("model");
+    model_folder(&model, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
+    fs::write(folder.file(".out.partial"), "a file").unwrap();
+    let output = folder.file("out");
+    for options in [&["--dry-run"][..], &[]] {
+        let error = bad(2, &[&["quantize", &model, "-o", &output, "--recipe", "nvfp4"][..], options].concat());
+        assert_words(
+            &error,
+            &["out: cannot be written by way of ", ".out.partial, which is there and no folder; move it away"],
+        );
+    }
+    assert_eq!(fs::read(folder.file(".out.partial")).unwrap(), b"a file");
+}
+
+/// (The system's words alone, after the disk was full.)
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_without_room_is_said_with_what_is_needed() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let df = std::process::Command::new("df").args(["-B1", "--output=avail"]).arg(&folder.0).output().unwrap();
+    let free: u64 = String::from_utf8(df.stdout).unwrap().lines().last().unwrap().trim().parse().unwrap();
+    // A file with a hole for its data, of which the codes take half.
+    let rows = 1_u64 << 27;
+    let header = json!({"w": {"dtype": "BF16", "shape": [rows, 8192], "data_offsets": [0, rows * 16384]}}).to_string();
+    let file = fs::File::create(&input).unwrap();
+    if free > rows * 4096 || file.set_len(8 + header.len() as u64 + rows * 16384).is_err() {
+        println!("skipped: {free} bytes are free, or no file is so long here");
+        return;
+    }
+    std::os::unix::fs::FileExt::write_all_at(&file, &(header.len() as u64).to_le_bytes(), 0).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, header.as_bytes(), 8).unwrap();
+    let error = bad(1, &["quantize", &input, "-o", &output, "--recipe", "fp8-tensor"]);
+    assert_words(
+        &error,
+        &["No space left on device: 1099511627780 bytes are to be written, and ", " were free; make room there"],
+    );
+    assert_eq!(folder.names(), ["in"]);
+}

@@ -216,3 +216,48 @@ fn tune_without_a_gpu_does_not_send_to_the_cpu() {
         assert_eq!(folder.names(), [""; 0]);
     }
 }
+
+/// (Each was refused without what to do about it.)
+#[test]
+fn refusals_have_a_remedy() {
+    let folder = Folder::new();
+    let (input, output, path) = (folder.file("in"), folder.file("out"), folder.file("model"));
+    let tensors = [
+        f32_tensor("a.weight", [16, 32], 1),
+        ("cube", Dtype::F8_E4M3, vec![4], vec![0x35; 4]),
+        ("cube_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ("odd", Dtype::F8_E4M3, vec![16, 32], vec![0x35; 512]),
+        ("odd_scale", Dtype::F32, vec![3], f32_bytes(&[1.0; 3])),
+    ];
+    write(&input, &tensors);
+    let quantize =
+        |options: &[&str]| bad(2, &[&["quantize", &input, "-o", &output, "--recipe", "nvfp4"][..], options].concat());
+    let words = "no matrix to quantize that --only nothing matches among its 5 tensors; ";
+    assert_words(
+        &quantize(&["--only", "nothing"]),
+        &[words, "; mend the pattern, which info has the names for, or leave it out"],
+    );
+    assert_words(&quantize(&["--only", "odd"]), &["--only odd matches", "; name others with --only, or leave it out"]);
+    assert_words(
+        &quantize(&["--exclude", "a"]),
+        &["matched by --exclude: 1", "; give a file with other matrices, or name with --only"],
+    );
+    let gemm = |name: &str| {
+        let [a, b] = ["a.weight", name].map(|name| format!("{input}:{name}"));
+        bad(2, &["gemm", "--a", &a, "--b", &b, "-o", &output])
+    };
+    assert_words(&gemm("cube"), &["has shape [4]; a matrix has two dimensions, rows and columns: give one that has"]);
+    assert_words(&gemm("odd"), &["a scale is never reshaped: fetch the file again, or write it again with the scales"]);
+    fs::create_dir(&path).unwrap();
+    write(&format!("{path}/model.safetensors"), &tensors[..1]);
+    let size = "99999999999999999999GB";
+    let error = bad(2, &["quantize", &path, "-o", &output, "--recipe", "nvfp4", "--shard-size", size]);
+    assert_words(&error, &["such as 5GB; this is more than 18446744073709551615 bytes, the most that can be counted"]);
+    let mark = "begins with the byte order mark EF BB BF, and JSON has none";
+    fs::write(format!("{path}/config.json"), "{}").unwrap();
+    fs::write(format!("{path}/hf_quant_config.json"), "\u{feff}{}").unwrap();
+    let output = common::run_on("cpu", &["info", &path]);
+    assert_words(std::str::from_utf8(&output.stdout).unwrap(), &["hf_quant_config.json: ", mark, "; save it without"]);
+    fs::write(format!("{path}/config.json"), "\u{feff}{}").unwrap();
+    assert_words(&bad(2, &["info", &path]), &["config.json: ", mark, ": save it without; mend the config"]);
+}

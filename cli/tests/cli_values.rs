@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, read_f32, values, write};
+use common::{Folder, Tensor, assert_words, bad, f32_bytes, f32_tensor, good, json, read_f32, run_bare, values, write};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 /// 16 rows of 32 small values, some of them replaced.
@@ -338,4 +338,30 @@ fn one_row_of_another_writer_multiplies_128x128_weights() {
     good(&["quantize", &w, "-o", &qw, "--recipe", "fp8-128x128"]);
     good(&["gemm", "--a", &format!("{x}:x"), "--b", &format!("{qw}:w"), "--out-dtype", "f32", "-o", &d]);
     assert!(read_f32(&d, "d").1.iter().all(|v| (v - 384.0).abs() < 1e-2));
+}
+
+/// (The help spoke of mxfp8 and nvfp4 alone.)
+#[test]
+fn mxfp4_takes_what_the_help_says() {
+    let help = String::from_utf8(run_bare(&["quantize", "--help"]).stdout).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_words(
+        &help,
+        &["mxfp8 and mxfp4 with --mx-rounding up", "6 times its scales in nvfp4 and mxfp4, which have no NaN"],
+    );
+    let folder = Folder::new();
+    let (input, packed) = (folder.file("in"), folder.file("q"));
+    let mut x = values(16 * 64, 1);
+    (x[3], x[40]) = (f32::NAN, f32::INFINITY);
+    write(&input, &[("w", Dtype::F32, vec![16, 64], f32_bytes(&x))]);
+    let args = ["quantize", &input, "-o", &packed, "--recipe", "mxfp4", "--allow-non-finite"];
+    let floor = bad(2, &[&args[..], &["--mx-rounding", "floor"]].concat());
+    assert_words(&floor, &["tensor w: 1 infinity", "row 0, column 40", "or use --mx-rounding up"]);
+    assert_words(&good(&[&args[..], &["--mx-rounding", "up"]].concat()), &["w: 1 NaN and 1 infinity"]);
+    // NaN is code 7 of its block, with the scale that the others have.
+    let q = scaled_gemm::checkpoint::Checkpoint::open(&packed).unwrap().quant_matrix("w").unwrap();
+    let back = scaled_gemm::reference::dequantize(&q, scaled_gemm::DType::F32);
+    let largest = x[..32].iter().filter(|v| v.is_finite()).fold(0.0_f32, |a, v| a.max(v.abs()));
+    assert!(back[(0, 3)] >= largest && back[(0, 3)] <= 2.0 * largest, "{} of {largest}", back[(0, 3)]);
+    assert!(back[(0, 40)].is_infinite());
 }

@@ -51,8 +51,13 @@ impl Listing {
 
     pub(super) fn two_dimensions(&self, name: &str) -> Result<[usize; 2]> {
         let info = self.info(name)?;
-        <[usize; 2]>::try_from(info.shape.as_slice())
-            .map_err(|_| self.refuse(name, format!("has shape {:?}", info.shape), "a matrix has two dimensions"))
+        <[usize; 2]>::try_from(info.shape.as_slice()).map_err(|_| {
+            self.refuse(
+                name,
+                format!("has shape {:?}", info.shape),
+                "a matrix has two dimensions, rows and columns: give one that has, or reshape it",
+            )
+        })
     }
 
     pub(super) fn refuse(&self, tensor: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {

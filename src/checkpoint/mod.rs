@@ -5,7 +5,7 @@
 //! | `fp8-tensor` | F8_E4M3 or F8_E5M2 `[n, k]` | `NAME_scale` F32 `[1]` | `[]`, `[1, 1]` |
 //! | `fp8-row` | same | `NAME_scale` F32 `[n, 1]` | `[n]` |
 //! | `fp8-1x128` | same | `NAME_scale_inv` F32 `[n, ceil(k/128)]` | |
-//! | `fp8-128x128` (DeepSeek-V3) | same | `NAME_scale_inv` F32 `[ceil(n/128), ceil(k/128)]` | |
+//! | `fp8-128x128` (DeepSeek-V3) | same | `NAME_scale_inv` F32 `[ceil(n/128), ceil(k/128)]` | `[ceil(n/128), 1, ceil(k/128), 1]` (ModelOpt) |
 //! | `mxfp8` | same | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | dtype F8_E8M0 |
 //! | `nvfp4` (ModelOpt) | U8 `[n, k/2]` | `NAME_scale` F8_E4M3 `[n, k/16]`, `NAME_scale_2` F32 `[1]` | `[]`, `[1, 1]` |
 //! | `mxfp4` | U8 `[n, k/2]`, with a recipe in the metadata | `NAME_scale` U8 (E8M0) `[n, ceil(k/32)]` | `NAME_packed` and `NAME_scale`; `NAME_blocks` and `NAME_scales` (gpt-oss; written in [`Dialect::GptOss`]) |

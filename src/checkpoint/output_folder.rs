@@ -217,6 +217,22 @@ impl Place {
         partial.push(name);
         partial.push(".partial");
         let partial = around.join(partial);
+        match fs::symlink_metadata(&partial) {
+            Err(e) if e.kind() == ErrorKind::InvalidFilename => {
+                let long = name.len();
+                let reason = format!(
+                    "has a name of {long} bytes, and until it is whole it is written as .NAME.partial, whose {} bytes are more than the \
+                     file system has for a name",
+                    long + ".partial".len() + 1
+                );
+                return Err(refuse_file(&path, reason, "give a shorter name"));
+            }
+            Ok(_) if !partial.is_dir() => {
+                let reason = format!("cannot be written by way of {}, which is there and no folder", partial.display());
+                return Err(refuse_file(&path, reason, "move it away, or give another name"));
+            }
+            _ => {}
+        }
         Ok(Self { path, target, partial })
     }
 }

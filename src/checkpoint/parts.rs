@@ -18,6 +18,10 @@ use crate::format::{CastScheme, CodeFormat, Fp8Format, Scheme};
 const NVFP4_BLOCK: usize = 16;
 const NVFP4_BLOCK_BYTES: usize = 8;
 
+/// What to do about a scale of another shape.
+const NEVER_RESHAPED: &str =
+    "a scale is never reshaped: fetch the file again, or write it again with the scales that its codes have";
+
 /// The tensors of a matrix.
 pub(super) enum Parts<'a> {
     /// One byte a code, and one kind of scales.
@@ -186,6 +190,13 @@ impl Listing {
         }
         let codes = self.info(name)?;
         if let Some(format) = code_format(codes.dtype) {
+            if codes.shape.len() > 2 {
+                let found = format!(
+                    "holds FP8 codes of shape {:?}, in more than two dimensions (experts in one tensor, convolutions), which are not read here",
+                    codes.shape
+                );
+                return Err(self.refuse(name, found, "dequantize it with what wrote it, or quantize the plain model"));
+            }
             let scale = self.fp8_scale(name)?;
             if self.ending(name, SECOND_SUFFIX).is_some() {
                 let found = format!("is FP8 with a second scale {name}{SECOND_SUFFIX}, which no FP8 scheme has");
@@ -212,6 +223,9 @@ impl Listing {
             let [scale, second] = [companion(SCALE_SUFFIXES[0])?, companion(SECOND_SUFFIX)?];
             return Ok(Parts::Packed { codes, scale, second, meaning: Second::Factor });
         }
+        if let Some(base) = scaled(name).filter(|_| self.is_scale(name)) {
+            return Err(self.is_the_scale(name, base));
+        }
         let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
         let remedy = match matrix {
             Some(matrix) => format!("its matrix is named {matrix}"),
@@ -223,6 +237,11 @@ impl Listing {
         Err(self.refuse(name, format!("has dtype {}", codes.dtype), remedy))
     }
 
+    /// What is said of a scale where a matrix was asked for.
+    fn is_the_scale(&self, name: &str, base: &str) -> Error {
+        self.refuse(name, format!("is the scale of {base}, and no matrix"), format!("give {base}"))
+    }
+
     /// The one scale of an FP8 matrix.
     fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
         let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
@@ -231,6 +250,7 @@ impl Listing {
         match *found.as_slice() {
             [scale] => Ok(scale),
             [] => Err(match scaled(name) {
+                Some(base) if self.is_scale(name) => self.is_the_scale(name, base),
                 Some(base) => self.refuse(
                     name,
                     format!("is FP8 with the name of a scale of {base}, and neither that nor a scale of its own is in the file"),
@@ -300,9 +320,8 @@ impl Listing {
             None => None,
         };
         let metadata = written.map(|w| w.scheme);
-        let shape_fault = |e: String| {
-            self.refuse(name, e.replace("NAME", name), self.or_lost_cast(name, "a scale is never reshaped"))
-        };
+        let shape_fault =
+            |e: String| self.refuse(name, e.replace("NAME", name), self.or_lost_cast(name, NEVER_RESHAPED));
         let ending = |scale: &TensorInfo| match scale.name.strip_prefix(name) {
             Some(suffix) => suffix.to_string(),
             None => SCALE_SUFFIXES[0].to_string(),
@@ -311,7 +330,7 @@ impl Listing {
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) && metadata.is_none() => {
-                self.fused_rows(name, [rows, cols], &scale.shape)
+                self.fused_rows(name, [rows, cols], &grid_of(&scale.shape))
             }
             _ => None,
         };
@@ -328,7 +347,8 @@ impl Listing {
             }
             Parts::Bytes { format, .. } if fused_rows.is_some() => Scheme::Fp8Row(format),
             Parts::Bytes { format, scale, .. } => {
-                recognise(format.into(), [rows, cols], &ending(scale), &scale.shape, metadata).map_err(shape_fault)?
+                recognise(format.into(), [rows, cols], &ending(scale), &grid_of(&scale.shape), metadata)
+                    .map_err(shape_fault)?
             }
             Parts::Mxfp4 { codes, scale } => {
                 let scheme = Scheme::Mxfp4;
@@ -339,7 +359,7 @@ impl Listing {
                 if !is_e8m0(scale.dtype) || !(of_blocks || scale.shape == grid) {
                     let found =
                         format!("is {} {:?}, but must be U8 {grid:?} for {rows} x {cols}", scale.dtype, scale.shape);
-                    return Err(self.refuse(&scale.name, found, "a scale is never reshaped"));
+                    return Err(self.refuse(&scale.name, found, NEVER_RESHAPED));
                 }
                 if let Some(other) = metadata.filter(|other| *other != scheme) {
                     let found = format!("is {other} by its metadata, but its tensors are those of mxfp4");
@@ -358,13 +378,13 @@ impl Listing {
                         "is {} {:?}, but must be F8_E4M3 {blocks:?} for {rows} x {cols}",
                         scale.dtype, scale.shape
                     );
-                    return Err(self.refuse(&scale.name, found, "a scale is never reshaped"));
+                    return Err(self.refuse(&scale.name, found, NEVER_RESHAPED));
                 }
                 let scheme = recognise(CodeFormat::E2M1, [rows, cols], &ending(second), &second.shape, metadata)
                     .map_err(shape_fault)?;
                 if meaning == Second::Divisor && scheme != Scheme::Nvfp4 {
                     let found = format!("has shape {:?}, but one divisor serves the whole matrix", second.shape);
-                    return Err(self.refuse(&second.name, found, "a scale is never reshaped"));
+                    return Err(self.refuse(&second.name, found, NEVER_RESHAPED));
                 }
                 scheme
             }
@@ -421,13 +441,22 @@ impl Listing {
         }
         let found =
             format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
-        Err(self.refuse(&scale.name, found, "a scale is never reshaped"))
+        Err(self.refuse(&scale.name, found, NEVER_RESHAPED))
+    }
+}
+
+/// The grid of FP32 scales of tiles: ModelOpt writes `[R, 1, C, 1]` (`FP8_PB_WO`), in the same order.
+fn grid_of(shape: &[usize]) -> Vec<usize> {
+    match *shape {
+        [rows, 1, cols, 1] => vec![rows, cols],
+        _ => shape.to_vec(),
     }
 }
 
 /// The matrix that a tensor is a scale of by its name.
 fn scaled(name: &str) -> Option<&str> {
-    SCALE_SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))
+    let second = [SECOND_SUFFIX, DIVISOR_SUFFIX];
+    SCALE_SUFFIXES.iter().chain(&second).find_map(|suffix| name.strip_suffix(suffix))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.

@@ -70,7 +70,10 @@ impl CheckpointWriter {
             writer.shards.push(Shard { name, data_start });
             let file = writer.file(i)?;
             let io = |source| writer.io(i, source);
-            file.set_len(0).and_then(|()| reserve(&file, data_start + data_bytes[i])).map_err(io)?;
+            // Those that follow need room, too.
+            let rest: u64 = data_bytes[i..].iter().sum();
+            let made = file.set_len(0).and_then(|()| reserve(&file, data_start + data_bytes[i], rest));
+            made.map_err(io)?;
             write_at(&file, &bytes, 0).map_err(io)?;
         }
         Ok(writer)
@@ -267,19 +270,32 @@ fn index(header: &Header, names: &[&str]) -> String {
     )
 }
 
-/// Makes a file so long, and asks the disk for all of it: that there is no room is found before the work.
-fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+/// Makes a file so long, and asks the disk for all of it: that there is no room is found before the work. `rest`: what is still to be
+/// written there, this file included.
+fn reserve(file: &File, bytes: u64, rest: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
-        use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
         use rustix::io::Errno;
+        let free = fstatvfs(file).ok().map(|found| found.f_bfree.saturating_mul(found.f_frsize));
+        let no_room = |free: u64| {
+            let reason = format!("No space left on device: {rest} bytes are to be written, and {free} were free");
+            Err(io::Error::new(io::ErrorKind::StorageFull, reason))
+        };
+        // The disk is not filled to find out. (Some file systems do not say.)
+        if let Some(free) = free.filter(|free| *free > 0 && *free < rest) {
+            return no_room(free);
+        }
         match fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => return Ok(()),
+            Err(Errno::NOSPC) if free.is_some() => return no_room(free.unwrap_or_default()),
             // Not every file system can.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
             Err(e) => return Err(e.into()),
         }
     }
+    #[cfg(not(target_os = "linux"))]
+    let _ = rest;
     file.set_len(bytes)
 }
 

@@ -51,6 +51,9 @@ impl ModelConfig {
             return Err(refuse(format!("is longer than {MOST_BYTES} bytes")));
         }
         let text = String::from_utf8(text).map_err(|_| refuse("is no UTF-8".into()))?;
+        if text.starts_with('\u{feff}') {
+            return Err(refuse("begins with the byte order mark EF BB BF, and JSON has none: save it without".into()));
+        }
         let mark = mark(&text);
         let text = quoted(&text, &mark);
         let entries: Map<String, Value> =

@@ -4,6 +4,7 @@
 //! Those beyond FP32, and codes that are NaN or infinite, are refused too unless they are allowed.
 
 mod experts;
+mod notes;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -21,11 +22,13 @@ use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
 use crate::folder;
+use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
 use crate::unread::{self, Beside};
 use experts::Experts;
+use notes::OddScales;
 
 /// A quantized matrix, in the place of its codes.
 struct Matrix {
@@ -65,6 +68,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_idle(&input, args.shard_size)?;
     folder::refuse_overlap(&input, &args.output)?;
     let plans = plan(args, &input, config.as_ref())?;
+    foreign::refuse_incomplete(&input)?;
     refuse_unread(&input, config.as_ref())?;
     refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
@@ -75,6 +79,8 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         bar.inc(bytes);
     };
     let found = work(args, &input, &plans, &writer, device.as_ref(), &mut step)?;
+    let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config.as_ref()));
+    let stay = notes::scales_that_stay(&input, says);
     let copied = match input.folder() {
         Some(from) => {
             if let Some(config) = config {
@@ -87,6 +93,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     };
     writer.finish()?;
     bar.finish_and_clear();
+    let names = plans.iter().enumerate().filter_map(|(at, plan)| Some((at, plan.matrix()?.name.as_str())));
+    let odd = names.map(|(at, name)| (name, found.get(&at).map(|found| found.scales).unwrap_or_default()));
+    let odd = notes::odd_scales(&input, odd);
     let (mut rows, mut said, mut done) = (Vec::new(), String::new(), Vec::new());
     let none = Found::default();
     for (at, matrix) in plans.iter().enumerate().filter_map(|(at, plan)| plan.matrix().map(|matrix| (at, matrix))) {
@@ -113,7 +122,15 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     });
     let outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
     let lost = unread::lost_casts(&input.lost_casts()).map(|lost| format!("copied as they are: {lost}"));
-    Ok(notes.into_iter().chain(copied).chain(lost).chain(folder::not_in_index(&input)).fold(outcome, Outcome::note))
+    Ok(notes
+        .into_iter()
+        .chain(copied)
+        .chain(lost)
+        .chain(notes::missing_experts(&input))
+        .chain(odd)
+        .chain(stay)
+        .chain(folder::not_in_index(&input))
+        .fold(outcome, Outcome::note))
 }
 
 /// Refuses matrices that are not the weights of their layers: plain ones have no place for what is beside them.
@@ -138,8 +155,9 @@ fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(),
     match unread::named(&unread::unread_codes(input)) {
         None => Ok(()),
         Some(codes) => Err(Failure::Use(format!(
-            "{}: is quantized, and the codes of {codes} are in a format that is not read here; dequantize it with what wrote it",
-            folder.display()
+            "{}: is quantized, and the codes of {codes} are in a format that is not read here; {}",
+            folder.display(),
+            foreign::REMEDY
         ))),
     }
 }
@@ -157,6 +175,9 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
+        foreign::refuse_incomplete(input)?;
+        refuse_unread(input, config)?;
+        foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
             "{}: holds no quantized matrix (F8_E4M3, F8_E5M2, U8 with scales of NVFP4 or MXFP4, or a cast); {rest}",
@@ -394,6 +415,7 @@ fn plain(
     buffer: Vec<u8>,
 ) -> Result<PlainRows, Failure> {
     found.transformed = part.basis() != Basis::Plain;
+    found.scales = found.scales.with(OddScales::of(part));
     // The inverse transform is of FP32 values: nothing is rounded twice.
     let values = match found.transformed {
         false => part.dequantize(caster, dtype, buffer)?,
@@ -415,6 +437,7 @@ struct Found {
     beyond: Places,
     /// Values beyond the range of the type asked for.
     lost: Places,
+    scales: OddScales,
     transformed: bool,
 }
 
@@ -464,6 +487,7 @@ impl Found {
         self.codes.add_all(&later.codes);
         self.beyond.add_all(&later.beyond);
         self.lost.add_all(&later.lost);
+        self.scales = self.scales.with(later.scales);
         self.transformed |= later.transformed;
     }
 

@@ -1,11 +1,14 @@
 //! `info FILE|FOLDER`: what a checkpoint holds, how it is read, and what is wrong with it.
 
+mod activations;
 mod claims;
 mod configs;
 mod entries;
 mod formats;
 mod fused;
+mod groups;
 mod lists;
+mod marks;
 mod names;
 mod orphans;
 mod scales;
@@ -19,7 +22,9 @@ use scaled_gemm::checkpoint::{Checkpoint, Dialect, StoredScheme, TensorInfo, pri
 use scaled_gemm::model_folder::{self, ModelConfig};
 use serde_json::{Value, json};
 
+use crate::experts;
 use crate::folder::{self, module};
+use crate::foreign;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
 use crate::unread::{self, Beside};
 
@@ -66,8 +71,9 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let plain = plain(&input, &matrices);
     let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices);
     let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
-    let quantization = config.as_ref().and_then(ModelConfig::quantization);
-    let dialect = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+    let (dialect, file) = method(&input, config.as_ref()).unzip();
+    let dialect = dialect.as_deref();
+    let by = file.filter(|file| *file != configs::CONFIG).map(|file| format!(", by {file}")).unwrap_or_default();
 
     let form = Form::from_flag(json);
     let value = form.value(|| {
@@ -97,7 +103,7 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     if let Some(config) = &config {
         let architecture = Some(config.architecture()).filter(|name| !name.is_empty());
         text += &format!("architecture  {}\n", printable(architecture.unwrap_or("not said")));
-        text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")));
+        text += &format!("quant_method  {}\n", printable(dialect.unwrap_or("none")) + &by);
     }
     notes.iter().for_each(|note| text += &format!("{note}\n"));
     text.push('\n');
@@ -109,6 +115,15 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     let failed = (!problems.is_empty())
         .then(|| format!("{}: {} wrong with it", path.display(), count(problems.len(), "thing is", "things are")));
     Ok(Outcome { text, value, form, notes: Vec::new(), failed })
+}
+
+/// The method that the config of a model names, and in which file: ModelOpt's own has an algorithm alone.
+pub fn method(input: &Checkpoint, config: Option<&ModelConfig>) -> Option<(String, &'static str)> {
+    let configs = configs::Configs::read(input, config);
+    let (named, by_algorithm) = (configs.said(), configs.said());
+    let named = named.iter().find_map(|said| Some((said.word("quant_method")?.to_string(), said.file)));
+    let is_modelopt = |said: &&configs::Said<'_>| said.method() == configs::Method::ModelOpt;
+    named.or_else(|| by_algorithm.iter().find(is_modelopt).map(|said| ("modelopt".into(), said.file)))
 }
 
 fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
@@ -166,15 +181,21 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     }
     let orphans = orphans::find(input);
     // Of what is left of a matrix it is said once what is missing.
-    let broken = matrices.iter().filter(|m| !orphans.tensors.contains(m.name));
-    found.problems.extend(broken.filter_map(|m| m.found.as_ref().err().cloned()));
+    let broken = matrices.iter().filter(|m| m.found.is_err() && !orphans.tensors.contains(m.name));
+    let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
+    found.problems.extend(broken.into_iter().filter_map(|m| m.found.as_ref().err().cloned()));
+    found.problems.extend(foreign::stacked_in_words(&stacked.iter().map(|m| m.name).collect::<Vec<_>>()));
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if says || !matrices.is_empty() {
         found.problems.extend(orphans.problems);
+        let missing = experts::missing_in_words(input);
+        found.problems.extend(missing.map(|text| format!("{text}; fetch or write the model again")));
     }
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);
     found.notes.extend(not_read);
+    found.problems.extend(activations::values(input, matrices));
+    found.problems.extend(marks::problems(input, matrices));
     let engines: Vec<&Matrix<'_>> = matrices.iter().filter(|m| !m.is_plain).collect();
     found.problems.extend(fused::scales(input, config.map(ModelConfig::architecture).unwrap_or_default(), &engines));
     found.of_configs(input, config, &engines);
@@ -207,7 +228,9 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     match unread::named(&codes).filter(|_| says) {
         Some(codes) => found
             .problems
-            .push(format!("it is quantized, and the codes of {codes} are in a format that this program does not read")),
+            .push(format!(
+                "it is quantized, and the codes of {codes} are in a format that this program does not read; run it in an engine that does, \
+                 or {}", foreign::REMEDY)),
         None if says && matrices.is_empty() && orphans.tensors.is_empty() && lost.is_empty() => {
             found.problems.push(
                 "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
@@ -242,6 +265,7 @@ impl Findings {
         }
         self.problems.extend(said.iter().flat_map(|said| names::problems(input, said, engines)));
         self.problems.extend(claims::activations(input, &said, engines));
+        self.problems.extend(said.iter().flat_map(|said| activations::missing(input, said, engines)));
         self.problems.extend(claims::problems(&said, engines, &plain));
         lists::problems(&said, config, [&quantized, &plain], &torn, self);
     }

@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
 
 use super::configs::{Method, Said};
-use super::{Matrix, formats, layers};
+use super::{Matrix, formats, groups, layers};
 use crate::folder::module;
 
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have. `plain`: modules that are
@@ -168,6 +168,10 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
             ));
         }
     }
+    // What is of another format is said of that.
+    if found.is_empty() {
+        found.extend(groups::problems(said, matrices));
+    }
     let sizes = group_sizes(said);
     for scheme in ["nvfp4", "mxfp8", "mxfp4"] {
         let of = |found: StoredScheme| found.name() == scheme;
@@ -196,6 +200,12 @@ fn fits(claim: &Claim, matrix: &Matrix<'_>, scheme: StoredScheme) -> bool {
         || claim.beside.contains(&name)
         || (one(shape) && is_fp8 == claim.schemes[0].starts_with("fp8-"))
         || fused
+}
+
+/// True if a matrix may be of one of these schemes.
+pub fn is_of(matrix: &Matrix<'_>, schemes: &'static [&'static str]) -> bool {
+    let claim = Claim { words: String::new(), schemes, beside: &[] };
+    matrix.found.as_ref().is_ok_and(|(scheme, _)| fits(&claim, matrix, *scheme))
 }
 
 /// True where a config says that layers differ: for all of ModelOpt's, or by the formats of groups.
@@ -242,6 +252,9 @@ fn claim(said: &Said<'_>) -> Option<Claim> {
             &["fp8-tensor", "fp8-row", "fp8-128x128", "fp8-1x128"]
         }
         ("compressed-tensors", Some("float-quantized")) => &["fp8-tensor", "fp8-row", "fp8-128x128"],
+        // compressed-tensors 0.20.0, compressors: what each of these is of.
+        ("compressed-tensors", Some("int-quantized" | "pack-quantized" | "marlin-24")) => &["of integers"],
+        ("compressed-tensors", Some("dense")) => &["of plain weights"],
         ("mxfp4", _) => &["mxfp4"],
         ("mxfp8", _) => &["mxfp8"],
         _ => return None,

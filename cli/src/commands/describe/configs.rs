@@ -92,6 +92,9 @@ fn hf_quant_config(folder: &Path) -> Result<Option<Value>, String> {
         return Err(format!("{HF}: is longer than {MOST_BYTES} bytes; fetch the model again"));
     }
     let text = String::from_utf8(text).map_err(|_| format!("{HF}: is no UTF-8; mend it, or fetch the model again"))?;
+    if text.starts_with('\u{feff}') {
+        return Err(format!("{HF}: begins with the byte order mark EF BB BF, and JSON has none; save it without"));
+    }
     let value = python_json(&text);
     value.map(Some).map_err(|e| format!("{HF}: is no JSON: {e}; mend it, or fetch the model again"))
 }

@@ -6,6 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 use scaled_gemm::model_folder::fused_groups;
 
 use super::Matrix;
+use crate::experts;
 use crate::folder::module;
 
 /// Groups whose scales differ.
@@ -35,6 +36,7 @@ pub fn divided<'a>(quantized: &[&'a str], plain: &[&'a str]) -> (Vec<String>, Ha
         let last = module.rsplit('.').next().unwrap_or(module);
         ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"].contains(&last)
     };
+    let all = quantized;
     let quantized: Vec<&str> = quantized.iter().filter(is_fused).copied().collect();
     let known: HashSet<&str> = quantized.iter().copied().collect();
     let others = plain.iter().filter(is_fused).copied().filter(|module| !known.contains(module));
@@ -53,6 +55,16 @@ pub fn divided<'a>(quantized: &[&'a str], plain: &[&'a str]) -> (Vec<String>, Ha
             ));
             torn.extend(group.iter().filter(|at| **at >= quantized.len()).map(|at| modules[*at]));
         }
+    }
+    // They run the experts of a layer as one, too.
+    let spoken: HashSet<&str> = torn.iter().filter_map(|module| Some(experts::of_one(module)?.0)).collect();
+    for [layer, first, last] in experts::divided(all, plain).into_iter().filter(|of| !spoken.contains(of[0])) {
+        found.push(format!(
+            "{}: quantized, and {} is not: engines run the experts of a layer as one, and read all or none; quantize the model again",
+            printable(first),
+            printable(last)
+        ));
+        torn.extend(plain.iter().filter(|module| experts::of_one(module).is_some_and(|of| of.0 == layer)));
     }
     (found, torn)
 }

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, printable};
 
 use crate::folder;
+use crate::foreign;
+use crate::orphans::beside_plain;
 use crate::output::shown;
 
 /// How the names of scales end, of which the codes are `weight` or `weight_packed` beside them.
@@ -58,6 +60,17 @@ pub fn find(input: &Checkpoint) -> Orphans<'_> {
             shown(input.path()),
             printable(&tensor.name)
         ));
+    }
+    if let Some(tensors) = beside_plain(input) {
+        found.problems.push(format!(
+            "{}: {tensors} beside weights that are plain: engines that go by names take the weights for codes; fetch or write the \
+             model again",
+            shown(input.path())
+        ));
+    }
+    for (name, text) in foreign::blocks_without_scales(input) {
+        found.tensors.insert(name);
+        found.problems.push(text);
     }
     found
 }

@@ -10,9 +10,11 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, default_dialect, left_
 use scaled_gemm::{Basis, CodeFormat, Fp8Format, Recipe};
 use serde_json::Value;
 
+use super::super::describe;
 use super::plan::Plans;
 use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
+use crate::foreign;
 use crate::output::{Failure, count, shown};
 use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};
@@ -77,12 +79,19 @@ pub fn refuse_quantized(input: &Checkpoint, config: Option<&ModelConfig>, dialec
     let Some(folder) = input.folder().filter(|_| dialect != Dialect::Plain && is_quantized(input, config)) else {
         return Ok(());
     };
-    let quantization = config.and_then(ModelConfig::quantization);
-    let method = quantization.and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+    let method = describe::method(input, config).map(|(method, _)| method);
+    let remedy = match unread_codes(input).as_slice() {
+        [] => "dequantize it first, or write --dialect plain".into(),
+        // The program's own dequantize does not read them.
+        _ => format!(
+            "its codes are in a format that is not read here: {}, or write --dialect plain, which copies them",
+            foreign::REMEDY
+        ),
+    };
     Err(Failure::Use(format!(
-        "{}: is quantized already ({}); dequantize it first, or write --dialect plain",
+        "{}: is quantized already ({}); {remedy}",
         folder.display(),
-        printable(method.unwrap_or("no method named"))
+        printable(method.as_deref().unwrap_or("no method named"))
     )))
 }
 

@@ -8,6 +8,7 @@ mod plan;
 mod report;
 mod rows;
 mod stream;
+mod torn;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -60,9 +61,11 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let given_amax = given.map(|given| weight_amax(args, &input, &plans, &given)).transpose()?;
     let (given_amax, untaken) = given_amax.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
+    let torn = torn::without_fuse(of, &plans);
     let notes = || {
         unasked
             .into_iter()
+            .chain(torn)
             .chain(idle_fuse)
             .chain(unusual)
             .chain(unused.into_iter().flatten())

@@ -13,6 +13,7 @@ use super::fuse;
 use super::items::{Item, Whole, items};
 use crate::args::QuantizeArgs;
 use crate::folder::module;
+use crate::foreign::ForeignLayers;
 use crate::output::Failure;
 use crate::target::Target;
 
@@ -60,6 +61,8 @@ pub struct Plans {
     pub transposed: TransposedLayers,
 }
 
+/// Why what belongs to codes that are not read is copied.
+const FOREIGN: &str = "of layers whose codes are in a format that is not read here";
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
 const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
@@ -127,10 +130,11 @@ impl Plans {
             Target::Cast(_) => None,
         };
         let codes = codes(input);
+        let foreign = ForeignLayers::new(input);
         let items = items(input, model, dialect, whole);
         let transposed = TransposedLayers::new(model, input.tensors());
         let mut tensors: Vec<_> =
-            items.iter().map(|item| plan(given, (whole, &codes, &transposed), item, first)).collect();
+            items.iter().map(|item| plan(given, (whole, &codes, &foreign, &transposed), item, first)).collect();
         // Engines fuse what they do not quantize, too: a group is quantized whole or not at all.
         let linear: Vec<usize> = (0..tensors.len()).filter(|&at| is_linear(&items[at])).collect();
         let modules: Vec<&str> = linear.iter().map(|&at| module(&items[at].name)).collect();
@@ -310,13 +314,17 @@ fn source(dtype: Dtype) -> Option<DType> {
 
 fn plan(
     given: Given<'_>,
-    (whole, codes, transposed): (&Whole, &HashSet<String>, &TransposedLayers),
+    (whole, codes, foreign, transposed): (&Whole, &HashSet<String>, &ForeignLayers<'_>, &TransposedLayers),
     item: &Item,
     target: Target,
 ) -> Plan {
     let Given { args, input, config, model, dialect } = given;
     if input.is_scale(&item.name) {
         return Plan::Copy("scales of another tensor");
+    }
+    // Whatever was asked for: quantized, their scales would be lost to the codes that they belong to.
+    if foreign.has(&item.name) {
+        return Plan::Copy(FOREIGN);
     }
     let module = module(&item.name);
     let reason = whole.get(&item.tensor).copied();

@@ -252,9 +252,16 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
         })
         .collect();
     let reasons: Vec<_> = by_reason(&copied).iter().map(|(reason, list)| format!("; {reason}: {list}")).collect();
-    let filter = args.only.as_ref().map(|r| format!(" that --only {r} matches")).unwrap_or_default();
+    let only = args.only.as_ref().map(|regex| printable(regex.as_str()));
+    let matches = items.iter().any(|item| args.only.as_ref().is_some_and(|regex| regex.is_match(&item.name)));
+    let remedy = match only {
+        Some(_) if !matches => "mend the pattern, which info has the names for, or leave it out",
+        Some(_) => "name others with --only, or leave it out",
+        None => "give a file with other matrices, or name with --only what is left alone by default",
+    };
+    let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
-        "{}: no matrix to quantize{filter} among its {}{}",
+        "{}: no matrix to quantize{filter} among its {}{}; {remedy}",
         args.input.display(),
         count(items.len(), "tensor", "tensors"),
         reasons.concat()

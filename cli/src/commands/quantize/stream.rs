@@ -226,12 +226,7 @@ impl<'a> Stream<'a> {
                 if let Some(member) = infinite.filter(|_| known[&at].is_finite())
                     && !(allow_non_finite && takes_infinities(weight.target, weight.source)?)
                 {
-                    return Err(Failure::Use(format!(
-                        "{}: tensor {}: holds an infinity, and shares its scale with {}; repair the data, or leave both out with --exclude",
-                        input.path().display(),
-                        printable(&plans.items[member].name),
-                        printable(&item.name)
-                    )));
+                    return Err(self.refuse_infinity(&mut source, member, &item.name));
                 }
                 whole = Some(Whole { own: known[&at], shared, is_given, of });
             }
@@ -248,6 +243,29 @@ impl<'a> Stream<'a> {
             }
         }
         Ok(Sent::All)
+    }
+
+    /// Refuses the infinities of a matrix that shares its scale with one that is quantized before it: which, and where the first is.
+    fn refuse_infinity(&self, source: &mut Rows<'_>, at: usize, other: &str) -> Failure {
+        let Work { input, plans, allow_non_finite, .. } = self.work;
+        let item = &plans.items[at];
+        let Plan::Quantize(weight) = &plans.tensors[at] else {
+            return Failure::Check(format!("{}: is quantized no more; report it", printable(&item.name)));
+        };
+        let mut counts = NonFinite::default();
+        for rows in pipeline::parts(weight.rows, pipeline::part_rows(AMAX_PART, weight.cols * weight.source.bytes())) {
+            match source.read(item, weight.source, rows.clone(), self.buffers.take()) {
+                Ok(x) if !x.is_finite() => counts.add_rows(&x.to_f32(), rows.start),
+                Ok(_) => {}
+                Err(e) => return e,
+            }
+        }
+        let shares = format!("it shares its scale with {}", printable(other));
+        match counts.check((input.path(), &item.name), allow_non_finite, weight.target, weight.source) {
+            Err(Failure::Use(text)) => Failure::Use(format!("{text}; {shares}")),
+            Err(failure) => failure,
+            Ok(()) => Failure::Check(format!("{}: holds an infinity no more; {shares}", printable(&item.name))),
+        }
     }
 
     /// What a lane does.

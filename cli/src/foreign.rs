@@ -1,0 +1,91 @@
+//! Layers that are quantized in formats that are not read here, and codes of one that is read whose scales are not there.
+
+use std::collections::HashSet;
+
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+
+use crate::folder::some;
+use crate::output::{Failure, count, shown};
+use crate::unread;
+
+/// What helps with such codes: `dequantize` does not read them.
+pub const REMEDY: &str = "dequantize it with what wrote it";
+
+/// Layers of which some tensors hold codes that are not read here.
+pub struct ForeignLayers<'a>(HashSet<&'a str>);
+
+impl<'a> ForeignLayers<'a> {
+    pub fn new(input: &'a Checkpoint) -> Self {
+        Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
+    }
+
+    /// True for a tensor of such a layer, of whatever type: scales in BF16 look like weights.
+    pub fn has(&self, name: &str) -> bool {
+        let mut around = name.match_indices('.').map(|(at, _)| &name[..at]);
+        match name.contains('.') {
+            true => around.any(|module| self.0.contains(module)),
+            false => self.0.contains(""),
+        }
+    }
+}
+
+/// The layer of a tensor; of `X.weight._data` it is X too.
+fn layer(name: &str) -> &str {
+    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
+    layer.strip_suffix(".weight").unwrap_or(layer)
+}
+
+/// Refuses codes in formats that are not read, where there is nothing else to dequantize.
+pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
+    // Of what is left of casts there is more to say.
+    if !input.lost_casts().is_empty() {
+        return Ok(());
+    }
+    match unread::named(&unread::unread_codes(input)) {
+        None => Ok(()),
+        Some(codes) => Err(Failure::Use(format!(
+            "{}: holds no quantized matrix that is read here, and the codes of {codes} are in a format that is not; {REMEDY}",
+            shown(input.path())
+        ))),
+    }
+}
+
+/// Codes of gpt-oss's experts in MXFP4 that lack their scales, each with what is to be said of it.
+pub fn blocks_without_scales(input: &Checkpoint) -> Vec<(&str, String)> {
+    let is_blocks =
+        |tensor: &&TensorInfo| tensor.dtype == Dtype::U8 && tensor.shape.len() > 2 && tensor.shape.last() == Some(&16);
+    let blocks = input.tensors().iter().filter(is_blocks);
+    let found = blocks.filter_map(|tensor| {
+        let scales = format!("{}_scales", tensor.name.strip_suffix("_blocks")?);
+        input.get(&scales).is_none().then(|| {
+            let text = format!(
+                "{}: tensor {}: holds codes of MXFP4 in the blocks of gpt-oss, and their scales {} are not there; fetch or write the \
+                 model again",
+                shown(input.path()),
+                printable(&tensor.name),
+                printable(&scales)
+            );
+            (tensor.name.as_str(), text)
+        })
+    });
+    found.collect()
+}
+
+/// Refuses codes that lack their scales.
+pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
+    blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
+}
+
+/// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.
+pub fn is_stacked(input: &Checkpoint, name: &str) -> bool {
+    input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && t.shape.len() > 2)
+}
+
+/// What there is to say of such tensors, in a line for all.
+pub fn stacked_in_words(names: &[&str]) -> Option<String> {
+    Some(format!(
+        "{} ({}) with FP8 codes in more than two dimensions (experts in one tensor, convolutions), which are not read here; {REMEDY}, or quantize the plain model",
+        count(names.len(), "tensor", "tensors"),
+        some(names.iter().copied())?
+    ))
+}

@@ -1,0 +1,25 @@
+//! Scales of quantized weights beside weights that are plain.
+
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
+
+use crate::folder::some;
+use crate::output::count;
+
+/// How the names of scales end, of which the codes are `weight`.
+const SCALES: [&str; 4] = ["_scale", "_scale_inv", "_scale_2", "_global_scale"];
+
+/// `3 tensors (a, b, c)`; nothing where there are none.
+pub fn beside_plain(input: &Checkpoint) -> Option<String> {
+    let is_plain = |name: &str| {
+        let tensor = input.get(name).filter(|tensor| tensor.shape.len() > 1);
+        tensor.is_some_and(|tensor| matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64))
+    };
+    let is_beside = |tensor: &&TensorInfo| {
+        let weight = SCALES.iter().find_map(|end| tensor.name.strip_suffix(end));
+        weight.is_some_and(|name| {
+            name.ends_with(".weight") && is_plain(name) && input.get(&format!("{name}_packed")).is_none()
+        })
+    };
+    let names: Vec<&str> = input.tensors().iter().filter(is_beside).map(|tensor| tensor.name.as_str()).collect();
+    Some(format!("{} ({})", count(names.len(), "scale", "scales"), some(names.iter().copied())?))
+}

@@ -1,0 +1,103 @@
+//! Layers that are quantized in formats that are not read here: nothing of theirs is quantized or dequantized, and what helps is said.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+fn f16(n: usize, seed: u32) -> Vec<u8> {
+    values(n, seed).iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()
+}
+
+/// A layer as AWQ has it, one as HQQ, one as quanto, and a plain one.
+fn model() -> Vec<Tensor<'static>> {
+    let int = |n: usize| vec![0x35; n];
+    vec![
+        ("m.a.o_proj.qweight", Dtype::I32, vec![64, 8], int(2048)),
+        ("m.a.o_proj.qzeros", Dtype::I32, vec![2, 8], int(64)),
+        ("m.a.o_proj.scales", Dtype::F16, vec![2, 64], f16(128, 1)),
+        ("m.b.o_proj.W_q", Dtype::U8, vec![32, 64], int(2048)),
+        ("m.b.o_proj.scale", Dtype::F16, vec![64, 16], f16(1024, 2)),
+        ("m.c.o_proj.weight._data", Dtype::I8, vec![64, 64], int(4096)),
+        ("m.c.o_proj.weight._scale", Dtype::F16, vec![64, 16], f16(1024, 3)),
+        f32_tensor("m.d.o_proj.weight", [64, 64], 4),
+    ]
+}
+
+/// (`scales` of INT4 codes became FP4: what the codes mean was lost.)
+#[test]
+fn scales_of_codes_that_are_not_read_stay_as_they_are() {
+    let folder = Folder::new();
+    let (file, path) = (folder.file("a.safetensors"), folder.file("in"));
+    write(&file, &model());
+    model_folder(&path, &model(), Some(json!({"quantization_config": {"quant_method": "awq"}})));
+    for (input, output, options) in [
+        (&file, folder.file("b.safetensors"), &[][..]),
+        (&path, folder.file("out"), &["--dialect", "plain"]),
+        (&file, folder.file("c.safetensors"), &["--only", "scale|o_proj"]),
+    ] {
+        let args = [&["quantize", input, "-o", &output, "--recipe", "nvfp4"][..], options].concat();
+        let text = good(&args);
+        assert_words(&text, &["copied as they are, of layers whose codes are in a format that is not read here: 7 ("]);
+        let written = if output.ends_with("out") { format!("{output}/model.safetensors") } else { output };
+        let (before, after) = (fs::read(&file).unwrap(), fs::read(written).unwrap());
+        let [before, after] = [&before, &after].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        for (name, dtype, shape, _) in &model()[..7] {
+            let (old, new) = (before.tensor(name).unwrap(), after.tensor(name).unwrap());
+            assert_eq!((new.dtype(), new.shape(), new.data()), (*dtype, shape.as_slice(), old.data()), "{name}");
+        }
+        assert_eq!(after.tensor("m.d.o_proj.weight").unwrap().dtype(), Dtype::U8);
+    }
+    // In a dialect the remedy was to dequantize it first, which this program refuses.
+    let error = bad(2, &["quantize", &path, "-o", &folder.file("no"), "--recipe", "nvfp4"]);
+    let words = "is quantized already (awq); its codes are in a format that is not read here: dequantize it with what wrote it, or write \
+                 --dialect plain, which copies them";
+    assert_words(&error, &[words]);
+}
+
+/// (There was "nothing to do", and the config that names the codes would have gone.)
+#[test]
+fn dequantize_says_that_it_does_not_read_the_codes() {
+    let folder = Folder::new();
+    let (file, path) = (folder.file("a.safetensors"), folder.file("in"));
+    write(&file, &model());
+    model_folder(&path, &model(), Some(json!({"quantization_config": {"quant_method": "awq"}})));
+    let codes = "the codes of 4 tensors (m.a.o_proj.qweight, m.a.o_proj.qzeros, m.c.o_proj.weight._data, ...) are in a format that is not";
+    let error = bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
+    assert_words(&error, &["is quantized, and", codes, "read here; dequantize it with what wrote it"]);
+    let error = bad(2, &["dequantize", &file, "-o", &folder.file("b.safetensors")]);
+    assert_words(
+        &error,
+        &["holds no quantized matrix that is read here, and", codes, "; dequantize it with what wrote it"],
+    );
+    assert_eq!(folder.names(), ["a.safetensors", "in"]);
+}
+
+/// (They were called a foreign format.)
+#[test]
+fn blocks_of_gpt_oss_without_scales_are_said() {
+    let folder = Folder::new();
+    let [up, down] = ["gate_up_proj", "down_proj"].map(|name| format!("m.mlp.experts.{name}"));
+    let names = [&up, &down].map(|name| [format!("{name}_blocks"), format!("{name}_scales")]);
+    let tensors: Vec<Tensor> = vec![
+        (&names[0][0], Dtype::U8, vec![2, 32, 2, 16], vec![0x35; 2048]),
+        (&names[0][1], Dtype::U8, vec![2, 32, 2], vec![0x7F; 128]),
+        (&names[1][0], Dtype::U8, vec![2, 32, 2, 16], vec![0x35; 2048]),
+    ];
+    let config = json!({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}});
+    let words = "tensor m.mlp.experts.down_proj_blocks: holds codes of MXFP4 in the blocks of gpt-oss, and their scales \
+                 m.mlp.experts.down_proj_scales are not there; fetch or write the model again";
+    // Also where no matrix is whole.
+    for (name, tensors) in [("some", &tensors[..]), ("none", &tensors[2..])] {
+        let path = folder.file(name);
+        model_folder(&path, tensors, Some(config.clone()));
+        let (text, _) = wrong(&["info", &path]);
+        assert_words(&text, &[words]);
+        assert!(!text.contains("a format that this program"), "{text}");
+        assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
+    }
+}

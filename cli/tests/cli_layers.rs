@@ -1,0 +1,121 @@
+//! Layers that are not whole: experts that are not there, and layers of which a part is quantized.
+
+mod common;
+
+use std::collections::HashMap;
+use std::fs;
+
+use common::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+/// Takes the tensors with this in their names out of the one file of a folder.
+fn remove(folder: &str, what: &str) {
+    let path = format!("{folder}/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let metadata: HashMap<String, String> =
+        SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap_or_default();
+    let kept = file.tensors().into_iter().filter(|(name, _)| !name.contains(what));
+    let kept: Vec<_> = kept.collect();
+    assert!(kept.len() < file.len());
+    let written = safetensors::serialize(kept, Some(metadata)).unwrap();
+    fs::write(path, written).unwrap();
+}
+
+/// (`info` was content, and `dequantize` wrote a layer of single experts beside others of one tensor.)
+#[test]
+fn experts_that_are_not_there_are_said() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("q"));
+    let tensor = |name, shape: [usize; 3], seed| -> Tensor<'_> {
+        (name, Dtype::F32, shape.to_vec(), f32_bytes(&values(shape.iter().product(), seed)))
+    };
+    let names = [0, 1]
+        .map(|layer| ["gate_up_proj", "down_proj"].map(|part| format!("m.layers.{layer}.feed_forward.experts.{part}")));
+    let all: Vec<Tensor> =
+        names.iter().flat_map(|[up, down]| [tensor(up, [3, 32, 64], 1), tensor(down, [3, 32, 32], 2)]).collect();
+    model_folder(&input, &all, Some(json!({"model_type": "llama4"})));
+    good(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+    good(&["info", &output]);
+    let whole = folder.file("whole");
+    assert!(!said(&["dequantize", &output, "-o", &whole]).contains("experts lack"));
+    remove(&output, "layers.1.feed_forward.experts.1.up_proj");
+    let words = "experts lack 1 matrix that others of their layer have (m.layers.1.feed_forward.experts.1.up_proj)";
+    let (text, _) = wrong(&["info", &output]);
+    assert_words(&text, &[words, "; fetch or write the model again"]);
+    let plain = folder.file("plain");
+    assert_words(&said(&["dequantize", &output, "-o", &plain]), &[words, "no such layer becomes one tensor"]);
+    // All of an expert between others.
+    remove(&output, "experts.1.");
+    assert_words(
+        &wrong(&["info", &output]).0,
+        &["experts lack 6 matrices that others", "feed_forward.experts.1.gate_proj"],
+    );
+}
+
+/// (Nothing was said of them.)
+#[test]
+fn experts_of_a_layer_are_quantized_all_or_none() {
+    let folder = Folder::new();
+    let names = [0, 1].map(|e| ["gate_proj", "up_proj", "down_proj"].map(|w| format!("m.mlp.experts.{e}.{w}.weight")));
+    let names: Vec<&str> = names.as_flattened().iter().map(String::as_str).collect();
+    let write = |name: &str, plain: &[&str], list: bool| {
+        let codes = |name: &str| !plain.iter().any(|part| name.contains(part));
+        let scales: Vec<_> = names.iter().map(|name| format!("{name}_scale_inv")).collect();
+        let mut tensors: Vec<Tensor> = Vec::new();
+        for (name, scale) in names.iter().zip(&scales) {
+            if codes(name) {
+                tensors.push((name, Dtype::F8_E4M3, vec![128, 128], vec![0x35; 128 * 128]));
+                tensors.push((scale, Dtype::F32, vec![1, 1], f32_bytes(&[0.5])));
+            } else {
+                tensors.push(f32_tensor(name, [128, 128], 1));
+            }
+        }
+        let mut quantization = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+        if list {
+            let left = names.iter().filter(|name| !codes(name)).map(|name| name.trim_end_matches(".weight"));
+            quantization["modules_to_not_convert"] = left.collect();
+        }
+        let path = folder.file(name);
+        model_folder(&path, &tensors, Some(json!({"quantization_config": quantization})));
+        path
+    };
+    good(&["info", &write("all", &[], true)]);
+    // One line, whether the config has the plain ones in its list or not.
+    for (name, plain, list) in
+        [("one", "experts.1.", true), ("no_list", "experts.1.", false), ("down", "1.down_proj", true)]
+    {
+        let output = run_on("cpu", &["info", &write(name, &[plain], list), "--json"]);
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let problems = value["problems"].as_array().unwrap();
+        assert_eq!(problems.len(), 1, "{name}: {problems:?}");
+        let words = "engines run the experts of a layer as one, and read all or none; quantize the model again";
+        assert_words(problems[0].as_str().unwrap(), &["m.mlp.experts.0.", "quantized, and m.mlp.experts.1.", words]);
+    }
+}
+
+/// (Without a shared scale nothing was said of it, and `info` called the folder wrong.)
+#[test]
+fn no_fuse_says_where_it_tears_what_engines_fuse() {
+    let folder = Folder::new();
+    let names = ["q_proj", "k_proj", "v_proj"].map(|name| format!("l.self_attn.{name}.weight"));
+    let tensors: Vec<Tensor> = names.iter().map(|name| f32_tensor(name, [32, 32], 1)).collect();
+    let input = folder.file("in");
+    model_folder(&input, &tensors, Some(json!({"model_type": "llama"})));
+    let words = "--no-fuse: of 1 group of layers that engines fuse, a part is quantized (l.self_attn.q_proj is, l.self_attn.k_proj is \
+                 not), and engines read all or none; leave the option out";
+    for recipe in ["fp8-row", "nvfp4"] {
+        let args = |name: &str, options: &[&'static str]| {
+            let output = folder.file(&format!("{recipe}{name}"));
+            let all = ["quantize", &input, "-o", &output, "--recipe", recipe].map(String::from);
+            [&all[..], &options.iter().map(|text| text.to_string()).collect::<Vec<_>>()].concat()
+        };
+        let run = |args: Vec<String>| said(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_words(&run(args("a", &["--no-fuse", "--only", "q_proj"])), &[words]);
+        wrong(&["info", &folder.file(&format!("{recipe}a"))]);
+        assert!(!run(args("b", &["--no-fuse"])).contains("a part is quantized"));
+        assert!(!run(args("c", &["--no-fuse", "--only", "q_proj", "--dry-run"])).is_empty());
+    }
+}

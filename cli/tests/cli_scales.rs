@@ -1,0 +1,169 @@
+//! Scales that are not where they belong, or that no quantizer writes: what `info`, `dequantize` and `gemm` say of them.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+
+const CODES: &str = "l.o_proj.weight";
+
+fn codes() -> Tensor<'static> {
+    (CODES, Dtype::F8_E4M3, vec![256, 256], (0..65536u32).map(|i| (i % 0x7F) as u8).collect())
+}
+
+fn fp8() -> Option<Value> {
+    Some(json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}))
+}
+
+/// (It was said that neither the matrix nor a scale of its own was in the file.)
+#[test]
+fn a_scale_in_the_place_of_a_matrix_is_called_one() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("a.safetensors"), folder.file("b.safetensors"));
+    write(&input, &[f32_tensor("w", [32, 32], 1)]);
+    for (recipe, scales) in
+        [("nvfp4", &["w_scale", "w_scale_2"][..]), ("fp8-row", &["w_scale"]), ("mxfp8", &["w_scale"])]
+    {
+        good(&["quantize", &input, "-o", &output, "--recipe", recipe]);
+        for scale in scales {
+            let [a, b] = ["w", scale].map(|name| format!("{output}:{name}"));
+            let error = bad(2, &["gemm", "--a", &a, "--b", &b, "-o", &folder.file("d")]);
+            assert_words(&error, &[&format!("tensor {scale}: is the scale of w, and no matrix; give w")]);
+        }
+    }
+}
+
+/// (`info` said nothing, and `dequantize` left it.)
+#[test]
+fn a_scale_beside_plain_weights_is_said() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let scales = |name| (name, Dtype::F32, vec![2, 2], f32_bytes(&[0.5; 4]));
+    let tensors = [
+        codes(),
+        scales("l.o_proj.weight_scale_inv"),
+        f32_tensor("l.down_proj.weight", [256, 256], 1),
+        scales("l.down_proj.weight_scale_inv"),
+    ];
+    let mut config = fp8().unwrap();
+    config["quantization_config"]["modules_to_not_convert"] = json!(["l.down_proj"]);
+    model_folder(&path, &tensors, Some(config));
+    let words = "1 scale (l.down_proj.weight_scale_inv) beside weights that are plain";
+    let (text, error) = wrong(&["info", &path]);
+    assert_words(&text, &[words, "fetch or write the model again"]);
+    assert_words(&error, &["1 thing is wrong"]);
+    let said = said(&["dequantize", &path, "-o", &folder.file("out")]);
+    assert_words(&said, &[words, "copied as they are", "take them out"]);
+}
+
+/// ModelOpt's `FP8_PB_WO` has scales of four dimensions. (They were no shape of any scheme.)
+#[test]
+fn scales_of_tiles_in_four_dimensions_are_read() {
+    let folder = Folder::new();
+    let outputs = [vec![2, 2], vec![2, 1, 2, 1]].map(|shape| {
+        let name = shape.len().to_string();
+        let (path, output) = (folder.file(&name), folder.file(&format!("{name}-plain")));
+        let scales = ("l.o_proj.weight_scale", Dtype::F32, shape, f32_bytes(&[0.5, 1.0, 2.0, 3.0]));
+        let config = json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}});
+        model_folder(&path, &[codes(), scales], Some(config));
+        assert_words(&good(&["info", &path]), &["fp8-128x128:e4m3"]);
+        good(&["dequantize", &path, "-o", &output, "--dtype", "f32"]);
+        read_f32(&format!("{output}/model.safetensors"), CODES)
+    });
+    assert_eq!(outputs[0], outputs[1]);
+    // Others of so many dimensions are none.
+    for shape in [vec![2, 2, 1, 1], vec![1, 2, 1, 2], vec![4, 1, 1, 1]] {
+        let path = folder.file(&format!("{shape:?}"));
+        let scales = ("l.o_proj.weight_scale_inv", Dtype::F32, shape, f32_bytes(&[0.5; 4]));
+        model_folder(&path, &[codes(), scales], fp8());
+        assert_words(&wrong(&["info", &path]).0, &["a scale is never reshaped: fetch the file again"]);
+    }
+}
+
+/// (Without a word: `info` alone called them wrong.)
+#[test]
+fn dequantize_says_which_scales_are_negative_or_zero() {
+    let folder = Folder::new();
+    let model = |name: &str, scale: f32| {
+        let path = folder.file(name);
+        let scale = ("l.o_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[scale]));
+        model_folder(&path, &[codes(), scale], Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+        let output = folder.file(&format!("{name}-plain"));
+        said(&["dequantize", &path, "-o", &output])
+    };
+    let text = model("negative", -0.5);
+    let words = "scales of 1 matrix (l.o_proj.weight) are negative, the first -0.5, which no quantizer writes";
+    assert_words(&text, &[words, "quantize the model again from finite values"]);
+    let text = model("zero", 0.0);
+    assert_words(
+        &text,
+        &["the scales of 1 matrix (l.o_proj.weight) are 0 and their codes are not: all their values are"],
+    );
+    let text = model("right", 0.5);
+    assert!(!text.contains("scales of"), "{text}");
+    // Rows of zeros have scales of zero.
+    let path = folder.file("rows");
+    let mut bytes = vec![0x35; 65536];
+    bytes[..256].fill(0);
+    let mut scales = vec![0.5; 256];
+    scales[0] = 0.0;
+    let tensors: [Tensor; 2] = [
+        (CODES, Dtype::F8_E4M3, vec![256, 256], bytes),
+        ("l.o_proj.weight_scale", Dtype::F32, vec![256, 1], f32_bytes(&scales)),
+    ];
+    model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+    let text = said(&["dequantize", &path, "-o", &folder.file("rows-plain")]);
+    assert!(!text.contains("scales of"), "{text}");
+}
+
+/// (They stayed without a word, and the config that spoke of them went.)
+#[test]
+fn scales_of_a_cache_that_stay_are_said() {
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    let scalar = |name| (name, Dtype::F32, vec![], f32_bytes(&[0.5]));
+    let tensors = [codes(), scalar("l.o_proj.weight_scale"), scalar("l.k_proj.k_scale"), scalar("l.v_proj.v_scale")];
+    model_folder(&path, &tensors, Some(json!({})));
+    let quantization = json!({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}});
+    fs::write(format!("{path}/hf_quant_config.json"), quantization.to_string()).unwrap();
+    let text = said(&["dequantize", &path, "-o", &output]);
+    let words = "2 scales of a cache of keys and values (l.k_proj.k_scale, l.v_proj.v_scale) copied as they are, and no config speaks";
+    assert_words(&text, &[words, "tell the engine the type of its cache, or take them out"]);
+    let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+    assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 3);
+}
+
+/// (Each had a fault of its own that was none: no matrix, or no scale of the name looked for.)
+#[test]
+fn quantized_experts_in_one_tensor_are_said_once() {
+    let folder = Folder::new();
+    let names = ["gate_up_proj", "down_proj"].map(|name| format!("l.mlp.experts.{name}"));
+    let scales = names.each_ref().map(|name| [format!("{name}_scale_inv"), format!("{name}_weight_scale")]);
+    for (style, shape) in [(0, vec![2, 1, 1]), (1, vec![])] {
+        let mut tensors: Vec<Tensor> = Vec::new();
+        for (name, scales) in names.iter().zip(&scales) {
+            tensors.push((name, Dtype::F8_E4M3, vec![2, 64, 64], vec![0x35; 8192]));
+            let values = vec![0.5; shape.iter().product()];
+            tensors.push((&scales[style], Dtype::F32, shape.clone(), f32_bytes(&values)));
+        }
+        let path = folder.file(&style.to_string());
+        model_folder(&path, &tensors, fp8());
+        let (text, error) = wrong(&["info", &path]);
+        let words = "2 tensors (l.mlp.experts.down_proj, l.mlp.experts.gate_up_proj) with FP8 codes in more than two dimensions \
+                     (experts in one tensor, convolutions), which are not read here; dequantize it with what wrote it, or quantize the \
+                     plain model";
+        assert_words(&text, &[words]);
+        assert_words(&error, &["1 thing is wrong"]);
+        let error = bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
+        assert_words(
+            &error,
+            &[
+                "holds FP8 codes of shape [2, 64, 64], in more than two dimensions (experts in one tensor, convolutions), which are not",
+            ],
+        );
+    }
+}
