@@ -94,7 +94,7 @@ case $what in
                 esac
                 if [ "$tool" != memcheck ]; then
                     case $name in
-                        gpu_quantize) tests=(strided given amax_of dequantize refusals) ;;
+                        gpu_quantize) tests=(strided given amax_of dequantize refusals one_launch) ;;
                         gpu_gemm) tests=(e4m3_output) ;;
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         *) continue ;;

@@ -122,6 +122,59 @@ fn many_rows() {
     check_parts(&handle, &mut rng, (rows, cols), &along_rows());
 }
 
+/// Codes of rows enough, long ones and ones in two parts, from every grouping whose scales lie along rows, infinite ones among them; gathered,
+/// by given scales that overflow, saturate and vanish, and scales alone.
+#[test]
+fn codes_in_lines() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(912);
+    let many = 4 * handle.device().sm_count as usize + 5;
+    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128];
+    let both = groups.into_iter().flat_map(|group| FORMATS.map(|format| scheme(format, group)));
+    let bytes = [scheme(CodeFormat::E4M3, groups[1]), scheme(CodeFormat::E2M1, groups[3])];
+    let targets: Vec<_> = both.chain(bytes.map(|to| to.with_scales(CastScales::Ue8m0))).collect();
+    for format in FORMATS {
+        for (rows, cols, group, scales) in [
+            (many, 7168, CastGroup::Group1x16, CastScales::Ue8m0),
+            (many / 2, 8208, CastGroup::Group1x64, CastScales::RowMajor),
+            (many, 1040, CastGroup::Row, CastScales::RowMajor),
+            (many, 1040, CastGroup::Tile32x32, CastScales::ColumnMajor),
+            (many, 1040, CastGroup::Group1x16, CastScales::RowMajor),
+            (many, 1040, CastGroup::Tile128x128, CastScales::Ue8m0),
+        ] {
+            let x = of_kind(&mut rng, "specials", rows, cols, DType::F32);
+            let from = scheme(format, group).with_scales(scales);
+            let q = reference::cast(&x.view().into(), CastRecipe::new(from)).unwrap();
+            let there = CastMatrix::from_host(&handle, &q).unwrap();
+            let context = format!("{rows} x {cols} of {from}");
+            for &to in &targets {
+                check(&handle, (&there).into(), &(&q).into(), CastRecipe::new(to), &context);
+            }
+            if cols > 2000 {
+                continue;
+            }
+            check_parts_of(&handle, &mut rng, &|| (&there).into(), &(&q).into(), &targets, &context);
+            let index: Vec<i32> = (0..many).map(|i| if i % 5 == 3 { -1 } else { (i * 7 % rows) as i32 }).collect();
+            let rows_of = RowIndex::new(&handle, &index, rows).unwrap();
+            for &to in &targets {
+                let source = CastSource::from(&there).gathered(&rows_of).unwrap();
+                let input = CastInput::from(&q).gathered(&index).unwrap();
+                check(&handle, source, &input, CastRecipe::new(to), &format!("gathered, {context}"));
+            }
+            for to in targets.iter().copied().filter(|to| to.scales() == CastScales::RowMajor) {
+                let [r, c] = to.group().grid(rows, cols);
+                let numbers = [0.125, 2f32.powi(-140), 1e-6, 3e38, 1.0];
+                let given: Vec<f32> = (0..r * c).map(|i| numbers[i % numbers.len()]).collect();
+                let want = reference::cast_with_scales(&(&q).into(), to, &given).unwrap();
+                let mut got = poisoned_cast(&handle, to, rows, cols);
+                handle.write(&mut got.scales_mut(), &want.device_scales()).unwrap();
+                handle.cast_with_scales_into(CastSource::from(&there), &mut got).unwrap();
+                assert_cast(&handle, &got, &want, &format!("{context} to {to}, by scales at the ends"));
+            }
+        }
+    }
+}
+
 /// So large that threads cast twice as much to E2M1 (`LARGE_WAVES` in src/gpu/kernels/cast.rs): short rows, and one shape of long ones.
 #[test]
 fn large() {

@@ -111,7 +111,7 @@ fn a_foreign_graph_outlives_its_handle() {
             let graph = foreign(&handle, mode, || call.enqueue(&handle));
             let mut sizes = call.allocations(&handle);
             // The workspace, and the small ones.
-            sizes.extend([32 << 20, 64, 16]);
+            sizes.extend([32 << 20, 64, 32]);
             // Made before, so that its own memory is not what was given back.
             let next = Handle::from_stream(handle.stream().clone()).unwrap();
             let Left { mut d, .. } = all_but_d(&handle, call);

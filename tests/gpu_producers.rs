@@ -113,6 +113,12 @@ fn many_rows() {
                 // With the options, and without them.
                 [true, false].into_iter().for_each(|all| check_swiglu(&handle, &gated, all, *recipe));
                 let context = format!("{rows} x {} {dtype}, {apart} apart, to {}", 2 * half, recipe.scheme());
+                let experts = SwigluSource::new(&matrix).unwrap().with_experts(&gated.experts_there).unwrap();
+                let got = handle.cast(experts, *recipe).unwrap();
+                let options = reference::Swiglu { experts: Some(&gated.experts), ..reference::Swiglu::default() };
+                let (values, _) = reference::swiglu(gated.x.view(), &options).unwrap();
+                let want = reference::cast(&values.view().into(), *recipe).unwrap();
+                assert_cast(&handle, &got, &want, &format!("experts alone, {context}"));
                 let source = CastSource::activated(&matrix, SourceActivation::GeluTanh);
                 let got = handle.cast(source, *recipe).unwrap();
                 let want = reference::cast(&tanh.view().into(), *recipe).unwrap();

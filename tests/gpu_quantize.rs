@@ -102,69 +102,127 @@ fn the_amax_is_found_in_every_lane() {
     }
 }
 
-/// A whole matrix is cast in one launch while its blocks fit the GPU at once, in one cluster or in a grid, else in two: shapes at and past
-/// these ends, and the one large number in every block's part in turn, so that an amax that misses a block, or is an earlier call's, is seen.
+/// What a block of the kernels that cast a whole matrix in one launch takes at the most, and eight of them, which are a cluster.
+const BLOCK: usize = 512 * 32;
+const IN_CLUSTER: usize = 8 * BLOCK;
+
+fn of_tensor(format: Fp8Format) -> Recipe {
+    Fp8Recipe::new(Fp8Granularity::Tensor, format).into()
+}
+
+/// Both meetings of such kernels, for runs under a sanitizer.
 #[test]
-fn tensors_in_one_launch_and_in_two() {
+fn one_launch_in_a_cluster_and_in_a_grid() {
     let Some(handle) = handle() else { return };
-    let mut rng = Noise::new(12);
-    let block = 512 * 32;
-    let (cluster, most) = (8 * block, 2 * block * handle.device().sm_count as usize);
-    let recipes: Vec<_> = Fp8Recipe::all().filter(|recipe| recipe.granularity == Fp8Granularity::Tensor).collect();
-    assert!(!recipes.is_empty());
-    for elements in [16, 272, cluster / 8 - 16, cluster, cluster + 1024, 3 * cluster, most, most + 1024] {
-        let cols = if elements % 1024 == 0 { 1024 } else { elements };
-        for dtype in INPUTS {
-            let x = rng.matrix(elements / cols, cols, dtype);
-            let x = Source::new(&handle, x, dtype);
-            let recipe = recipes[elements / 16 % recipes.len()];
-            x.check(&handle, recipe);
-            x.check(&handle, Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E5M2));
-        }
-    }
-    for elements in [cluster, 3 * cluster, most] {
-        let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
-        let mut x = Array2::from_elem((elements / 1024, 1024), 1.0f32);
-        for (call, at) in (block / 2..elements).step_by(block).step_by(elements / cluster).enumerate() {
-            // Smaller from call to call, so that no earlier one hides it.
-            x.fill(1.0);
-            x[[at / 1024, at % 1024]] = 448.0 - 2.0 * call as f32;
-            let x = Source::new(&handle, x.clone(), DType::Bf16);
-            let got = x.quantized(&handle, Recipe::Fp8(recipe));
-            let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
-            assert!(got.codes() == want.codes() && got.scales() == want.scales(), "{elements}: {at}");
+    let mut rng = Noise::new(13);
+    for elements in [16, BLOCK, IN_CLUSTER + 1024] {
+        for offset in [0, 1] {
+            let cols = elements.min(1024);
+            let x = rng.matrix(elements / cols, cols, DType::Bf16);
+            let x = Source::strided(&handle, x, DType::Bf16, cols, offset);
+            let want = reference::quantize(x.x.view(), x.dtype, of_tensor(Fp8Format::E4M3)).unwrap();
+            let got = x.quantized(&handle, of_tensor(Fp8Format::E4M3));
+            assert!(got.codes() == want.codes() && got.scales() == want.scales(), "{elements}, offset {offset}");
         }
     }
 }
 
-/// Launches whose blocks wait for each other, on several streams at once: none takes another's amax, and none waits for ever.
+/// A whole matrix is cast in one launch while it fits a block of each multiprocessor, in one cluster or in a grid, else in two: shapes at and
+/// past these ends, with NaN and infinities too; and the one large number in every block's part in turn.
+#[test]
+fn tensors_in_one_launch_and_in_two() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(12);
+    let most = BLOCK * handle.device().sm_count as usize;
+    let recipes: Vec<_> = Fp8Recipe::all().filter(|recipe| recipe.granularity == Fp8Granularity::Tensor).collect();
+    assert!(!recipes.is_empty());
+    let ends = [16, 272, BLOCK - 16, IN_CLUSTER, IN_CLUSTER + 1024, 3 * IN_CLUSTER, most, most + 1024];
+    for (number, elements) in ends.into_iter().enumerate() {
+        let cols = if elements % 1024 == 0 { 1024 } else { elements };
+        for dtype in INPUTS {
+            for (offset, special) in [(0, None), (1, Some(f32::NAN)), (0, Some(f32::INFINITY))] {
+                let mut x = rng.matrix(elements / cols, cols, dtype);
+                for at in special.iter().flat_map(|_| [0, elements / 2, elements - 1]) {
+                    x[[at / cols, at % cols]] = special.unwrap_or_default();
+                }
+                let x = Source::strided(&handle, x, dtype, cols, offset);
+                x.check(&handle, recipes[(number * 5 + offset) % recipes.len()]);
+                x.check(&handle, of_tensor(Fp8Format::E5M2));
+            }
+        }
+    }
+    for elements in [IN_CLUSTER, 3 * IN_CLUSTER, most] {
+        let places: Vec<_> = (BLOCK / 2..elements).step_by(BLOCK).collect();
+        let mut x = Array2::from_elem((elements / 1024, 1024), 1.0f32);
+        // Smaller from call to call, so that no earlier one hides it.
+        for (call, &at) in places.iter().enumerate() {
+            x[[at / 1024, at % 1024]] = 448.0 - call as f32;
+            let there = Source::new(&handle, x.clone(), DType::F32);
+            let got = there.quantized(&handle, of_tensor(Fp8Format::E4M3));
+            let want = reference::quantize(x.view(), DType::F32, of_tensor(Fp8Format::E4M3)).unwrap();
+            assert!(got.codes() == want.codes() && got.scales() == want.scales(), "{elements}: {at}");
+            x[[at / 1024, at % 1024]] = 1.0;
+        }
+    }
+}
+
+/// Two matrices of one shape, the second far smaller: what is left of the first would be seen in its scale.
+fn large_and_small(handle: &Handle, seed: u64, elements: usize) -> [Source; 2] {
+    let x = Noise::new(seed).matrix(elements / 1024, 1024, DType::Bf16);
+    let small = Source::new(handle, &x / 64.0, DType::Bf16);
+    [Source::new(handle, x, DType::Bf16), small]
+}
+
+/// Launches whose blocks wait for each other, one behind the other and on several streams at once: none takes another's amax, and none waits
+/// for ever.
 #[test]
 fn tensors_of_several_streams_at_once() {
     let Some(first) = handle() else { return };
-    let block = 512 * 32;
-    let most = 2 * block * first.device().sm_count as usize;
-    let recipe = Recipe::Fp8(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3));
+    let most = BLOCK * first.device().sm_count as usize;
+    let recipe = of_tensor(Fp8Format::E4M3);
     std::thread::scope(|scope| {
-        for (number, elements) in [most, most, most / 2, 3 * block * 8, block].into_iter().enumerate() {
+        for (number, elements) in [most, most, most / 2, 3 * IN_CLUSTER, BLOCK].into_iter().enumerate() {
             scope.spawn(move || {
                 let handle = handle().expect("one was there");
-                let x = Noise::new(20 + number as u64).matrix(elements / 1024, 1024, DType::Bf16);
-                let x = Source::new(&handle, x * (1 << number) as f32, DType::Bf16);
-                let want = reference::quantize(x.x.view(), DType::Bf16, recipe).unwrap();
-                let input = x.matrix();
+                let sources = large_and_small(&handle, 20 + number as u64, elements / 1024 * 1024);
+                let want = sources.each_ref().map(|x| reference::quantize(x.x.view(), x.dtype, recipe).unwrap());
                 let mut outs: Vec<_> =
                     (0..8).map(|_| poisoned_matrix(&handle, recipe.scheme(), elements / 1024, 1024)).collect();
                 for _ in 0..16 {
-                    for out in &mut outs {
-                        handle.quantize_into(&input, recipe, QuantizeTo::Plain(out)).unwrap();
+                    for (at, out) in outs.iter_mut().enumerate() {
+                        handle.quantize_into(&sources[at % 2].matrix(), recipe, QuantizeTo::Plain(out)).unwrap();
                     }
                 }
-                for out in &outs {
-                    assert_device_bits(&handle, out, &want, &format!("stream {number}"));
+                for (at, out) in outs.iter().enumerate() {
+                    assert_device_bits(&handle, out, &want[at % 2], &format!("stream {number}, {at}"));
                 }
             });
         }
     });
+}
+
+/// The same in graphs, launched without a wait.
+#[test]
+fn captured_tensors_in_one_launch() {
+    let Some(handle) = handle() else { return };
+    let recipe = of_tensor(Fp8Format::E4M3);
+    for elements in [IN_CLUSTER, IN_CLUSTER + 65536] {
+        let sources = large_and_small(&handle, 30, elements);
+        let want = sources.each_ref().map(|x| reference::quantize(x.x.view(), x.dtype, recipe).unwrap());
+        let mut outs = [(); 4].map(|()| poisoned_matrix(&handle, recipe.scheme(), elements / 1024, 1024));
+        // Loads what the capture launches.
+        drop(sources[0].quantized(&handle, recipe));
+        let graph = capture_among_others(&handle, || {
+            outs.iter_mut().enumerate().try_for_each(|(at, out)| {
+                handle.quantize_into(&sources[at % 2].matrix(), recipe, QuantizeTo::Plain(out))
+            })
+        })
+        .unwrap();
+        (0..20).for_each(|_| handle.launch(&graph).unwrap());
+        for (at, out) in outs.iter().enumerate() {
+            assert_device_bits(&handle, out, &want[at % 2], &format!("{elements}, captured {at}"));
+        }
+    }
 }
 
 /// Each FP32 value as near as possible to where rounding turns, by one given scale: the device's conversion.

@@ -16,11 +16,11 @@ use crate::gpu::device::stream::Queue;
 /// Tiles that one block of `amax_row_column` walks: `STRIP` of `kernels/cast/tile.cuh`.
 const STRIP: usize = 4;
 
-/// Elements that a thread of `quantize_fp8_tensor_once` takes at the most, its threads in a block, and the blocks of a
-/// multiprocessor that always fit; the blocks of its cluster. As `kernels/cast/fp8_tensor_once.cu` has them.
+/// Elements that a thread of `quantize_fp8_tensor_in_*` takes at the most, its threads in a block, and the blocks of its cluster, as
+/// `kernels/cast/fp8_tensor_once.cu` has them. Of a grid there is a block for each multiprocessor at the most, half of what always fits: a
+/// kernel of another stream that stays, and waits for this one, leaves it room.
 const ONCE_HELD: usize = 32;
 const ONCE_THREADS: usize = 512;
-const ONCE_BLOCKS: usize = 2;
 const ONCE_CLUSTER: usize = 8;
 
 /// The kernels of the family.
@@ -209,10 +209,10 @@ impl Kernels {
         )
     }
 
-    /// Whether `quantize_tensor_once` can: a contiguous matrix of as many elements as the registers of the blocks that run at once hold.
+    /// Whether `quantize_tensor_once` can: a contiguous matrix of as many elements as one block of each multiprocessor holds.
     pub(crate) fn fits_once(&self, x: &Input<'_>) -> bool {
         let (rows, elements) = x.flattened();
-        rows == 1 && (1..=ONCE_HELD * ONCE_THREADS * ONCE_BLOCKS * self.sm_count).contains(&elements)
+        rows == 1 && (1..=ONCE_HELD * ONCE_THREADS * self.sm_count).contains(&elements)
     }
 
     /// [`Kernels::amax_tensor`] and [`Kernels::quantize_tensor`] in one launch that reads the matrix once.
@@ -234,7 +234,7 @@ impl Kernels {
             return Err(Error::shape(
                 "matrix to cast in one launch",
                 format!("{} x {}, rows {} elements apart", x.rows, x.cols, x.row_stride),
-                "must be contiguous and fit the registers of blocks that run at once",
+                "must be contiguous and fit the registers of one block of each multiprocessor",
                 "report it: Kernels::fits_once was not asked",
             ));
         }
