@@ -1,6 +1,6 @@
 //! Layers of single experts: which of their matrices are not there, and whether all are quantized alike.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use scaled_gemm::checkpoint::Checkpoint;
 
@@ -11,14 +11,19 @@ use crate::output::{count, shown};
 const EXPERTS: &str = ".experts";
 /// How the names of scales end.
 const SCALES: [&str; 3] = [".weight_scale", ".weight_scale_inv", ".weight_scale_2"];
-/// Most matrices of a layer's experts that are looked for one by one; models have some thousands.
-const MOST: usize = 1 << 20;
+/// Numbers up to so many times those that are there, and some, are experts of one layer; beyond, they number something else.
+const SPREAD: usize = 4;
 
 /// A matrix of one expert: the module of all, its number, and which of its matrices it is.
 pub fn of_one(module: &str) -> Option<(&str, usize, &str)> {
     let end = module.find(".experts.")? + EXPERTS.len();
     let (number, part) = module[end + 1..].split_once('.')?;
     Some((&module[..end], number.parse().ok()?, part))
+}
+
+/// True where a part of this name, up to one of its dots, is something itself.
+fn is_within<'a>(name: &'a str, is: impl Fn(&'a str) -> bool) -> bool {
+    name.match_indices('.').any(|(dot, _)| is(&name[..dot]))
 }
 
 /// By layer, the names of matrices that its other experts have, or that are between them: quantized ones, and plain.
@@ -33,9 +38,13 @@ fn missing(input: &Checkpoint) -> BTreeMap<&str, Vec<String>> {
         layers.entry(layer).or_default().entry(part).or_default().insert(number);
     }
     let mut found = BTreeMap::new();
-    for (layer, parts) in layers {
+    for (layer, mut parts) in layers {
+        // Adapters of a matrix are no matrices of the expert.
+        let names: BTreeSet<&str> = parts.keys().copied().collect();
+        parts.retain(|part, _| !is_within(part, |outer| names.contains(outer)));
         let last = parts.values().filter_map(|numbers| numbers.last()).max().copied().unwrap_or_default();
-        if last.saturating_add(1).saturating_mul(parts.len()) > MOST {
+        let most = parts.values().map(BTreeSet::len).max().unwrap_or_default();
+        if last > SPREAD * (most + 16) {
             continue;
         }
         let all = || (0..=last).flat_map(|number| parts.iter().map(move |(part, numbers)| (number, part, numbers)));
@@ -69,10 +78,12 @@ pub fn divided<'a>(quantized: &[&'a str], plain: &[&'a str]) -> Vec<[&'a str; 3]
             first.entry(layer).or_insert(module);
         }
     }
+    let modules: HashSet<&str> = quantized.iter().chain(plain).copied().collect();
     let mut found: BTreeMap<&str, [&str; 3]> = BTreeMap::new();
     for module in plain {
         if let Some((layer, ..)) = of_one(module)
             && let Some(quantized) = first.get(layer)
+            && !is_within(module, |outer| modules.contains(outer))
         {
             found.entry(layer).or_insert([layer, quantized, module]);
         }

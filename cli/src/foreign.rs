@@ -19,13 +19,11 @@ impl<'a> ForeignLayers<'a> {
         Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
     }
 
-    /// True for a tensor of such a layer, of whatever type: scales in BF16 look like weights.
+    /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own: what has the
+    /// name of codes may be a buffer. So is a name without a dot, which is of no layer.
     pub fn has(&self, name: &str) -> bool {
-        let mut around = name.match_indices('.').map(|(at, _)| &name[..at]);
-        match name.contains('.') {
-            true => around.any(|module| self.0.contains(module)),
-            false => self.0.contains(""),
-        }
+        let layer = layer(name);
+        !layer.is_empty() && self.0.contains(layer)
     }
 }
 

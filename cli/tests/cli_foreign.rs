@@ -101,3 +101,28 @@ fn blocks_of_gpt_oss_without_scales_are_said() {
         assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
     }
 }
+
+/// (A buffer that has the name of codes took all layers below its module with it, whatever `--only` said, and in a file without dots all.)
+#[test]
+fn a_buffer_takes_no_other_layer_with_it() {
+    let folder = Folder::new();
+    let int = |n: usize| vec![1; n];
+    let buffers = vec![
+        ("model.rope_data", Dtype::I8, vec![4, 4], int(16)),
+        ("model.layers.weight_map", Dtype::I32, vec![2, 2], int(16)),
+        ("model.layers.0.self_attn.position_indices", Dtype::I32, vec![2, 2], int(16)),
+        f32_tensor("model.layers.0.self_attn.q_proj.weight", [64, 64], 1),
+        f32_tensor("model.layers.0.mlp.down_proj.weight", [64, 64], 2),
+    ];
+    let path = folder.file("in");
+    model_folder(&path, &buffers, Some(json!({"model_type": "llama"})));
+    let text = good(&["quantize", &path, "-o", &folder.file("out"), "--recipe", "fp8-row"]);
+    assert_words(&text, &["2 matrices to fp8-row"]);
+    let file = folder.file("a.safetensors");
+    write(
+        &file,
+        &[f32_tensor("a", [64, 64], 1), f32_tensor("b", [64, 64], 2), ("codes", Dtype::U8, vec![4, 4], int(16))],
+    );
+    let text = good(&["quantize", &file, "-o", &folder.file("b.safetensors"), "--recipe", "fp8-row"]);
+    assert_words(&text, &["2 matrices to fp8-row"]);
+}

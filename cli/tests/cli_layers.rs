@@ -119,3 +119,40 @@ fn no_fuse_says_where_it_tears_what_engines_fuse() {
         assert!(!run(args("c", &["--no-fuse", "--only", "q_proj", "--dry-run"])).is_empty());
     }
 }
+
+/// (An adapter of one expert's matrix counted as a matrix of experts.)
+#[test]
+fn adapters_are_no_experts() {
+    let folder = Folder::new();
+    let names = [0, 1].map(|e| ["gate_proj", "up_proj", "down_proj"].map(|w| format!("m.mlp.experts.{e}.{w}.weight")));
+    let names: Vec<&str> = names.as_flattened().iter().map(String::as_str).collect();
+    let scales: Vec<_> = names.iter().map(|name| format!("{name}_scale_inv")).collect();
+    let mut tensors = vec![
+        f32_tensor("m.mlp.experts.0.gate_proj.lora_A.weight", [16, 128], 1),
+        f32_tensor("m.mlp.experts.0.gate_proj.lora_B.weight", [128, 16], 1),
+    ];
+    for (name, scale) in names.iter().zip(&scales) {
+        tensors.push((name, Dtype::F8_E4M3, vec![128, 128], vec![0x35; 128 * 128]));
+        tensors.push((scale, Dtype::F32, vec![1, 1], f32_bytes(&[0.5])));
+    }
+    let plain = ["lora_A", "lora_B"].map(|name| format!("m.mlp.experts.0.gate_proj.{name}"));
+    let quantization = json!({"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": plain});
+    let path = folder.file("in");
+    model_folder(&path, &tensors, Some(json!({"quantization_config": quantization})));
+    good(&["info", &path]);
+}
+
+/// (Each layer took a million names to look for, sixty megabytes and a second.)
+#[test]
+fn numbers_far_apart_are_no_experts() {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..200).map(|i| format!("a{i}.experts.1000000.w.weight")).collect();
+    let mut tensors: Vec<Tensor> = names.iter().map(|name| f32_tensor(name, [16, 16], 1)).collect();
+    tensors.push(("b.q_proj.weight", Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]));
+    tensors.push(("b.q_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[0.5])));
+    let path = folder.file("in");
+    model_folder(&path, &tensors, None);
+    let start = std::time::Instant::now();
+    good(&["info", &path]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(30), "{:?}", start.elapsed());
+}

@@ -58,13 +58,15 @@ pub fn divided<'a>(quantized: &[&'a str], plain: &[&'a str]) -> (Vec<String>, Ha
     }
     // They run the experts of a layer as one, too.
     let spoken: HashSet<&str> = torn.iter().filter_map(|module| Some(experts::of_one(module)?.0)).collect();
-    for [layer, first, last] in experts::divided(all, plain).into_iter().filter(|of| !spoken.contains(of[0])) {
+    let divided: Vec<_> = experts::divided(all, plain).into_iter().filter(|of| !spoken.contains(of[0])).collect();
+    for [_, first, last] in &divided {
         found.push(format!(
             "{}: quantized, and {} is not: engines run the experts of a layer as one, and read all or none; quantize the model again",
             printable(first),
             printable(last)
         ));
-        torn.extend(plain.iter().filter(|module| experts::of_one(module).is_some_and(|of| of.0 == layer)));
     }
+    let layers: HashSet<&str> = divided.iter().map(|of| of[0]).collect();
+    torn.extend(plain.iter().filter(|module| experts::of_one(module).is_some_and(|of| layers.contains(of.0))));
     (found, torn)
 }
