@@ -29,12 +29,11 @@ fn is_within<'a>(name: &'a str, is: impl Fn(&'a str) -> bool) -> bool {
 /// By layer, the names of matrices that its other experts have, or that are between them: quantized ones, and plain.
 fn missing(input: &Checkpoint) -> BTreeMap<&str, Vec<String>> {
     // Of the tensors those that hold a matrix, by the name that it has when it is plain.
-    let modules = input.tensors().iter().filter_map(|tensor| {
-        let name = tensor.name.strip_suffix(".weight").or_else(|| tensor.name.strip_suffix(".weight_packed"))?;
-        Some((of_one(name)?, tensor.shape.len() == 2)).filter(|(_, is_matrix)| *is_matrix)
+    let modules = input.tensors().iter().filter(|tensor| tensor.shape.len() == 2).filter_map(|tensor| {
+        of_one(tensor.name.strip_suffix(".weight").or_else(|| tensor.name.strip_suffix(".weight_packed"))?)
     });
     let mut layers: BTreeMap<&str, BTreeMap<&str, BTreeSet<usize>>> = BTreeMap::new();
-    for ((layer, number, part), _) in modules {
+    for (layer, number, part) in modules {
         layers.entry(layer).or_default().entry(part).or_default().insert(number);
     }
     let mut found = BTreeMap::new();

@@ -96,6 +96,10 @@ pub fn not_in_index(input: &Checkpoint) -> Option<String> {
     ))
 }
 
+/// ComfyUI's mark of a layer, a tensor `X.comfy_quant`, and the entry of a file's metadata that has those of all.
+pub const COMFY_MARK: &str = "comfy_quant";
+pub const COMFY_MARKS: &str = "_quantization_metadata";
+
 /// The layer that a weight belongs to.
 pub fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)

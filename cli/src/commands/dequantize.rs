@@ -253,7 +253,7 @@ fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> Checkpoi
     let gone = |name: &str| names.contains(name);
     for (key, value) in input.metadata() {
         // ComfyUI's list of quantized layers.
-        if key != "_quantization_metadata" && !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
+        if key != folder::COMFY_MARKS && !key.strip_prefix("scaled_gemm.").is_some_and(gone) {
             layout.metadata(key, value);
         }
     }

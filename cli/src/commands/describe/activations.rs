@@ -4,12 +4,11 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype};
 use serde_json::Value;
 
 use super::configs::{Method, Said};
+use super::names::ACTIVATIONS;
 use super::{Matrix, formats, layers};
 use crate::folder::{module, some};
 use crate::output::{count, shown};
 
-/// Names of scales of activations.
-const NAMES: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
 /// Most bytes of such a tensor that are looked at.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -17,7 +16,7 @@ const MOST_BYTES: u64 = 1 << 20;
 pub fn values(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Option<String> {
     let mut bad: Vec<(String, f32)> = Vec::new();
     for matrix in matrices {
-        for name in NAMES.map(|name| format!("{}.{name}", module(matrix.name))) {
+        for name in ACTIVATIONS.map(|name| format!("{}.{name}", module(matrix.name))) {
             let is_float = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
             let is_read = input.get(&name).is_some_and(|t| is_float(t.dtype) && t.bytes() <= MOST_BYTES);
             let values = if is_read { input.values(&name).ok() } else { None };
@@ -49,7 +48,7 @@ pub fn missing(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) ->
             // The names of experts in one tensor differ from engine to engine.
             m.found.as_ref().is_ok_and(|(found, _)| schemes.contains(&found.name()))
                 && (is_there("weight") || is_there("weight_packed"))
-                && !NAMES.iter().any(|name| is_there(name))
+                && !ACTIVATIONS.iter().any(|name| is_there(name))
         };
         let lacking: Vec<&str> = matrices.iter().filter(lacks).map(|m| module(m.name)).collect();
         if let Some(names) = layers(&lacking) {

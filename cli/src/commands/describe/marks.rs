@@ -6,10 +6,9 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, printable};
 use serde_json::Value;
 
 use super::{Matrix, layers};
+use crate::folder::{COMFY_MARK, COMFY_MARKS};
 use crate::output::shown;
 
-const SUFFIX: &str = ".comfy_quant";
-const METADATA: &str = "_quantization_metadata";
 /// Most bytes of a mark that are looked at.
 const MOST_BYTES: u64 = 1 << 16;
 
@@ -30,30 +29,33 @@ pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Vec<String> {
     let schemes: BTreeMap<&str, &str> =
         matrices.iter().filter_map(|m| Some((m.name, m.found.as_ref().ok()?.0.name()))).collect();
     let mut faults: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    let marks = input.tensors().iter().filter_map(|tensor| Some((tensor, tensor.name.strip_suffix(SUFFIX)?)));
+    let marks = input
+        .tensors()
+        .iter()
+        .filter_map(|tensor| Some((tensor, tensor.name.strip_suffix(COMFY_MARK)?.strip_suffix('.')?)));
     for (tensor, layer) in marks {
         let mut bytes = vec![0; tensor.bytes().min(MOST_BYTES) as usize];
         let is_read = tensor.bytes() <= MOST_BYTES && input.read(&tensor.name, 0, &mut bytes).is_ok();
         let value: Value = serde_json::from_slice(&bytes).ok().filter(|_| is_read).unwrap_or_default();
         if let Some(fault) = fault(input, &schemes, layer, &value) {
-            faults.entry(format!("comfy_quant {fault}")).or_default().push(layer);
+            faults.entry(format!("{COMFY_MARK} {fault}")).or_default().push(layer);
         }
     }
     let value: Option<Value> =
-        input.metadata().get(METADATA).map(|text| serde_json::from_str(text).unwrap_or_default());
+        input.metadata().get(COMFY_MARKS).map(|text| serde_json::from_str(text).unwrap_or_default());
     let of_file = value.as_ref().and_then(|value| value.get("layers"));
     // Of layers of other files nothing is said.
     let is_here = |layer: &str| input.get(&format!("{layer}.weight")).is_some();
     for (layer, value) in of_file.and_then(Value::as_object).into_iter().flatten().filter(|(layer, _)| is_here(layer)) {
         if let Some(fault) = fault(input, &schemes, layer, value) {
-            faults.entry(format!("{METADATA} {fault}")).or_default().push(layer);
+            faults.entry(format!("{COMFY_MARKS} {fault}")).or_default().push(layer);
         }
     }
     let path = shown(input.path());
     // One without layers marks none.
     let is_broken = value.as_ref().is_some_and(|value| !value.is_object()) || of_file.is_some_and(|of| !of.is_object());
     let broken = is_broken
-        .then(|| format!("{path}: {METADATA} of the metadata is no JSON object of layers; write the file again"));
+        .then(|| format!("{path}: {COMFY_MARKS} of the metadata is no JSON object of layers; write the file again"));
     let line = |(fault, names): (String, Vec<&str>)| {
         Some(format!("{path}: {} marked for ComfyUI, where {fault}; write the file again", layers(&names)?))
     };

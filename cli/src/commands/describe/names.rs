@@ -6,13 +6,10 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
 use super::{Matrix, layers};
-use crate::folder::module;
+use crate::folder::{COMFY_MARK, COMFY_MARKS, module};
 
 /// Names of scales of activations.
-const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
-
-/// What ComfyUI marks layers by: a tensor of each, or an entry of the metadata for all.
-const COMFY: [&str; 2] = ["comfy_quant", "_quantization_metadata"];
+pub const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
 
 /// What is done about names that are ComfyUI's, in the place of a method.
 const COMFY_REMEDY: &str = "write them to a single file for ComfyUI, which reads no config";
@@ -109,7 +106,7 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
         let is_there = |name: &&str| input.get(&[module, ".", name].concat()).is_some();
         // Scales without blocks have one order, and a mark that is left of what a layer was says nothing of it.
         if input.is_tiled(matrix.name) {
-            let mark = COMFY[usize::from(!is_there(&COMFY[0]))];
+            let mark = if is_there(&COMFY_MARK) { COMFY_MARK } else { COMFY_MARKS };
             let what = "its engines know no such mark, and take block scales in tiles for scales in rows";
             wrong.entry([mark.into(), what.into(), COMFY_REMEDY.into()]).or_default().push(module);
             continue;

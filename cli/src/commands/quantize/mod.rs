@@ -28,9 +28,6 @@ use plan::{Given, Plan, Plans, Weight};
 use report::Report;
 use stream::Work;
 
-/// The entry of the metadata by which ComfyUI's files mark layers.
-const MARKS: &str = "_quantization_metadata";
-
 pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let first = args.target(0)?;
     let (input, config) = model_folder::open(&args.input)?;
@@ -170,7 +167,9 @@ fn layout(
     for (key, value) in input.metadata() {
         match key.as_str() {
             // A mark of what is quantized now would be read as one of what it became.
-            MARKS => input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left)),
+            folder::COMFY_MARKS => {
+                input.marks_without(|layer| layers.contains(layer)).map_or((), |left| layout.metadata(key, left))
+            }
             _ => layout.metadata(key, value),
         }
     }
