@@ -1,6 +1,7 @@
 //! `scaled-gemm`: quantize, multiply, verify and benchmark FP8, MXFP8 and NVFP4 matrices.
 //!
-//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input. An error is one line on standard error.
+//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input, or a device that is not there. An error is one line on
+//! standard error.
 
 mod args;
 mod coded;
@@ -21,6 +22,7 @@ mod plot;
 mod quantizers;
 mod recipes;
 mod shapes;
+mod sources;
 mod target;
 mod unread;
 

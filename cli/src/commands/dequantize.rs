@@ -26,6 +26,7 @@ use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
+use crate::sources;
 use crate::unread::{self, Beside};
 use experts::Experts;
 use notes::OddScales;
@@ -67,6 +68,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     }
     folder::refuse_idle(&input, args.shard_size)?;
     folder::refuse_overlap(&input, &args.output)?;
+    sources::refuse_output(&args.output, &[&args.input], &[])?;
     let plans = plan(args, &input, config.as_ref())?;
     foreign::refuse_incomplete(&input)?;
     refuse_unread(&input, config.as_ref())?;
