@@ -1,8 +1,8 @@
-//! Layers that are quantized in formats that are not read here, and codes of one that is read whose scales are not there.
+//! Layers that are quantized in formats that are not read here.
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype};
 
 use crate::folder::some;
 use crate::output::{Failure, count, shown};
@@ -46,32 +46,6 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
             shown(input.path())
         ))),
     }
-}
-
-/// Codes of gpt-oss's experts in MXFP4 that lack their scales, each with what is to be said of it.
-pub fn blocks_without_scales(input: &Checkpoint) -> Vec<(&str, String)> {
-    let is_blocks =
-        |tensor: &&TensorInfo| tensor.dtype == Dtype::U8 && tensor.shape.len() > 2 && tensor.shape.last() == Some(&16);
-    let blocks = input.tensors().iter().filter(is_blocks);
-    let found = blocks.filter_map(|tensor| {
-        let scales = format!("{}_scales", tensor.name.strip_suffix("_blocks")?);
-        input.get(&scales).is_none().then(|| {
-            let text = format!(
-                "{}: tensor {}: holds codes of MXFP4 in the blocks of gpt-oss, and their scales {} are not there; fetch or write the \
-                 model again",
-                shown(input.path()),
-                printable(&tensor.name),
-                printable(&scales)
-            );
-            (tensor.name.as_str(), text)
-        })
-    });
-    found.collect()
-}
-
-/// Refuses codes that lack their scales.
-pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
-    blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
 }
 
 /// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.

@@ -21,6 +21,7 @@ mod pipeline;
 mod plot;
 mod quantizers;
 mod recipes;
+mod remains;
 mod shapes;
 mod sources;
 mod target;

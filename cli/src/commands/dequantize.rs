@@ -26,6 +26,7 @@ use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
+use crate::remains;
 use crate::sources;
 use crate::unread::{self, Beside};
 use experts::Experts;
@@ -70,7 +71,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_overlap(&input, &args.output)?;
     sources::refuse_output(&args.output, &[&args.input], &[])?;
     let plans = plan(args, &input, config.as_ref())?;
-    foreign::refuse_incomplete(&input)?;
+    remains::refuse(&input)?;
     refuse_unread(&input, config.as_ref())?;
     refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
@@ -177,7 +178,7 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
-        foreign::refuse_incomplete(input)?;
+        remains::refuse(input)?;
         refuse_unread(input, config)?;
         foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
