@@ -64,8 +64,8 @@ pub fn find(input: &Checkpoint) -> Remains<'_> {
         }
         if let Some(base) = name.strip_suffix("_scales") {
             let blocks = format!("{base}_blocks");
-            let is_there = |end: &&str| input.get(&format!("{base}{end}")).is_some();
-            if input.get(&blocks).is_none() && !CODES.iter().any(|end| is_there(&end)) {
+            let has_codes = || CODES.iter().any(|end| input.get(&format!("{base}{end}")).is_some());
+            if input.get(&blocks).is_none() && !has_codes() {
                 let problem = format!(
                     "{path}: tensor {}: holds scales of MXFP4 as gpt-oss has them, and their codes {} are not there; {remedy}",
                     printable(name),
