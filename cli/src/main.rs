@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input. An error is one line on standard error.
 
+mod activations;
 mod args;
 mod coded;
 mod commands;

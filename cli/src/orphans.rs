@@ -15,10 +15,10 @@ pub fn beside_plain(input: &Checkpoint) -> Option<String> {
         tensor.is_some_and(|tensor| matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64))
     };
     let is_beside = |tensor: &&TensorInfo| {
-        let weight = SCALES.iter().find_map(|end| tensor.name.strip_suffix(end));
-        weight.is_some_and(|name| {
-            name.ends_with(".weight") && is_plain(name) && input.get(&format!("{name}_packed")).is_none()
-        })
+        // `_global_scale` ends in `_scale`, too.
+        let mut weights = SCALES.iter().filter_map(|end| tensor.name.strip_suffix(end));
+        weights
+            .any(|name| name.ends_with(".weight") && is_plain(name) && input.get(&format!("{name}_packed")).is_none())
     };
     let names: Vec<&str> = input.tensors().iter().filter(is_beside).map(|tensor| tensor.name.as_str()).collect();
     Some(format!("{} ({})", count(names.len(), "scale", "scales"), some(names.iter().copied())?))

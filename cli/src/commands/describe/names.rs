@@ -6,10 +6,8 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
 use super::{Matrix, layers};
+use crate::activations::ACTIVATIONS;
 use crate::folder::{COMFY_MARK, COMFY_MARKS, module};
-
-/// Names of scales of activations.
-pub const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
 
 /// What is done about names that are ComfyUI's, in the place of a method.
 const COMFY_REMEDY: &str = "write them to a single file for ComfyUI, which reads no config";
