@@ -4,6 +4,7 @@
 
 mod activations;
 mod args;
+mod by_parts;
 mod coded;
 mod commands;
 mod data;
