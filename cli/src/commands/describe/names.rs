@@ -125,11 +125,15 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
             COMFY_REMEDY => COMFY_REMEDY.into(),
             whose => format!("name the method that these are of ({whose})"),
         };
+        let layers = layers(&modules)?;
+        let found = match own.as_str() {
+            // An entry for all layers, and no tensor.
+            COMFY_MARKS => format!("the metadata marks {layers} for ComfyUI by {COMFY_MARKS}"),
+            own => format!("tensors of {layers} are called {}", printable(own)),
+        };
         Some(format!(
-            "{} says {says}, and tensors of {} are called {}: {}; {remedy}, or quantize the model again",
+            "{} says {says}, and {found}: {}; {remedy}, or quantize the model again",
             said.file,
-            layers(&modules)?,
-            printable(&own),
             printable(&what)
         ))
     };
