@@ -110,7 +110,9 @@ pub fn module(name: &str) -> &str {
 /// The first few of these names, as they may stand in a line; nothing where there are none.
 pub fn some<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
     let number = names.len();
-    let mut first: Vec<_> = names.take(3).map(printable).collect();
+    // One without a letter is a name, too.
+    let words = |name: &str| if name.is_empty() { "\"\"".into() } else { printable(name) };
+    let mut first: Vec<_> = names.take(3).map(words).collect();
     if number > first.len() {
         first.push("...".into());
     }

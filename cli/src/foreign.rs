@@ -11,6 +11,15 @@ use crate::unread;
 /// What helps with such codes: `dequantize` does not read them.
 pub const REMEDY: &str = "dequantize it with what wrote it";
 
+/// Parts of the names of modules that hold what the codes of the layer around them stand for, and nothing else: VPTQ's `centroids`,
+/// `res_centroids` and `outlier_centroids`, each an embedding with a `weight` (microsoft/VPTQ, vptq/layers/vqlinear.py), and QuIP#'s
+/// `codebook_class.codebook`, where a file has it. AQLM's `codebooks` and the scales of HQQ and EXL3 are tensors of the layer itself.
+const CODEBOOKS: [&str; 2] = ["centroids", "codebook"];
+
+/// How the names of what belongs to codes end, after a dot or an underscore: scales, what is subtracted or added, and codebooks.
+const BESIDE: [&str; 11] =
+    ["scale", "scales", "biases", "zero", "zeros", "point", "shift", "absmax", "codebook", "codebooks", "centroids"];
+
 /// Layers of which some tensors hold codes that are not read here.
 pub struct ForeignLayers<'a>(HashSet<&'a str>);
 
@@ -19,18 +28,35 @@ impl<'a> ForeignLayers<'a> {
         Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
     }
 
-    /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own: what has the
-    /// name of codes may be a buffer. So is a name without a dot, which is of no layer.
+    /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own, but for its
+    /// codebooks: what has the name of codes may be a buffer. So are names of no layer, of which those alone that codes have beside them are theirs.
     pub fn has(&self, name: &str) -> bool {
-        let layer = layer(name);
-        !layer.is_empty() && self.0.contains(layer)
+        match layer(name) {
+            "" => self.0.contains("") && name.rsplit(['.', '_']).next().is_some_and(|end| BESIDE.contains(&end)),
+            layer => self.0.contains(layer) || codebook_of(layer).is_some_and(|layer| self.0.contains(layer)),
+        }
     }
 }
 
-/// The layer of a tensor; of `X.weight._data` it is X too.
+/// The layer of a tensor; of `X.weight._data`, and of `X.weight._data._data` where quanto has two codes in a byte, it is X too.
 fn layer(name: &str) -> &str {
-    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
-    layer.strip_suffix(".weight").unwrap_or(layer)
+    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer).trim_end_matches("._data");
+    match layer {
+        "weight" => "",
+        _ => layer.strip_suffix(".weight").unwrap_or(layer),
+    }
+}
+
+/// The layer around a module of codebooks.
+fn codebook_of(mut module: &str) -> Option<&str> {
+    let is_codebook = |name: &str| CODEBOOKS.iter().any(|part| name.contains(part));
+    let mut found = None;
+    while let (around, last) = module.rsplit_once('.').unwrap_or(("", module))
+        && is_codebook(last)
+    {
+        (module, found) = (around, Some(around));
+    }
+    found
 }
 
 /// Refuses codes in formats that are not read, where there is nothing else to dequantize.
@@ -60,4 +86,37 @@ pub fn stacked_in_words(names: &[&str]) -> Option<String> {
         count(names.len(), "tensor", "tensors"),
         some(names.iter().copied())?
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_their_layers() {
+        for (name, of) in [
+            ("a.b.weight", "a.b"),
+            ("a.b.weight._data", "a.b"),
+            ("a.b.weight._data._data", "a.b"),
+            ("a.b.weight.absmax", "a.b"),
+            ("weight", ""),
+            ("weight._data._data", ""),
+            ("weight.absmax", ""),
+            (".weight", ""),
+            ("a.weighted._scale", "a.weighted"),
+        ] {
+            assert_eq!(layer(name), of, "{name}");
+        }
+        for (module, of) in [
+            ("a.centroids", Some("a")),
+            ("a.res_centroids", Some("a")),
+            ("a.codebook_class.codebook", Some("a")),
+            ("centroids", Some("")),
+            ("a.codebook.b", None),
+            ("a", None),
+            ("", None),
+        ] {
+            assert_eq!(codebook_of(module), of, "{module}");
+        }
+    }
 }

@@ -3,7 +3,9 @@
 //! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input, or a device that is not there. An error is one line on
 //! standard error.
 
+mod activations;
 mod args;
+mod by_parts;
 mod coded;
 mod commands;
 mod data;

@@ -20,6 +20,15 @@ const NVFP4_BLOCK_BYTES: usize = 8;
 /// Bytes of a block of MXFP4, 32 columns.
 const MX_BLOCK_BYTES: usize = 16;
 
+/// Endings of the names of scales, and of the codes that each is of. The longest first: `_global_scale` ends in `_scale`, too.
+const SCALES: [(&str, &str); 5] = [
+    (DIVISOR_SUFFIX, PACKED_SUFFIX),
+    (SCALE_SUFFIXES[1], ""),
+    (SECOND_SUFFIX, ""),
+    (SCALE_SUFFIXES[0], ""),
+    (SCALE_SUFFIXES[0], PACKED_SUFFIX),
+];
+
 /// What to do about a scale of another shape.
 const NEVER_RESHAPED: &str =
     "a scale is never reshaped: fetch the file again, or write it again with the scales that its codes have";
@@ -84,13 +93,16 @@ impl Listing {
     }
 
     pub(super) fn is_scale(&self, name: &str) -> bool {
-        let base_is_there = |suffix: &str, packed: &str| {
-            name.strip_suffix(suffix).is_some_and(|base| self.ending(base, packed).is_some())
-        };
-        [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
-            || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
-            || base_is_there(OLD_COMFY_SCALE, "weight")
+        self.scaled_there(name).is_some()
+            || name.strip_suffix(OLD_COMFY_SCALE).is_some_and(|layer| self.ending(layer, "weight").is_some())
             || name.strip_suffix(BLOCK_SCALES_SUFFIX).is_some_and(|name| self.is_of_blocks(name))
+    }
+
+    /// The matrix whose codes are there and that a tensor is a scale of by its name.
+    fn scaled_there<'n>(&self, name: &'n str) -> Option<&'n str> {
+        SCALES
+            .iter()
+            .find_map(|(suffix, codes)| name.strip_suffix(suffix).filter(|base| self.ending(base, codes).is_some()))
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -254,7 +266,7 @@ impl Listing {
             let [scale, second] = [companion(SCALE_SUFFIXES[0])?, companion(SECOND_SUFFIX)?];
             return Ok(Parts::Packed { codes, scale, second, meaning: Second::Factor });
         }
-        if let Some(base) = scaled(name).filter(|_| self.is_scale(name)) {
+        if let Some(base) = self.scaled_there(name) {
             return Err(self.is_the_scale(name, base));
         }
         let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
@@ -280,14 +292,14 @@ impl Listing {
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
         match *found.as_slice() {
             [scale] => Ok(scale),
-            [] => Err(match scaled(name) {
-                Some(base) if self.is_scale(name) => self.is_the_scale(name, base),
-                Some(base) => self.refuse(
+            [] => Err(match (self.scaled_there(name), scaled(name)) {
+                (Some(base), _) => self.is_the_scale(name, base),
+                (None, Some(base)) => self.refuse(
                     name,
                     format!("is FP8 with the name of a scale of {base}, and neither that nor a scale of its own is in the file"),
                     "fetch or write the file again",
                 ),
-                None => self.refuse(
+                (None, None) => self.refuse(
                     name,
                     format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
                     "use a file that carries its scales; none is ever assumed",
@@ -499,10 +511,9 @@ fn grid_of(shape: &[usize]) -> Vec<usize> {
     }
 }
 
-/// The matrix that a tensor is a scale of by its name.
+/// The matrix that a tensor is a scale of by its name alone.
 fn scaled(name: &str) -> Option<&str> {
-    let second = [SECOND_SUFFIX, DIVISOR_SUFFIX];
-    SCALE_SUFFIXES.iter().chain(&second).find_map(|suffix| name.strip_suffix(suffix))
+    SCALES.iter().find_map(|(suffix, _)| name.strip_suffix(suffix))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.

@@ -17,6 +17,7 @@ use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, Scheme};
 use serde_json::{Value, json};
 
+use crate::activations::ACTIVATIONS;
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
@@ -240,10 +241,9 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
     input.tensors().iter().map(plan).collect()
 }
 
-/// True for the scale of the activations that meet a quantized matrix; the last is that of ComfyUI's older files.
+/// True for the scale of the activations that meet a quantized matrix.
 fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
-    let suffixes = ["input_scale", "input_global_scale", "scale_input"];
-    let layer = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
+    let layer = ACTIVATIONS.iter().find_map(|suffix| name.strip_suffix(suffix));
     layer.is_some_and(|layer| input.stored_scheme(&format!("{layer}weight")).is_ok())
 }
 
