@@ -273,7 +273,7 @@ fn broken_scales_are_refused_with_the_name() {
         refused(&[w(), scale("layer.w_scale", vec![256, 1], bad)], None, &["layer.w_scale", "element 0", "finite"]);
     }
     let bytes = ("layer.w_scale", Dtype::I8, vec![256, 1], vec![127; 256]);
-    refused(&[w(), bytes], None, &["layer.w_scale", "dtype I8"]);
+    refused(&[w(), bytes], None, &["layer.w_scale", "is I8 [256, 1]"]);
     let second = scale("layer.w_scale_2", vec![1], 1.0);
     refused(&[w(), scale("layer.w_scale", vec![1], 1.0), second], None, &["layer.w", "second scale layer.w_scale_2"]);
     let good = || scale("layer.w_scale", vec![256, 1], 1.0);

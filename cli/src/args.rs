@@ -19,7 +19,8 @@ use crate::shapes::{ShapeList, parse_shapes};
 /// D = A B^T: A is m x k, quantized or plain, B is n x k, quantized, D is m x n. Without a command: a short bench.
 ///
 /// Results go to standard output, the rest to standard error. Files appear whole or not at all.
-/// Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input (one line on standard error says what).
+/// Exit codes: 0 done, 1 a check or the machine failed (a full disk), 2 wrong use or input, or a device that is not there (one line
+/// on standard error says what).
 #[derive(Debug, Parser)]
 #[command(name = "scaled-gemm", version)]
 pub struct Cli {
@@ -143,7 +144,8 @@ pub struct BenchArgs {
 pub struct QuantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// What to write: a file, or for a folder or an index a new folder, with config, tokenizer and what else is no tensor.
+    /// What to write: a file (one that is there is replaced), or for a folder or an index a new folder, with config, tokenizer and
+    /// what else is no tensor.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
     /// fp8-tensor, fp8-row, fp8-1x128, fp8-128x128, mxfp8, mxfp4, nvfp4 or nvfp4-row.
@@ -382,8 +384,8 @@ impl QuantizeArgs {
 pub struct DequantizeArgs {
     /// What to read: a safetensors file, a model's folder, or the index of its shards.
     pub input: PathBuf,
-    /// What to write: a file, or for a folder or an index a new folder, in which the experts of a layer are one tensor again
-    /// where they are in the checkpoints of this model_type.
+    /// What to write: a file (one that is there is replaced), or for a folder or an index a new folder, in which the experts of a
+    /// layer are one tensor again where they are in the checkpoints of this model_type.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Most bytes of tensors in a file of a folder: 500MB, 2GiB or a number; 5GB if left out. A tensor is never divided.
@@ -438,7 +440,7 @@ pub struct GemmArgs {
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Safetensors file to write; D is the tensor `d` in it.
+    /// Safetensors file to write (one that is there is replaced); D is the tensor `d` in it.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Print JSON instead of text.
@@ -463,7 +465,7 @@ pub struct TuneArgs {
     /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
-    /// JSON file of records to write.
+    /// JSON file of records to write; one that is there is replaced.
     #[arg(short, long)]
     pub output: PathBuf,
     /// Print JSON instead of tables.

@@ -68,7 +68,7 @@ pub fn refuse_overlap(input: &Checkpoint, output: &Path) -> Result<(), Failure> 
 }
 
 /// A name without links, as far as it is there.
-fn real(path: &Path) -> PathBuf {
+pub fn real(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let found = path.ancestors().find_map(|part| Some((part.canonicalize().ok()?, path.strip_prefix(part).ok()?)));
     // Joining nothing would add a separator.
@@ -76,13 +76,15 @@ fn real(path: &Path) -> PathBuf {
     joined.unwrap_or(path.clone())
 }
 
-/// Refuses an output as [`create`] does, and leaves everything as it is.
-pub fn check(layout: CheckpointLayout, input: &Checkpoint, output: &Path) -> Result<(), Failure> {
+/// Refuses an output as [`create`] does, and leaves everything as it is. Says where there is something that would go.
+pub fn check(layout: CheckpointLayout, input: &Checkpoint, output: &Path) -> Result<Option<String>, Failure> {
     match input.folder() {
         None => drop(files::create(output)?),
         Some(_) => OutputFolder::check(output)?,
     }
-    Ok(layout.check(output, &[input])?)
+    layout.check(output, &[input])?;
+    let is_replaced = input.folder().is_none() && output.exists();
+    Ok(is_replaced.then(|| format!("{}: is there, and would be replaced", shown(output))))
 }
 
 /// What there is to say of tensors that the index of an input does not name.
@@ -108,7 +110,9 @@ pub fn module(name: &str) -> &str {
 /// The first few of these names, as they may stand in a line; nothing where there are none.
 pub fn some<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
     let number = names.len();
-    let mut first: Vec<_> = names.take(3).map(printable).collect();
+    // One without a letter is a name, too.
+    let words = |name: &str| if name.is_empty() { "\"\"".into() } else { printable(name) };
+    let mut first: Vec<_> = names.take(3).map(words).collect();
     if number > first.len() {
         first.push("...".into());
     }
@@ -123,7 +127,11 @@ pub fn create(
     shard_bytes: Option<u64>,
 ) -> Result<(CheckpointWriter, Vec<String>), Failure> {
     if input.folder().is_none() {
-        return Ok((layout.create_in(files::create(output)?, &[input])?, Vec::new()));
+        let file = files::create(output)?;
+        let left = file.left_behind().iter();
+        let left = left.map(|path| format!("{}: was left by a run that was killed; it may be removed", shown(path)));
+        let notes = left.collect();
+        return Ok((layout.create_in(file, &[input])?, notes));
     }
     let folder = files::create_folder(output)?;
     let over =

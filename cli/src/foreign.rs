@@ -1,8 +1,8 @@
-//! Layers that are quantized in formats that are not read here, and codes of one that is read whose scales are not there.
+//! Layers that are quantized in formats that are not read here.
 
 use std::collections::HashSet;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype};
 
 use crate::folder::some;
 use crate::output::{Failure, count, shown};
@@ -10,6 +10,15 @@ use crate::unread;
 
 /// What helps with such codes: `dequantize` does not read them.
 pub const REMEDY: &str = "dequantize it with what wrote it";
+
+/// Parts of the names of modules that hold what the codes of the layer around them stand for, and nothing else: VPTQ's `centroids`,
+/// `res_centroids` and `outlier_centroids`, each an embedding with a `weight` (microsoft/VPTQ, vptq/layers/vqlinear.py), and QuIP#'s
+/// `codebook_class.codebook`, where a file has it. AQLM's `codebooks` and the scales of HQQ and EXL3 are tensors of the layer itself.
+const CODEBOOKS: [&str; 2] = ["centroids", "codebook"];
+
+/// How the names of what belongs to codes end, after a dot or an underscore: scales, what is subtracted or added, and codebooks.
+const BESIDE: [&str; 11] =
+    ["scale", "scales", "biases", "zero", "zeros", "point", "shift", "absmax", "codebook", "codebooks", "centroids"];
 
 /// Layers of which some tensors hold codes that are not read here.
 pub struct ForeignLayers<'a>(HashSet<&'a str>);
@@ -19,18 +28,35 @@ impl<'a> ForeignLayers<'a> {
         Self(unread::unread_codes(input).into_iter().map(|tensor| layer(&tensor.name)).collect())
     }
 
-    /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own: what has the
-    /// name of codes may be a buffer. So is a name without a dot, which is of no layer.
+    /// True for a tensor of such a layer itself, of whatever type: scales in BF16 look like weights. Layers within it are their own, but for its
+    /// codebooks: what has the name of codes may be a buffer. So are names of no layer, of which those alone that codes have beside them are theirs.
     pub fn has(&self, name: &str) -> bool {
-        let layer = layer(name);
-        !layer.is_empty() && self.0.contains(layer)
+        match layer(name) {
+            "" => self.0.contains("") && name.rsplit(['.', '_']).next().is_some_and(|end| BESIDE.contains(&end)),
+            layer => self.0.contains(layer) || codebook_of(layer).is_some_and(|layer| self.0.contains(layer)),
+        }
     }
 }
 
-/// The layer of a tensor; of `X.weight._data` it is X too.
+/// The layer of a tensor; of `X.weight._data`, and of `X.weight._data._data` where quanto has two codes in a byte, it is X too.
 fn layer(name: &str) -> &str {
-    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer);
-    layer.strip_suffix(".weight").unwrap_or(layer)
+    let layer = name.rsplit_once('.').map_or("", |(layer, _)| layer).trim_end_matches("._data");
+    match layer {
+        "weight" => "",
+        _ => layer.strip_suffix(".weight").unwrap_or(layer),
+    }
+}
+
+/// The layer around a module of codebooks.
+fn codebook_of(mut module: &str) -> Option<&str> {
+    let is_codebook = |name: &str| CODEBOOKS.iter().any(|part| name.contains(part));
+    let mut found = None;
+    while let (around, last) = module.rsplit_once('.').unwrap_or(("", module))
+        && is_codebook(last)
+    {
+        (module, found) = (around, Some(around));
+    }
+    found
 }
 
 /// Refuses codes in formats that are not read, where there is nothing else to dequantize.
@@ -48,32 +74,6 @@ pub fn refuse_codes(input: &Checkpoint) -> Result<(), Failure> {
     }
 }
 
-/// Codes of gpt-oss's experts in MXFP4 that lack their scales, each with what is to be said of it.
-pub fn blocks_without_scales(input: &Checkpoint) -> Vec<(&str, String)> {
-    let is_blocks =
-        |tensor: &&TensorInfo| tensor.dtype == Dtype::U8 && tensor.shape.len() > 2 && tensor.shape.last() == Some(&16);
-    let blocks = input.tensors().iter().filter(is_blocks);
-    let found = blocks.filter_map(|tensor| {
-        let scales = format!("{}_scales", tensor.name.strip_suffix("_blocks")?);
-        input.get(&scales).is_none().then(|| {
-            let text = format!(
-                "{}: tensor {}: holds codes of MXFP4 in the blocks of gpt-oss, and their scales {} are not there; fetch or write the \
-                 model again",
-                shown(input.path()),
-                printable(&tensor.name),
-                printable(&scales)
-            );
-            (tensor.name.as_str(), text)
-        })
-    });
-    found.collect()
-}
-
-/// Refuses codes that lack their scales.
-pub fn refuse_incomplete(input: &Checkpoint) -> Result<(), Failure> {
-    blocks_without_scales(input).into_iter().next().map_or(Ok(()), |(_, text)| Err(Failure::Use(text)))
-}
-
 /// True for FP8 codes in more than two dimensions, as of experts in one tensor, whatever their scales are.
 pub fn is_stacked(input: &Checkpoint, name: &str) -> bool {
     input.get(name).is_some_and(|t| matches!(t.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2) && t.shape.len() > 2)
@@ -86,4 +86,37 @@ pub fn stacked_in_words(names: &[&str]) -> Option<String> {
         count(names.len(), "tensor", "tensors"),
         some(names.iter().copied())?
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_of_their_layers() {
+        for (name, of) in [
+            ("a.b.weight", "a.b"),
+            ("a.b.weight._data", "a.b"),
+            ("a.b.weight._data._data", "a.b"),
+            ("a.b.weight.absmax", "a.b"),
+            ("weight", ""),
+            ("weight._data._data", ""),
+            ("weight.absmax", ""),
+            (".weight", ""),
+            ("a.weighted._scale", "a.weighted"),
+        ] {
+            assert_eq!(layer(name), of, "{name}");
+        }
+        for (module, of) in [
+            ("a.centroids", Some("a")),
+            ("a.res_centroids", Some("a")),
+            ("a.codebook_class.codebook", Some("a")),
+            ("centroids", Some("")),
+            ("a.codebook.b", None),
+            ("a", None),
+            ("", None),
+        ] {
+            assert_eq!(codebook_of(module), of, "{module}");
+        }
+    }
 }

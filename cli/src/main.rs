@@ -1,8 +1,11 @@
 //! `scaled-gemm`: quantize, multiply, verify and benchmark FP8, MXFP8 and NVFP4 matrices.
 //!
-//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input. An error is one line on standard error.
+//! Exit codes: 0 done, 1 a check or the machine failed, 2 wrong use or input, or a device that is not there. An error is one line on
+//! standard error.
 
+mod activations;
 mod args;
+mod by_parts;
 mod coded;
 mod commands;
 mod data;
@@ -20,7 +23,9 @@ mod pipeline;
 mod plot;
 mod quantizers;
 mod recipes;
+mod remains;
 mod shapes;
+mod sources;
 mod target;
 mod unread;
 

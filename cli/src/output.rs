@@ -54,6 +54,9 @@ impl From<Error> for Failure {
             Error::Io { source, .. } if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 message += "; make room there, or write to another disk";
             }
+            Error::Io { source, .. } if source.kind() == ErrorKind::FileTooLarge => {
+                message += "; raise the limit of the shell (ulimit -f), or write to a file system that has such files";
+            }
             _ => {}
         }
         match error {
@@ -176,12 +179,27 @@ pub fn table<const COLUMNS: usize>(header: [&str; COLUMNS], left: usize, rows: &
     table.set_header(header);
     for row in rows {
         // A cell is one line, whatever a tensor is called.
-        table.add_row(row.iter().map(|cell| printable(cell)));
+        table.add_row(row.iter().map(|cell| shortened(printable(cell))));
     }
     for column in table.column_iter_mut().skip(left) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.lines().map(|line| line.trim_end().to_string() + "\n").collect()
+}
+
+/// Most characters of a cell: a name may have as many as a header, and all rows are as wide as the widest.
+const CELL: usize = 160;
+/// Characters of a longer one that are shown at its end, where names of a model differ.
+const CELL_END: usize = 60;
+
+/// The beginning and the end of a text that is too long for a cell.
+fn shortened(cell: String) -> String {
+    let number = cell.chars().count();
+    if number <= CELL {
+        return cell;
+    }
+    let beginning: String = cell.chars().take(CELL - CELL_END - 3).collect();
+    beginning + "..." + &cell.chars().skip(number - CELL_END).collect::<String>()
 }
 
 /// Matrices from which on those that differ in a number are one line.

@@ -10,7 +10,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Folder, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, write};
+use common::{
+    Folder, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, said, write,
+};
 use safetensors::tensor::Dtype;
 
 fn pipe(path: &str) {
@@ -105,7 +107,15 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     wait_for("the temporary file", || folder.names().len() > 2);
     signal(&child, "KILL");
     child.wait_with_output().unwrap();
-    good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
+    // It is said, while nobody writes it; the other is being written.
+    let child = spawn(&args);
+    wait_for("the temporary file", || folder.names().len() > 3);
+    let names = folder.names();
+    let text = said(&["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
+    assert_words(&text, &[".tmp: was left by a run that was killed; it may be removed"]);
+    assert_eq!(text.matches(".tmp: ").count(), 1, "{names:?}: {text}");
+    signal(&child, "TERM");
+    child.wait_with_output().unwrap();
     assert!(fs::metadata(&output).unwrap().len() > 1 << 24);
     // Under nohup a hangup ends nothing.
     let mut nohup = Command::new("sh");
@@ -128,7 +138,10 @@ fn a_full_disk_is_the_machines_failure() {
         limited.args(["--default-signal=XFSZ", "sh"]);
         limited.args(["-c", &format!("{trap}ulimit -f 16; exec \"$@\""), "sh"]).arg(program());
         limited.args(["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--device", "cpu"]);
-        assert_words(&error_of(&limited.output().unwrap(), 1), &[&output, "too large"]);
+        assert_words(
+            &error_of(&limited.output().unwrap(), 1),
+            &[&output, "too large", "; raise the limit of the shell (ulimit -f)"],
+        );
         assert_eq!(folder.names(), ["in"]);
     }
 }

@@ -301,7 +301,7 @@ fn what_engines_fuse_reads_the_same_to_the_bit() {
         let said = good(&["quantize", &input, "-o", &shared, "--recipe", recipe, "--dialect", dialect]);
         assert_words(
             &said,
-            &["share one scale", "4 groups", "k_proj, q_proj, v_proj", "gate_proj, up_proj", "sharing cost"],
+            &["share one scale", "4 groups", "k_proj, q_proj, v_proj", "gate_proj, up_proj", "whose scale it changed"],
         );
         assert!(fused_reads_the_same(recipe, dialect, &shared), "{recipe} {dialect}");
         good(&["quantize", &input, "-o", &own, "--recipe", recipe, "--dialect", dialect, "--no-fuse"]);

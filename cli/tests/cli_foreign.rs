@@ -13,7 +13,7 @@ fn f16(n: usize, seed: u32) -> Vec<u8> {
     values(n, seed).iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()
 }
 
-/// A layer as AWQ has it, one as HQQ, one as quanto, and a plain one.
+/// A layer as AWQ has it, one as HQQ, two as quanto (a byte a code, and two codes), one as VPTQ, and a plain one.
 fn model() -> Vec<Tensor<'static>> {
     let int = |n: usize| vec![0x35; n];
     vec![
@@ -24,11 +24,19 @@ fn model() -> Vec<Tensor<'static>> {
         ("m.b.o_proj.scale", Dtype::F16, vec![64, 16], f16(1024, 2)),
         ("m.c.o_proj.weight._data", Dtype::I8, vec![64, 64], int(4096)),
         ("m.c.o_proj.weight._scale", Dtype::F16, vec![64, 16], f16(1024, 3)),
+        ("m.e.o_proj.weight._data._data", Dtype::U8, vec![32, 64], int(2048)),
+        ("m.e.o_proj.weight._scale", Dtype::F16, vec![64, 16], f16(1024, 5)),
+        ("m.e.o_proj.weight._shift", Dtype::F16, vec![64, 16], f16(1024, 6)),
+        ("m.f.o_proj.indices", Dtype::I16, vec![1, 64, 8], int(1024)),
+        ("m.f.o_proj.centroids.weight", Dtype::F16, vec![1, 4096], f16(4096, 7)),
+        ("m.f.o_proj.res_centroids.weight", Dtype::F16, vec![1, 4096], f16(4096, 8)),
+        ("m.f.o_proj.weight_scale", Dtype::F16, vec![64], f16(64, 9)),
         f32_tensor("m.d.o_proj.weight", [64, 64], 4),
     ]
 }
 
-/// (`scales` of INT4 codes became FP4: what the codes mean was lost.)
+/// (`scales` of INT4 codes became FP4: what the codes mean was lost. So did codebooks in a module of their own, and scales beside codes that are
+/// in two tensors, one in the other.)
 #[test]
 fn scales_of_codes_that_are_not_read_stay_as_they_are() {
     let folder = Folder::new();
@@ -42,11 +50,11 @@ fn scales_of_codes_that_are_not_read_stay_as_they_are() {
     ] {
         let args = [&["quantize", input, "-o", &output, "--recipe", "nvfp4"][..], options].concat();
         let text = good(&args);
-        assert_words(&text, &["copied as they are, of layers whose codes are in a format that is not read here: 7 ("]);
+        assert_words(&text, &["copied as they are, of layers whose codes are in a format that is not read here: 14 ("]);
         let written = if output.ends_with("out") { format!("{output}/model.safetensors") } else { output };
         let (before, after) = (fs::read(&file).unwrap(), fs::read(written).unwrap());
         let [before, after] = [&before, &after].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
-        for (name, dtype, shape, _) in &model()[..7] {
+        for (name, dtype, shape, _) in model().split_last().unwrap().1 {
             let (old, new) = (before.tensor(name).unwrap(), after.tensor(name).unwrap());
             assert_eq!((new.dtype(), new.shape(), new.data()), (*dtype, shape.as_slice(), old.data()), "{name}");
         }
@@ -66,7 +74,7 @@ fn dequantize_says_that_it_does_not_read_the_codes() {
     let (file, path) = (folder.file("a.safetensors"), folder.file("in"));
     write(&file, &model());
     model_folder(&path, &model(), Some(json!({"quantization_config": {"quant_method": "awq"}})));
-    let codes = "the codes of 4 tensors (m.a.o_proj.qweight, m.a.o_proj.qzeros, m.c.o_proj.weight._data, ...) are in a format that is not";
+    let codes = "the codes of 6 tensors (m.a.o_proj.qweight, m.a.o_proj.qzeros, m.f.o_proj.indices, ...) are in a format that is not";
     let error = bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
     assert_words(&error, &["is quantized, and", codes, "read here; dequantize it with what wrote it"]);
     let error = bad(2, &["dequantize", &file, "-o", &folder.file("b.safetensors")]);
@@ -125,4 +133,41 @@ fn a_buffer_takes_no_other_layer_with_it() {
     );
     let text = good(&["quantize", &file, "-o", &folder.file("b.safetensors"), "--recipe", "fp8-row"]);
     assert_words(&text, &["2 matrices to fp8-row"]);
+}
+
+/// (A layer that is alone in its file has names without dots. Its scales were quantized.)
+#[test]
+fn scales_of_codes_without_a_layer_stay_as_they_are() {
+    let folder = Folder::new();
+    let wide = |name, seed| (name, Dtype::F16, vec![64, 64], f16(4096, seed));
+    let codes = |name| (name, Dtype::U32, vec![64, 32], vec![0x35; 8192]);
+    for (i, (first, scales)) in [
+        ("weight", &["scales", "biases"][..]),
+        ("weight", &["weight.absmax", "weight.nested_absmax"]),
+        ("weight._data", &["weight._scale", "weight._shift"]),
+        ("weight_packed", &["weight_scale", "weight_zero_point"]),
+        ("W_q", &["scale", "zero"]),
+        ("codes", &["codebooks", "scales"]),
+        ("indices", &["centroids.weight", "res_centroids.weight"]),
+        (".weight", &[".scales"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = folder.file(&format!("{i}.safetensors"));
+        let mut tensors = vec![codes(first), wide("other", 1), wide("m.o_proj.weight", 2)];
+        tensors.extend(scales.iter().zip(3..).map(|(name, seed)| wide(*name, seed)));
+        write(&file, &tensors);
+        for (j, options) in [&[][..], &["--only", "."]].into_iter().enumerate() {
+            let output = folder.file(&format!("{i}-{j}.safetensors"));
+            let args = [&["quantize", &file, "-o", &output, "--recipe", "fp8-row"][..], options].concat();
+            assert_words(&good(&args), &["2 matrices to fp8-row"]);
+            let bytes = fs::read(&output).unwrap();
+            let after = SafeTensors::deserialize(&bytes).unwrap();
+            for (name, dtype, _, bytes) in tensors.iter().filter(|tensor| scales.contains(&tensor.0)) {
+                let tensor = after.tensor(name).unwrap();
+                assert_eq!((tensor.dtype(), tensor.data()), (*dtype, bytes.as_slice()), "{first}: {name}");
+            }
+        }
+    }
 }

@@ -159,9 +159,12 @@ fn marks_of_comfyui_are_held_against_the_tensors() {
             "says format float8_e4m3fn, whose codes are F8_E4M3, and the weight is BF16",
         ),
         ("z", br#"{"format": "float8_e4m3fn"}"#, "says format float8_e4m3fn, and no weight is there"),
+        // (Its name was nothing at all.)
+        ("", br#"{"format": "float8_e4m3fn"}"#, "says format float8_e4m3fn, and no weight is there"),
     ] {
         model(layer, mark, None);
         let (text, error) = wrong(&["info", &file]);
+        let layer = if layer.is_empty() { "\"\"" } else { layer };
         let words = format!("1 layer ({layer}) marked for ComfyUI, where comfy_quant {words}");
         assert_words(&text, &[&words, "; write the file again"]);
         assert_words(&error, &["1 thing is wrong"]);

@@ -86,7 +86,10 @@ fn names_of_another_dialect_are_said() {
     let mark = json!({"layers": {"l.o_proj": {"format": "nvfp4"}}}).to_string();
     let mark = std::collections::HashMap::from([("_quantization_metadata".to_string(), mark)]);
     fs::write(&file, safetensors::serialize(kept, Some(mark)).unwrap()).unwrap();
-    assert_words(&wrong(&["info", &output]).0, &[&words("_quantization_metadata")]);
+    // (Tensors were said to be called so.)
+    let words =
+        "the metadata marks 1 layer (l.o_proj) for ComfyUI by _quantization_metadata: its engines know no such mark";
+    assert_words(&wrong(&["info", &output]).0, &[words, COMFY]);
 }
 
 /// (Each of them passed without a word.)

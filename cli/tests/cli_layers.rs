@@ -105,7 +105,8 @@ fn no_fuse_says_where_it_tears_what_engines_fuse() {
     let input = folder.file("in");
     model_folder(&input, &tensors, Some(json!({"model_type": "llama"})));
     let words = "--no-fuse: of 1 group of layers that engines fuse, a part is quantized (l.self_attn.q_proj is, l.self_attn.k_proj is \
-                 not), and engines read all or none; leave the option out";
+                 not), and engines read all or none; let --only and --exclude take all of each, or leave the option out, and none of it is \
+                 quantized";
     for recipe in ["fp8-row", "nvfp4"] {
         let args = |name: &str, options: &[&'static str]| {
             let output = folder.file(&format!("{recipe}{name}"));
@@ -117,6 +118,19 @@ fn no_fuse_says_where_it_tears_what_engines_fuse() {
         wrong(&["info", &folder.file(&format!("{recipe}a"))]);
         assert!(!run(args("b", &["--no-fuse"])).contains("a part is quantized"));
         assert!(!run(args("c", &["--no-fuse", "--only", "q_proj", "--dry-run"])).is_empty());
+        // (To leave the option out was the whole remedy.)
+        good(&[
+            "quantize",
+            &input,
+            "-o",
+            &folder.file(&format!("{recipe}d")),
+            "--recipe",
+            recipe,
+            "--only",
+            "[qkv]_proj",
+        ]);
+        let none = ["quantize", &input, "-o", &folder.file("e"), "--recipe", recipe, "--only", "q_proj"];
+        assert_words(&bad(2, &none), &["no matrix"]);
     }
 }
 
@@ -140,6 +154,124 @@ fn adapters_are_no_experts() {
     let path = folder.file("in");
     model_folder(&path, &tensors, Some(json!({"quantization_config": quantization})));
     good(&["info", &path]);
+}
+
+/// An expert's matrix in FP8 with its scale.
+fn expert(number: usize, part: &str) -> [(String, Dtype, Vec<usize>, Vec<u8>); 2] {
+    let name = format!("m.mlp.experts.{number}.{part}.weight");
+    let scale = format!("{name}_scale");
+    [(name, Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]), (scale, Dtype::F32, vec![1], f32_bytes(&[0.5]))]
+}
+
+fn borrowed(tensors: &[(String, Dtype, Vec<usize>, Vec<u8>)]) -> Vec<Tensor<'_>> {
+    tensors.iter().map(|(name, dtype, shape, bytes)| (name.as_str(), *dtype, shape.clone(), bytes.clone())).collect()
+}
+
+/// PEFT has the matrix in `base_layer` beside its adapters, which have names of their own. (All experts were alike, and were called quantized in
+/// part.)
+#[test]
+fn adapters_under_the_names_of_peft_are_no_experts() {
+    let folder = Folder::new();
+    for (case, adapted) in [("first", 0..1), ("last", 1..2), ("all", 0..2)] {
+        let part = |e: usize| if adapted.contains(&e) { "w2.base_layer" } else { "w2" };
+        let mut tensors: Vec<_> = (0..2).flat_map(|e| expert(e, part(e))).collect();
+        let adapters =
+            adapted.clone().flat_map(|e| ["A", "B"].map(|x| format!("m.mlp.experts.{e}.w2.lora_{x}.default")));
+        let adapters: Vec<String> = adapters.collect();
+        tensors.extend(adapters.iter().map(|name| (format!("{name}.weight"), Dtype::BF16, vec![16, 16], vec![0; 512])));
+        let config = json!({"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": adapters}});
+        let path = folder.file(case);
+        model_folder(&path, &borrowed(&tensors), Some(config));
+        good(&["info", &path]);
+    }
+    // An adapter is no matrix where its own is not there.
+    let mut tensors: Vec<_> =
+        [expert(0, "w2.base_layer"), expert(0, "w3"), expert(1, "w3")].into_iter().flatten().collect();
+    let adapter = |e: usize, part: &str| format!("m.mlp.experts.{e}.{part}.lora_A.default");
+    let adapters = [adapter(1, "w2"), adapter(0, "w4")];
+    tensors.extend(adapters.iter().map(|name| (format!("{name}.weight"), Dtype::BF16, vec![16, 16], vec![0; 512])));
+    let config = json!({"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": adapters}});
+    let path = folder.file("lacks");
+    model_folder(&path, &borrowed(&tensors), Some(config));
+    let (text, error) = wrong(&["info", &path]);
+    assert_words(&text, &["experts lack 1 matrix that others of their layer have (m.mlp.experts.1.w2)"]);
+    assert_words(&error, &["1 thing is wrong"]);
+}
+
+/// (Experts in integers were missing, and to be fetched again, where another of their layer is plain.)
+#[test]
+fn experts_in_codes_that_are_not_read_are_there() {
+    let folder = Folder::new();
+    let name = |e: usize| format!("m.mlp.experts.{e}.down_proj");
+    let gptq = |e: usize| {
+        [
+            (format!("{}.qweight", name(e)), Dtype::I32, vec![8, 64], vec![0x35; 2048]),
+            (format!("{}.scales", name(e)), Dtype::F16, vec![1, 64], vec![0; 128]),
+        ]
+    };
+    let plain = |e: usize| (format!("{}.weight", name(e)), Dtype::BF16, vec![64, 64], vec![0; 8192]);
+    let mut tensors: Vec<_> = [0, 1, 3].into_iter().flat_map(gptq).collect();
+    tensors.push(plain(2));
+    let config = json!({"quantization_config": {"quant_method": "gptq", "bits": 4}});
+    let whole = folder.file("whole");
+    model_folder(&whole, &borrowed(&tensors), Some(config.clone()));
+    let (text, _) = wrong(&["info", &whole]);
+    assert!(!text.contains("experts lack"), "{text}");
+    // What stands beside a matrix is none.
+    let path = folder.file("lacks");
+    tensors.retain(|(tensor, ..)| !tensor.starts_with(&name(1)));
+    for end in ["bias", "input_scale", "lora_A.weight"] {
+        tensors.push((format!("{}.{end}", name(1)), Dtype::BF16, vec![64], vec![0; 128]));
+    }
+    model_folder(&path, &borrowed(&tensors), Some(config));
+    assert_words(&wrong(&["info", &path]).0, &["experts lack 1 matrix", "(m.mlp.experts.1.down_proj)"]);
+}
+
+/// (Of 256 experts the last 48 told that the others were missing, and the last 47 did not.)
+#[test]
+fn experts_of_a_share_are_not_all() {
+    let folder = Folder::new();
+    for first in [208, 209, 255] {
+        let path = folder.file(&first.to_string());
+        let tensors: Vec<_> = (first..256).flat_map(|e| expert(e, "w2")).collect();
+        model_folder(&path, &borrowed(&tensors), Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+        let words = format!("experts lack {first} matrices that others of their layer have (m.mlp.experts.0.w2, ");
+        assert_words(&wrong(&["info", &path]).0, &[&words]);
+        let text = said(&["dequantize", &path, "-o", &folder.file(&format!("{first}-plain"))]);
+        assert_words(&text, &[&words]);
+    }
+}
+
+/// (Parts times numbers: a file of 700 kB made sixteen million names, 1.4 GB of them.)
+#[test]
+fn many_parts_of_many_experts_take_no_time() {
+    let folder = Folder::new();
+    let matrix = |name| (name, Dtype::BF16, vec![1, 1], vec![0; 2]);
+    let mut tensors: Vec<_> = (0..4000).map(|i| matrix(format!("m.mlp.experts.0.p{i}.weight"))).collect();
+    tensors.extend((0..4000).map(|e| matrix(format!("m.mlp.experts.{e}.w.weight"))));
+    tensors.extend(expert(0, "w2"));
+    let path = folder.file("in");
+    model_folder(&path, &borrowed(&tensors), None);
+    let start = std::time::Instant::now();
+    let (text, _) = wrong(&["info", &path]);
+    let first = "m.mlp.experts.1.p0, m.mlp.experts.1.p1, m.mlp.experts.1.p10, ...";
+    // All that the others lack of 4000 parts and the one in FP8.
+    assert_words(&text, &[&format!("experts lack {} matrices that others of their layer have ({first})", 3999 * 4001)]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+/// (Each module around a layer was looked up by its whole name: ten minutes.)
+#[test]
+fn names_of_a_megabyte_take_no_time() {
+    let folder = Folder::new();
+    let long = format!("m.mlp.experts.0.{}w.weight", "a.".repeat(1 << 19));
+    let mut tensors = Vec::from(expert(0, "w2"));
+    tensors.push((long, Dtype::BF16, vec![16, 16], vec![0; 512]));
+    let path = folder.file("in");
+    model_folder(&path, &borrowed(&tensors), Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+    let start = std::time::Instant::now();
+    wrong(&["info", &path]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 /// (Each layer took a million names to look for, sixty megabytes and a second.)

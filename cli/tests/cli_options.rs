@@ -112,7 +112,7 @@ fn what_a_pattern_of_fuse_does_is_said_as_it_is() {
         "share one scale by --fuse, more than engines are known to fuse: ",
     );
     let [result, error] = text(&["--fuse", r"\d+"]);
-    assert_words(&result, &[&format!("{own}2 groups (1 of k_proj, q_proj, k_proj, q_proj; 1 of o_proj, o_proj)")]);
+    assert_words(&result, &[&format!("{own}2 groups (1 of k_proj, q_proj (4 layers); 1 of o_proj (2 layers))")]);
     assert!(!result.contains(fused) && !error.contains("--fuse"), "{result}{error}");
     // Of one layer alone.
     let [result, _] = text(&["--fuse", "(q|o)_proj", "--exclude", "l.1"]);

@@ -240,7 +240,7 @@ fn refusals_have_a_remedy() {
     assert_words(&quantize(&["--only", "odd"]), &["--only odd matches", "; name others with --only, or leave it out"]);
     assert_words(
         &quantize(&["--exclude", "a"]),
-        &["matched by --exclude: 1", "; give a file with other matrices, or name with --only"],
+        &["matched by --exclude: 1", "; give a file with other matrices, or narrow --exclude"],
     );
     let gemm = |name: &str| {
         let [a, b] = ["a.weight", name].map(|name| format!("{input}:{name}"));

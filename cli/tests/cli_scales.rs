@@ -19,21 +19,28 @@ fn fp8() -> Option<Value> {
     Some(json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}))
 }
 
-/// (It was said that neither the matrix nor a scale of its own was in the file.)
+/// (It was said that neither the matrix nor a scale of its own was in the file; of `weight_global_scale` that it was the scale of `weight_global`.)
 #[test]
 fn a_scale_in_the_place_of_a_matrix_is_called_one() {
     let folder = Folder::new();
     let (input, output) = (folder.file("a.safetensors"), folder.file("b.safetensors"));
-    write(&input, &[f32_tensor("w", [32, 32], 1)]);
-    for (recipe, scales) in
-        [("nvfp4", &["w_scale", "w_scale_2"][..]), ("fp8-row", &["w_scale"]), ("mxfp8", &["w_scale"])]
-    {
-        good(&["quantize", &input, "-o", &output, "--recipe", recipe]);
-        for scale in scales {
-            let [a, b] = ["w", scale].map(|name| format!("{output}:{name}"));
+    for (matrix, recipe, dialect, ends) in [
+        ("w", "nvfp4", "plain", &["_scale", "_scale_2"][..]),
+        (CODES, "nvfp4", "compressed-tensors", &["_scale", "_global_scale"]),
+        ("w", "fp8-row", "plain", &["_scale"]),
+        ("w", "fp8-128x128", "plain", &["_scale_inv"]),
+        ("w", "mxfp8", "plain", &["_scale"]),
+        // A matrix of this name has such a scale, too.
+        ("w_global", "fp8-row", "plain", &["_scale"]),
+    ] {
+        write(&input, &[f32_tensor(matrix, [32, 32], 1)]);
+        good(&["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect]);
+        for scale in ends.iter().map(|end| format!("{matrix}{end}")) {
+            let [a, b] = [matrix, &scale].map(|name| format!("{output}:{name}"));
             let error = bad(2, &["gemm", "--a", &a, "--b", &b, "-o", &folder.file("d")]);
-            assert_words(&error, &[&format!("tensor {scale}: is the scale of w, and no matrix; give w")]);
+            assert_words(&error, &[&format!("tensor {scale}: is the scale of {matrix}, and no matrix; give {matrix}")]);
         }
+        fs::remove_file(&output).unwrap();
     }
 }
 
@@ -58,6 +65,53 @@ fn a_scale_beside_plain_weights_is_said() {
     assert_words(&error, &["1 thing is wrong"]);
     let said = said(&["dequantize", &path, "-o", &folder.file("out")]);
     assert_words(&said, &[words, "copied as they are", "take them out"]);
+}
+
+/// (`_scale`, which is looked for first, is an ending of `_global_scale`: no weight has the name before it.)
+#[test]
+fn scales_of_every_name_beside_plain_weights_are_said() {
+    let folder = Folder::new();
+    for end in ["_scale", "_scale_inv", "_scale_2", "_global_scale"] {
+        let (path, name) = (folder.file(end), format!("l.down_proj.weight{end}"));
+        let tensors = [
+            codes(),
+            ("l.o_proj.weight_scale_inv", Dtype::F32, vec![2, 2], f32_bytes(&[0.5; 4])),
+            f32_tensor("l.down_proj.weight", [256, 256], 1),
+            (&name, Dtype::F32, vec![1], f32_bytes(&[0.5])),
+        ];
+        let mut config = fp8().unwrap();
+        config["quantization_config"]["modules_to_not_convert"] = json!(["l.down_proj"]);
+        model_folder(&path, &tensors, Some(config));
+        let words = format!("1 scale ({name}) beside weights that are plain");
+        assert_words(&wrong(&["info", &path]).0, &[&words]);
+        assert_words(&said(&["dequantize", &path, "-o", &folder.file(&format!("out{end}"))]), &[&words]);
+    }
+}
+
+/// (`activation_scale`, as transformers has it, stayed without a word.)
+#[test]
+fn scales_of_activations_go_with_their_matrices() {
+    let folder = Folder::new();
+    for end in ["input_scale", "input_global_scale", "activation_scale", "scale_input"] {
+        let (path, output, name) = (folder.file(end), folder.file(&format!("{end}-plain")), format!("l.o_proj.{end}"));
+        let scalar = |name| (name, Dtype::F32, vec![1], f32_bytes(&[0.5]));
+        // Beside a weight that is plain it stays.
+        let other = format!("l.down_proj.{end}");
+        let tensors = [
+            codes(),
+            scalar("l.o_proj.weight_scale"),
+            scalar(&name),
+            f32_tensor("l.down_proj.weight", [16, 16], 1),
+            scalar(&other),
+        ];
+        model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+        good(&["dequantize", &path, "-o", &output]);
+        let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+        let mut names =
+            SafeTensors::deserialize(&bytes).unwrap().names().into_iter().map(String::from).collect::<Vec<_>>();
+        names.sort();
+        assert_eq!(names, [&other, "l.down_proj.weight", CODES]);
+    }
 }
 
 /// ModelOpt's `FP8_PB_WO` has scales of four dimensions. (They were no shape of any scheme.)

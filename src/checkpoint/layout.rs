@@ -233,9 +233,12 @@ impl CheckpointLayout {
     }
 }
 
-/// Refuses an output that is one of the files read for it.
+/// Refuses an output that is one of the files read for it, their index among them.
 fn refuse_source(path: &Path, sources: &[&Checkpoint]) -> Result<()> {
-    let files = |source: &&Checkpoint| source.files().iter().filter_map(|f| f.canonicalize().ok()).collect::<Vec<_>>();
+    let files = |source: &&Checkpoint| {
+        let files = source.files().iter().chain(&source.index);
+        files.filter_map(|f| f.canonicalize().ok()).collect::<Vec<_>>()
+    };
     match path.canonicalize() {
         Ok(target) if sources.iter().flat_map(files).any(|source| source == target) => {
             Err(refuse_file(path, "it is the input", "give another name for the output"))

@@ -23,6 +23,7 @@ pub struct OutputFile {
     /// Where its links lead.
     target: PathBuf,
     file: NamedTempFile,
+    left_behind: Vec<PathBuf>,
 }
 
 impl OutputFile {
@@ -86,7 +87,17 @@ impl OutputFile {
         if let Some(old) = old {
             fs::set_permissions(file.path(), old.permissions()).map_err(io)?;
         }
-        Ok(Self { path, target, file })
+        // Held until the file has its name: the writer of one that nobody holds is gone. Elsewhere such a lock shuts out writes, too.
+        #[cfg(unix)]
+        let _ = file.as_file().try_lock();
+        let left_behind = left_behind(folder, &prefix, file.path());
+        Ok(Self { path, target, file, left_behind })
+    }
+
+    /// Temporary files of this target that processes left which were killed, as far as the system tells. They stay: whoever knows that
+    /// nobody writes them may remove them.
+    pub fn left_behind(&self) -> &[PathBuf] {
+        &self.left_behind
     }
 
     /// The name it was created for.
@@ -125,6 +136,29 @@ impl OutputFile {
     fn io(&self, source: io::Error) -> Error {
         Error::Io { path: self.path.clone(), source }
     }
+}
+
+/// Temporary files with this beginning that no process holds, in the order of their names; `own` is none of them.
+#[cfg(unix)]
+fn left_behind(folder: &Path, prefix: &str, own: &Path) -> Vec<PathBuf> {
+    let is_free = |path: &Path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok());
+    let is_one = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let random = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(".tmp"));
+        random.is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+            && Some(&*name) != own.file_name().map(|own| own.to_string_lossy()).as_deref()
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(io::Result::ok);
+    let mut found: Vec<_> = entries.filter(is_one).map(|entry| entry.path()).filter(|path| is_free(path)).collect();
+    found.sort_unstable();
+    found
+}
+
+#[cfg(not(unix))]
+fn left_behind(_folder: &Path, _prefix: &str, _own: &Path) -> Vec<PathBuf> {
+    Vec::new()
 }
 
 /// Refuses an output whose folder is not there.

@@ -131,7 +131,8 @@ impl OutputFolder {
     /// Gives the folder its name, after its bytes have reached the disk.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::File`] if somebody else has made a file or a folder of that name meanwhile: what was written stays, under the name that
+    /// the error says; [`Error::Io`].
     pub fn finish(mut self) -> Result<()> {
         let io = |source| Error::Io { path: self.path.clone(), source };
         fs::remove_file(self.partial.join(MARK)).map_err(io)?;
@@ -140,7 +141,16 @@ impl OutputFolder {
         if cfg!(windows) && self.target.is_dir() {
             fs::remove_dir(&self.target).map_err(io)?;
         }
-        fs::rename(&self.partial, &self.target).map_err(io)?;
+        if let Err(e) = fs::rename(&self.partial, &self.target) {
+            if !matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists) {
+                return Err(io(e));
+            }
+            // Hours of work may be in it.
+            self.mark = None;
+            let remedy =
+                format!("what was written is whole in {}: give it a name that is free", self.partial.display());
+            return Err(refuse_file(&self.path, "was made by somebody else while it was being written", remedy));
+        }
         self.mark = None;
         sync_folder(folder_of(&self.target)).map_err(|source| Error::Io { path: self.path.clone(), source })
     }

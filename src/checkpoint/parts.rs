@@ -8,7 +8,7 @@ use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
     BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, Dialect, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX,
-    SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0,
+    SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0, wide_dtype,
 };
 use super::recipe::{Reading, dialect};
 use crate::error::{Error, Result};
@@ -17,10 +17,25 @@ use crate::format::{CastScheme, CodeFormat, Fp8Format, Scheme};
 /// Columns that one E4M3 scale of NVFP4 serves, and the bytes that hold them.
 const NVFP4_BLOCK: usize = 16;
 const NVFP4_BLOCK_BYTES: usize = 8;
+/// Bytes of a block of MXFP4, 32 columns.
+const MX_BLOCK_BYTES: usize = 16;
+
+/// Endings of the names of scales, and of the codes that each is of. The longest first: `_global_scale` ends in `_scale`, too.
+const SCALES: [(&str, &str); 5] = [
+    (DIVISOR_SUFFIX, PACKED_SUFFIX),
+    (SCALE_SUFFIXES[1], ""),
+    (SECOND_SUFFIX, ""),
+    (SCALE_SUFFIXES[0], ""),
+    (SCALE_SUFFIXES[0], PACKED_SUFFIX),
+];
 
 /// What to do about a scale of another shape.
 const NEVER_RESHAPED: &str =
     "a scale is never reshaped: fetch the file again, or write it again with the scales that its codes have";
+
+/// What to do about a scale of another type.
+const NEVER_CONVERTED: &str =
+    "a scale is never converted: fetch the file again, or write it again with the numbers of its scales as F32";
 
 /// The tensors of a matrix.
 pub(super) enum Parts<'a> {
@@ -78,13 +93,16 @@ impl Listing {
     }
 
     pub(super) fn is_scale(&self, name: &str) -> bool {
-        let base_is_there = |suffix: &str, packed: &str| {
-            name.strip_suffix(suffix).is_some_and(|base| self.ending(base, packed).is_some())
-        };
-        [SCALE_SUFFIXES[0], SCALE_SUFFIXES[1], SECOND_SUFFIX].iter().any(|s| base_is_there(s, ""))
-            || [SCALE_SUFFIXES[0], DIVISOR_SUFFIX].iter().any(|s| base_is_there(s, PACKED_SUFFIX))
-            || base_is_there(OLD_COMFY_SCALE, "weight")
+        self.scaled_there(name).is_some()
+            || name.strip_suffix(OLD_COMFY_SCALE).is_some_and(|layer| self.ending(layer, "weight").is_some())
             || name.strip_suffix(BLOCK_SCALES_SUFFIX).is_some_and(|name| self.is_of_blocks(name))
+    }
+
+    /// The matrix whose codes are there and that a tensor is a scale of by its name.
+    fn scaled_there<'n>(&self, name: &'n str) -> Option<&'n str> {
+        SCALES
+            .iter()
+            .find_map(|(suffix, codes)| name.strip_suffix(suffix).filter(|base| self.ending(base, codes).is_some()))
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -108,13 +126,36 @@ impl Listing {
             && (dtype(SCALE_SUFFIXES[0]).is_some_and(is_scale) || dtype(DIVISOR_SUFFIX).is_some())
     }
 
-    /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it: `[.., k/32, 16]` and `[.., k/32]`.
+    /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it, by their names and what cannot be anything else: their
+    /// shapes are those of [`Listing::check_blocks`], or refused there.
     fn is_of_blocks(&self, name: &str) -> bool {
-        let tensor = |suffix: &str| self.ending(name, suffix).filter(|t| t.dtype == Dtype::U8);
-        let Some(blocks) = tensor(BLOCKS_SUFFIX) else { return false };
-        tensor(BLOCK_SCALES_SUFFIX)
-            .zip(blocks.shape.split_last())
-            .is_some_and(|(scales, (last, rest))| *last == 16 && rest == scales.shape && rest.len() > 1)
+        // Asked of every name: most have no such tensor, and no more is asked of them.
+        let blocks = self.ending(name, BLOCKS_SUFFIX).filter(|t| t.dtype == Dtype::U8 && t.shape.len() > 2);
+        blocks.is_some() && self.ending(name, BLOCK_SCALES_SUFFIX).is_some()
+    }
+
+    /// Refuses blocks of gpt-oss that are not `[.., k/32, 16]` with scales `[.., k/32]`.
+    fn check_blocks(&self, codes: &TensorInfo, scale: &TensorInfo) -> Result<()> {
+        let bytes = MX_BLOCK_BYTES;
+        let refuse = |tensor: &TensorInfo, want: &[usize]| {
+            let found = format!("is {} {:?}, but must be U8 {want:?}", tensor.dtype, tensor.shape);
+            let of = if std::ptr::eq(tensor, codes) { "32 columns a block" } else { "its blocks" };
+            Err(self.refuse(&tensor.name, format!("{found} for {of}, as gpt-oss has them"), NEVER_RESHAPED))
+        };
+        match codes.shape.as_slice() {
+            [rest @ .., last] if *last == bytes && rest.len() > 1 => {
+                match is_e8m0(scale.dtype) && scale.shape == rest {
+                    true => Ok(()),
+                    false => refuse(scale, rest),
+                }
+            }
+            [rest @ .., last] => {
+                // Of a row in one piece its blocks are known again.
+                let blocks = if rest.len() > 2 { None } else { Some(last.div_ceil(bytes)) };
+                refuse(codes, &rest.iter().copied().chain(blocks).chain([bytes]).collect::<Vec<_>>())
+            }
+            [] => refuse(codes, &[bytes]),
+        }
     }
 
     /// True if the metadata say that a matrix is MXFP4: its bytes could be anything.
@@ -186,7 +227,9 @@ impl Listing {
         }
         if self.is_of_blocks(name) {
             let part = |suffix: &str| self.info(&format!("{name}{suffix}"));
-            return Ok(Parts::Mxfp4 { codes: part(BLOCKS_SUFFIX)?, scale: part(BLOCK_SCALES_SUFFIX)? });
+            let (codes, scale) = (part(BLOCKS_SUFFIX)?, part(BLOCK_SCALES_SUFFIX)?);
+            self.check_blocks(codes, scale)?;
+            return Ok(Parts::Mxfp4 { codes, scale });
         }
         let codes = self.info(name)?;
         if let Some(format) = code_format(codes.dtype) {
@@ -223,7 +266,7 @@ impl Listing {
             let [scale, second] = [companion(SCALE_SUFFIXES[0])?, companion(SECOND_SUFFIX)?];
             return Ok(Parts::Packed { codes, scale, second, meaning: Second::Factor });
         }
-        if let Some(base) = scaled(name).filter(|_| self.is_scale(name)) {
+        if let Some(base) = self.scaled_there(name) {
             return Err(self.is_the_scale(name, base));
         }
         let matrix = name.strip_suffix(PACKED_SUFFIX).filter(|n| self.is_compressed(n));
@@ -249,14 +292,14 @@ impl Listing {
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
         match *found.as_slice() {
             [scale] => Ok(scale),
-            [] => Err(match scaled(name) {
-                Some(base) if self.is_scale(name) => self.is_the_scale(name, base),
-                Some(base) => self.refuse(
+            [] => Err(match (self.scaled_there(name), scaled(name)) {
+                (Some(base), _) => self.is_the_scale(name, base),
+                (None, Some(base)) => self.refuse(
                     name,
                     format!("is FP8 with the name of a scale of {base}, and neither that nor a scale of its own is in the file"),
                     "fetch or write the file again",
                 ),
-                None => self.refuse(
+                (None, None) => self.refuse(
                     name,
                     format!("is FP8 but has no scale: neither {name}_scale nor {name}_scale_inv is in the file"),
                     "use a file that carries its scales; none is ever assumed",
@@ -326,6 +369,11 @@ impl Listing {
             Some(suffix) => suffix.to_string(),
             None => SCALE_SUFFIXES[0].to_string(),
         };
+        match *parts {
+            Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) => self.check_float(scale)?,
+            Parts::Packed { second, .. } => self.check_float(second)?,
+            _ => {}
+        }
         let tiled = self.is_tiled(name);
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
@@ -407,6 +455,16 @@ impl Listing {
         Ok(Reading { scheme, basis, nibble_order, tiled, fused_rows })
     }
 
+    /// Refuses a scale of a type that FP32 scales do not have: what its bytes are cannot be known.
+    fn check_float(&self, scale: &TensorInfo) -> Result<()> {
+        if wide_dtype(scale.dtype).is_some() {
+            return Ok(());
+        }
+        let (dtype, shape) = (scale.dtype, &scale.shape);
+        let found = format!("is {dtype} {shape:?}, and such scales are F32 (BF16 and F16 are widened)");
+        Err(self.refuse(&scale.name, found, NEVER_CONVERTED))
+    }
+
     /// True where block scales lie in ComfyUI's tiles: by what the matrix was written in, and only where it does not say, by a mark of its
     /// layer. A mark may be left of what the layer was before.
     fn is_tiled(&self, name: &str) -> bool {
@@ -453,10 +511,9 @@ fn grid_of(shape: &[usize]) -> Vec<usize> {
     }
 }
 
-/// The matrix that a tensor is a scale of by its name.
+/// The matrix that a tensor is a scale of by its name alone.
 fn scaled(name: &str) -> Option<&str> {
-    let second = [SECOND_SUFFIX, DIVISOR_SUFFIX];
-    SCALE_SUFFIXES.iter().chain(&second).find_map(|suffix| name.strip_suffix(suffix))
+    SCALES.iter().find_map(|(suffix, _)| name.strip_suffix(suffix))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.

@@ -215,8 +215,12 @@ impl Checkpoint {
             return Ok(bytes.iter().map(|b| codec::decode_block_scale(BlockScaleFormat::Ue8m0, *b)).collect());
         }
         let Some(dtype) = wide_dtype(scale.dtype) else {
-            let remedy = "such scales are F32 (BF16 and F16 are widened)";
-            return Err(self.listing.refuse(&scale.name, format!("has dtype {}", scale.dtype), remedy));
+            // Refused with more words where the matrix was looked at.
+            return Err(self.listing.refuse(
+                &scale.name,
+                format!("has dtype {}", scale.dtype),
+                "write it again as F32",
+            ));
         };
         let stored = widen(dtype, &self.slice(scale, groups.clone(), across)?);
         let factor = |s: &f32| if meaning == Second::Divisor { 1.0 / s } else { *s };

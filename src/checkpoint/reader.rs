@@ -29,6 +29,8 @@ pub struct Checkpoint {
     sources: Vec<Source>,
     open: OpenFiles,
     folder: Option<PathBuf>,
+    /// The index that its files were found by.
+    pub(super) index: Option<PathBuf>,
     not_in_index: Vec<String>,
 }
 
@@ -70,18 +72,23 @@ impl Checkpoint {
                 None => (name.as_str(), "is in two files"),
             };
             let has = |source: &&Source| Source::open(&source.path).is_ok_and(|(_, _, h)| h.get(name).is_some());
+            let remedy = match index {
+                Some(_) => "fetch the shards and their index again",
+                None => "give the index of its shards",
+            };
             let places: Vec<_> = sources.iter().filter(has).map(|s| s.path.display().to_string()).collect();
             Error::File {
                 path: path.to_path_buf(),
                 tensor: Some(printable(name)),
                 reason: format!("{reason}: {}", printable(&places.join(" and "))),
-                remedy: "remove the one that does not belong to the model, or give the index of its shards".into(),
+                remedy: format!("remove the one that does not belong to the model, or {remedy}"),
             }
         })?;
         let path_of = path.to_path_buf();
+        let index_path = index.as_ref().map(|index| index.path.clone());
         let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads: false };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
-        let mut checkpoint = Self { listing, sources, open, folder, not_in_index };
+        let mut checkpoint = Self { listing, sources, open, folder, index: index_path, not_in_index };
         checkpoint.read_marks()?;
         Ok(checkpoint)
     }

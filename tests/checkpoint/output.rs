@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, OutputFile, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, OutputFile, OutputFolder, printable};
 
 use super::{Folder, foreign};
 
@@ -172,4 +172,67 @@ fn names_with_control_characters_come_out_escaped() {
         assert!(error.contains(word), "{error}");
     }
     assert_eq!(printable("it's \"a\\b\" – é"), "it's \"a\\b\" – é");
+}
+
+/// (The system's words alone, and what was written was gone.)
+#[test]
+fn what_was_written_stays_where_its_name_was_taken_meanwhile() {
+    let folder = Folder::new();
+    let (path, partial) = (folder.file("out"), folder.file(".out.partial"));
+    for is_folder in [true, false] {
+        let output = OutputFolder::create(&path).unwrap();
+        output.write("model.safetensors", b"hours of work").unwrap();
+        match is_folder {
+            true => fs::create_dir(&path).and_then(|()| fs::write(path.join("theirs"), "")).unwrap(),
+            false => fs::write(&path, "theirs").unwrap(),
+        }
+        let error = output.finish().unwrap_err().to_string();
+        for words in [
+            "out: was made by somebody else",
+            "; what was written is whole in ",
+            ".out.partial: give it a name that is free",
+        ] {
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(fs::read(partial.join("model.safetensors")).unwrap(), b"hours of work");
+        assert_eq!(fs::read_dir(&partial).unwrap().count(), 1);
+        // The next run does not take it for what a killed one left.
+        let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+        let error = OutputFolder::create(&path).unwrap_err().to_string();
+        assert!(error.contains("which is there and not ours") && partial.exists(), "{error}");
+        fs::remove_dir_all(&partial).unwrap();
+    }
+}
+
+/// (Nothing was said of it, and each killed run left one more.)
+#[cfg(unix)]
+#[test]
+fn what_a_killed_run_left_is_told_from_what_is_written() {
+    let folder = Folder::new();
+    let path = folder.file("out");
+    let writing = OutputFile::create(&path).unwrap();
+    assert_eq!(writing.left_behind(), [] as [&Path; 0]);
+    for name in [".out.abcDE1.tmp", ".out.other.tmp", ".out2.abcDE1.tmp", "out.abcDE1.tmp"] {
+        fs::write(folder.file(name), "half").unwrap();
+    }
+    assert_eq!(OutputFile::create(&path).unwrap().left_behind(), [folder.file(".out.abcDE1.tmp")]);
+    writing.finish().unwrap();
+    assert!(folder.file(".out.abcDE1.tmp").exists());
+}
+
+/// (It was refused for the shards alone.)
+#[test]
+fn the_index_that_was_read_is_the_input_too() {
+    let folder = Folder::new();
+    write_one(&folder.file("a.safetensors"), 1);
+    let index = folder.file("model.safetensors.index.json");
+    let text = r#"{"weight_map": {"a": "a.safetensors"}}"#;
+    fs::write(&index, text).unwrap();
+    for path in [index.as_path(), &folder.0] {
+        let input = Checkpoint::open(path).unwrap();
+        let error = one_byte().create(&index, &[&input]).unwrap_err().to_string();
+        assert!(error.contains("it is the input"), "{error}");
+        assert!(one_byte().check(&index, &[&input]).is_err());
+    }
+    assert_eq!(fs::read_to_string(&index).unwrap(), text);
 }

@@ -14,6 +14,7 @@ use crate::files;
 use crate::output::{Failure, Form, Outcome, number, step_bar, table};
 use crate::plot::{self, Chart};
 use crate::shapes::{Shape, ShapeList};
+use crate::sources;
 
 /// One line of the result.
 struct Line {
@@ -58,9 +59,12 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     args.shapes.check_ms(&args.m)?;
     let record = args.json.as_ref().filter(|path| path.as_os_str() != "-");
     if let (Some(record), Some(plot)) = (record, &args.plot)
-        && record == plot
+        && sources::is_same(record, plot)
     {
         return Err(Failure::Use(format!("{}: --json and --plot name one file; give two", plot.display())));
+    }
+    for output in record.into_iter().chain(&args.plot) {
+        sources::refuse_output(output, &[], &[("--tuning", args.tuning.as_ref())])?;
     }
     let record = record.map(|path| open(path)).transpose()?;
     let plot = args.plot.as_ref().map(|path| open(path)).transpose()?;

@@ -17,6 +17,7 @@ use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, Scheme};
 use serde_json::{Value, json};
 
+use crate::activations::ACTIVATIONS;
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
@@ -26,6 +27,8 @@ use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
+use crate::remains;
+use crate::sources;
 use crate::unread::{self, Beside};
 use experts::Experts;
 use notes::OddScales;
@@ -67,8 +70,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     }
     folder::refuse_idle(&input, args.shard_size)?;
     folder::refuse_overlap(&input, &args.output)?;
+    sources::refuse_output(&args.output, &[&args.input], &[])?;
     let plans = plan(args, &input, config.as_ref())?;
-    foreign::refuse_incomplete(&input)?;
+    remains::refuse(&input)?;
     refuse_unread(&input, config.as_ref())?;
     refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
@@ -175,7 +179,7 @@ impl Plan {
 fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
     let names = input.quantized();
     if names.is_empty() {
-        foreign::refuse_incomplete(input)?;
+        remains::refuse(input)?;
         refuse_unread(input, config)?;
         foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
@@ -237,10 +241,9 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
     input.tensors().iter().map(plan).collect()
 }
 
-/// True for the scale of the activations that meet a quantized matrix; the last is that of ComfyUI's older files.
+/// True for the scale of the activations that meet a quantized matrix.
 fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
-    let suffixes = ["input_scale", "input_global_scale", "scale_input"];
-    let layer = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix));
+    let layer = ACTIVATIONS.iter().find_map(|suffix| name.strip_suffix(suffix));
     layer.is_some_and(|layer| input.stored_scheme(&format!("{layer}weight")).is_ok())
 }
 

@@ -10,7 +10,6 @@ mod groups;
 mod lists;
 mod marks;
 mod names;
-mod orphans;
 mod scales;
 mod words;
 
@@ -25,7 +24,9 @@ use serde_json::{Value, json};
 use crate::experts;
 use crate::folder::{self, module};
 use crate::foreign;
+use crate::orphans;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
+use crate::remains;
 use crate::unread::{self, Beside};
 
 /// One matrix, or what the matter with it is.
@@ -144,7 +145,9 @@ fn matrix<'a>(input: &'a Checkpoint, name: &'a str) -> Matrix<'a> {
 fn plain<'a>(input: &'a Checkpoint, matrices: &[Matrix<'_>]) -> Vec<&'a TensorInfo> {
     let parts: HashSet<&str> =
         matrices.iter().flat_map(|matrix| &matrix.parts).map(|part| part.name.as_str()).collect();
-    let is_part = |name: &str| parts.contains(name) || input.is_scale(name);
+    // Of a matrix that is broken the scales are not listed, either; of a plain one they are tensors like others.
+    let beside: HashSet<&str> = orphans::beside_plain(input).into_iter().collect();
+    let is_part = |name: &str| parts.contains(name) || (input.is_scale(name) && !beside.contains(name));
     input.tensors().iter().filter(|tensor| !is_part(&tensor.name)).collect()
 }
 
@@ -179,18 +182,25 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     if input.folder().is_some() && config.is_none() {
         found.notes.push("no config.json: engines load no folder without one".into());
     }
-    let orphans = orphans::find(input);
+    let remains = remains::find(input);
     // Of what is left of a matrix it is said once what is missing.
-    let broken = matrices.iter().filter(|m| m.found.is_err() && !orphans.tensors.contains(m.name));
+    let broken = matrices.iter().filter(|m| m.found.is_err() && !remains.tensors.contains(m.name));
     let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
     found.problems.extend(broken.into_iter().filter_map(|m| m.found.as_ref().err().cloned()));
     found.problems.extend(foreign::stacked_in_words(&stacked.iter().map(|m| m.name).collect::<Vec<_>>()));
     let says = input.folder().is_some_and(|folder| unread::says_quantized(folder, config));
     if says || !matrices.is_empty() {
-        found.problems.extend(orphans.problems);
+        found.problems.extend(remains.problems);
         let missing = experts::missing_in_words(input);
         found.problems.extend(missing.map(|text| format!("{text}; fetch or write the model again")));
     }
+    found.problems.extend(orphans::in_words(input).map(|tensors| {
+        format!(
+            "{}: {tensors} beside weights that are plain: engines that go by names take the weights for codes; fetch or write the \
+             model again",
+            shown(input.path())
+        )
+    }));
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);
     found.notes.extend(not_read);
@@ -219,7 +229,7 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     }
     let lost = input.lost_casts();
     let are_casts = unread::are_casts(input, &lost);
-    let is_said = |name: &str| orphans.tensors.contains(name) || (are_casts && lost.contains(&name));
+    let is_said = |name: &str| remains.tensors.contains(name) || (are_casts && lost.contains(&name));
     let codes: Vec<_> = unread::unread_codes(input).into_iter().filter(|tensor| !is_said(&tensor.name)).collect();
     // Of a tensor one thing is said.
     let others = |name: &&str| !says || !codes.iter().any(|tensor| tensor.name == *name);
@@ -231,7 +241,7 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             .push(format!(
                 "it is quantized, and the codes of {codes} are in a format that this program does not read; run it in an engine that does, \
                  or {}", foreign::REMEDY)),
-        None if says && matrices.is_empty() && orphans.tensors.is_empty() && lost.is_empty() => {
+        None if says && matrices.is_empty() && remains.tensors.is_empty() && lost.is_empty() => {
             found.problems.push(
                 "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
                  (and hf_quant_config.json) out of the folder, or fetch the weights again"

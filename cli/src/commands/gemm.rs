@@ -1,7 +1,7 @@
 //! `gemm`: D = activation(A Bᵀ + bias) of quantized matrices in files; D is the tensor `d` of a new file. A may be plain where
 //! only the weights are quantized.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dtype, NibbleOrder, printable};
 use scaled_gemm::codec::round_to;
@@ -19,12 +19,17 @@ use crate::files;
 use crate::folder::module;
 use crate::memory;
 use crate::output::{Failure, Form, Outcome, count, shown};
+use crate::sources;
 use crate::unread::Beside;
 
 /// Name of the result in the file.
 const RESULT: &str = "d";
 
 pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
+    let places = [Some(&args.a), Some(&args.b), args.bias.as_ref()].into_iter().flatten();
+    let read = places.map(|place| Ok(place.find()?.0)).collect::<Result<Vec<_>, Failure>>()?;
+    let read: Vec<&Path> = read.iter().map(PathBuf::as_path).collect();
+    sources::refuse_output(&args.output, &read, &[("--tuning", args.tuning.as_ref())])?;
     let output = files::create(&args.output)?;
     let (file_a, a) = activations(&args.a, args.a_nibble_order.or(args.nibble_order))?;
     let (file_b, b) = quantized(&args.b, args.b_nibble_order.or(args.nibble_order))?;

@@ -75,7 +75,7 @@ const CACHE: [&str; 5] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_sca
 /// spoke that goes. `says`: whether one did.
 pub fn scales_that_stay(input: &Checkpoint, says: bool) -> Vec<String> {
     let path = shown(input.path());
-    let beside = orphans::beside_plain(input).map(|tensors| {
+    let beside = orphans::in_words(input).map(|tensors| {
         format!(
             "{path}: {tensors} beside weights that are plain, copied as they are: engines that go by names take the weights for codes; \
              fetch the model again, or take them out"

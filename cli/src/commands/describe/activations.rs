@@ -4,8 +4,8 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype};
 use serde_json::Value;
 
 use super::configs::{Method, Said};
-use super::names::ACTIVATIONS;
 use super::{Matrix, formats, layers};
+use crate::activations::ACTIVATIONS;
 use crate::folder::{module, some};
 use crate::output::{count, shown};
 

@@ -1,12 +1,13 @@
 //! What configs say of the scheme of the weights, against the tensors.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use scaled_gemm::checkpoint::{Checkpoint, StoredScheme, printable};
 use serde_json::{Map, Value};
 
 use super::configs::{Method, Said};
 use super::{Matrix, formats, groups, layers};
+use crate::by_parts::ByParts;
 use crate::folder::module;
 
 /// Where `config.json` or `hf_quant_config.json` says another scheme, or other groups, than the tensors have. `plain`: modules that are
@@ -54,40 +55,17 @@ fn algorithms<'a>(said: &Said<'a>) -> Option<&'a Map<String, Value>> {
     said.get("quantized_layers")?.as_object()
 }
 
-/// What is said of each layer, by the parts of its name: to look up every module around a layer by its whole name takes time that
-/// grows with the square of that.
-struct Algorithms<'a> {
-    /// The place of a part in the place of what is around it. The first of all is 0.
-    places: HashMap<(usize, &'a str), usize>,
-    /// What is said at each place.
-    values: Vec<Option<&'a Value>>,
-}
+/// What is said of each layer.
+struct Algorithms<'a>(ByParts<'a, &'a Value>);
 
 impl<'a> Algorithms<'a> {
     fn new(layers: &'a Map<String, Value>) -> Self {
-        let (mut places, mut values) = (HashMap::new(), vec![None]);
-        for (name, value) in layers {
-            let mut at = 0;
-            for part in name.split('.') {
-                at = *places.entry((at, part)).or_insert(values.len());
-                values.resize(values.len().max(at + 1), None);
-            }
-            values[at] = Some(value);
-        }
-        Self { places, values }
+        Self(ByParts::new(layers.iter().map(|(name, value)| (name.as_str(), value))))
     }
 
     /// What is said of a layer, by its name or that of the next module around it.
     fn entry(&self, module: &str) -> Option<&'a Value> {
-        let (mut at, mut found) = (0, None);
-        for part in module.split('.') {
-            match self.places.get(&(at, part)) {
-                Some(place) => at = *place,
-                None => break,
-            }
-            found = self.values[at].or(found);
-        }
-        found
+        self.0.around(module).last().map(|(_, value)| *value)
     }
 
     /// The algorithm of a layer.

@@ -6,10 +6,8 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
 use super::{Matrix, layers};
+use crate::activations::ACTIVATIONS;
 use crate::folder::{COMFY_MARK, COMFY_MARKS, module};
-
-/// Names of scales of activations.
-pub const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
 
 /// What is done about names that are ComfyUI's, in the place of a method.
 const COMFY_REMEDY: &str = "write them to a single file for ComfyUI, which reads no config";
@@ -127,11 +125,15 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
             COMFY_REMEDY => COMFY_REMEDY.into(),
             whose => format!("name the method that these are of ({whose})"),
         };
+        let layers = layers(&modules)?;
+        let found = match own.as_str() {
+            // An entry for all layers, and no tensor.
+            COMFY_MARKS => format!("the metadata marks {layers} for ComfyUI by {COMFY_MARKS}"),
+            own => format!("tensors of {layers} are called {}", printable(own)),
+        };
         Some(format!(
-            "{} says {says}, and tensors of {} are called {}: {}; {remedy}, or quantize the model again",
+            "{} says {says}, and {found}: {}; {remedy}, or quantize the model again",
             said.file,
-            layers(&modules)?,
-            printable(&own),
             printable(&what)
         ))
     };

@@ -2,7 +2,6 @@
 //! engines do not read quantized.
 
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
@@ -16,6 +15,7 @@ use crate::args::{QuantizeArgs, scheme, scheme_names};
 use crate::folder::{self, module, some};
 use crate::foreign;
 use crate::output::{Failure, count, shown};
+use crate::sources;
 use crate::target::{Target, published};
 use crate::unread::{says_quantized, unread_codes};
 
@@ -101,9 +101,6 @@ pub fn is_quantized(input: &Checkpoint, config: Option<&ModelConfig>) -> bool {
     !input.quantized().is_empty() || (says() && !unread_codes(input).is_empty())
 }
 
-/// Most bytes of an index beside a file: ten times those of the largest models.
-const MOST_INDEX_BYTES: u64 = 16 << 20;
-
 /// What there is to say of options and input that are seldom meant so.
 pub fn notes(args: &QuantizeArgs, input: &Checkpoint, dialect: Dialect, target: Target) -> Vec<String> {
     let no_fuse = (args.no_fuse && dialect != Dialect::Plain && target.has_whole()).then(|| {
@@ -165,20 +162,15 @@ fn one_shard(input: &Checkpoint) -> Option<String> {
 fn index_around(input: &Checkpoint) -> Option<(PathBuf, Vec<String>)> {
     let file = Some(input.path()).filter(|_| input.folder().is_none())?;
     let (name, folder) = (file.file_name()?.to_str()?, folder::of_file(file)?);
-    let entries = fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    let mut indices: Vec<_> = entries.filter(|path| path.to_string_lossy().ends_with(".index.json")).collect();
-    indices.sort_unstable();
-    indices
+    sources::indices(folder)
         .into_iter()
         .find_map(|index| Some((tensors_of_several(&index, name)?, index)))
         .map(|(names, index)| (index, names))
 }
 
-/// The tensors of an index that names this file and others. What is no index is not asked for, and says nothing.
+/// The tensors of an index that names this file and others.
 fn tensors_of_several(index: &Path, name: &str) -> Option<Vec<String>> {
-    let found = fs::metadata(index).ok().filter(|found| found.is_file() && found.len() <= MOST_INDEX_BYTES);
-    let value: Value = serde_json::from_slice(&found.and_then(|_| fs::read(index).ok())?).ok()?;
-    let tensors = value["weight_map"].as_object()?;
+    let tensors = sources::weight_map(index)?;
     let files = || tensors.values().filter_map(Value::as_str);
     let is_one = files().any(|file| file == name) && files().any(|file| file != name);
     is_one.then(|| tensors.keys().cloned().collect())

@@ -23,6 +23,7 @@ use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
 use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
+use crate::sources;
 use crate::target::Target;
 use plan::{Given, Plan, Plans, Weight};
 use report::Report;
@@ -35,7 +36,11 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let model = config.as_ref().or(beside.as_ref());
     let dialect = dialect(args, first, &input, model)?;
     checks::refuse_idle(args, &input, dialect, first)?;
-    args.output.as_ref().map_or(Ok(()), |output| folder::refuse_overlap(&input, output))?;
+    if let Some(output) = &args.output {
+        folder::refuse_overlap(&input, output)?;
+        let read = [("--input-scales", args.input_scales.as_ref()), ("--weight-amax", args.weight_amax.as_ref())];
+        sources::refuse_output(output, &[&args.input], &read)?;
+    }
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
     let plans = Plans::new(of)?;
@@ -80,9 +85,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let device = device::open(choice);
     if args.dry_run {
         let device = device?;
-        args.output.as_ref().map_or(Ok(()), |output| folder::check(layout, &input, output))?;
+        let output = args.output.as_ref().map(|output| folder::check(layout, &input, output)).transpose()?;
         let value = form.value(|| report.value(device.name(), None));
-        return Ok(notes().fold(Outcome::new(device.as_ref(), form, report.text(None), value), Outcome::note));
+        let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
+        return Ok(notes().chain(output.flatten()).fold(outcome, Outcome::note));
     }
     let (writer, begun) = folder::create(layout, &input, args.output()?, args.shard_size)?;
     let device = device?;

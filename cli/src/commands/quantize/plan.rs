@@ -65,7 +65,12 @@ pub struct Plans {
 const FOREIGN: &str = "of layers whose codes are in a format that is not read here";
 /// Why a tensor is copied that was not asked for.
 pub const NOT_ASKED_FOR: &str = "not matched by --only";
-const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
+/// Why tensors are copied by default that may be asked for.
+pub const TRANSPOSED: &str = "Conv1D weights, [in, out], of which the rows are not what products sum over; no engine reads such layers quantized";
+pub const BY_CONFIG: &str = "left alone by config.json";
+/// Why others are.
+pub const EXCLUDED: &str = "matched by --exclude";
+pub const RAGGED: &str = "columns not a multiple of 16";
 const FUSED_RAGGED: &str = "engines fuse it, and 128 does not divide the rows of its group";
 const FUSED_TORN: &str = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
 const JOINED_RAGGED: &str =
@@ -337,7 +342,7 @@ fn plan(
         return Plan::Copy(NOT_ASKED_FOR);
     }
     if args.exclude.iter().any(matches) {
-        return Plan::Copy("matched by --exclude");
+        return Plan::Copy(EXCLUDED);
     }
     if let Some(reason) = reason {
         return Plan::Copy(reason);
@@ -371,7 +376,7 @@ fn plan(
         }
         let of = self::module(&input.tensors()[item.tensor].name);
         if config.is_some_and(|config| config.ignores(module) || config.ignores(of)) {
-            return Plan::Copy("left alone by config.json");
+            return Plan::Copy(BY_CONFIG);
         }
     }
     if dialect == Dialect::GptOss && item.slice.is_none() {
@@ -404,7 +409,7 @@ fn plan(
             Plan::Copy("columns not a multiple of 32, which engines need for MX")
         }
         Ok(()) => Plan::Quantize(Weight { rows, cols, source, target, group: None }),
-        Err(_) => Plan::Copy("columns not a multiple of 16"),
+        Err(_) => Plan::Copy(RAGGED),
     }
 }
 

@@ -1,14 +1,14 @@
 //! What `quantize` says: which tensors became what, what shares a scale and what that costs, and what was copied, and why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dialect, printable};
-use scaled_gemm::model_folder::ModelConfig;
+use scaled_gemm::model_folder::{ModelConfig, left_alone};
 use serde_json::{Value, json};
 
 use super::given;
 use super::items::Item;
-use super::plan::{NOT_ASKED_FOR, Plan, Plans};
+use super::plan::{BY_CONFIG, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, TRANSPOSED};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
@@ -55,7 +55,15 @@ impl Report<'_> {
             self.args.output.as_deref().map_or("no file: a dry run".into(), shown)
         );
         if self.dialect != Dialect::Plain || self.input.folder().is_some() {
-            text += &format!("dialect {}{}\n", self.dialect, self.config.map_or(", without a config.json", |_| ""));
+            let without = match (self.config, self.input.folder()) {
+                (Some(_), _) => "",
+                // Of a dialect for them.
+                (None, Some(_)) if self.dialect != Dialect::Plain => {
+                    ", without a config.json, and engines load no folder without one"
+                }
+                (None, _) => ", without a config.json",
+            };
+            text += &format!("dialect {}{without}\n", self.dialect);
         }
         text += &self.experts();
         text += &self.sharing(found);
@@ -185,9 +193,15 @@ impl Report<'_> {
                 let name = module(&self.plans.items[*at].name);
                 printable(name.rsplit('.').next().unwrap_or(name))
             };
-            let named: Vec<_> = group.iter().take(LISTED).map(last).collect();
-            let more = if group.len() > LISTED { format!(", ... ({} layers)", group.len()) } else { String::new() };
-            named.join(", ") + &more
+            // Layers of one name, as `--fuse` may join, are named once.
+            let mut seen = HashSet::new();
+            let mut named: Vec<_> = group.iter().map(last).filter(|name| seen.insert(name.clone())).collect();
+            let number = if named.len() < group.len() { format!(" ({} layers)", group.len()) } else { String::new() };
+            if named.len() > LISTED {
+                named.truncate(LISTED);
+                return format!("{}, ... ({} layers)", named.join(", "), group.len());
+            }
+            named.join(", ") + &number
         };
         let mut text = String::new();
         let whose = [
@@ -208,10 +222,10 @@ impl Report<'_> {
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
         if let (Some((median, _)), Some((most, at))) = (costs.get(costs.len() / 2), costs.last()) {
             text += &format!(
-                "sharing cost {} dB of SQNR in the median of {}, at most {} dB in {} (first 128 rows)\n",
-                hundredths(*median),
+                "sharing {} dB of SQNR in the median of {}, {} dB in {} (first 128 rows)\n",
+                change(*median),
                 count(costs.len(), "matrix whose scale it changed", "matrices whose scale it changed"),
-                hundredths(*most),
+                at_most(*median, *most),
                 printable(&self.plans.items[*at].name)
             );
         }
@@ -234,10 +248,25 @@ impl Report<'_> {
     }
 }
 
-/// `0.04`; what rounds to zero has no sign. (Sharing may gain a little.)
-fn hundredths(value: f64) -> String {
-    let text = format!("{value:.2}");
-    if text == "-0.00" { "0.00".into() } else { text }
+/// `cost 0.04`, or `gained 0.04`: sharing may gain a little. What rounds to zero is a cost of nothing.
+fn change(cost: f64) -> String {
+    let text = format!("{cost:.2}");
+    match text.strip_prefix('-') {
+        Some("0.00") => "cost 0.00".into(),
+        Some(gain) => format!("gained {gain}"),
+        None => format!("cost {text}"),
+    }
+}
+
+/// The same of the largest cost, behind that of the median: where all gain, it is the least gain.
+fn at_most(median: f64, most: f64) -> String {
+    let [first, second] = [median, most].map(change);
+    match (first.split_once(' '), second.split_once(' ')) {
+        (Some(("gained", _)), Some(("gained", number))) => format!("at least {number}"),
+        (Some(("gained", _)), Some((_, number))) => format!("and cost at most {number}"),
+        (_, Some((_, number))) => format!("at most {number}"),
+        _ => second,
+    }
 }
 
 /// Why there is nothing to do: each reason with its number of tensors and an example.
@@ -257,7 +286,21 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
     let remedy = match only {
         Some(_) if !matches => "mend the pattern, which info has the names for, or leave it out",
         Some(_) => "name others with --only, or leave it out",
-        None => "give a file with other matrices, or name with --only what is left alone by default",
+        None => {
+            let is_left = |(item, reason): &(&Item, &'static str)| {
+                [TRANSPOSED, BY_CONFIG].contains(reason) || left_alone(module(&item.name)) == Some(*reason)
+            };
+            let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
+            // What helps with one of them at least.
+            match () {
+                () if copied.iter().any(is_left) => {
+                    "give a file with other matrices, or name with --only what is left alone by default"
+                }
+                () if is(EXCLUDED) => "give a file with other matrices, or narrow --exclude",
+                () if is(RAGGED) => "give a file with other matrices, or pad their columns with zeros",
+                () => "give a file with other matrices",
+            }
+        }
     };
     let filter = only.map(|regex| format!(" that --only {regex} matches")).unwrap_or_default();
     format!(
@@ -297,6 +340,17 @@ mod tests {
     #[test]
     fn nothing_costs_no_less_than_nothing() {
         let all = [-0.0, -0.0049, 0.0049, -0.006, 0.256];
-        assert_eq!(all.map(hundredths), ["0.00", "0.00", "0.00", "-0.01", "0.26"]);
+        assert_eq!(all.map(change), ["cost 0.00", "cost 0.00", "cost 0.00", "gained 0.01", "cost 0.26"]);
+        let all = [(0.1, 0.2), (-0.03, 0.01), (-0.03, -0.02), (-0.03, -0.001)];
+        let words = all.map(|(median, most)| format!("{}, {}", change(median), at_most(median, most)));
+        assert_eq!(
+            words,
+            [
+                "cost 0.10, at most 0.20",
+                "gained 0.03, and cost at most 0.01",
+                "gained 0.03, at least 0.02",
+                "gained 0.03, and cost at most 0.00"
+            ]
+        );
     }
 }

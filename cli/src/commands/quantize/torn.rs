@@ -23,8 +23,8 @@ pub fn without_fuse(given: Given<'_>, plans: &Plans) -> Option<String> {
     let torn: Vec<[usize; 2]> = groups.iter().filter_map(both).collect();
     let [quantized, plain] = torn.first()?.map(|at| printable(modules[at]));
     Some(format!(
-        "--no-fuse: of {} that engines fuse, a part is quantized ({quantized} is, {plain} is not), and engines read all or none; leave \
-         the option out",
+        "--no-fuse: of {} that engines fuse, a part is quantized ({quantized} is, {plain} is not), and engines read all or none; let \
+         --only and --exclude take all of each, or leave the option out, and none of it is quantized",
         count(torn.len(), "group of layers", "groups of layers")
     ))
 }

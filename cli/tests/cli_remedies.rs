@@ -1,0 +1,97 @@
+//! Remedies that can be taken, and lines that say what is so.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use serde_json::json;
+
+/// (It made every row of the table as wide.)
+#[test]
+fn a_very_long_name_does_not_widen_the_table() {
+    let folder = Folder::new();
+    let (input, output, back) = (folder.file("in"), folder.file("out"), folder.file("back"));
+    let name = format!("first.{}.last", "x".repeat(70_000));
+    write(&input, &[f32_tensor(&name, [16, 32], 1), f32_tensor("w", [16, 32], 2)]);
+    for args in [
+        &["quantize", &input, "-o", &output, "--recipe", "nvfp4"][..],
+        &["info", &output],
+        &["dequantize", &output, "-o", &back],
+    ] {
+        let text = good(args);
+        let row = text.lines().find(|line| line.contains("first.xxx")).unwrap();
+        assert_words(row, &["first.xxx", "...", "xxx.last"]);
+        let longest = text.lines().map(str::len).max().unwrap();
+        assert!(longest < 400, "{args:?}: {longest}");
+    }
+    // A program gets all of it.
+    assert!(json(&["info", &output, "--json"]).to_string().contains(&name));
+}
+
+/// (`1 of q_proj, k_proj, v_proj, q_proj, k_proj, v_proj`)
+#[test]
+fn layers_of_one_name_are_named_once() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    let names: Vec<String> = (0..2)
+        .flat_map(|i| ["q_proj", "k_proj", "v_proj"].map(|last| format!("model.layers.{i}.self_attn.{last}.weight")))
+        .collect();
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [32, 32], seed)).collect();
+    model_folder(&input, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    let text = good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--fuse", r"layers\.\d+"]);
+    assert_words(&text, &["1 group (1 of k_proj, q_proj, v_proj (6 layers))"]);
+    let text = good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run"]);
+    assert_words(&text, &["2 groups (2 of k_proj, q_proj, v_proj)"]);
+}
+
+#[test]
+fn what_is_advised_can_be_done() {
+    let folder = Folder::new();
+    let file = folder.file("odd");
+    write(&file, &[f32_tensor("w", [16, 33], 1)]);
+    let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run"]);
+    assert_words(
+        &error,
+        &["columns not a multiple of 16: 1", "; give a file with other matrices, or pad their columns"],
+    );
+    assert!(!error.contains("--only"), "{error}");
+    write(&file, &[f32_tensor("w", [16, 32], 1)]);
+    let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run", "--exclude", "w"]);
+    assert_words(&error, &["matched by --exclude: 1", "; give a file with other matrices, or narrow --exclude"]);
+    assert!(!error.contains("--only"), "{error}");
+    write(&file, &[f32_tensor("lm_head.weight", [16, 32], 1)]);
+    let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run"]);
+    assert_words(&error, &["; give a file with other matrices, or name with --only what is left alone by default"]);
+    // An index was given, and says which of the two belongs to the model.
+    let model = folder.file("model");
+    fs::create_dir(&model).unwrap();
+    for shard in ["a", "b"] {
+        write(&format!("{model}/{shard}.safetensors"), &[f32_tensor("w", [16, 32], 1), f32_tensor(shard, [1, 1], 1)]);
+    }
+    let words = "tensor w: is in two files: ";
+    assert_words(&bad(2, &["info", &model]), &[words, "or give the index of its shards"]);
+    let index = format!("{model}/model.safetensors.index.json");
+    let map = json!({"a": "a.safetensors", "b": "b.safetensors", "w": "a.safetensors"});
+    fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    for path in [&model, &index] {
+        let error = bad(2, &["info", path]);
+        assert_words(
+            &error,
+            &[words, "; remove the one that does not belong to the model, or fetch the shards and their index again"],
+        );
+        assert!(!error.contains("give the index"), "{error}");
+    }
+}
+
+/// (`dialect modelopt, without a config.json` was all.)
+#[test]
+fn a_folder_that_no_engine_loads_is_called_one() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    model_folder(&input, &[f32_tensor("l.o_proj.weight", [128, 128], 1)], None);
+    let text = good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run"]);
+    assert_words(&text, &["dialect modelopt, without a config.json, and engines load no folder without one"]);
+    let text = good(&["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--dialect", "plain"]);
+    assert_words(&text, &["dialect plain, without a config.json\n"]);
+}

@@ -1,0 +1,75 @@
+//! Scales of a type or a shape that no scheme has: `info` says of them what `dequantize` and `gemm` say.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+/// (Both read as matrices by `info`, which refused neither.)
+#[test]
+fn scales_of_types_that_none_have_are_refused_by_all() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let codes = |name| (name, Dtype::F8_E4M3, vec![32, 32], vec![0x35; 1024]);
+    for (dtype, bytes) in [(Dtype::I32, 4), (Dtype::I64, 8), (Dtype::I8, 1), (Dtype::F64, 8)] {
+        let tensors = [
+            codes("w"),
+            ("w_scale", dtype, vec![1], vec![1; bytes]),
+            codes("v"),
+            ("v_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ];
+        write(&input, &tensors);
+        let words = format!("tensor w_scale: is {dtype} [1], and such scales are F32 (BF16 and F16 are widened)");
+        let (text, error) = wrong(&["info", &input]);
+        assert_words(&text, &[&words, "; a scale is never converted: fetch the file again", "fp8-tensor"]);
+        assert_words(&error, &["1 thing is wrong"]);
+        assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &[&words]);
+        let place = format!("{input}:w");
+        assert_words(&bad(2, &["gemm", "--a", &place, "--b", &place, "-o", &output]), &[&words]);
+        assert_eq!(folder.names(), ["in"]);
+    }
+    // The second level of NVFP4.
+    write(
+        &input,
+        &[
+            ("w", Dtype::U8, vec![4, 16], vec![0x11; 64]),
+            ("w_scale", Dtype::F8_E4M3, vec![4, 2], vec![0x38; 8]),
+            ("w_scale_2", Dtype::I32, vec![1], vec![1; 4]),
+        ],
+    );
+    let (text, _) = wrong(&["info", &input]);
+    assert_words(&text, &["tensor w_scale_2: is I32 [1], and such scales are F32"]);
+}
+
+/// (They were called codes in a format that is not read.)
+#[test]
+fn blocks_of_gpt_oss_with_other_scales_are_said_with_both_shapes() {
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    let config = json!({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}});
+    let u8 = |name, shape: &[usize]| (name, Dtype::U8, shape.to_vec(), vec![0x70; shape.iter().product()]);
+    let (blocks, scales) = ("l.experts.down_proj_blocks", "l.experts.down_proj_scales");
+    let f32_scales = (scales, Dtype::F32, vec![2, 4, 2], vec![0; 64]);
+    let cases = [
+        (u8(blocks, &[2, 4, 2, 16]), u8(scales, &[2, 4, 1]), "_scales: is U8 [2, 4, 1], but must be U8 [2, 4, 2]"),
+        (u8(blocks, &[2, 4, 2, 16]), u8(scales, &[2, 2, 4]), "_scales: is U8 [2, 2, 4], but must be U8 [2, 4, 2]"),
+        (u8(blocks, &[2, 4, 2, 16]), f32_scales, "_scales: is F32 [2, 4, 2], but must be U8 [2, 4, 2]"),
+        (u8(blocks, &[2, 4, 32]), u8(scales, &[2, 4, 2]), "_blocks: is U8 [2, 4, 32], but must be U8 [2, 4, 2, 16]"),
+    ];
+    for (codes, scales, words) in cases {
+        let good_one =
+            [u8("l.experts.gate_up_proj_blocks", &[2, 8, 1, 16]), u8("l.experts.gate_up_proj_scales", &[2, 8, 1])];
+        for tensors in [&[codes.clone(), scales.clone()][..], &[&good_one[..], &[codes, scales]].concat()] {
+            let _ = fs::remove_dir_all(&path);
+            model_folder(&path, tensors, Some(config.clone()));
+            let (text, error) = wrong(&["info", &path]);
+            assert_words(&text, &["tensor l.experts.down_proj", words, "a scale is never reshaped"]);
+            assert!(!text.contains("does not read"), "{text}");
+            assert_words(&error, &["1 thing is wrong"]);
+            assert_words(&bad(2, &["dequantize", &path, "-o", &output]), &["tensor l.experts.down_proj", words]);
+        }
+    }
+}
