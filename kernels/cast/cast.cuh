@@ -39,21 +39,24 @@ __device__ __forceinline__ void store_scale(const CastGrid& grid, u8* scales, u6
 
 // Mirror of CastRecipe.
 struct CastRule {
-    float max;     // largest value of the code format: 448 or 6
     float floor;   // the least amax that counts
     u32 pow2;      // 1: scales are powers of two
     u32 format;    // E4M3 or E2M1 (codec.cuh)
 };
 
+// The largest number of a format of codes.
+template <u32 FORMAT> constexpr float largest_number = FORMAT == E2M1 ? 6.0f : 448.0f;
+
 // Where `divide` does not hold.
 static __device__ __noinline__ GroupScale cast_scale_far(float a, float max) { return {__fdiv_rn(max, a), __fdiv_rn(a, max)}; }
 
 // Mirror of CastRecipe::group_scale, operation by operation.
-__device__ __forceinline__ GroupScale cast_scale(const CastRule& rule, float amax) {
+template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale(const CastRule& rule, float amax) {
+    constexpr float MAX = largest_number<FORMAT>;
     const float a = fmaxf(amax, rule.floor);
     GroupScale s;
-    if (a > 1e-30f && a < 1e30f) s = {divide(rule.max, a, reciprocal(a)), divide(a, rule.max, reciprocal(rule.max))};
-    else s = cast_scale_far(a, rule.max);
+    if (a > 1e-30f && a < 1e30f) s = {divide(MAX, a, reciprocal(a)), divide(a, MAX, 1.0f / MAX)};
+    else s = cast_scale_far(a, MAX);
     if (!rule.pow2) return s;
     const u32 exponent = ((__float_as_uint(s.scale) - 1) >> 23) + 1;
     return {__uint_as_float((exponent < 254 ? 254 - exponent : 0) << 23), __uint_as_float(exponent << 23)};

@@ -100,7 +100,7 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
             m = lanes_largest<M, 0b11011>(m);
         }
         // Every lane, instead of waiting for one.
-        const GroupScale s = cast_scale(rule, M::amax(m));
+        const GroupScale s = cast_scale<FORMAT>(rule, M::amax(m));
         const bool first = (patch.row & ((1u << row_shift) - 1)) == 0 && (patch.col & ((1u << col_shift) - 1)) == 0;
         if (first && patch.inside()) store_scale(out.grid, out.scales, group_row, group_col, s.scale);
         encode = s.encode;
@@ -212,7 +212,7 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
         float factor[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const GroupScale s = cast_scale(rule, M::amax(two[i / PER], i));
+            const GroupScale s = cast_scale<FORMAT>(rule, M::amax(two[i / PER], i));
             factor[i] = s.encode;
             const bool first = (((u32)patch.row - 8 * quarter) & ((1u << row_shift) - 1)) == 0;
             if (first && patch.row - 8 * quarter < rows && patch.col < cols)

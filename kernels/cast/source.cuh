@@ -108,6 +108,10 @@ template <u32 FORMAT> struct PackedCodes {
     }
 };
 
+// Four E4M3 codes without their signs. Largest codes are found among 16-bit numbers whose highest bits are a code: what lies below
+// decides between equal codes alone.
+constexpr u32 MAGNITUDES = 0x7F7F7F7Fu;
+
 // Whose groups have more than one column: unpacked as often as they are wanted.
 template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
     using Of = PackedCodes<FORMAT>;
@@ -125,8 +129,8 @@ template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
     __device__ __forceinline__ void forget() { asm volatile("" : "+r"(this->codes[0]), "+r"(this->codes[1])); }
     // The largest |value|; NaN if there is one.
     __device__ __forceinline__ float largest() const {
-        const u32 x = this->codes[0], y = this->codes[1], magnitudes = 0x7FFF7FFFu;
-        const u32 m = max_u16x2(max_u16x2(x & magnitudes, x << 8 & magnitudes), max_u16x2(y & magnitudes, y << 8 & magnitudes));
+        const u32 x = this->codes[0] & MAGNITUDES, y = this->codes[1] & MAGNITUDES;
+        const u32 m = max_u16x2(max_u16x2(x, x << 8), max_u16x2(y, y << 8));
         float value, other;
         decode_pair(E4M3, max(m, m << 16) >> 24, value, other);
         return fabsf(__fmul_rn(value, scale));
@@ -189,20 +193,17 @@ template <u32 FORMAT> struct Sixteen {
     __device__ __forceinline__ float largest() const {
         float value, other;
         if constexpr (FORMAT == E2M1) {
-            // Even and odd codes as bytes, and of these even and odd ones.
-            constexpr u32 MAGNITUDES = 0x70707070u;
             u32 m = 0;
 #pragma unroll
             for (const u32 word : codes) {
-                const u32 odd = word & MAGNITUDES, even = word << 4 & MAGNITUDES;
-                m = max_u16x2(max_u16x2(m, max_u16x2(odd, odd << 8)), max_u16x2(even, even << 8));
+                const u32 x = word & 0x77777777u;
+                m = max_u16x2(max_u16x2(m, max_u16x2(x, x << 4)), max_u16x2(x << 8, x << 12));
             }
             value = e2m1_magnitude(max(m, m << 16) >> 28);
         } else {
-            constexpr u32 MAGNITUDES = 0x7FFF7FFFu;
             u32 m = 0;
 #pragma unroll
-            for (const u32 word : codes) m = max_u16x2(m, max_u16x2(word & MAGNITUDES, word << 8 & MAGNITUDES));
+            for (const u32 word : codes) m = max_u16x2(m, max_u16x2(word & MAGNITUDES, (word & MAGNITUDES) << 8));
             decode_pair(E4M3, max(m, m << 16) >> 24, value, other);
         }
         return fabsf(__fmul_rn(value, scale));

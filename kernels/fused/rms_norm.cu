@@ -38,7 +38,7 @@ __device__ __forceinline__ void cast_groups(const float (&v)[VECTORS][8], u64 ro
             m[i] = amax_without_nan(Numbers{v[i]}, 0.0f);
         }
     }
-    Groups<M, VECTORS, 8, 32, SHIFT>::factors(m, rule, encode, [&](u32 i, float scale) {
+    Groups<M, VECTORS, 8, 32, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 i, float scale) {
         if (column(i) >> SHIFT << SHIFT < cols) store_scale(out.grid, out.scales, row, column(i) >> SHIFT, scale);
     });
 #pragma unroll
@@ -159,7 +159,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
         } else {
             for (u32 i = 0; i < steps; i++) raise(normed_input(i, false), i);
         }
-        const GroupScale s = cast_scale(rule, block_max(amax, scratch));
+        const GroupScale s = cast_scale<FORMAT>(rule, block_max(amax, scratch));
         if (threadIdx.x == 0) store_scale(out.grid, out.scales, row, 0, s.scale);
         const bool bounded = clean && is_factor(s.encode);
         const auto write = [&](const Vec8<T>& data, u32 i) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void norm_row(const CastSource& x, const Norm& n, con
             bool clean = true;
             float amax = amax_of<FORMAT>(Numbers{v}, 0.0f, clean);
             for (u32 step = lanes / 2; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-            const GroupScale s = cast_scale(rule, amax);
+            const GroupScale s = cast_scale<FORMAT>(rule, amax);
             if (col >= cols) continue;
             if (threadIdx.x % lanes == 0) store_scale(out.grid, out.scales, row, col >> shift, s.scale);
             store_codes<FORMAT>(out.codes, row * cols + col, Numbers{v}, s.encode, clean && is_factor(s.encode));

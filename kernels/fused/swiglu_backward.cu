@@ -114,7 +114,7 @@ __device__ __forceinline__ void swiglu_backward(const CastSource& source, const 
         }
         // Halves are whole groups, so that one begins within a half wherever it ends there.
         const auto inside = [&](u32 v) { return row < rows && (lane_col + offset(chunk, v % 2)) >> SHIFT << SHIFT < half; };
-        Groups<Maximum<Numbers, FORMAT>, 4, 8, 8, SHIFT>::factors(m, rule, encode, [&](u32 v, float scale) {
+        Groups<Maximum<Numbers, FORMAT>, 4, 8, 8, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 v, float scale) {
             if (inside(v)) store_scale(out.grid, out.scales, row, place(v) >> SHIFT, scale);
         });
 #pragma unroll

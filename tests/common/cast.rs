@@ -6,6 +6,7 @@
 
 use crate::common::{Noise, round_to};
 use ndarray::Array2;
+use scaled_gemm::reference;
 use scaled_gemm::{CastGroup, CastMatrix, CastScales, CastScheme, CodeFormat, DType, Handle, HostCastMatrix};
 
 pub const INPUTS: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
@@ -30,6 +31,17 @@ pub fn assert_cast(handle: &Handle, got: &CastMatrix, want: &HostCastMatrix, con
     if let Some(at) = first(&scales, &right) {
         panic!("{context}: scale byte {at} is {:#04x}, must be {:#04x}", scales[at], right[at]);
     }
+}
+
+/// Panics unless more than this share of what the codes stand for is finite, so that a wrong scale would show.
+pub fn assert_finite(q: &HostCastMatrix, share: f32) {
+    let values = reference::cast_back(q, DType::F32);
+    let finite = values.iter().filter(|v| v.is_finite()).count();
+    assert!(
+        values.is_empty() || finite as f32 > share * values.len() as f32,
+        "{finite} of {} are finite",
+        values.len()
+    );
 }
 
 pub const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];

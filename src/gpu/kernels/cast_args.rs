@@ -58,7 +58,6 @@ impl CastGrid {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct CastRule {
-    max: f32,
     floor: f32,
     pow2: u32,
     format: u32,
@@ -67,7 +66,6 @@ pub(super) struct CastRule {
 impl CastRule {
     pub(super) fn new(recipe: CastRecipe) -> Self {
         Self {
-            max: recipe.scheme().format().max(),
             floor: recipe.floor(),
             pow2: u32::from(recipe.numbers() == Fp8Scales::PowerOfTwo),
             format: format_code(recipe.scheme().format()),
