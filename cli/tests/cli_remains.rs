@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::fs;
+
 use common::*;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::json;
 
 fn u8(name: &'static str, shape: &[usize]) -> Tensor<'static> {
@@ -76,13 +78,128 @@ fn a_scale_beside_a_plain_weight_is_listed_whatever_is_beside_it() {
     let path = folder.file("in");
     let left = [f32_tensor("a.weight", [16, 32], 1), scale("a.weight_scale", &[3])];
     let quantized = [fp8("b.weight", [16, 32]), scale("b.weight_scale", &[1])];
-    for tensors in [&left[..], &[&left[..], &quantized].concat()] {
-        write(&path, tensors);
-        let (text, error) = wrong(&["info", &path]);
+    let words = "1 scale (a.weight_scale) beside weights that are plain";
+    let listed = |text: &str| {
         let row = text.lines().find(|line| line.contains("a.weight_scale  ")).unwrap_or_else(|| panic!("{text}"));
         assert_words(row, &["F32", " 3 "]);
-        assert_words(&text, &["1 scale (a.weight_scale) beside weights that are plain"]);
-        assert_words(&error, &["1 thing is wrong"]);
+        assert_words(text, &[words]);
         assert!(!text.contains("b.weight_scale"), "{text}");
+    };
+    write(&path, &[&left[..], &quantized].concat());
+    let (text, error) = wrong(&["info", &path]);
+    listed(&text);
+    assert_words(&error, &["1 thing is wrong"]);
+    // A plain model may have learned it. (That was wrong, too.)
+    write(&path, &left);
+    let text = good(&["info", &path]);
+    listed(&text);
+    assert!(!text.contains("What is wrong") && !text.contains("fetch or write"), "{text}");
+    let (plain, said) = (folder.file("plain"), folder.file("said"));
+    model_folder(&plain, &left, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    listed(&good(&["info", &plain]));
+    // One that says that it is quantized has not.
+    model_folder(&said, &left, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+    listed(&wrong(&["info", &said]).0);
+}
+
+/// `info` finds nothing wrong with these beside a good layer, and `dequantize` copies them.
+fn copied(tensors: &[Tensor]) {
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    let layer = [fp8("l.o_proj.weight", [32, 32]), scale("l.o_proj.weight_scale", &[1])];
+    write(&path, &[&layer[..], tensors].concat());
+    let text = good(&["info", &path]);
+    good(&["dequantize", &path, "-o", &output]);
+    let bytes = fs::read(output).unwrap();
+    let written = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, _, _, bytes) in tensors {
+        assert!(text.contains(name), "{text}");
+        assert_eq!(written.tensor(name).unwrap().data(), bytes, "{name}");
+    }
+}
+
+/// (Each was refused: "no scale of theirs is there".)
+#[test]
+fn packed_codes_with_scales_of_other_names_are_of_another_format() {
+    let names =
+        ["y.weight_scales", "y.weight_absmax", "y.scales", "y.absmax", "y.zeros", "y.zero_point", "y.weight.absmax"];
+    for name in names {
+        copied(&[u8("y.weight_packed", &[16, 16]), scale(name, &[16])]);
+    }
+    // Those of activations are of no codes.
+    let config = json!({"quantization_config": {"quant_method": "compressed-tensors"}});
+    let words = "tensor y.weight_packed: holds packed codes, and no scale of theirs is there";
+    for name in ["y.input_global_scale", "y.input_scale", "z.weight_scales"] {
+        let folder = Folder::new();
+        let path = folder.file("in");
+        model_folder(&path, &[u8("y.weight_packed", &[16, 16]), scale(name, &[1])], Some(config.clone()));
+        assert_words(&wrong(&["info", &path]).0, &[words]);
+        assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
+    }
+}
+
+/// (They were refused as what is left of a matrix.)
+#[test]
+fn a_learned_scale_of_a_module_with_weights_below_it_is_copied() {
+    for name in ["y.parametrizations.weight.original0", "y.conv.weight"] {
+        copied(&[scale("y.weight_scale", &[1]), scale(name, &[4, 1])]);
+    }
+}
+
+/// (They were refused, and their codes are there under names of their own.)
+#[test]
+fn bytes_of_three_dimensions_with_codes_of_other_names_are_copied() {
+    for [scales, codes] in
+        [["y_scales", "y_weight"], ["y.w_scales", "y.q"], ["m.y_scales", "m.y_q"], ["m.y_scales", "m.y.codes"]]
+    {
+        for dtype in [Dtype::U8, Dtype::I32] {
+            let bytes = if dtype == Dtype::I32 { 4 } else { 1 };
+            copied(&[u8(scales, &[2, 4, 2]), (codes, dtype, vec![8, 16], vec![1; 128 * bytes])]);
+        }
+    }
+}
+
+/// (There was no way around the refusal.)
+#[test]
+fn a_scale_of_a_tied_head_is_left_out_and_said() {
+    let folder = Folder::new();
+    let quantization = json!({"quant_method": "fp8"});
+    let layer = [
+        fp8("l.o_proj.weight", [32, 32]),
+        scale("l.o_proj.weight_scale", &[1]),
+        f32_tensor("model.embed_tokens.weight", [32, 32], 1),
+    ];
+    let scales = [
+        scale("lm_head.weight_scale", &[1]),
+        u8("lm_head.weight_scale", &[32, 1]),
+        ("lm_head.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
+    ];
+    let tied = [
+        json!({"tie_word_embeddings": true, "quantization_config": quantization}),
+        json!({"text_config": {"tie_word_embeddings": true}, "quantization_config": quantization}),
+    ];
+    let words = "1 scale (lm_head.weight_scale) of a head that shares the weight of the embeddings";
+    for (at, head) in scales.into_iter().enumerate() {
+        let tensors = [&layer[..], &[head]].concat();
+        for (i, config) in tied.iter().enumerate() {
+            let (path, output) = (folder.file(&format!("{at}{i}")), folder.file(&format!("{at}{i}-plain")));
+            model_folder(&path, &tensors, Some(config.clone()));
+            assert_words(&good(&["info", &path]), &[words]);
+            assert_words(&said(&["dequantize", &path, "-o", &output]), &[words, "left out"]);
+            let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+            let mut names: Vec<_> =
+                SafeTensors::deserialize(&bytes).unwrap().names().into_iter().map(String::from).collect();
+            names.sort();
+            assert_eq!(names, ["l.o_proj.weight", "model.embed_tokens.weight"]);
+        }
+    }
+    // Of another layer, or a head of its own, it is what is left.
+    for (name, tied) in [("lm_head.weight_scale", false), ("m.up_proj.weight_scale", true)] {
+        let path = folder.file(name);
+        let config = json!({"tie_word_embeddings": tied, "quantization_config": quantization});
+        model_folder(&path, &[&layer[..], &[scale(name, &[1])]].concat(), Some(config));
+        let words = "and scales of it are";
+        assert_words(&wrong(&["info", &path]).0, &[words]);
+        assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
     }
 }

@@ -73,3 +73,52 @@ fn blocks_of_gpt_oss_with_other_scales_are_said_with_both_shapes() {
         }
     }
 }
+
+/// (E8M0 is read, and the error asked for U8.)
+#[test]
+fn scales_of_blocks_are_asked_for_in_the_type_that_they_have() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let blocks = ("l.down_proj_blocks", Dtype::U8, vec![2, 4, 2, 16], vec![0x70; 256]);
+    write(&path, &[blocks.clone(), ("l.down_proj_scales", Dtype::F8_E8M0, vec![2, 4, 2], vec![127; 16])]);
+    assert_words(&good(&["info", &path]), &["l.down_proj", "mxfp4"]);
+    write(&path, &[blocks, ("l.down_proj_scales", Dtype::F8_E8M0, vec![2, 4, 1], vec![127; 8])]);
+    assert_words(&wrong(&["info", &path]).0, &["is F8_E8M0 [2, 4, 1], but must be F8_E8M0 [2, 4, 2] for its blocks"]);
+    let packed = ("l.weight_packed", Dtype::U8, vec![4, 32], vec![0x70; 128]);
+    write(&path, &[packed, ("l.weight_scale", Dtype::F8_E8M0, vec![4, 1], vec![127; 4])]);
+    assert_words(&wrong(&["info", &path]).0, &["is F8_E8M0 [4, 1], but must be F8_E8M0 [4, 2] for 4 x 64"]);
+}
+
+/// (All were taken for gpt-oss's, and models that hold them refused.)
+#[test]
+fn blocks_that_gpt_oss_cannot_have_are_tensors_like_others() {
+    let folder = Folder::new();
+    let (path, file, output) = (folder.file("in"), folder.file("file"), folder.file("out"));
+    let u8 = |name, shape: &[usize]| (name, Dtype::U8, shape.to_vec(), vec![0x70; shape.iter().product()]);
+    let half =
+        |shape: &[usize]| ("y_scales", Dtype::F16, shape.to_vec(), vec![0x30; 2 * shape.iter().product::<usize>()]);
+    let cases = [
+        [u8("y_blocks", &[2, 3, 4]), ("y_scales", Dtype::F32, vec![3], vec![0; 12])],
+        // ggml's Q4_0: a scale and 32 codes, together or each for itself.
+        [u8("y_blocks", &[32, 1, 18]), half(&[32, 1])],
+        [u8("y_blocks", &[32, 1, 16]), half(&[32, 1])],
+        [u8("y_blocks", &[2, 3, 4]), u8("y_scales", &[3])],
+        [u8("y_blocks", &[2, 3, 4]), u8("y_scales", &[2, 3, 1])],
+    ];
+    for parts in cases {
+        let tensors = [&[f32_tensor("l.weight", [128, 128], 1)], &parts[..]].concat();
+        model_folder(&path, &tensors, Some(json!({"architectures": ["LlamaForCausalLM"]})));
+        let text = good(&["info", &path]);
+        assert_words(&text, &["y_blocks", "y_scales"]);
+        good(&["quantize", &path, "-o", &output, "--recipe", "fp8-128x128"]);
+        let layer = [
+            ("l.weight", Dtype::F8_E4M3, vec![32, 32], vec![0x35; 1024]),
+            ("l.weight_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
+        ];
+        write(&file, &[&layer[..], &parts].concat());
+        good(&["dequantize", &file, "-o", &folder.file("plain")]);
+        for folder in [&path, &output] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}

@@ -126,19 +126,29 @@ impl Listing {
             && (dtype(SCALE_SUFFIXES[0]).is_some_and(is_scale) || dtype(DIVISOR_SUFFIX).is_some())
     }
 
-    /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it, by their names and what cannot be anything else: their
-    /// shapes are those of [`Listing::check_blocks`], or refused there.
+    /// True if `NAME_blocks` and `NAME_scales` are MXFP4 as gpt-oss has it, by their names and what little else has: their shapes are
+    /// those of [`Listing::check_blocks`], or refused there.
     fn is_of_blocks(&self, name: &str) -> bool {
         // Asked of every name: most have no such tensor, and no more is asked of them.
         let blocks = self.ending(name, BLOCKS_SUFFIX).filter(|t| t.dtype == Dtype::U8 && t.shape.len() > 2);
-        blocks.is_some() && self.ending(name, BLOCK_SCALES_SUFFIX).is_some()
+        let Some((blocks, scale)) = blocks.zip(self.ending(name, BLOCK_SCALES_SUFFIX)) else { return false };
+        let (bytes, rank, scales) = (blocks.shape.last().copied().unwrap_or(0), blocks.shape.len(), &scale.shape);
+        // Of a row in one piece, a scale for each 16 bytes of it.
+        let is_in_one_piece =
+            || scales.len() == rank && scales.last().and_then(|n| n.checked_mul(MX_BLOCK_BYTES)) == Some(bytes);
+        // Other formats have blocks of 16 bytes, too (ggml's Q4_0), but of matrices, and with floats.
+        match is_e8m0(scale.dtype) {
+            true => bytes == MX_BLOCK_BYTES || scales.len() + 1 == rank || is_in_one_piece(),
+            false => bytes == MX_BLOCK_BYTES && rank > 3,
+        }
     }
 
     /// Refuses blocks of gpt-oss that are not `[.., k/32, 16]` with scales `[.., k/32]`.
     fn check_blocks(&self, codes: &TensorInfo, scale: &TensorInfo) -> Result<()> {
         let bytes = MX_BLOCK_BYTES;
         let refuse = |tensor: &TensorInfo, want: &[usize]| {
-            let found = format!("is {} {:?}, but must be U8 {want:?}", tensor.dtype, tensor.shape);
+            let must = if std::ptr::eq(tensor, codes) { Dtype::U8 } else { e8m0_like(tensor) };
+            let found = format!("is {} {:?}, but must be {must} {want:?}", tensor.dtype, tensor.shape);
             let of = if std::ptr::eq(tensor, codes) { "32 columns a block" } else { "its blocks" };
             Err(self.refuse(&tensor.name, format!("{found} for {of}, as gpt-oss has them"), NEVER_RESHAPED))
         };
@@ -405,8 +415,8 @@ impl Listing {
                     && codes.shape.last() == Some(&16)
                     && scale.shape == codes.shape[..codes.shape.len() - 1];
                 if !is_e8m0(scale.dtype) || !(of_blocks || scale.shape == grid) {
-                    let found =
-                        format!("is {} {:?}, but must be U8 {grid:?} for {rows} x {cols}", scale.dtype, scale.shape);
+                    let (dtype, shape, must) = (scale.dtype, &scale.shape, e8m0_like(scale));
+                    let found = format!("is {dtype} {shape:?}, but must be {must} {grid:?} for {rows} x {cols}");
                     return Err(self.refuse(&scale.name, found, NEVER_RESHAPED));
                 }
                 if let Some(other) = metadata.filter(|other| *other != scheme) {
@@ -501,6 +511,11 @@ impl Listing {
             format!("has shape {:?}, but tiles of 128 x 4 scales for {rows} x {cols} take {want:?}", scale.shape);
         Err(self.refuse(&scale.name, found, NEVER_RESHAPED))
     }
+}
+
+/// The type that MX scales must have: of the two that are read, that which they have, so that their shape alone is said to be wrong.
+fn e8m0_like(scale: &TensorInfo) -> Dtype {
+    if is_e8m0(scale.dtype) { scale.dtype } else { Dtype::U8 }
 }
 
 /// The grid of FP32 scales of tiles: ModelOpt writes `[R, 1, C, 1]` (`FP8_PB_WO`), in the same order.

@@ -93,6 +93,12 @@ impl ModelConfig {
         }
     }
 
+    /// True if it, or its text model's inside, says that the head shares the weight of the embeddings (`tie_word_embeddings`).
+    pub fn has_tied_head(&self) -> bool {
+        let inner = self.entries.get("text_config").and_then(|text| text.get("tie_word_embeddings"));
+        self.entries.get("tie_word_embeddings").into_iter().chain(inner).any(|tied| *tied == Value::Bool(true))
+    }
+
     /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).
     pub fn quantization(&self) -> Option<&Value> {
         quantizations(&self.entries, 0).first().copied()

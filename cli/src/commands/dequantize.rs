@@ -27,7 +27,7 @@ use crate::foreign;
 use crate::non_finite::NonFinite;
 use crate::output::{Failure, Form, Outcome, byte_bar, count, product, shown, table};
 use crate::pipeline::{self, Buffers, Part, Sent, Turns};
-use crate::remains;
+use crate::remains::{self, Remains};
 use crate::sources;
 use crate::unread::{self, Beside};
 use experts::Experts;
@@ -71,9 +71,10 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_idle(&input, args.shard_size)?;
     folder::refuse_overlap(&input, &args.output)?;
     sources::refuse_output(&args.output, &[&args.input], &[])?;
-    let plans = plan(args, &input, config.as_ref())?;
-    remains::refuse(&input)?;
-    refuse_unread(&input, config.as_ref())?;
+    let remains = remains::find(&input, config.as_ref());
+    let plans = plan(args, &input, config.as_ref(), &remains)?;
+    remains::refuse(&remains)?;
+    refuse_unread(&input, config.as_ref(), &remains)?;
     refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
     let device = device::open(choice)?;
@@ -133,6 +134,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(notes::missing_experts(&input))
         .chain(odd)
         .chain(stay)
+        .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
         .chain(folder::not_in_index(&input))
         .fold(outcome, Outcome::note))
 }
@@ -154,9 +156,11 @@ fn refuse_beside(input: &Checkpoint) -> Result<(), Failure> {
 }
 
 /// Refuses codes that would be copied beside a config that no longer speaks of them.
-fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>) -> Result<(), Failure> {
+fn refuse_unread(input: &Checkpoint, config: Option<&ModelConfig>, remains: &Remains<'_>) -> Result<(), Failure> {
     let Some(folder) = input.folder().filter(|folder| unread::says_quantized(folder, config)) else { return Ok(()) };
-    match unread::named(&unread::unread_codes(input)) {
+    let mut codes = unread::unread_codes(input);
+    codes.retain(|tensor| !remains.of_head.contains(&tensor.name.as_str()));
+    match unread::named(&codes) {
         None => Ok(()),
         Some(codes) => Err(Failure::Use(format!(
             "{}: is quantized, and the codes of {codes} are in a format that is not read here; {}",
@@ -176,11 +180,18 @@ impl Plan {
 }
 
 /// What becomes of each tensor. Refuses what cannot be read before a byte is written.
-fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>) -> Result<Vec<Plan>, Failure> {
-    let names = input.quantized();
+fn plan(
+    args: &DequantizeArgs,
+    input: &Checkpoint,
+    config: Option<&ModelConfig>,
+    remains: &Remains<'_>,
+) -> Result<Vec<Plan>, Failure> {
+    let mut names = input.quantized();
+    // Scales in FP8 look like codes.
+    names.retain(|name| !remains.of_head.contains(name));
     if names.is_empty() {
-        remains::refuse(input)?;
-        refuse_unread(input, config)?;
+        remains::refuse(remains)?;
+        refuse_unread(input, config, remains)?;
         foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());
         return Err(Failure::Use(format!(
@@ -235,6 +246,7 @@ fn plan(args: &DequantizeArgs, input: &Checkpoint, config: Option<&ModelConfig>)
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
             None if is_input_scale(input, &tensor.name) || input.is_mark(&tensor.name) => Plan::Drop,
+            None if remains.of_head.contains(&tensor.name.as_str()) => Plan::Drop,
             None => Plan::Copy,
         })
     };

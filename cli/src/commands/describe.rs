@@ -182,7 +182,8 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
     if input.folder().is_some() && config.is_none() {
         found.notes.push("no config.json: engines load no folder without one".into());
     }
-    let remains = remains::find(input);
+    let remains = remains::find(input, config);
+    found.notes.extend(remains.of_head_in_words(input));
     // Of what is left of a matrix it is said once what is missing.
     let broken = matrices.iter().filter(|m| m.found.is_err() && !remains.tensors.contains(m.name));
     let (stacked, broken): (Vec<_>, Vec<_>) = broken.partition(|m| foreign::is_stacked(input, m.name));
@@ -194,13 +195,16 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
         let missing = experts::missing_in_words(input);
         found.problems.extend(missing.map(|text| format!("{text}; fetch or write the model again")));
     }
-    found.problems.extend(orphans::in_words(input).map(|tensors| {
-        format!(
-            "{}: {tensors} beside weights that are plain: engines that go by names take the weights for codes; fetch or write the \
-             model again",
-            shown(input.path())
-        )
-    }));
+    if let Some(tensors) = orphans::in_words(input) {
+        let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));
+        // A plain model may have learned them.
+        match says || !matrices.is_empty() {
+            true => found.problems.push(format!(
+                "{what}: engines that go by names take the weights for codes; fetch or write the model again"
+            )),
+            false => found.notes.push(format!("{what}, in a model of which nothing else is quantized")),
+        }
+    }
     let (scales, not_read) = scales::problems(input, matrices);
     found.problems.extend(scales);
     found.notes.extend(not_read);
@@ -241,7 +245,7 @@ fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix
             .push(format!(
                 "it is quantized, and the codes of {codes} are in a format that this program does not read; run it in an engine that does, \
                  or {}", foreign::REMEDY)),
-        None if says && matrices.is_empty() && remains.tensors.is_empty() && lost.is_empty() => {
+        None if says && matrices.is_empty() && remains.tensors.len() == remains.of_head.len() && lost.is_empty() => {
             found.problems.push(
                 "its config says that it is quantized, and no quantized matrix is there: take the quantization_config \
                  (and hf_quant_config.json) out of the folder, or fetch the weights again"
