@@ -68,7 +68,7 @@ pub fn refuse_overlap(input: &Checkpoint, output: &Path) -> Result<(), Failure> 
 }
 
 /// A name without links, as far as it is there.
-pub fn real(path: &Path) -> PathBuf {
+fn real(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let found = path.ancestors().find_map(|part| Some((part.canonicalize().ok()?, path.strip_prefix(part).ok()?)));
     // Joining nothing would add a separator.

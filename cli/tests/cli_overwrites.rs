@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use common::*;
 use serde_json::json;
@@ -109,7 +110,19 @@ fn a_quantized_file_replaces_none_of_those_beside_the_input() {
     }
     // A shard that is still to be fetched has its name already.
     fs::remove_file(&second).unwrap();
-    assert_words(&bad(2, &["quantize", &first, "-o", &second, "--recipe", "nvfp4"]), &["it is one of the shards of "]);
+    assert_words(
+        &bad(2, &["quantize", &first, "-o", &second, "--recipe", "nvfp4"]),
+        &[
+            "it is one of the shards of ",
+            "index.json, which is not there; give another name for the output, or remove the index",
+        ],
+    );
+    // Nor is a config put there, which would be the model's.
+    fs::remove_file(&config).unwrap();
+    assert_words(
+        &bad(2, &["quantize", &first, "-o", &config, "--recipe", "nvfp4"]),
+        &["config.json: it would become the config of the model in ", "; give another name"],
+    );
     // Elsewhere it may have that name.
     fs::create_dir(folder.file("q")).unwrap();
     good(&["quantize", &first, "-o", &folder.file("q/model-00002-of-00002.safetensors"), "--recipe", "nvfp4"]);
@@ -134,7 +147,7 @@ fn a_dequantized_file_replaces_none_of_those_beside_the_input() {
     }
 }
 
-/// A file is known under every name that it has.
+/// A file is known under every name that leads to it. Another name of its own, in another folder, may be given to something else.
 #[cfg(unix)]
 #[test]
 fn links_hide_nothing_that_is_read() {
@@ -143,9 +156,9 @@ fn links_hide_nothing_that_is_read() {
     let model = sharded(&folder, "m", None);
     let [config, first] = ["config.json", "model-00001-of-00002.safetensors"].map(|name| format!("{model}/{name}"));
     let second = format!("{model}/model-00002-of-00002.safetensors");
-    let [soft, hard, hub, linked] = ["soft", "hard", "hub", "linked"].map(|name| folder.file(name));
+    let [soft, hub, linked, around] = ["soft", "hub", "linked", "around"].map(|name| folder.file(name));
     symlink(&config, &soft).unwrap();
-    fs::hard_link(&second, &hard).unwrap();
+    symlink(&model, &around).unwrap();
     // A cache of links to the files, and a link to a shard alone.
     fs::create_dir(&hub).unwrap();
     for name in ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"] {
@@ -155,7 +168,7 @@ fn links_hide_nothing_that_is_read() {
     let kept = Kept::new(&[&config, &first, &second]);
     for (input, output, words) in [
         (&first, &soft, "soft: it is the config of the model"),
-        (&first, &hard, "hard: it is one of the shards of "),
+        (&first, &format!("{around}/model-00002-of-00002.safetensors"), "it is one of the shards of "),
         (&format!("{hub}/model-00001-of-00002.safetensors"), &config, "it is the config of the model"),
         (&linked, &second, "it is one of the shards of "),
         (&linked, &first, "it is the input"),
@@ -163,6 +176,74 @@ fn links_hide_nothing_that_is_read() {
         let args = ["quantize", input, "-o", output, "--recipe", "nvfp4"];
         assert_words(&bad(2, &args), &[words]);
         kept.check(&args);
+    }
+    // (Refused as the input itself, which keeps its name and its bytes.)
+    let copied = folder.file("copied");
+    fs::create_dir(&copied).unwrap();
+    for (file, name) in [(&config, "config.json"), (&first, "first"), (&second, "second")] {
+        let output = format!("{copied}/{name}");
+        fs::hard_link(file, &output).unwrap();
+        let args = ["quantize", &first, "-o", &output, "--recipe", "nvfp4"];
+        good(&args);
+        kept.check(&args);
+        assert_ne!(fs::read(&output).unwrap(), fs::read(file).unwrap(), "{output} was not written");
+    }
+}
+
+/// (The folders of the first name and of the last were asked, and the index lay beside a link between them.)
+#[cfg(unix)]
+#[test]
+fn what_lies_beside_a_link_on_the_way_is_replaced_by_nothing() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new();
+    let [blobs, snapshots] = ["blobs", "snapshots"].map(|name| folder.file(name));
+    let snapshot = format!("{snapshots}/abc");
+    fs::create_dir(&blobs).unwrap();
+    fs::create_dir_all(&snapshot).unwrap();
+    let map = json!({"l.1.o_proj.weight": "a.safetensors", "l.2.o_proj.weight": "b.safetensors"});
+    write(&format!("{blobs}/s1"), &[f32_tensor("l.1.o_proj.weight", [32, 32], 1)]);
+    write(&format!("{blobs}/s2"), &[f32_tensor("l.2.o_proj.weight", [32, 32], 2)]);
+    fs::write(format!("{blobs}/index"), json!({"weight_map": map}).to_string()).unwrap();
+    fs::write(format!("{blobs}/config"), json!({"architectures": ["LlamaForCausalLM"]}).to_string()).unwrap();
+    let [index, config] = ["model.safetensors.index.json", "config.json"];
+    for (blob, name) in [("s1", "a.safetensors"), ("s2", "b.safetensors"), ("index", index), ("config", config)] {
+        symlink(format!("../../blobs/{blob}"), format!("{snapshot}/{name}")).unwrap();
+    }
+    let [mid, outer] = ["mid", "outer"].map(|name| folder.file(name));
+    symlink("snapshots/abc/a.safetensors", &mid).unwrap();
+    symlink("mid", &outer).unwrap();
+    let kept =
+        Kept::new(&["s1", "s2", "index", "config"].map(|blob| format!("{blobs}/{blob}")).each_ref().map(|b| &**b));
+    for input in [&mid, &outer] {
+        for (name, words) in [
+            ("a.safetensors", "it is the input"),
+            ("b.safetensors", "it is one of the shards of "),
+            (index, "it is the index of the shards in "),
+            (config, "it is the config of the model in "),
+        ] {
+            let args = ["quantize", input, "-o", &format!("{snapshot}/{name}"), "--recipe", "nvfp4"];
+            assert_words(&bad(2, &args), &[words, "; give another name"]);
+            kept.check(&args);
+        }
+        let args = ["quantize", input, "-o", &format!("{blobs}/s2"), "--recipe", "nvfp4"];
+        assert_words(&bad(2, &args), &["it is one of the shards of "]);
+        kept.check(&args);
+    }
+}
+
+/// Names of shards that are very long, and very many. (Each of their parts was asked for: half a minute for 800 kB.)
+#[test]
+fn an_index_of_names_that_no_file_has_is_read_in_no_time() {
+    let folder = Folder::new();
+    let input = folder.file("in.safetensors");
+    write(&input, &[f32_tensor("w", [16, 32], 1)]);
+    let many = (0..300_000).map(|i| (format!("{i}"), json!(format!("s{i}")))).collect::<serde_json::Map<_, _>>();
+    let deep = (0..400).map(|i| (format!("{i}"), json!(format!("{i}/{}x", "a/".repeat(2000)))));
+    for map in [json!({"q": "a/".repeat(400_000)}), json!(many), json!(deep.collect::<serde_json::Map<_, _>>())] {
+        fs::write(folder.file("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+        let start = Instant::now();
+        good(&["quantize", &input, "-o", &folder.file("out"), "--recipe", "nvfp4", "--dry-run"]);
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 }
 

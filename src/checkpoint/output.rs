@@ -1,8 +1,12 @@
 //! [`OutputFile`]: a file that appears under its name whole or not at all.
 
+#[cfg(unix)]
+use std::fs::TryLockError;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::time::Duration;
 
 use tempfile::{Builder, NamedTempFile};
 
@@ -11,6 +15,14 @@ use crate::error::{Error, Result};
 
 /// Links followed from a name before they are taken for a circle, as on Linux.
 const MOST_LINKS: usize = 40;
+
+/// Times that a file of ours is tried to be locked, a millisecond apart.
+#[cfg(unix)]
+const MOST_LOCKS: usize = 100;
+
+/// How long a file may be there before its writer holds it.
+#[cfg(unix)]
+const YOUNG: Duration = Duration::from_millis(50);
 
 /// A file being written: a temporary one in the folder of its target, which it replaces in [`OutputFile::finish`].
 ///
@@ -89,7 +101,7 @@ impl OutputFile {
         }
         // Held until the file has its name: the writer of one that nobody holds is gone. Elsewhere such a lock shuts out writes, too.
         #[cfg(unix)]
-        let _ = file.as_file().try_lock();
+        hold(file.as_file());
         let left_behind = left_behind(folder, &prefix, file.path());
         Ok(Self { path, target, file, left_behind })
     }
@@ -126,11 +138,17 @@ impl OutputFile {
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says.
     pub fn finish(self) -> Result<()> {
         self.file.as_file().sync_all().map_err(|source| self.io(source))?;
         let path = self.path;
-        self.file.persist(&self.target).map(drop).map_err(|e| Error::Io { path, source: e.error })
+        self.file.persist(&self.target).map(drop).map_err(|e| {
+            let refused = e.error;
+            match e.file.keep() {
+                Ok((_, temporary)) => unnamed(&path, &refused, &told_apart(temporary)),
+                Err(_) => Error::Io { path, source: refused },
+            }
+        })
     }
 
     fn io(&self, source: io::Error) -> Error {
@@ -138,10 +156,24 @@ impl OutputFile {
     }
 }
 
+/// Locks a file of ours. Whoever looks at it just then has it for a moment; on a file system without locks, nobody holds it.
+#[cfg(unix)]
+fn hold(file: &fs::File) {
+    for _ in 0..MOST_LOCKS {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            _ => return,
+        }
+    }
+}
+
 /// Temporary files with this beginning that no process holds, in the order of their names; `own` is none of them.
 #[cfg(unix)]
 fn left_behind(folder: &Path, prefix: &str, own: &Path) -> Vec<PathBuf> {
-    let is_free = |path: &Path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok());
+    // Shared by all who look. What is gone by now has got its name, or was removed by its writer.
+    let is_free = |path: &PathBuf| {
+        fs::File::open(path).is_ok_and(|file| file.try_lock_shared().is_ok() && fs::symlink_metadata(path).is_ok())
+    };
     let is_one = |entry: &fs::DirEntry| {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -151,7 +183,12 @@ fn left_behind(folder: &Path, prefix: &str, own: &Path) -> Vec<PathBuf> {
             && Some(&*name) != own.file_name().map(|own| own.to_string_lossy()).as_deref()
     };
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(io::Result::ok);
-    let mut found: Vec<_> = entries.filter(is_one).map(|entry| entry.path()).filter(|path| is_free(path)).collect();
+    let mut found: Vec<_> = entries.filter(is_one).map(|entry| entry.path()).filter(is_free).collect();
+    if !found.is_empty() {
+        // One that was made just now is not held yet.
+        std::thread::sleep(YOUNG);
+        found.retain(is_free);
+    }
     found.sort_unstable();
     found
 }
@@ -159,6 +196,25 @@ fn left_behind(folder: &Path, prefix: &str, own: &Path) -> Vec<PathBuf> {
 #[cfg(not(unix))]
 fn left_behind(_folder: &Path, _prefix: &str, _own: &Path) -> Vec<PathBuf> {
     Vec::new()
+}
+
+/// Another name for a whole file, as far as it can have one: what is called as a temporary one is taken for what a killed process left.
+fn told_apart(temporary: PathBuf) -> PathBuf {
+    let whole = temporary.with_extension("whole");
+    // Nothing is replaced: the name is as random as the other.
+    if fs::rename(&temporary, &whole).is_ok() { whole } else { temporary }
+}
+
+/// What the system says of a name that it does not give to what is whole, and where that is.
+pub(super) fn unnamed(path: &Path, refused: &io::Error, whole: &Path) -> Error {
+    let message = format!("cannot be given its name: {refused}; {}", whole_in(whole));
+    // Of no kind: the remedies of kinds are not those of it.
+    Error::Io { path: path.to_path_buf(), source: io::Error::other(message) }
+}
+
+/// The remedy where something whole has not got its name.
+pub(super) fn whole_in(place: &Path) -> String {
+    format!("what was written is whole in {}: give it a name that is free", place.display())
 }
 
 /// Refuses an output whose folder is not there.

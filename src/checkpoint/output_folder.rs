@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use super::output::{folder_of, follow_links, require_folder};
+use super::output::{folder_of, follow_links, require_folder, unnamed, whole_in};
 use super::source::{file_kind, refuse_file};
 use crate::error::{Error, Result};
 
@@ -131,27 +131,27 @@ impl OutputFolder {
     /// Gives the folder its name, after its bytes have reached the disk.
     ///
     /// # Errors
-    /// [`Error::File`] if somebody else has made a file or a folder of that name meanwhile: what was written stays, under the name that
-    /// the error says; [`Error::Io`].
+    /// [`Error::File`] if somebody else has made a file or a folder of that name meanwhile; [`Error::Io`], also if the system does not give
+    /// it the name for another reason: in both cases what was written stays, under the name that the error says.
     pub fn finish(mut self) -> Result<()> {
         let io = |source| Error::Io { path: self.path.clone(), source };
         fs::remove_file(self.partial.join(MARK)).map_err(io)?;
         sync_folder(&self.partial).map_err(io)?;
-        // An empty folder of that name is replaced.
-        if cfg!(windows) && self.target.is_dir() {
-            fs::remove_dir(&self.target).map_err(io)?;
-        }
-        if let Err(e) = fs::rename(&self.partial, &self.target) {
-            if !matches!(e.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists) {
-                return Err(io(e));
-            }
-            // Hours of work may be in it.
-            self.mark = None;
-            let remedy =
-                format!("what was written is whole in {}: give it a name that is free", self.partial.display());
-            return Err(refuse_file(&self.path, "was made by somebody else while it was being written", remedy));
-        }
+        let named = if cfg!(windows) && self.target.is_dir() {
+            // An empty folder of that name is replaced.
+            fs::remove_dir(&self.target).and_then(|()| fs::rename(&self.partial, &self.target))
+        } else {
+            fs::rename(&self.partial, &self.target)
+        };
+        // Hours of work may be in it, whatever the system says.
         self.mark = None;
+        named.map_err(|e| match e.kind() {
+            ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+                let reason = "was made by somebody else while it was being written";
+                refuse_file(&self.path, reason, whole_in(&self.partial))
+            }
+            _ => unnamed(&self.path, &e, &self.partial),
+        })?;
         sync_folder(folder_of(&self.target)).map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
