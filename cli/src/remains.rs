@@ -6,6 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::activations::ACTIVATIONS;
+use crate::by_parts::ByParts;
 use crate::folder;
 use crate::output::{Failure, count, shown};
 
@@ -125,11 +126,12 @@ fn scales_alone(input: &Checkpoint) -> BTreeMap<&str, Vec<&str>> {
     }
     // A format that is not read here may have codes of other names beside them, and a module that learned its scale has its weights below
     // it: `parametrizations.weight.original0`, `conv.weight`.
+    let modules = ByParts::new(scales.keys().map(|module| (*module, *module)));
+    let mut with_codes: HashSet<&str> = HashSet::new();
     for name in others {
-        for (end, _) in name.match_indices('.') {
-            scales.remove(&name[..end]);
-        }
+        with_codes.extend(modules.around(name).filter(|(end, _)| *end < name.len()).map(|(_, module)| module));
     }
+    scales.retain(|module, _| !with_codes.contains(module));
     scales
 }
 

@@ -203,3 +203,22 @@ fn a_scale_of_a_tied_head_is_left_out_and_said() {
         assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
     }
 }
+
+/// (Every module around a tensor was looked up by its whole name.)
+#[test]
+fn long_names_beside_lost_codes_take_no_time() {
+    let folder = Folder::new();
+    let long = "a.".repeat(1 << 20);
+    let (lost, other) = (format!("{long}y.weight_scale"), format!("{long}z"));
+    let tensors = [
+        fp8("q.weight", [16, 16]),
+        scale("q.weight_scale", &[1]),
+        (&lost, Dtype::F32, vec![1], f32_bytes(&[0.5])),
+        (&other, Dtype::BF16, vec![16, 16], vec![0; 512]),
+    ];
+    let path = folder.file("in");
+    model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+    let start = std::time::Instant::now();
+    bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(15), "{:?}", start.elapsed());
+}
