@@ -1,6 +1,7 @@
 //! What is left of matrices of which a tensor is missing: scales without codes, and codes without scales.
 
-use std::collections::{BTreeMap, HashSet};
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
 use scaled_gemm::model_folder::ModelConfig;
@@ -16,8 +17,8 @@ const SCALES: [&str; 4] = [".weight_scale", ".weight_scale_inv", ".weight_scale_
 /// How the names of codes end that other formats may have in the place of gpt-oss's blocks.
 const CODES: [&str; 6] = ["", ".weight", "_packed", "_qweight", "_codes", "_data"];
 
-/// Of what comes out of a layer, and of a cache of it: scales of no codes, as those of [`ACTIVATIONS`].
-const OUTPUTS: [&str; 3] = ["output_scale", "k_scale", "v_scale"];
+/// Of what comes out of a layer, of a cache of it, and of what enters it (AWQ's): scales of no codes, as those of [`ACTIVATIONS`].
+const OUTPUTS: [&str; 4] = ["output_scale", "k_scale", "v_scale", "pre_quant_scale"];
 
 /// The module whose weight is that of the embeddings where it shares theirs.
 const HEAD: &str = "lm_head";
@@ -28,7 +29,7 @@ pub struct Remains<'a> {
     pub tensors: HashSet<&'a str>,
     pub problems: Vec<String>,
     /// Those of them that nothing is wrong with: scales of a head whose weight is not saved, being that of the embeddings.
-    pub of_head: Vec<&'a str>,
+    pub of_head: BTreeSet<&'a str>,
 }
 
 impl<'a> Remains<'a> {
@@ -54,11 +55,17 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
         Some(_) => "fetch or write the model again",
         None => "fetch or write the model again, or give the folder where this is one of its shards",
     };
-    let is_tied = config.is_some_and(ModelConfig::has_tied_head);
+    // A head that is lost looks the same: its weight must be there as that of the embeddings (`embed_tokens`, `wte`).
+    let is_embedding = |name: &str| name.ends_with(".weight") && (name.contains("embed") || name.contains("wte."));
+    let is_tied = config.is_some_and(ModelConfig::has_tied_head)
+        && input.tensors().iter().any(|tensor| is_embedding(&tensor.name));
     for (module, names) in scales_alone(input) {
         found.tensors.extend(&names);
         if is_tied && module.rsplit('.').next() == Some(HEAD) {
             found.of_head.extend(names);
+            let activations = ACTIVATIONS.iter().filter_map(|end| input.get(&format!("{module}.{end}")));
+            found.of_head.extend(activations.map(|tensor| tensor.name.as_str()));
+            found.tensors.extend(&found.of_head);
             continue;
         }
         found.problems.push(format!(
@@ -75,6 +82,7 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
         );
         found.add(name, problem);
     }
+    let others = LazyCell::new(|| OtherCodes::new(input));
     let of_blocks = |tensor: &&TensorInfo| tensor.dtype == Dtype::U8 && tensor.shape.len() > 2;
     for TensorInfo { name, shape, .. } in input.tensors().iter().filter(of_blocks) {
         if let Some(base) = name.strip_suffix("_blocks").filter(|_| shape.last() == Some(&16)) {
@@ -91,7 +99,7 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
         if let Some(base) = name.strip_suffix("_scales") {
             let blocks = format!("{base}_blocks");
             let has_codes = || CODES.iter().any(|end| input.get(&format!("{base}{end}")).is_some());
-            if input.get(&blocks).is_none() && !has_codes() && !has_other_codes(input, base) {
+            if input.get(&blocks).is_none() && !has_codes() && !others.are_beside(base) {
                 let problem = format!(
                     "{path}: tensor {}: holds scales of MXFP4 as gpt-oss has them, and their codes {} are not there; {remedy}",
                     printable(name),
@@ -135,29 +143,48 @@ fn scales_alone(input: &Checkpoint) -> BTreeMap<&str, Vec<&str>> {
     scales
 }
 
-/// True if there are codes that scales `NAME_scales` may be of in a format that is not read here, under whatever name: beside them in their
-/// module, or with a name that begins with theirs.
-fn has_other_codes(input: &Checkpoint, base: &str) -> bool {
-    let module = |name: &str| name.rfind('.').map_or(0, |end| end + 1);
-    let is_codes = |tensor: &&TensorInfo| {
-        // Nor are positions and masks.
-        let is_other =
-            matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::I64 | Dtype::BOOL);
-        !is_other && tensor.shape.len() > 1 && !["_blocks", "_scales"].iter().any(|end| tensor.name.ends_with(end))
-    };
-    let is_beside = |tensor: &&TensorInfo| {
-        let rest = tensor.name.strip_prefix(base);
-        tensor.name[..module(&tensor.name)] == base[..module(base)]
-            || rest.is_some_and(|rest| rest.starts_with(['_', '.']))
-    };
-    let mut others = input.tensors().iter().filter(is_codes).filter(is_beside).peekable();
-    if others.peek().is_none() {
-        return false;
+/// Codes of formats that are not read here, under whatever names.
+struct OtherCodes<'a> {
+    names: BTreeSet<&'a str>,
+    /// What is before the last parts of their names, with its dot.
+    modules: HashSet<&'a str>,
+}
+
+impl<'a> OtherCodes<'a> {
+    fn new(input: &'a Checkpoint) -> Self {
+        // What is read has scales of its own.
+        let read: HashSet<String> =
+            input.quantized().into_iter().flat_map(|name| input.tensors_of(name).unwrap_or_default()).collect();
+        let is_one = |tensor: &&TensorInfo| {
+            // Nor are positions and masks.
+            let is_other =
+                matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::I64 | Dtype::BOOL);
+            !is_other && tensor.shape.len() > 1 && !["_blocks", "_scales"].iter().any(|end| tensor.name.ends_with(end))
+        };
+        let names: BTreeSet<&str> = input
+            .tensors()
+            .iter()
+            .filter(is_one)
+            .map(|t| t.name.as_str())
+            .filter(|name| !read.contains(*name))
+            .collect();
+        let modules = names.iter().map(|name| module(name)).collect();
+        Self { names, modules }
     }
-    // What is read has scales of its own.
-    let read: HashSet<String> =
-        input.quantized().into_iter().flat_map(|name| input.tensors_of(name).unwrap_or_default()).collect();
-    others.any(|tensor| !read.contains(&tensor.name))
+
+    /// True if scales `NAME_scales` may be of one: beside them in their module, or with a name that begins with theirs.
+    fn are_beside(&self, name: &str) -> bool {
+        self.modules.contains(module(name))
+            || ["_", "."].iter().any(|dot| {
+                let start = format!("{name}{dot}");
+                self.names.range(start.as_str()..).next().is_some_and(|first| first.starts_with(&start))
+            })
+    }
+}
+
+/// What is before the last part of a name, with its dot.
+fn module(name: &str) -> &str {
+    &name[..name.rfind('.').map_or(0, |end| end + 1)]
 }
 
 /// Codes of MXFP4 and NVFP4 of compressed-tensors, which are known by their scales, without one.
@@ -182,7 +209,8 @@ fn of_packed(name: &str) -> Option<&str> {
     if let Some(module) = module.strip_suffix(".weight").or(module.strip_suffix(".weight_packed")) {
         return Some(module);
     }
-    let is_named_so = last.starts_with("weight_") && last != "weight_packed";
+    // Shapes and orders are beside codes of every kind, and scales are not.
+    let is_named_so = last.starts_with("weight_") && !["weight_packed", "weight_shape", "weight_g_idx"].contains(&last);
     let is_scale = ["scale", "scales", "absmax"].iter().any(|end| last.ends_with(end)) || last.contains("zero");
     let is_of_weight = is_scale && !ACTIVATIONS.contains(&last) && !OUTPUTS.contains(&last);
     (is_named_so || is_of_weight).then_some(module)

@@ -193,11 +193,28 @@ fn a_scale_of_a_tied_head_is_left_out_and_said() {
             assert_eq!(names, ["l.o_proj.weight", "model.embed_tokens.weight"]);
         }
     }
-    // Of another layer, or a head of its own, it is what is left.
-    for (name, tied) in [("lm_head.weight_scale", false), ("m.up_proj.weight_scale", true)] {
-        let path = folder.file(name);
-        let config = json!({"tie_word_embeddings": tied, "quantization_config": quantization});
-        model_folder(&path, &[&layer[..], &[scale(name, &[1])]].concat(), Some(config));
+    // What enters it goes, too.
+    let (path, output) = (folder.file("entering"), folder.file("entering-plain"));
+    let head = [scale("lm_head.weight_scale", &[1]), scale("lm_head.input_scale", &[1])];
+    model_folder(&path, &[&layer[..], &head].concat(), Some(tied[0].clone()));
+    assert_words(
+        &said(&["dequantize", &path, "-o", &output]),
+        &["2 scales (lm_head.input_scale, lm_head.weight_scale)"],
+    );
+    let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+    assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 2);
+    // Of another layer, or a head of its own, or one whose embeddings are not there, it is what is left.
+    let (own, inner) = (json!({"tie_word_embeddings": false}), json!({"tie_word_embeddings": true}));
+    let cases = [
+        ("lm_head.weight_scale", own.clone(), &layer[..]),
+        ("lm_head.weight_scale", json!({"tie_word_embeddings": false, "text_config": inner}), &layer[..]),
+        ("lm_head.weight_scale", inner.clone(), &layer[..2]),
+        ("m.up_proj.weight_scale", inner.clone(), &layer[..]),
+    ];
+    for (i, (name, mut config, layer)) in cases.into_iter().enumerate() {
+        let path = folder.file(&format!("left{i}"));
+        config["quantization_config"] = quantization.clone();
+        model_folder(&path, &[layer, &[scale(name, &[1])]].concat(), Some(config));
         let words = "and scales of it are";
         assert_words(&wrong(&["info", &path]).0, &[words]);
         assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
@@ -221,4 +238,24 @@ fn long_names_beside_lost_codes_take_no_time() {
     let start = std::time::Instant::now();
     bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
     assert!(start.elapsed() < std::time::Duration::from_secs(15), "{:?}", start.elapsed());
+}
+
+/// (All tensors were looked at for each scale without codes.)
+#[test]
+fn many_scales_without_codes_take_no_time() {
+    let folder = Folder::new();
+    let names = |end: &str| (0..2000).map(|i| format!("m.x{i}{end}")).collect::<Vec<_>>();
+    let (weights, scales, lost) = (names("_w"), names("_w_scale"), names("_d_scales"));
+    let mut tensors: Vec<Tensor> = Vec::new();
+    for i in 0..weights.len() {
+        tensors.push((&weights[i], Dtype::F8_E4M3, vec![16, 16], vec![0x35; 256]));
+        tensors.push((&scales[i], Dtype::F32, vec![1], f32_bytes(&[0.5])));
+        tensors.push((&lost[i], Dtype::U8, vec![2, 2, 2], vec![0x70; 8]));
+    }
+    let path = folder.file("in");
+    model_folder(&path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+    let start = std::time::Instant::now();
+    let error = bad(2, &["dequantize", &path, "-o", &folder.file("out")]);
+    assert!(error.contains("m.x0_d_scales"), "{error}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
 }

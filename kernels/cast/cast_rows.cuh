@@ -56,12 +56,13 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     }
 };
 
-// Whether E4M3 codes past the end of a row are made, too, and not stored. Without the branch SwiGLU takes 2 % less; E2M1, whose steps are more, would
-// take 3 % longer (observed: H200, 2026-11). Where it was not measured some kernels would spill a register.
+// What was tried on sm_90 alone (H200, 2026-11), and makes some kernels for others spill a register. Scales of lines, most of which lie by rows, are stored in
+// that order first: fewer instructions, up to 4 % of E2M1's time. E4M3 codes past the end of a row are made, too, and not stored: without the branch
+// SwiGLU takes 2 % less; E2M1, whose steps are more, would take 3 % longer.
 #if __CUDA_ARCH__ == 900
-constexpr bool WITHOUT_BRANCH = true;
+constexpr bool TUNED = true;
 #else
-constexpr bool WITHOUT_BRANCH = false;
+constexpr bool TUNED = false;
 #endif
 
 // What the threads of a block hold: vectors of eight or sixteen neighbours, and where each lies. SHAPE says which, and shares their lanes out to groups.
@@ -77,9 +78,8 @@ template <class S, class SHAPE> struct Held {
     __device__ __forceinline__ u32 column(u32 v) const { return shape.first + shape.right(v); }
     __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::WHOLE || row(v) < rows) && column(v) < cols; }
 
-    // Along a line scales mostly lie by rows: that order first, by fewer instructions (up to 4 % of the time of E2M1).
     static __device__ __forceinline__ void keep_scale(const CastOut& out, u64 row, u64 col, float scale) {
-        if (SHAPE::WHOLE && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
+        if (TUNED && SHAPE::WHOLE && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
         else store_scale(out.grid, out.scales, row, col, scale);
     }
 
@@ -149,7 +149,7 @@ template <class S, class SHAPE> struct Held {
         for (int v = 0; v < VECTORS; v++) {
             if (v && v % SHAPE::ALONG == 0) codes = once(codes + bytes((u64)cols * SHAPE::APART));
             data[v].forget();
-            if constexpr (FORMAT == E2M1 || !WITHOUT_BRANCH) {
+            if constexpr (FORMAT == E2M1 || !TUNED) {
                 if (inside(v)) store_codes<FORMAT, BOUNDED>(codes, shape.right(v), data[v], encode[v]);
             } else {
                 const auto piece = codes_of<FORMAT, BOUNDED>(data[v], encode[v]);

@@ -134,17 +134,19 @@ impl OutputFolder {
     /// [`Error::File`] if somebody else has made a file or a folder of that name meanwhile; [`Error::Io`], also if the system does not give
     /// it the name for another reason: in both cases what was written stays, under the name that the error says.
     pub fn finish(mut self) -> Result<()> {
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        fs::remove_file(self.partial.join(MARK)).map_err(io)?;
-        sync_folder(&self.partial).map_err(io)?;
-        let named = if cfg!(windows) && self.target.is_dir() {
-            // An empty folder of that name is replaced.
-            fs::remove_dir(&self.target).and_then(|()| fs::rename(&self.partial, &self.target))
-        } else {
-            fs::rename(&self.partial, &self.target)
+        // Hours of work may be in it: it stays from here on, whatever the system says, and ours until it has its name.
+        let _held = self.mark.take();
+        let unmarked = match fs::remove_file(self.partial.join(MARK)) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            done => done,
         };
-        // Hours of work may be in it, whatever the system says.
-        self.mark = None;
+        let named = unmarked.and_then(|()| sync_folder(&self.partial)).and_then(|()| {
+            // An empty folder of that name is replaced.
+            if cfg!(windows) && self.target.is_dir() {
+                fs::remove_dir(&self.target)?;
+            }
+            fs::rename(&self.partial, &self.target)
+        });
         named.map_err(|e| match e.kind() {
             ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
                 let reason = "was made by somebody else while it was being written";

@@ -93,10 +93,11 @@ impl ModelConfig {
         }
     }
 
-    /// True if it, or its text model's inside, says that the head shares the weight of the embeddings (`tie_word_embeddings`).
+    /// True if it, or its text model's where it says nothing, says that the head shares the weight of the embeddings (`tie_word_embeddings`).
     pub fn has_tied_head(&self) -> bool {
-        let inner = self.entries.get("text_config").and_then(|text| text.get("tie_word_embeddings"));
-        self.entries.get("tie_word_embeddings").into_iter().chain(inner).any(|tied| *tied == Value::Bool(true))
+        const KEY: &str = "tie_word_embeddings";
+        let inner = || self.entries.get("text_config")?.get(KEY)?.as_bool();
+        self.entries.get(KEY).and_then(Value::as_bool).or_else(inner) == Some(true)
     }
 
     /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).
