@@ -2,6 +2,21 @@
 #pragma once
 #include "cast/maximum.cuh"
 
+// HAVE numbers of each lane become one: number i, joined over the lanes that differ in the bits of STRIDE and below, in those whose bits there, from the highest one,
+// are i's. Lanes exchange halves of what they have for as long as they have more than one. At each stride two lanes' numbers are joined, as in a tree.
+template <int HAVE, int STRIDE, class T, class JOIN> __device__ __forceinline__ void exchange(T* m, JOIN join) {
+    if constexpr (STRIDE > 0) {
+        constexpr int KEPT = HAVE > 1 ? HAVE / 2 : 1;
+        const bool upper = threadIdx.x & STRIDE;
+#pragma unroll
+        for (int g = 0; g < KEPT; g++) {
+            const T other = m[HAVE > 1 ? g + KEPT : g], sent = HAVE > 1 && upper ? m[g] : other;
+            m[g] = join(HAVE > 1 && upper ? other : m[g], __shfl_xor_sync(0xFFFFFFFFu, sent, STRIDE));
+        }
+        exchange<KEPT, STRIDE / 2>(m, join);
+    }
+}
+
 // How the amax of vectors becomes their groups' scales, where a row has WIDTH lanes of a warp, 8 or 32, and lane l of them the l-th EACH of
 // EACH * WIDTH columns in each of its VECTORS; two vectors of eight lanes by eight that follow each other are 128 neighbours. SHIFT: log2 of a group's
 // columns, 4 to 7.
@@ -13,21 +28,6 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     static constexpr int OWN = COUNT > LANES ? COUNT / LANES : 1;  // groups that one lane makes the factors of
     static constexpr int TWINS = COUNT > LANES ? 1 : LANES / COUNT;  // lanes that make the same
 
-    // The maxima of all groups of all lanes become those of this lane's own, m[0 .. OWN - 1]: lanes exchange halves of what they have for as long as they have
-    // more than one.
-    template <int HAVE, int STRIDE> static __device__ __forceinline__ void reduce(typename M::Type (&m)[COUNT]) {
-        if constexpr (STRIDE > 0) {
-            constexpr int KEPT = HAVE > 1 ? HAVE / 2 : 1;
-            const bool upper = threadIdx.x & STRIDE;
-#pragma unroll
-            for (int g = 0; g < KEPT; g++) {
-                const typename M::Type other = m[HAVE > 1 ? g + KEPT : g], sent = HAVE > 1 && upper ? m[g] : other;
-                m[g] = M::larger(HAVE > 1 && upper ? other : m[g], __shfl_xor_sync(0xFFFFFFFFu, sent, STRIDE));
-            }
-            reduce<KEPT, STRIDE / 2>(m);
-        }
-    }
-
     // Factors of all vectors, made by one lane for each group, of which `keep(v, scale)` gets the scale, v being the group's first vector.
     template <u32 FORMAT, class KEEP>
     static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const CastRule& rule, float (&encode)[VECTORS], KEEP keep) {
@@ -38,7 +38,7 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
 #pragma unroll
             for (int v = 1; v < STEP; v++) m[g] = M::larger(m[g], of_vectors[g * STEP + v]);
         }
-        reduce<COUNT, LANES / 2>(m);
+        exchange<COUNT, LANES / 2>(m, M::larger);
         const u32 lane = threadIdx.x % 32, own = lane % LANES;
         float factor[OWN];
 #pragma unroll
@@ -65,6 +65,22 @@ constexpr bool TUNED = true;
 constexpr bool TUNED = false;
 #endif
 
+// The scale of a group of a line.
+__device__ __forceinline__ void store_scale_of_line(const CastOut& out, u64 row, u64 col, float scale) {
+    if (TUNED && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
+    else store_scale(out.grid, out.scales, row, col, scale);
+}
+
+// Codes of a vector; past the end of a row nothing is stored.
+template <u32 FORMAT, bool BOUNDED, class S> __device__ __forceinline__ void store_codes_if(bool inside, u8* codes, u64 at, const S& x, float encode) {
+    if constexpr (FORMAT == E2M1 || !TUNED) {
+        if (inside) store_codes<FORMAT, BOUNDED>(codes, at, x, encode);
+    } else {
+        const auto piece = codes_of<FORMAT, BOUNDED>(x, encode);
+        if (inside) store_piece(codes + at, piece);
+    }
+}
+
 // What the threads of a block hold: vectors of eight or sixteen neighbours, and where each lies. SHAPE says which, and shares their lanes out to groups.
 template <class S, class SHAPE> struct Held {
     static constexpr int VECTORS = SHAPE::VECTORS;
@@ -77,11 +93,6 @@ template <class S, class SHAPE> struct Held {
     __device__ __forceinline__ u32 row(u32 v) const { return shape.row + SHAPE::down(v); }
     __device__ __forceinline__ u32 column(u32 v) const { return shape.first + shape.right(v); }
     __device__ __forceinline__ bool inside(u32 v) const { return (SHAPE::WHOLE || row(v) < rows) && column(v) < cols; }
-
-    static __device__ __forceinline__ void keep_scale(const CastOut& out, u64 row, u64 col, float scale) {
-        if (TUNED && SHAPE::WHOLE && out.grid.order == ROW_MAJOR) ((float*)out.scales)[row * out.grid.cols + col] = scale;
-        else store_scale(out.grid, out.scales, row, col, scale);
-    }
 
     // Loads and opens.
     __device__ __forceinline__ Held(const CastSource& source, u32 rows, u32 cols) : shape(), rows(rows), cols(cols) {
@@ -132,7 +143,9 @@ template <class S, class SHAPE> struct Held {
                 for (int v = 0; v < VECTORS; v++) m[v] = M::of(amax_without_nan(data[v], 0.0f));
             }
             Groups<M, VECTORS, neighbours<S>, SHAPE::WIDTH, SHIFT>::template factors<FORMAT>(m, rule, encode, [&](u32 v, float scale) {
-                if ((SHAPE::WHOLE || row(v) < rows) && column(v) >> SHIFT << SHIFT < cols) keep_scale(out, row(v), column(v) >> SHIFT, scale);
+                if ((!SHAPE::WHOLE && row(v) >= rows) || column(v) >> SHIFT << SHIFT >= cols) return;
+                if (SHAPE::WHOLE) store_scale_of_line(out, row(v), column(v) >> SHIFT, scale);
+                else store_scale(out.grid, out.scales, row(v), column(v) >> SHIFT, scale);
             });
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) clean = clean && is_factor(encode[v]);
@@ -149,12 +162,7 @@ template <class S, class SHAPE> struct Held {
         for (int v = 0; v < VECTORS; v++) {
             if (v && v % SHAPE::ALONG == 0) codes = once(codes + bytes((u64)cols * SHAPE::APART));
             data[v].forget();
-            if constexpr (FORMAT == E2M1 || !TUNED) {
-                if (inside(v)) store_codes<FORMAT, BOUNDED>(codes, shape.right(v), data[v], encode[v]);
-            } else {
-                const auto piece = codes_of<FORMAT, BOUNDED>(data[v], encode[v]);
-                if (inside(v)) store_piece(codes + bytes(shape.right(v)), piece);
-            }
+            store_codes_if<FORMAT, BOUNDED>(inside(v), codes, shape.right(v), data[v], encode[v]);
         }
     }
 

@@ -51,7 +51,7 @@ impl FusedKernels {
             tile: file.by_input("cast_tile_produced")?,
             channel: file.by_input("cast_channel_produced")?,
             targets: TargetKernels::of(modules)?,
-            norm: [norm.by_input("rms_norm_0")?, norm.by_input("rms_norm_4")?],
+            norm: [norm.by_input("rms_norm_long")?, norm.by_input("rms_norm_held")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
         })
     }
