@@ -488,6 +488,37 @@ fn refusals() {
     handle.synchronize().unwrap();
 }
 
+/// Scales that no cast writes, wherever an order puts them, and what lies in padding, which is no scale.
+#[test]
+fn scales_from_elsewhere_are_checked() {
+    let Some(handle) = handle() else { return };
+    let (rows, cols) = (3, 96);
+    for order in [CastScales::RowMajor, CastScales::ColumnMajor, CastScales::Ue8m0] {
+        let scheme = scheme(CodeFormat::E4M3, CastGroup::Group1x32).with_scales(order);
+        for bad in [None, Some(f32::NAN), Some(-1.0)] {
+            // A byte has no sign.
+            if order == CastScales::Ue8m0 && bad == Some(-1.0) {
+                continue;
+            }
+            let scales = (0..9).map(|at| bad.filter(|_| at == 7).unwrap_or(1.0)).collect();
+            let host = HostCastMatrix::from_logical(scheme, rows, cols, vec![0x38; rows * cols], scales).unwrap();
+            let mut q = CastMatrix::from_host(&handle, &host).unwrap();
+            let mut bytes = host.device_scales();
+            // Row 3 of columns, and column 3 of bytes, are padding.
+            match order {
+                CastScales::ColumnMajor => bytes[12..16].copy_from_slice(&f32::NAN.to_le_bytes()),
+                CastScales::Ue8m0 => bytes[3] = 255,
+                _ => {}
+            }
+            handle.write(&mut q.scales_mut(), &bytes).unwrap();
+            let said = |result: Result<(), Error>| result.err().map(|error| error.to_string());
+            let (found, wanted) = (said(q.check_scales(&handle)), said(host.check_scales()));
+            assert_eq!(found, wanted, "{order:?}");
+            assert_eq!(found.is_some_and(|found| found.contains("scale (2, 1)")), bad.is_some(), "{order:?} {bad:?}");
+        }
+    }
+}
+
 /// A source and a target that share memory through an address that was taken over.
 #[test]
 fn overlap_is_refused() {

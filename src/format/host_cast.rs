@@ -47,15 +47,16 @@ impl HostCastMatrix {
     pub fn from_parts(scheme: CastScheme, rows: usize, cols: usize, codes: Vec<u8>, scales: &[u8]) -> Result<Self> {
         let wanted = [scheme.code_bytes(rows, cols), scheme.scale_bytes(rows, cols)];
         check(scheme, rows, cols, [codes.len(), scales.len()], wanted)?;
-        let [r, c] = scheme.group().grid(rows, cols);
-        let read = |at: usize| {
-            let place = scheme.scales().index(r, c, at / c, at % c);
-            match scheme.scales() {
-                CastScales::Ue8m0 => codec::decode_e8m0(scales[place]),
-                _ => f32::from_le_bytes(*scales[4 * place..].first_chunk().expect("four bytes, by the length")),
-            }
-        };
-        Ok(Self { scheme, rows, cols, codes, scales: (0..r * c).map(read).collect() })
+        Ok(Self { scheme, rows, cols, codes, scales: logical_scales(scheme, rows, cols, scales) })
+    }
+
+    /// That every scale is one that a cast writes of numbers: neither NaN, which would hide from every amax, nor negative, which would turn the
+    /// sign of codes. Casts on the CPU refuse a source with others.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], which names the first one that is not.
+    pub fn check_scales(&self) -> Result<()> {
+        check_scales(self.scheme, self.rows, self.cols, &self.scales)
     }
 
     /// How it is read.
@@ -120,6 +121,30 @@ impl HostCastMatrix {
             CodeFormat::Fp8(format) => codec::decode(format, self.codes[at]),
         }
     }
+}
+
+/// Scales in logical order, from the bytes of a device, as many as the scheme says.
+pub(crate) fn logical_scales(scheme: CastScheme, rows: usize, cols: usize, bytes: &[u8]) -> Vec<f32> {
+    let [r, c] = scheme.group().grid(rows, cols);
+    let read = |at: usize| {
+        let place = scheme.scales().index(r, c, at / c, at % c);
+        match scheme.scales() {
+            CastScales::Ue8m0 => codec::decode_e8m0(bytes[place]),
+            _ => f32::from_le_bytes(*bytes[4 * place..].first_chunk().expect("four bytes, by the length")),
+        }
+    };
+    (0..r * c).map(read).collect()
+}
+
+/// [`HostCastMatrix::check_scales`] of scales in logical order.
+pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales: &[f32]) -> Result<()> {
+    let [_, groups] = scheme.group().grid(rows, cols);
+    let Some(at) = scales.iter().position(|scale| scale.is_nan() || *scale < 0.0) else { return Ok(()) };
+    Err(Error::unsupported(
+        format!("scale ({}, {}) of a quantized input, {}", at / groups, at % groups, scales[at]),
+        format!("scales of {scheme} are numbers from 0 on"),
+        "mend it in the input; a cast of infinities writes such a byte of ue8m0",
+    ))
 }
 
 fn check(scheme: CastScheme, rows: usize, cols: usize, found: [usize; 2], wanted: [usize; 2]) -> Result<()> {

@@ -21,6 +21,8 @@ pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
 pub use host::{HostParts, HostQuantMatrix};
 pub use host_cast::HostCastMatrix;
+#[cfg(feature = "cuda")]
+pub(crate) use host_cast::{check_scales, logical_scales};
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,

@@ -14,7 +14,7 @@ impl Handle {
     /// Allocates the result; waits for nothing.
     ///
     /// Scales of a source are not looked at: where one is NaN or negative the values are what the formula gives
-    /// ([`reference::cast`](crate::reference::cast) refuses them). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
+    /// ([`reference::cast`](crate::reference::cast) refuses them, and [`CastMatrix::check_scales`] finds them). Of codes with scales `x = fl(code * scale)`, rounded once before it is multiplied by `encode`
     /// (TileKernels' reference; its kernels multiply both factors first).
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! [`CastMatrix`]: the result of a cast on the device.
 
 use crate::error::{Error, Result};
-use crate::format::{CastScheme, HostCastMatrix};
+use crate::format::{CastScheme, HostCastMatrix, check_scales, logical_scales};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -83,6 +83,16 @@ impl CastMatrix {
     pub fn to_host(&self, handle: &Handle) -> Result<HostCastMatrix> {
         let (codes, scales) = (handle.read_bytes(&self.codes())?, handle.read_bytes(&self.scales())?);
         HostCastMatrix::from_parts(self.scheme, self.rows, self.cols, codes, &scales)
+    }
+
+    /// That no scale is NaN or negative, as [`HostCastMatrix::check_scales`]. Kernels do not look at scales: ask this once of codes that come from
+    /// elsewhere, before they are a source. Copies the scales to the host, allocates there, and waits for the handle's stream.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], which names the first such scale, or inside graph capture; [`Error::Driver`] if the copy fails.
+    pub fn check_scales(&self, handle: &Handle) -> Result<()> {
+        let bytes = handle.read_bytes(&self.scales())?;
+        check_scales(self.scheme, self.rows, self.cols, &logical_scales(self.scheme, self.rows, self.cols, &bytes))
     }
 
     /// How it is read.
