@@ -77,15 +77,14 @@ case $what in
             (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" \
                 "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
         }
-        tools=(memcheck racecheck synccheck initcheck)
+        [ $# -gt 0 ] || set -- memcheck racecheck synccheck initcheck
         for tool in "$@"; do
-            # A suite's name would be a tool that fails for every suite.
-            case " ${tools[*]} " in
-                *" $tool "*) ;;
-                *) echo "sanitize: $tool is no tool: give some of ${tools[*]}, or none for all" >&2; exit 2 ;;
+            # A suite's name would be a tool under which every suite fails.
+            case $tool in
+                memcheck | racecheck | synccheck | initcheck) ;;
+                *) echo "sanitize: $tool is no tool: give memcheck, racecheck, synccheck or initcheck" >&2; exit 2 ;;
             esac
         done
-        [ $# -gt 0 ] || set -- "${tools[@]}"
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()

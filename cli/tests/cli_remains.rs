@@ -221,9 +221,10 @@ fn a_scale_of_a_tied_head_is_left_out_and_said() {
     let words = "1 tensor (lm_head.weight_scale) of a head that shares the weight of the embeddings";
     let want = ["l.o_proj.weight", "model.embed_tokens.weight"];
     for head in scales {
+        let tensors = [&layer[..], &[head]].concat();
         for mut config in configs.clone() {
             config["quantization_config"] = quantization.clone();
-            assert_eq!(left_out(&[&layer[..], &[head.clone()]].concat(), config, words), want);
+            assert_eq!(left_out(&tensors, config, words), want);
         }
     }
     // Of another layer, or a head of its own, or one whose embeddings are not there, it is what is left.
@@ -264,13 +265,13 @@ fn all_that_is_beside_the_codes_of_a_tied_head_goes() {
 /// (Whatever had `embed` in its name was one, and those of T5 were none.)
 #[test]
 fn embeddings_of_a_tied_head_are_known_by_their_module() {
-    let head = scale("lm_head.weight_scale", &[1]);
+    let head = [scale("lm_head.weight_scale", &[1])];
     for name in ["model.embed_tokens.weight", "shared.weight", "transformer.wte.weight", "backbone.embeddings.weight"] {
-        left_out(&[&layer(name)[..], &[head.clone()]].concat(), tied(), "of a head that shares");
+        left_out(&[&layer(name)[..], &head].concat(), tied(), "of a head that shares");
     }
     for name in ["vision.patch_embed.proj.weight", "model.embed_positions.weight", "model.embed_tokens.bias"] {
         let words = "scales of it are (lm_head.weight_scale)";
-        refused(&[&layer(name)[..], &[head.clone()]].concat(), tied(), &[words]);
+        refused(&[&layer(name)[..], &head].concat(), tied(), &[words]);
     }
     // Quantized ones.
     let packed = [
@@ -280,7 +281,7 @@ fn embeddings_of_a_tied_head_are_known_by_their_module() {
     ];
     let folder = Folder::new();
     let (path, output) = (folder.file("in"), folder.file("out"));
-    model_folder(&path, &[&layer("x.weight")[..2], &packed, &[head]].concat(), Some(tied()));
+    model_folder(&path, &[&layer("x.weight")[..2], &packed, &head].concat(), Some(tied()));
     assert_words(&said(&["dequantize", &path, "-o", &output]), &["of a head that shares"]);
 }
 
