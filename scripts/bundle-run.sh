@@ -77,7 +77,15 @@ case $what in
             (cd "$here" && timeout "${SANITIZE_SECONDS:-300}" compute-sanitizer --target-processes all --tool "$1" \
                 "tests/$2" --test-threads 1 "${@:3}") >"$logs/$1-$2.log" 2>&1
         }
-        for tool in ${@:-memcheck racecheck synccheck initcheck}; do
+        [ $# -gt 0 ] || set -- memcheck racecheck synccheck initcheck
+        for tool in "$@"; do
+            # A suite's name would be a tool under which every suite fails.
+            case $tool in
+                memcheck | racecheck | synccheck | initcheck) ;;
+                *) echo "sanitize: $tool is no tool: give memcheck, racecheck, synccheck or initcheck" >&2; exit 2 ;;
+            esac
+        done
+        for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
             for name in gpu_epilogue gpu_quantize gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \

@@ -4,9 +4,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 
 use crate::folder::some;
 use crate::output::count;
-
-/// How the names of scales end, of which the codes are `weight`.
-const SCALES: [&str; 4] = ["_scale", "_scale_inv", "_scale_2", "_global_scale"];
+use crate::remains;
 
 /// Their names, in the order of the files.
 pub fn beside_plain(input: &Checkpoint) -> Vec<&str> {
@@ -15,10 +13,9 @@ pub fn beside_plain(input: &Checkpoint) -> Vec<&str> {
         tensor.is_some_and(|tensor| matches!(tensor.dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64))
     };
     let is_beside = |tensor: &&TensorInfo| {
-        // `_global_scale` ends in `_scale`, too.
-        let mut weights = SCALES.iter().filter_map(|end| tensor.name.strip_suffix(end));
-        weights
-            .any(|name| name.ends_with(".weight") && is_plain(name) && input.get(&format!("{name}_packed")).is_none())
+        remains::of_scale(&tensor.name).is_some_and(|module| {
+            is_plain(&format!("{module}.weight")) && input.get(&format!("{module}.weight_packed")).is_none()
+        })
     };
     input.tensors().iter().filter(is_beside).map(|tensor| tensor.name.as_str()).collect()
 }

@@ -14,6 +14,9 @@ use crate::output::{Failure, count, shown};
 /// How the names of scales end, of which the codes are `weight` or `weight_packed` beside them.
 const SCALES: [&str; 4] = [".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale"];
 
+/// How the last parts of names end, of zero points, shapes and orders: of what formats have beside codes of theirs.
+const BESIDE: [&str; 4] = ["zero_point", "zeros", "weight_shape", "g_idx"];
+
 /// How the names of codes end that other formats may have in the place of gpt-oss's blocks.
 const CODES: [&str; 6] = ["", ".weight", "_packed", "_qweight", "_codes", "_data"];
 
@@ -23,12 +26,28 @@ const OUTPUTS: [&str; 4] = ["output_scale", "k_scale", "v_scale", "pre_quant_sca
 /// The module whose weight is that of the embeddings where it shares theirs.
 const HEAD: &str = "lm_head";
 
+/// What modules of embeddings of tokens are called: in most models, GPT-2, BLOOM and Falcon, Llama as Meta has it, Mamba and RWKV, ChatGLM,
+/// GPT-NeoX, T5 and BART, DeepSeek as it publishes it, GPT. Not those of positions, patches and types.
+const EMBEDDINGS: [&str; 11] = [
+    "embed_tokens",
+    "wte",
+    "word_embeddings",
+    "tok_embeddings",
+    "embeddings",
+    "embedding",
+    "embed_in",
+    "shared",
+    "emb",
+    "embed",
+    "tokens_embed",
+];
+
 /// The tensors, by name, and what there is to say of them.
 #[derive(Default)]
 pub struct Remains<'a> {
     pub tensors: HashSet<&'a str>,
     pub problems: Vec<String>,
-    /// Those of them that nothing is wrong with: scales of a head whose weight is not saved, being that of the embeddings.
+    /// Those of them that nothing is wrong with: what is beside the codes of a head whose weight is not saved, being that of the embeddings.
     pub of_head: BTreeSet<&'a str>,
 }
 
@@ -38,13 +57,13 @@ impl<'a> Remains<'a> {
         self.problems.push(problem);
     }
 
-    /// What there is to say of scales of such a head; nothing where there are none.
+    /// What there is to say of what such a head has; nothing where it has nothing.
     pub fn of_head_in_words(&self, input: &Checkpoint) -> Option<String> {
-        let scales = folder::some(self.of_head.iter().copied())?;
+        let tensors = folder::some(self.of_head.iter().copied())?;
         Some(format!(
-            "{}: {} ({scales}) of a head that shares the weight of the embeddings (tie_word_embeddings), and has no codes",
+            "{}: {} ({tensors}) of a head that shares the weight of the embeddings (tie_word_embeddings), and has no codes",
             shown(input.path()),
-            count(self.of_head.len(), "scale", "scales")
+            count(self.of_head.len(), "tensor", "tensors")
         ))
     }
 }
@@ -55,17 +74,14 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
         Some(_) => "fetch or write the model again",
         None => "fetch or write the model again, or give the folder where this is one of its shards",
     };
-    // A head that is lost looks the same: its weight must be there as that of the embeddings (`embed_tokens`, `wte`).
-    let is_embedding = |name: &str| name.ends_with(".weight") && (name.contains("embed") || name.contains("wte."));
+    // A head that is lost looks the same: its weight must be there as that of the embeddings.
     let is_tied = config.is_some_and(ModelConfig::has_tied_head)
         && input.tensors().iter().any(|tensor| is_embedding(&tensor.name));
+    let mut heads = HashSet::new();
     for (module, names) in scales_alone(input) {
         found.tensors.extend(&names);
         if is_tied && module.rsplit('.').next() == Some(HEAD) {
-            found.of_head.extend(names);
-            let activations = ACTIVATIONS.iter().filter_map(|end| input.get(&format!("{module}.{end}")));
-            found.of_head.extend(activations.map(|tensor| tensor.name.as_str()));
-            found.tensors.extend(&found.of_head);
+            heads.insert(module);
             continue;
         }
         found.problems.push(format!(
@@ -74,6 +90,13 @@ pub fn find<'a>(input: &'a Checkpoint, config: Option<&ModelConfig>) -> Remains<
             printable(module),
             folder::some(names.iter().copied()).unwrap_or_default()
         ));
+    }
+    if !heads.is_empty() {
+        // All but the bias, which it has of its own.
+        let is_in_one = |name: &str| name.rsplit_once('.').is_some_and(|(module, _)| heads.contains(module));
+        let is_of_head = |name: &&str| is_beside_codes(name) && is_in_one(name);
+        found.of_head.extend(input.tensors().iter().map(|tensor| tensor.name.as_str()).filter(is_of_head));
+        found.tensors.extend(&found.of_head);
     }
     for name in packed_alone(input) {
         let problem = format!(
@@ -117,29 +140,48 @@ pub fn refuse(found: &Remains<'_>) -> Result<(), Failure> {
     found.problems.first().map_or(Ok(()), |text| Err(Failure::Use(text.clone())))
 }
 
+/// The module of whose weight a tensor is a scale, by its name.
+pub fn of_scale(name: &str) -> Option<&str> {
+    SCALES.iter().find_map(|end| name.strip_suffix(end))
+}
+
+/// True for the embeddings of tokens, quantized ones too.
+fn is_embedding(name: &str) -> bool {
+    let module = name.strip_suffix(".weight").or(name.strip_suffix(".weight_packed"));
+    module.and_then(|module| module.rsplit('.').next()).is_some_and(|last| EMBEDDINGS.contains(&last))
+}
+
+/// True for what a layer has beside codes, and for scales of what enters it and of what comes out: no weight, of whatever shape.
+fn is_beside_codes(name: &str) -> bool {
+    let last = &name[around(name).len()..];
+    of_scale(name).is_some()
+        || ACTIVATIONS.contains(&last)
+        || OUTPUTS.contains(&last)
+        || BESIDE.iter().any(|end| last.ends_with(end))
+}
+
 /// By module, scales of a weight that is not there.
 fn scales_alone(input: &Checkpoint) -> BTreeMap<&str, Vec<&str>> {
-    let module = |name: &'_ str| SCALES.iter().find_map(|end| Some(name.strip_suffix(end)?.len()));
     let mut scales: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut others = Vec::new();
-    for tensor in input.tensors() {
-        match module(&tensor.name) {
-            Some(end) if !input.is_scale(&tensor.name) => {
-                scales.entry(&tensor.name[..end]).or_default().push(&tensor.name)
-            }
-            Some(_) => {}
-            None if tensor.shape.len() > 1 => others.push(tensor.name.as_str()),
-            None => {}
+    for TensorInfo { name, shape, .. } in input.tensors() {
+        match of_scale(name) {
+            Some(module) if !input.is_scale(name) => scales.entry(module).or_default().push(name),
+            None if shape.len() > 1 && !is_beside_codes(name) => others.push(name),
+            _ => {}
         }
     }
     // A format that is not read here may have codes of other names beside them, and a module that learned its scale has its weights below
     // it: `parametrizations.weight.original0`, `conv.weight`.
-    let modules = ByParts::new(scales.keys().map(|module| (*module, *module)));
-    let mut with_codes: HashSet<&str> = HashSet::new();
+    let modules = ByParts::new(scales.keys().copied().zip(0..));
+    let mut have_codes = vec![false; scales.len()];
     for name in others {
-        with_codes.extend(modules.around(name).filter(|(end, _)| *end < name.len()).map(|(_, module)| module));
+        for (_, module) in modules.around(name).filter(|(end, _)| *end < name.len()) {
+            have_codes[*module] = true;
+        }
     }
-    scales.retain(|module, _| !with_codes.contains(module));
+    let mut have_codes = have_codes.into_iter();
+    scales.retain(|_, _| have_codes.next() == Some(false));
     scales
 }
 
@@ -168,13 +210,13 @@ impl<'a> OtherCodes<'a> {
             .map(|t| t.name.as_str())
             .filter(|name| !read.contains(*name))
             .collect();
-        let modules = names.iter().map(|name| module(name)).collect();
+        let modules = names.iter().map(|name| around(name)).collect();
         Self { names, modules }
     }
 
     /// True if scales `NAME_scales` may be of one: beside them in their module, or with a name that begins with theirs.
     fn are_beside(&self, name: &str) -> bool {
-        self.modules.contains(module(name))
+        self.modules.contains(around(name))
             || ["_", "."].iter().any(|dot| {
                 let start = format!("{name}{dot}");
                 self.names.range(start.as_str()..).next().is_some_and(|first| first.starts_with(&start))
@@ -183,7 +225,7 @@ impl<'a> OtherCodes<'a> {
 }
 
 /// What is before the last part of a name, with its dot.
-fn module(name: &str) -> &str {
+fn around(name: &str) -> &str {
     &name[..name.rfind('.').map_or(0, |end| end + 1)]
 }
 

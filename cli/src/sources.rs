@@ -127,14 +127,17 @@ impl Place {
         Self { file: identity(path), names: names.collect() }
     }
 
-    /// True for a name of this file, in the folder that it is in. Outputs are given their names, and nothing is written into a file that
+    /// True for a name of this file, in the folder that it is in, and for a link that would lead to what is not there yet. Outputs are given their names, and nothing is written into a file that
     /// is there: one of two names in two folders goes on being that of what it was.
     fn is(&self, path: &Path) -> bool {
         if self.file.is_none() {
-            let known = |(folder, name): &(Identity, OsString)| {
-                path.file_name() == Some(name) && around(path).as_ref() == Some(folder)
+            let is_known = |path: &PathBuf| {
+                let is = |(folder, name): &(Identity, OsString)| {
+                    path.file_name() == Some(name) && around(path).as_ref() == Some(folder)
+                };
+                self.names.iter().any(is)
             };
-            return self.names.iter().any(known);
+            return names(path).iter().any(is_known);
         }
         let folder = || path.canonicalize().ok().as_deref().and_then(around);
         identity(path) == self.file && folder().is_some_and(|found| self.names.iter().any(|(known, _)| *known == found))

@@ -231,6 +231,31 @@ fn what_lies_beside_a_link_on_the_way_is_replaced_by_nothing() {
     }
 }
 
+/// (What a dangling link leads to became the config by the way of the link.)
+#[cfg(unix)]
+#[test]
+fn a_link_to_what_is_not_there_yet_is_a_name_of_it() {
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new();
+    let [blobs, snapshot] = ["blobs", "snap"].map(|name| folder.file(name));
+    fs::create_dir(&blobs).unwrap();
+    fs::create_dir(&snapshot).unwrap();
+    let input = format!("{snapshot}/in.safetensors");
+    write(&input, &[f32_tensor("w", [16, 32], 1)]);
+    let index = format!("{snapshot}/model.safetensors.index.json");
+    fs::write(index, json!({"weight_map": {"w": "in.safetensors", "v": "b.safetensors"}}).to_string()).unwrap();
+    for (blob, name) in [("cfg", "config.json"), ("s2", "b.safetensors")] {
+        symlink(format!("../blobs/{blob}"), format!("{snapshot}/{name}")).unwrap();
+    }
+    for (blob, words) in [("cfg", "it would become the config of the model in "), ("s2", "it is one of the shards of ")]
+    {
+        let output = format!("{blobs}/{blob}");
+        assert_words(&bad(2, &["quantize", &input, "-o", &output, "--recipe", "nvfp4"]), &[words]);
+        assert!(!fs::exists(&output).unwrap(), "{output}");
+    }
+    good(&["quantize", &input, "-o", &format!("{blobs}/other"), "--recipe", "nvfp4"]);
+}
+
 /// Names of shards that are very long, and very many. (Each of their parts was asked for: half a minute for 800 kB.)
 #[test]
 fn an_index_of_names_that_no_file_has_is_read_in_no_time() {

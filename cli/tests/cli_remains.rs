@@ -16,7 +16,7 @@ fn fp8(name: &'static str, shape: [usize; 2]) -> Tensor<'static> {
     (name, Dtype::F8_E4M3, shape.to_vec(), vec![0x35; shape[0] * shape[1]])
 }
 
-fn scale(name: &'static str, shape: &[usize]) -> Tensor<'static> {
+fn scale<'a>(name: &'a str, shape: &[usize]) -> Tensor<'a> {
     (name, Dtype::F32, shape.to_vec(), f32_bytes(&vec![0.5; shape.iter().product()]))
 }
 
@@ -69,6 +69,20 @@ fn scales_without_their_codes_are_refused_whatever_the_scheme() {
     let name = "l.down_proj.weight_scale";
     refused(&[&there[..], &[u8(name, &[4, 2])]].concat(), mx.clone(), &[&words(name)]);
     refused(&[u8(name, &[4, 2])], mx, &[&words(name)]);
+}
+
+/// (What is beside scales in two dimensions was taken for codes of another format, and the layer was gone without a word.)
+#[test]
+fn zero_points_and_scales_of_activations_are_no_codes() {
+    let there = [fp8("l.o_proj.weight", [32, 32]), scale("l.o_proj.weight_scale", &[1])];
+    let config = json!({"quantization_config": {"quant_method": "fp8"}});
+    let words = ["neither tensor l.down_proj.weight nor ", "scales of it are (l.down_proj.weight_scale)"];
+    for last in ["weight_zero_point", "input_zero_point", "zeros", "weight_shape", "input_scale", "output_scale"] {
+        let name = format!("l.down_proj.{last}");
+        let beside = (&*name, Dtype::BF16, vec![32, 2], vec![0; 128]);
+        let left = [scale("l.down_proj.weight_scale", &[32, 2]), beside];
+        refused(&[&there[..], &left].concat(), config.clone(), &words);
+    }
 }
 
 /// (It was in no table, and beside nothing quantized nothing was said of it.)
@@ -159,55 +173,65 @@ fn bytes_of_three_dimensions_with_codes_of_other_names_are_copied() {
     }
 }
 
+/// A layer, and embeddings of this name, 32 by 32.
+fn layer(embeddings: &str) -> [Tensor<'_>; 3] {
+    [
+        fp8("l.o_proj.weight", [32, 32]),
+        scale("l.o_proj.weight_scale", &[1]),
+        (embeddings, Dtype::F32, vec![32, 32], f32_bytes(&values(1024, 1))),
+    ]
+}
+
+/// A config that says that the head is tied.
+fn tied() -> serde_json::Value {
+    json!({"tie_word_embeddings": true, "quantization_config": {"quant_method": "fp8"}})
+}
+
+/// The tensors that are left where these words are said, once by `info` and once by `dequantize`.
+fn left_out(tensors: &[Tensor], config: serde_json::Value, words: &str) -> Vec<String> {
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    model_folder(&path, tensors, Some(config));
+    assert_words(&good(&["info", &path]), &[words]);
+    assert_words(&said(&["dequantize", &path, "-o", &output]), &[words, "left out"]);
+    let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+    let mut names: Vec<_> = SafeTensors::deserialize(&bytes).unwrap().names().into_iter().map(String::from).collect();
+    names.sort();
+    names
+}
+
 /// (There was no way around the refusal.)
 #[test]
 fn a_scale_of_a_tied_head_is_left_out_and_said() {
-    let folder = Folder::new();
     let quantization = json!({"quant_method": "fp8"});
-    let layer = [
-        fp8("l.o_proj.weight", [32, 32]),
-        scale("l.o_proj.weight_scale", &[1]),
-        f32_tensor("model.embed_tokens.weight", [32, 32], 1),
-    ];
+    let layer = layer("model.embed_tokens.weight");
     let scales = [
         scale("lm_head.weight_scale", &[1]),
         u8("lm_head.weight_scale", &[32, 1]),
         ("lm_head.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
     ];
-    let tied = [
-        json!({"tie_word_embeddings": true, "quantization_config": quantization}),
-        json!({"text_config": {"tie_word_embeddings": true}, "quantization_config": quantization}),
+    let (own, inner) = (json!({"tie_word_embeddings": false}), json!({"tie_word_embeddings": true}));
+    // Where the two differ, one that says so is enough. (The inner one, which engines go by, was not asked.)
+    let configs = [
+        inner.clone(),
+        json!({"text_config": inner}),
+        json!({"tie_word_embeddings": false, "text_config": inner}),
+        json!({"tie_word_embeddings": true, "text_config": own}),
     ];
-    let words = "1 scale (lm_head.weight_scale) of a head that shares the weight of the embeddings";
-    for (at, head) in scales.into_iter().enumerate() {
+    let words = "1 tensor (lm_head.weight_scale) of a head that shares the weight of the embeddings";
+    let want = ["l.o_proj.weight", "model.embed_tokens.weight"];
+    for head in scales {
         let tensors = [&layer[..], &[head]].concat();
-        for (i, config) in tied.iter().enumerate() {
-            let (path, output) = (folder.file(&format!("{at}{i}")), folder.file(&format!("{at}{i}-plain")));
-            model_folder(&path, &tensors, Some(config.clone()));
-            assert_words(&good(&["info", &path]), &[words]);
-            assert_words(&said(&["dequantize", &path, "-o", &output]), &[words, "left out"]);
-            let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
-            let mut names: Vec<_> =
-                SafeTensors::deserialize(&bytes).unwrap().names().into_iter().map(String::from).collect();
-            names.sort();
-            assert_eq!(names, ["l.o_proj.weight", "model.embed_tokens.weight"]);
+        for mut config in configs.clone() {
+            config["quantization_config"] = quantization.clone();
+            assert_eq!(left_out(&tensors, config, words), want);
         }
     }
-    // What enters it goes, too.
-    let (path, output) = (folder.file("entering"), folder.file("entering-plain"));
-    let head = [scale("lm_head.weight_scale", &[1]), scale("lm_head.input_scale", &[1])];
-    model_folder(&path, &[&layer[..], &head].concat(), Some(tied[0].clone()));
-    assert_words(
-        &said(&["dequantize", &path, "-o", &output]),
-        &["2 scales (lm_head.input_scale, lm_head.weight_scale)"],
-    );
-    let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
-    assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 2);
     // Of another layer, or a head of its own, or one whose embeddings are not there, it is what is left.
-    let (own, inner) = (json!({"tie_word_embeddings": false}), json!({"tie_word_embeddings": true}));
+    let folder = Folder::new();
     let cases = [
-        ("lm_head.weight_scale", own.clone(), &layer[..]),
-        ("lm_head.weight_scale", json!({"tie_word_embeddings": false, "text_config": inner}), &layer[..]),
+        ("lm_head.weight_scale", own, &layer[..]),
+        ("lm_head.weight_scale", json!({}), &layer[..]),
         ("lm_head.weight_scale", inner.clone(), &layer[..2]),
         ("m.up_proj.weight_scale", inner.clone(), &layer[..]),
     ];
@@ -219,6 +243,89 @@ fn a_scale_of_a_tied_head_is_left_out_and_said() {
         assert_words(&wrong(&["info", &path]).0, &[words]);
         assert_words(&bad(2, &["dequantize", &path, "-o", &folder.file("out")]), &[words]);
     }
+}
+
+/// (All but those of what enters were copied, and zero points in two dimensions hid the rest.)
+#[test]
+fn all_that_is_beside_the_codes_of_a_tied_head_goes() {
+    let layer = layer("model.embed_tokens.weight");
+    for last in ["input_scale", "pre_quant_scale", "output_scale", "weight_shape", "weight_zero_point", "weight_g_idx"]
+    {
+        let name = format!("lm_head.{last}");
+        // What the head learned beside its weight stays.
+        let head = [scale("lm_head.weight_scale", &[32, 2]), scale(&name, &[2, 2]), scale("lm_head.bias", &[32])];
+        let mut names = ["lm_head.weight_scale", &name];
+        names.sort();
+        let words = format!("2 tensors ({}) of a head that shares", names.join(", "));
+        let left = left_out(&[&layer[..], &head].concat(), tied(), &words);
+        assert_eq!(left, ["l.o_proj.weight", "lm_head.bias", "model.embed_tokens.weight"]);
+    }
+}
+
+/// (Whatever had `embed` in its name was one, and those of T5 were none.)
+#[test]
+fn embeddings_of_a_tied_head_are_known_by_their_module() {
+    let head = [scale("lm_head.weight_scale", &[1])];
+    for name in ["model.embed_tokens.weight", "shared.weight", "transformer.wte.weight", "backbone.embeddings.weight"] {
+        left_out(&[&layer(name)[..], &head].concat(), tied(), "of a head that shares");
+    }
+    for name in ["vision.patch_embed.proj.weight", "model.embed_positions.weight", "model.embed_tokens.bias"] {
+        let words = "scales of it are (lm_head.weight_scale)";
+        refused(&[&layer(name)[..], &head].concat(), tied(), &[words]);
+    }
+    // Quantized ones.
+    let packed = [
+        u8("model.embed_tokens.weight_packed", &[32, 16]),
+        ("model.embed_tokens.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]),
+        scale("model.embed_tokens.weight_global_scale", &[1]),
+    ];
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    model_folder(&path, &[&layer("x.weight")[..2], &packed, &head].concat(), Some(tied()));
+    assert_words(&said(&["dequantize", &path, "-o", &output]), &["of a head that shares"]);
+}
+
+/// (Its scale in FP8 counted as a matrix, and nothing was wrong.)
+#[test]
+fn a_folder_with_nothing_but_a_scale_of_a_tied_head_is_not_quantized() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let head = ("lm_head.weight_scale", Dtype::F8_E4M3, vec![32, 2], vec![0x38; 64]);
+    model_folder(&path, &[&layer("model.embed_tokens.weight")[2..], &[head]].concat(), Some(tied()));
+    let (text, error) = wrong(&["info", &path]);
+    assert_words(&text, &["and no quantized matrix is there", "of a head that shares"]);
+    assert_words(&error, &["1 thing is wrong"]);
+}
+
+/// (All of them were noted again for each.)
+#[test]
+fn many_scales_of_tied_heads_take_no_time() {
+    let folder = Folder::new();
+    let names: Vec<_> = (0..20_000).map(|i| format!("x{i}.lm_head.weight_scale")).collect();
+    let heads = names.iter().map(|name| scale(name, &[1]));
+    let tensors: Vec<Tensor> = layer("model.embed_tokens.weight").into_iter().chain(heads).collect();
+    let path = folder.file("in");
+    model_folder(&path, &tensors, Some(tied()));
+    let start = std::time::Instant::now();
+    said(&["dequantize", &path, "-o", &folder.file("out")]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+/// (Each module around a tensor was hashed by its whole name, for each tensor.)
+#[test]
+fn deep_modules_that_lost_their_codes_take_no_time() {
+    let folder = Folder::new();
+    let deep = "a.".repeat(1000);
+    let lost: Vec<_> = (1..1000).map(|depth| format!("{}weight_scale", &deep[..2 * depth])).collect();
+    let within: Vec<_> = (0..2000).map(|i| format!("{deep}{i}")).collect();
+    let tensors = lost.iter().map(|name| scale(name, &[1]));
+    let tensors = tensors.chain(within.iter().map(|name| (&**name, Dtype::BF16, vec![2, 2], vec![0; 8])));
+    let layer = [fp8("q.weight", [16, 16]), scale("q.weight_scale", &[1])];
+    let path = folder.file("in");
+    model_folder(&path, &tensors.chain(layer).collect::<Vec<_>>(), Some(json!({"quantization_config": {}})));
+    let start = std::time::Instant::now();
+    good(&["dequantize", &path, "-o", &folder.file("out")]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// (Every module around a tensor was looked up by its whole name.)

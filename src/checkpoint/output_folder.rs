@@ -8,7 +8,8 @@ use super::output::{folder_of, follow_links, require_folder, unnamed, whole_in};
 use super::source::{file_kind, refuse_file};
 use crate::error::{Error, Result};
 
-/// Marks a folder as one that is being written. Whoever writes it holds the lock of this file, which ends with the process.
+/// Marks a folder as one that is being written. Whoever writes it holds the lock of this file, which ends with the process. It is empty
+/// until the folder is whole.
 const MARK: &str = ".scaled-gemm-is-writing";
 
 /// A folder being written: a hidden one beside its target, `.NAME.partial`, which takes the target's name in
@@ -63,7 +64,7 @@ impl OutputFolder {
         if partial.exists() {
             refuse_foreign(&path, &partial)?;
             let mark = OpenOptions::new().write(true).open(partial.join(MARK));
-            return mark.map_or(Ok(()), |mark| try_lock(&path, &partial, &mark));
+            return mark.map_or(Ok(()), |mark| take(&path, &partial, &mark));
         }
         // Asked of the system: what permissions say is not all that it goes by.
         match tempfile::Builder::new().prefix(".").suffix(".partial").tempdir_in(folder_of(&target)) {
@@ -135,26 +136,44 @@ impl OutputFolder {
     /// it the name for another reason: in both cases what was written stays, under the name that the error says.
     pub fn finish(mut self) -> Result<()> {
         // Hours of work may be in it: it stays from here on, whatever the system says, and ours until it has its name.
-        let _held = self.mark.take();
+        let mut held = self.mark.take();
+        // By what is open: whoever meets a mark that cannot be removed is told by it. No right to the folder is asked for.
+        let told = held.as_mut().map_or(Ok(()), |mark| mark.write_all(b"whole\n").and_then(|()| mark.sync_all()));
         let unmarked = match fs::remove_file(self.partial.join(MARK)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) if told.is_err() => Err(io::Error::other(format!(
+                "{e}; nor can it be marked as whole, and the next run that writes {} empties it",
+                self.path.display()
+            ))),
             done => done,
         };
-        let named = unmarked.and_then(|()| sync_folder(&self.partial)).and_then(|()| {
-            // An empty folder of that name is replaced.
-            if cfg!(windows) && self.target.is_dir() {
-                fs::remove_dir(&self.target)?;
-            }
-            fs::rename(&self.partial, &self.target)
-        });
-        named.map_err(|e| match e.kind() {
-            ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+        unmarked.and_then(|()| sync_folder(&self.partial)).map_err(|e| self.unnamed(e))?;
+        self.rename().map_err(|e| match e.kind() {
+            ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory | ErrorKind::AlreadyExists
+                if self.partial.is_dir() =>
+            {
                 let reason = "was made by somebody else while it was being written";
                 refuse_file(&self.path, reason, whole_in(&self.partial))
             }
-            _ => unnamed(&self.path, &e, &self.partial),
+            _ => self.unnamed(e),
         })?;
         sync_folder(folder_of(&self.target)).map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// An empty folder of that name is replaced.
+    fn rename(&self) -> io::Result<()> {
+        if cfg!(windows) && self.target.is_dir() {
+            fs::remove_dir(&self.target)?;
+        }
+        fs::rename(&self.partial, &self.target)
+    }
+
+    /// What the system says of a folder that has not got its name. Where it is gone, nothing is said to be whole there.
+    fn unnamed(&self, refused: io::Error) -> Error {
+        match self.partial.is_dir() {
+            true => unnamed(&self.path, &refused, &self.partial),
+            false => Error::Io { path: self.partial.clone(), source: refused },
+        }
     }
 
     fn place(&self, name: &str) -> Result<PathBuf> {
@@ -278,14 +297,26 @@ fn is_mount(folder: &Path) -> bool {
     }
 }
 
-/// The lock of a folder that is being written.
+/// The lock of a folder that is being written, which was `there` already or was made just now.
 fn lock(path: &Path, partial: &Path, there: bool) -> Result<File> {
     let io = |source| Error::Io { path: partial.to_path_buf(), source };
     if there {
         refuse_foreign(path, partial)?;
     }
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(partial.join(MARK)).map_err(io)?;
-    try_lock(path, partial, &file)?;
+    let holds = || fs::read_dir(partial).map(Iterator::count);
+    // In what holds something no mark is made: it was removed then by another process, which has finished, and what is there is whole.
+    let is_new = !there || holds().map_err(io)? == 0;
+    let name = partial.join(MARK);
+    let file = OpenOptions::new().write(true).create_new(is_new).open(&name).map_err(|e| match e.kind() {
+        ErrorKind::NotFound | ErrorKind::AlreadyExists => in_use(path),
+        _ => io(e),
+    })?;
+    take(path, partial, &file)?;
+    // Another may have begun and finished since.
+    if is_new && holds().map_err(io)? != 1 {
+        let _ = fs::remove_file(name);
+        return Err(in_use(path));
+    }
     Ok(file)
 }
 
@@ -299,13 +330,44 @@ fn refuse_foreign(path: &Path, partial: &Path) -> Result<()> {
     Ok(())
 }
 
-fn try_lock(path: &Path, partial: &Path, mark: &File) -> Result<()> {
+/// Locks the mark of a folder. Refuses one that another process holds or has removed, and that of a whole folder.
+fn take(path: &Path, partial: &Path, mark: &File) -> Result<()> {
+    let io = |source| Error::Io { path: partial.to_path_buf(), source };
     match mark.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            Err(refuse_file(path, "is being written by another process", "wait for it, or give another name"))
+        Ok(()) if !is_at(mark, &partial.join(MARK)).map_err(io)? => Err(in_use(path)),
+        Ok(()) if mark.metadata().map_err(io)?.len() > 0 => {
+            let folder = partial.display();
+            let reason = format!(
+                "cannot be written by way of {folder}, which holds what an earlier run wrote, whole, and could not be given its name"
+            );
+            Err(refuse_file(
+                path,
+                reason,
+                format!("remove {MARK} in that folder and give it a name that is free, or remove it all"),
+            ))
         }
-        Err(TryLockError::Error(source)) => Err(Error::Io { path: partial.to_path_buf(), source }),
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(in_use(path)),
+        Err(TryLockError::Error(source)) => Err(io(source)),
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    refuse_file(path, "is being written by another process", "wait for it, or give another name")
+}
+
+/// True if an open file has this name still. Elsewhere than on Unix it cannot lose it.
+fn is_at(file: &File, name: &Path) -> io::Result<bool> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let own = file.metadata()?;
+        Ok(fs::symlink_metadata(name).is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (file, name);
+        Ok(true)
     }
 }
 

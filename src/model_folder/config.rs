@@ -15,6 +15,9 @@ use crate::format::DType;
 /// Longest config accepted: its tree takes many times as much.
 const MOST_BYTES: u64 = 16 << 20;
 
+/// Whether the head shares the weight of the embeddings.
+const TIED: &str = "tie_word_embeddings";
+
 /// The `config.json` of a model's folder.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
@@ -93,11 +96,15 @@ impl ModelConfig {
         }
     }
 
-    /// True if it, or its text model's where it says nothing, says that the head shares the weight of the embeddings (`tie_word_embeddings`).
+    /// True if it, or its text model's, says that the head shares the weight of the embeddings (`tie_word_embeddings`).
+    ///
+    /// The two differ in published models, and transformers goes by the inner one (`get_text_config(decoder=True)`), as far as an
+    /// architecture has it: one of them is enough. Where neither has the key it is not: it says nothing then, and what transformers
+    /// takes differs by architecture and by version.
     pub fn has_tied_head(&self) -> bool {
-        const KEY: &str = "tie_word_embeddings";
-        let inner = || self.entries.get("text_config")?.get(KEY)?.as_bool();
-        self.entries.get(KEY).and_then(Value::as_bool).or_else(inner) == Some(true)
+        let says = |config: Option<&Value>| config == Some(&Value::Bool(true));
+        let inner = self.entries.get("text_config").and_then(|text| text.get(TIED));
+        says(self.entries.get(TIED)) || says(inner)
     }
 
     /// The `quantization_config`, where there is one: that of the whole, or else of a part (`text_config`).

@@ -26,7 +26,7 @@ use crate::folder::{self, module};
 use crate::foreign;
 use crate::orphans;
 use crate::output::{Failure, Form, Outcome, bytes, count, product, shown, starred, table};
-use crate::remains;
+use crate::remains::{self, Remains};
 use crate::unread::{self, Beside};
 
 /// One matrix, or what the matter with it is.
@@ -67,10 +67,12 @@ pub fn run(path: &Path, json: bool) -> Result<Outcome, Failure> {
     }
     // One that is there under two names is one.
     let mut seen = HashSet::new();
-    let names = input.quantized().into_iter().filter(|name| seen.insert(*name));
+    let remains = remains::find(&input, config.as_ref());
+    // Scales in FP8 look like codes.
+    let names = input.quantized().into_iter().filter(|name| seen.insert(*name) && !remains.of_head.contains(name));
     let matrices: Vec<Matrix<'_>> = names.map(|name| matrix(&input, name)).collect();
     let plain = plain(&input, &matrices);
-    let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices);
+    let Findings { problems, notes } = findings(&input, config.as_ref(), &matrices, remains);
     let total: u64 = input.tensors().iter().map(|tensor| tensor.bytes()).sum();
     let (dialect, file) = method(&input, config.as_ref()).unzip();
     let dialect = dialect.as_deref();
@@ -177,12 +179,16 @@ fn tables(plain: &[&TensorInfo], matrices: &[Matrix<'_>]) -> String {
 }
 
 /// What engines would stumble over, or read wrongly, and what there is to say besides.
-fn findings(input: &Checkpoint, config: Option<&ModelConfig>, matrices: &[Matrix<'_>]) -> Findings {
+fn findings(
+    input: &Checkpoint,
+    config: Option<&ModelConfig>,
+    matrices: &[Matrix<'_>],
+    remains: Remains<'_>,
+) -> Findings {
     let mut found = Findings::default();
     if input.folder().is_some() && config.is_none() {
         found.notes.push("no config.json: engines load no folder without one".into());
     }
-    let remains = remains::find(input, config);
     found.notes.extend(remains.of_head_in_words(input));
     // Of what is left of a matrix it is said once what is missing.
     let broken = matrices.iter().filter(|m| m.found.is_err() && !remains.tensors.contains(m.name));
