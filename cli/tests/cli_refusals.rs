@@ -4,16 +4,18 @@ mod common;
 
 use std::fs;
 
-use common::{
-    Folder, Tensor, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, write,
-};
+use common::*;
 use safetensors::tensor::Dtype;
+use serde_json::json;
+
+fn one(name: &str) -> Tensor<'_> {
+    (name, Dtype::F32, vec![1], f32_bytes(&[1.0]))
+}
 
 #[test]
 fn quantize_writes_nothing_that_its_reader_refuses() {
     let folder = Folder::new();
     let (input, packed) = (folder.file("in"), folder.file("q"));
-    let one = |name| (name, Dtype::F32, vec![1], f32_bytes(&[1.0]));
     let bytes = ("w_packed", Dtype::U8, vec![16, 16], vec![1; 256]);
     let matrix = |name| f32_tensor(name, [16, 32], 1);
     let old = vec![
@@ -260,4 +262,31 @@ fn refusals_have_a_remedy() {
     assert_words(std::str::from_utf8(&output.stdout).unwrap(), &["hf_quant_config.json: ", mark, "; save it without"]);
     fs::write(format!("{path}/config.json"), "\u{feff}{}").unwrap();
     assert_words(&bad(2, &["info", &path]), &["config.json: ", mark, ": save it without; mend the config"]);
+}
+
+/// (Zeros that were not written yet became a model of zeros, exit code 0.)
+#[test]
+fn a_folder_that_a_run_did_not_finish_is_no_model() {
+    let folder = Folder::new();
+    let (partial, moved, output) = (folder.file(".q.partial"), folder.file("moved"), folder.file("out"));
+    let tensors = [("w.weight", Dtype::F8_E4M3, vec![16, 32], vec![0; 512]), one("w.weight_scale")];
+    for path in [&partial, &moved] {
+        model_folder(path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+        fs::write(format!("{path}/.scaled-gemm-is-writing"), "").unwrap();
+    }
+    let file = format!("{moved}/model.safetensors");
+    let place = format!("{file}:w.weight");
+    for path in [&partial, &moved, &file] {
+        let runs: [&[&str]; 3] = [
+            &["info", path],
+            &["quantize", path, "-o", &output, "--recipe", "nvfp4", "--dialect", "plain"],
+            &["dequantize", path, "-o", &output],
+        ];
+        for args in runs {
+            let error = bad(2, args);
+            assert_words(&error, &["the run that wrote", "did not finish", "; run the command that wrote it again"]);
+        }
+    }
+    assert_words(&bad(2, &["gemm", "--a", &place, "--b", &place, "-o", &output]), &["did not finish"]);
+    assert_eq!(folder.names(), [".q.partial", "moved"]);
 }

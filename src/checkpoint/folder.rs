@@ -11,6 +11,7 @@ use super::entries::{Words, each_entry};
 use super::foreign::{BEGINNING, is_object};
 use super::printable;
 use super::source::{open_regular, refuse_file};
+use super::unfinished::refuse_unfinished;
 use crate::error::{Error, Result};
 
 /// How the name of an index ends.
@@ -39,6 +40,7 @@ pub(super) struct Index {
 
 /// The files that `path` stands for.
 pub(super) fn files_of(path: &Path) -> Result<Files> {
+    refuse_unfinished(path)?;
     if path.is_dir() {
         return of_folder(path);
     }

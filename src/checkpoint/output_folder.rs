@@ -9,7 +9,7 @@ use super::source::{file_kind, refuse_file};
 use crate::error::{Error, Result};
 
 /// Marks a folder as one that is being written. Whoever writes it holds the lock of this file, which ends with the process.
-const MARK: &str = ".scaled-gemm-is-writing";
+pub(super) const MARK: &str = ".scaled-gemm-is-writing";
 
 /// A folder being written: a hidden one beside its target, `.NAME.partial`, which takes the target's name in
 /// [`OutputFolder::finish`].
