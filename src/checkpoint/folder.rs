@@ -117,6 +117,11 @@ fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     if text.len() as u64 > MOST_BYTES {
         return Err(refuse(format!("is longer than {MOST_BYTES} bytes, the most for an index of shards")));
     }
+    // Of a list the fields would be taken in their order.
+    if !text.trim_ascii_start().starts_with(b"{") {
+        let reason = "is no index of shards, which is a JSON object with a weight_map of tensors and their files";
+        return Err(refuse(reason.into()));
+    }
     let mut reader = serde_json::Deserializer::from_slice(&text);
     let parsed = Parsed::deserialize(&mut reader).and_then(|parsed| reader.end().map(|()| parsed));
     let Parsed { weight_map: Some(WeightMap { tensors, shards }) } =

@@ -90,6 +90,18 @@ fn what_is_wrong_with_shards_is_said() {
     refused(&folder, &["several indices"]);
 }
 
+/// (`expected struct Parsed with 1 element`, and a list of one was taken.)
+#[test]
+fn what_is_no_object_is_called_no_index() {
+    let folder = Folder::new();
+    one(&folder, "a.safetensors", "a", 1.0);
+    for text in ["[]", r#"[{"a": "a.safetensors"}]"#, "7", "\"a\"", ""] {
+        fs::write(folder.file("model.safetensors.index.json"), text).unwrap();
+        let words = "is no index of shards, which is a JSON object with a weight_map of tensors and their files";
+        refused(&folder, &["model.safetensors.index.json", words, "; fetch or write the index again"]);
+    }
+}
+
 /// (Files with zeros that were not written yet were read as a model.)
 #[test]
 fn a_folder_that_is_being_written_is_not_read() {
