@@ -290,3 +290,37 @@ fn a_folder_that_a_run_did_not_finish_is_no_model() {
     assert_words(&bad(2, &["gemm", "--a", &place, "--b", &place, "-o", &output]), &["did not finish"]);
     assert_eq!(folder.names(), [".q.partial", "moved"]);
 }
+
+/// (The output was named, which is not there, and what was advised could not be done.)
+#[test]
+fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let names = ["q", "k"].map(|part| format!("l.0.self_attn.{part}_proj.weight"));
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [32, 32], seed)).collect();
+    let stale = one("l.0.self_attn.q_proj.weight_scale");
+    model_folder(&input, &[&tensors[..], &[stale]].concat(), Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
+    for options in [&[][..], &["--dry-run"]] {
+        let error = bad(2, &[&args[..], options].concat());
+        assert_words(
+            &error,
+            &[
+                &format!("{input}: tensor l.0.self_attn.q_proj.weight_scale: is there, and "),
+                "l.0.self_attn.q_proj.weight would be quantized to a tensor of that name",
+                r"; take it out of the input, or leave the matrix as it is with --exclude '^l\.0\.self_attn\.q_proj\.weight$'",
+            ],
+        );
+    }
+    assert_eq!(folder.names(), ["in"]);
+    // A scale of inputs, too.
+    let inputs = folder.file("inputs");
+    fs::write(&inputs, json!({"l.0.self_attn.q_proj": 1.0, "l.0.self_attn.k_proj": 1.0}).to_string()).unwrap();
+    let stale = one("l.0.self_attn.k_proj.input_scale");
+    write(&format!("{input}/model.safetensors"), &[&tensors[..], &[stale]].concat());
+    let error = bad(2, &["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--input-scales", &inputs]);
+    assert_words(
+        &error,
+        &["tensor l.0.self_attn.k_proj.input_scale: is there, and l.0.self_attn.k_proj.weight would", "--exclude"],
+    );
+}

@@ -1,5 +1,6 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
+mod beside;
 mod checks;
 mod fuse;
 mod given;
@@ -165,6 +166,7 @@ fn layout(
     amax: &[(usize, f32)],
 ) -> Result<(CheckpointLayout, Vec<(String, f32)>), Failure> {
     let (mut layout, mut inputs) = (CheckpointLayout::of_dialect(dialect), Vec::new());
+    let mut owners = Vec::with_capacity(plans.items.len());
     if input.folder().is_some() {
         // Readers of models ask for it.
         layout.metadata("format", "pt");
@@ -205,7 +207,9 @@ fn layout(
             Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
             Plan::Drop => {}
         }
+        owners.resize(layout.names().len(), at);
     }
+    beside::refuse_twice(input, plans, &layout, &owners)?;
     Ok((layout, inputs))
 }
 
