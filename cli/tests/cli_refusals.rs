@@ -313,6 +313,10 @@ fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
         );
     }
     assert_eq!(folder.names(), ["in"]);
+    // What is advised can be done, and it is said that the scale is left. (In a dialect nothing would be left to quantize.)
+    let exclude = ["--dialect", "plain", "--exclude", r"^l\.0\.self_attn\.q_proj\.weight$"];
+    let words = "1 scale (l.0.self_attn.q_proj.weight_scale) beside weights that are plain, copied as they are";
+    assert_words(&said(&[&args[..], &exclude].concat()), &[words]);
     // A scale of inputs, too.
     let inputs = folder.file("inputs");
     fs::write(&inputs, json!({"l.0.self_attn.q_proj": 1.0, "l.0.self_attn.k_proj": 1.0}).to_string()).unwrap();
@@ -323,4 +327,41 @@ fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
         &error,
         &["tensor l.0.self_attn.k_proj.input_scale: is there, and l.0.self_attn.k_proj.weight would", "--exclude"],
     );
+}
+
+/// (Nothing was said before the model was quantized, and then it was wrong.)
+#[test]
+fn scales_without_codes_are_said_of_a_plain_model_and_where_it_is_quantized() {
+    let folder = Folder::new();
+    let config = json!({"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": false});
+    let words = |module: &str| {
+        format!(
+            "neither tensor {module}.weight nor {module}.weight_packed is there, and scales of it are ({module}.weight_scale)"
+        )
+    };
+    for (i, module) in ["l.0.self_attn.q_proj", "lm_head"].into_iter().enumerate() {
+        let (input, output) = (folder.file(&format!("in{i}")), folder.file(&format!("out{i}")));
+        let scale = format!("{module}.weight_scale");
+        let tensors = [f32_tensor("l.0.mlp.down_proj.weight", [32, 32], 1), one(&scale)];
+        model_folder(&input, &tensors, Some(config.clone()));
+        let text = good(&["info", &input]);
+        assert_words(&text, &[&words(module), "; fetch or write the model again, unless it is meant so"]);
+        assert!(!text.contains("What is wrong"), "{text}");
+        let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
+        for options in [&["--dry-run"][..], &[]] {
+            let error = said(&[&args[..], options].concat());
+            assert_words(&error, &["copied as they are: ", &words(module)]);
+            assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
+        }
+        assert_words(&wrong(&["info", &output]).0, &[&words(module)]);
+    }
+    // One line for all of them.
+    let (input, output) = (folder.file("many"), folder.file("quantized"));
+    let names: Vec<String> = (0..3).map(|i| format!("l.{i}.mlp.up_proj.weight_scale")).collect();
+    let scales: Vec<_> = names.iter().map(|name| one(name)).collect();
+    let tensors = [&[f32_tensor("l.0.mlp.down_proj.weight", [32, 32], 1)], &scales[..]].concat();
+    model_folder(&input, &tensors, Some(config));
+    let error = said(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+    assert_words(&error, &["copied as they are: ", &words("l.0.mlp.up_proj"), "; 2 more are named by info"]);
+    assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
 }

@@ -1,11 +1,14 @@
-//! Scales that the input has, and that belong to no codes there: in the way of those that would be written.
+//! Scales that the input has, and that belong to no codes there: in the way of those that would be written, or wrong beside them.
 
 use std::collections::HashMap;
 
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, printable};
+use scaled_gemm::model_folder::ModelConfig;
 
 use super::plan::Plans;
+use crate::copied;
 use crate::output::{Failure, shown};
+use crate::remains;
 
 /// Refuses a layout in which a tensor has the name of another. `owners`: for each tensor the place of its item in the plans.
 pub fn refuse_twice(
@@ -32,4 +35,15 @@ pub fn refuse_twice(
         )));
     }
     Ok(())
+}
+
+/// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two.
+pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>) -> Vec<String> {
+    let remains = remains::find(input, config);
+    let more = match remains.problems.len() {
+        0 | 1 => String::new(),
+        all => format!("; {} more are named by info", all - 1),
+    };
+    let left = remains.problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
+    left.into_iter().chain(copied::beside_plain(input)).collect()
 }

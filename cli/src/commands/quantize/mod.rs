@@ -74,6 +74,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unused.into_iter().flatten())
             .chain(untaken)
             .chain(folder::not_in_index(&input))
+            .chain(beside::notes(&input, config.as_ref()))
     };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
