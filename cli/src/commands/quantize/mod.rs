@@ -87,6 +87,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let device = device::open(choice);
     if args.dry_run {
         let device = device?;
+        folder::check_others(&input)?;
         let output = args.output.as_ref().map(|output| folder::check(layout, &input, output)).transpose()?;
         let value = form.value(|| report.value(device.name(), None));
         let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
