@@ -140,10 +140,10 @@ pub fn create(
     Ok((layout.create_folder(folder, shard_bytes.unwrap_or(SHARD_BYTES), &[input])?, notes))
 }
 
-/// Copies config, tokenizer and whatever else is no tensor. Says what was left behind.
-pub fn copy_others(input: &Checkpoint, from: &Path, to: &OutputFolder) -> Result<Option<String>, Failure> {
+/// What a folder has beside its tensors and configs: files that are copied, and names of what is not.
+fn others(input: &Checkpoint, from: &Path) -> Result<(Vec<PathBuf>, Vec<String>), Failure> {
     let io = |source| Failure::from(Error::Io { path: from.to_path_buf(), source });
-    let mut left = Vec::new();
+    let (mut files, mut left) = (Vec::new(), Vec::new());
     let mut entries = fs::read_dir(from).map_err(io)?.collect::<Result<Vec<_>, _>>().map_err(io)?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
@@ -160,8 +160,22 @@ pub fn copy_others(input: &Checkpoint, from: &Path, to: &OutputFolder) -> Result
             left.push(printable(&text));
             continue;
         }
-        to.copy(&entry.path())?;
+        files.push(entry.path());
     }
+    Ok((files, left))
+}
+
+/// Refuses files that [`copy_others`] could not read, and copies nothing.
+pub fn check_others(input: &Checkpoint) -> Result<(), Failure> {
+    let Some(from) = input.folder() else { return Ok(()) };
+    let open = |path: PathBuf| fs::File::open(&path).map(drop).map_err(|source| Error::Io { path, source }.into());
+    others(input, from)?.0.into_iter().try_for_each(open)
+}
+
+/// Copies config, tokenizer and whatever else is no tensor. Says what was left behind.
+pub fn copy_others(input: &Checkpoint, from: &Path, to: &OutputFolder) -> Result<Option<String>, Failure> {
+    let (files, mut left) = others(input, from)?;
+    files.iter().try_for_each(|file| to.copy(file))?;
     if left.is_empty() {
         return Ok(None);
     }

@@ -8,6 +8,7 @@ mod args;
 mod by_parts;
 mod coded;
 mod commands;
+mod copied;
 mod data;
 mod device;
 mod experts;

@@ -247,7 +247,7 @@ fn broken_input_is_refused_and_leaves_nothing_behind() {
     write(&input, &[f32_tensor("w", [4, 16], 1)]);
     assert_words(&bad(2, &["dequantize", &input, "-o", &packed]), &["no quantized matrix"]);
     write(&input, &[f32_tensor("w", [4, 16], 1), f32_tensor("w_scale", [4, 1], 2)]);
-    assert_words(&bad(2, &quantize(&[])), &["tensor w_scale", "twice"]);
+    assert_words(&bad(2, &quantize(&[])), &["tensor w_scale", "w would be quantized to a tensor of that name"]);
 }
 
 #[test]

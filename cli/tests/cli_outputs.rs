@@ -114,6 +114,29 @@ fn dry_runs_ask_whether_a_folder_may_be_written() {
     }
 }
 
+/// (The run itself found it after all the work of a dry one.)
+#[cfg(target_os = "linux")]
+#[test]
+fn dry_runs_ask_whether_files_can_be_copied() {
+    let folder = Folder::new();
+    let (model, output) = (folder.file("model"), folder.file("out"));
+    model_folder(&model, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
+    // Nobody may read it, root neither.
+    let unread = "/proc/sys/vm/compact_memory";
+    if !Path::new(unread).is_file() || fs::File::open(unread).is_ok() {
+        println!("skipped: no file that cannot be read");
+        return;
+    }
+    std::os::unix::fs::symlink(unread, format!("{model}/tokenizer.json")).unwrap();
+    let args = ["quantize", &model, "-o", &output, "--recipe", "fp8-row"];
+    let error = bad(2, &args);
+    assert_words(&error, &["tokenizer.json: ", "Permission denied"]);
+    assert_eq!(bad(2, &[&args[..], &["--dry-run"]].concat()), error);
+    // Without a place for the output, too.
+    assert_eq!(bad(2, &["quantize", &model, "--recipe", "fp8-row", "--dry-run"]), error);
+    assert_eq!(folder.names(), ["model"]);
+}
+
 /// (A new folder in the one that was read was made, and the next that read that one met it.)
 #[test]
 fn an_output_in_or_around_the_folder_that_is_read_is_refused() {

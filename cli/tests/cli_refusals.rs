@@ -4,16 +4,18 @@ mod common;
 
 use std::fs;
 
-use common::{
-    Folder, Tensor, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, write,
-};
+use common::*;
 use safetensors::tensor::Dtype;
+use serde_json::json;
+
+fn one(name: &str) -> Tensor<'_> {
+    (name, Dtype::F32, vec![1], f32_bytes(&[1.0]))
+}
 
 #[test]
 fn quantize_writes_nothing_that_its_reader_refuses() {
     let folder = Folder::new();
     let (input, packed) = (folder.file("in"), folder.file("q"));
-    let one = |name| (name, Dtype::F32, vec![1], f32_bytes(&[1.0]));
     let bytes = ("w_packed", Dtype::U8, vec![16, 16], vec![1; 256]);
     let matrix = |name| f32_tensor(name, [16, 32], 1);
     let old = vec![
@@ -260,4 +262,106 @@ fn refusals_have_a_remedy() {
     assert_words(std::str::from_utf8(&output.stdout).unwrap(), &["hf_quant_config.json: ", mark, "; save it without"]);
     fs::write(format!("{path}/config.json"), "\u{feff}{}").unwrap();
     assert_words(&bad(2, &["info", &path]), &["config.json: ", mark, ": save it without; mend the config"]);
+}
+
+/// (Zeros that were not written yet became a model of zeros, exit code 0.)
+#[test]
+fn a_folder_that_a_run_did_not_finish_is_no_model() {
+    let folder = Folder::new();
+    let (partial, moved, output) = (folder.file(".q.partial"), folder.file("moved"), folder.file("out"));
+    let tensors = [("w.weight", Dtype::F8_E4M3, vec![16, 32], vec![0; 512]), one("w.weight_scale")];
+    for path in [&partial, &moved] {
+        model_folder(path, &tensors, Some(json!({"quantization_config": {"quant_method": "fp8"}})));
+        fs::write(format!("{path}/.scaled-gemm-is-writing"), "").unwrap();
+    }
+    let file = format!("{moved}/model.safetensors");
+    let place = format!("{file}:w.weight");
+    for path in [&partial, &moved, &file] {
+        let runs: [&[&str]; 3] = [
+            &["info", path],
+            &["quantize", path, "-o", &output, "--recipe", "nvfp4", "--dialect", "plain"],
+            &["dequantize", path, "-o", &output],
+        ];
+        for args in runs {
+            let error = bad(2, args);
+            assert_words(&error, &["the run that wrote", "did not finish", "; run the command that wrote it again"]);
+        }
+    }
+    assert_words(&bad(2, &["gemm", "--a", &place, "--b", &place, "-o", &output]), &["did not finish"]);
+    assert_eq!(folder.names(), [".q.partial", "moved"]);
+}
+
+/// (The output was named, which is not there, and what was advised could not be done.)
+#[test]
+fn a_tensor_that_is_there_before_its_matrix_is_quantized_is_one_of_the_input() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let names = ["q", "k"].map(|part| format!("l.0.self_attn.{part}_proj.weight"));
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [32, 32], seed)).collect();
+    let stale = one("l.0.self_attn.q_proj.weight_scale");
+    model_folder(&input, &[&tensors[..], &[stale]].concat(), Some(json!({"architectures": ["LlamaForCausalLM"]})));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
+    for options in [&[][..], &["--dry-run"]] {
+        let error = bad(2, &[&args[..], options].concat());
+        assert_words(
+            &error,
+            &[
+                &format!("{input}: tensor l.0.self_attn.q_proj.weight_scale: is there, and "),
+                "l.0.self_attn.q_proj.weight would be quantized to a tensor of that name",
+                r"; take it out of the input, or leave the matrix as it is with --exclude '^l\.0\.self_attn\.q_proj\.weight$'",
+            ],
+        );
+    }
+    assert_eq!(folder.names(), ["in"]);
+    // What is advised can be done, and it is said that the scale is left. (In a dialect nothing would be left to quantize.)
+    let exclude = ["--dialect", "plain", "--exclude", r"^l\.0\.self_attn\.q_proj\.weight$"];
+    let words = "1 scale (l.0.self_attn.q_proj.weight_scale) beside weights that are plain, copied as they are";
+    assert_words(&said(&[&args[..], &exclude].concat()), &[words]);
+    // A scale of inputs, too.
+    let inputs = folder.file("inputs");
+    fs::write(&inputs, json!({"l.0.self_attn.q_proj": 1.0, "l.0.self_attn.k_proj": 1.0}).to_string()).unwrap();
+    let stale = one("l.0.self_attn.k_proj.input_scale");
+    write(&format!("{input}/model.safetensors"), &[&tensors[..], &[stale]].concat());
+    let error = bad(2, &["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--input-scales", &inputs]);
+    assert_words(
+        &error,
+        &["tensor l.0.self_attn.k_proj.input_scale: is there, and l.0.self_attn.k_proj.weight would", "--exclude"],
+    );
+}
+
+/// (Nothing was said before the model was quantized, and then it was wrong.)
+#[test]
+fn scales_without_codes_are_said_of_a_plain_model_and_where_it_is_quantized() {
+    let folder = Folder::new();
+    let config = json!({"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": false});
+    let words = |module: &str| {
+        format!(
+            "neither tensor {module}.weight nor {module}.weight_packed is there, and scales of it are ({module}.weight_scale)"
+        )
+    };
+    for (i, module) in ["l.0.self_attn.q_proj", "lm_head"].into_iter().enumerate() {
+        let (input, output) = (folder.file(&format!("in{i}")), folder.file(&format!("out{i}")));
+        let scale = format!("{module}.weight_scale");
+        let tensors = [f32_tensor("l.0.mlp.down_proj.weight", [32, 32], 1), one(&scale)];
+        model_folder(&input, &tensors, Some(config.clone()));
+        let text = good(&["info", &input]);
+        assert_words(&text, &[&words(module), "; fetch or write the model again, unless it is meant so"]);
+        assert!(!text.contains("What is wrong"), "{text}");
+        let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4"];
+        for options in [&["--dry-run"][..], &[]] {
+            let error = said(&[&args[..], options].concat());
+            assert_words(&error, &["copied as they are: ", &words(module)]);
+            assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
+        }
+        assert_words(&wrong(&["info", &output]).0, &[&words(module)]);
+    }
+    // One line for all of them.
+    let (input, output) = (folder.file("many"), folder.file("quantized"));
+    let names: Vec<String> = (0..3).map(|i| format!("l.{i}.mlp.up_proj.weight_scale")).collect();
+    let scales: Vec<_> = names.iter().map(|name| one(name)).collect();
+    let tensors = [&[f32_tensor("l.0.mlp.down_proj.weight", [32, 32], 1)], &scales[..]].concat();
+    model_folder(&input, &tensors, Some(config));
+    let error = said(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
+    assert_words(&error, &["copied as they are: ", &words("l.0.mlp.up_proj"), "; 2 more are named by info"]);
+    assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
 }

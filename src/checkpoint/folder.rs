@@ -11,6 +11,7 @@ use super::entries::{Words, each_entry};
 use super::foreign::{BEGINNING, is_object};
 use super::printable;
 use super::source::{open_regular, refuse_file};
+use super::unfinished::refuse_unfinished;
 use crate::error::{Error, Result};
 
 /// How the name of an index ends.
@@ -39,6 +40,7 @@ pub(super) struct Index {
 
 /// The files that `path` stands for.
 pub(super) fn files_of(path: &Path) -> Result<Files> {
+    refuse_unfinished(path)?;
     if path.is_dir() {
         return of_folder(path);
     }
@@ -114,6 +116,11 @@ fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     file.take(MOST_BYTES + 1).read_to_end(&mut text).map_err(io)?;
     if text.len() as u64 > MOST_BYTES {
         return Err(refuse(format!("is longer than {MOST_BYTES} bytes, the most for an index of shards")));
+    }
+    // Of a list the fields would be taken in their order.
+    if !text.trim_ascii_start().starts_with(b"{") {
+        let reason = "is no index of shards, which is a JSON object with a weight_map of tensors and their files";
+        return Err(refuse(reason.into()));
     }
     let mut reader = serde_json::Deserializer::from_slice(&text);
     let parsed = Parsed::deserialize(&mut reader).and_then(|parsed| reader.end().map(|()| parsed));

@@ -71,6 +71,11 @@ impl CheckpointLayout {
         self.push(name.into(), dtype, shape);
     }
 
+    /// The names of the tensors, in the order of the calls.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
     fn push(&mut self, name: String, dtype: Dtype, shape: &[usize]) {
         self.tensors.push(TensorInfo { name, dtype, shape: shape.to_vec(), start: 0, end: 0, file: 0 });
     }

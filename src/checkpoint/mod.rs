@@ -64,6 +64,7 @@ mod quantized;
 mod reader;
 mod recipe;
 mod source;
+mod unfinished;
 mod writeback;
 mod writer;
 

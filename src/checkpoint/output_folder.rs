@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// Marks a folder as one that is being written. Whoever writes it holds the lock of this file, which ends with the process. It is empty
 /// until the folder is whole.
-const MARK: &str = ".scaled-gemm-is-writing";
+pub(super) const MARK: &str = ".scaled-gemm-is-writing";
 
 /// A folder being written: a hidden one beside its target, `.NAME.partial`, which takes the target's name in
 /// [`OutputFolder::finish`].

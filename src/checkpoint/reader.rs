@@ -42,7 +42,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be read; [`Error::File`] if a file is not regular, or not whole, if a tensor is in two files, or
-    /// not where the index says, or if the index names what is no file of its folder.
+    /// not where the index says, or if the index names what is no file of its folder; and for a folder, or what is in one, that an
+    /// [`OutputFolder`](super::OutputFolder) is writing, or did not finish.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let Files { paths, index, folder } = files_of(path)?;

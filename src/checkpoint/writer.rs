@@ -278,17 +278,13 @@ fn reserve(file: &File, bytes: u64, rest: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
         use rustix::io::Errno;
         let free = fstatvfs(file).ok().map(|found| found.f_bfree.saturating_mul(found.f_frsize));
-        let no_room = |free: u64| {
-            let reason = format!("No space left on device: {rest} bytes are to be written, and {free} were free");
-            Err(io::Error::new(io::ErrorKind::StorageFull, reason))
-        };
         // The disk is not filled to find out. (Some file systems do not say.)
         if let Some(free) = free.filter(|free| *free > 0 && *free < rest) {
-            return no_room(free);
+            return Err(no_room(rest, free));
         }
         match fallocate(file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => return Ok(()),
-            Err(Errno::NOSPC) if free.is_some() => return no_room(free.unwrap_or_default()),
+            Err(Errno::NOSPC) if free.is_some() => return Err(no_room(rest, free.unwrap_or_default())),
             // Not every file system can.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
             Err(e) => return Err(e.into()),
@@ -297,6 +293,20 @@ fn reserve(file: &File, bytes: u64, rest: u64) -> io::Result<()> {
     #[cfg(not(target_os = "linux"))]
     let _ = rest;
     file.set_len(bytes)
+}
+
+/// What there is to say where a disk has no room. `free`: what it had before it was asked.
+#[cfg(target_os = "linux")]
+fn no_room(rest: u64, free: u64) -> io::Error {
+    let had = match free < rest {
+        true => format!("and {free} were free"),
+        // Others wrote meanwhile, or some of it is kept for root.
+        false => format!("and of {free} that were free when the run began not as many can be had any more"),
+    };
+    io::Error::new(
+        io::ErrorKind::StorageFull,
+        format!("No space left on device: {rest} bytes are to be written, {had}"),
+    )
 }
 
 #[cfg(unix)]
@@ -312,4 +322,20 @@ fn write_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
         (at, bytes) = (at + wrote as u64, &bytes[wrote..]);
     }
     Ok(())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// (`146270208 bytes are to be written, and 167772160 were free`)
+    #[test]
+    fn a_disk_without_room_does_not_have_more_than_is_to_be_written() {
+        assert!(no_room(2, 1).to_string().ends_with("2 bytes are to be written, and 1 were free"));
+        let text = no_room(146_270_208, 167_772_160).to_string();
+        assert!(
+            text.ends_with(", and of 167772160 that were free when the run began not as many can be had any more"),
+            "{text}"
+        );
+    }
 }

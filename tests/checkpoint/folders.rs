@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use safetensors::Dtype;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, OutputFolder};
@@ -87,6 +88,55 @@ fn what_is_wrong_with_shards_is_said() {
     one(&folder, "x.safetensors.index.json", "x", 1.0);
     one(&folder, "y.safetensors.index.json", "x", 1.0);
     refused(&folder, &["several indices"]);
+}
+
+/// (`expected struct Parsed with 1 element`, and a list of one was taken.)
+#[test]
+fn what_is_no_object_is_called_no_index() {
+    let folder = Folder::new();
+    one(&folder, "a.safetensors", "a", 1.0);
+    for text in ["[]", r#"[{"a": "a.safetensors"}]"#, "7", "\"a\"", ""] {
+        fs::write(folder.file("model.safetensors.index.json"), text).unwrap();
+        let words = "is no index of shards, which is a JSON object with a weight_map of tensors and their files";
+        refused(&folder, &["model.safetensors.index.json", words, "; fetch or write the index again"]);
+    }
+}
+
+/// (Files with zeros that were not written yet were read as a model.)
+#[test]
+fn a_folder_that_is_being_written_is_not_read() {
+    let folder = Folder::new();
+    let output = OutputFolder::create(folder.file("q")).unwrap();
+    let partial = output.temporary().to_path_buf();
+    let words = ["did not finish, or has not yet", "; run the command that wrote it again, or remove the folder"];
+    let refused = |path: &Path, words: &[&str]| {
+        let error = Checkpoint::open(path).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
+    };
+    // Also before there is a file.
+    refused(&partial, &words);
+    one(&folder, "a.safetensors", "a", 1.0);
+    let file = partial.join("model.safetensors");
+    fs::copy(folder.file("a.safetensors"), &file).unwrap();
+    let index = partial.join("model.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map": {"a": "model.safetensors"}}"#).unwrap();
+    for path in [&partial, &file, &index] {
+        refused(path, &words);
+    }
+    #[cfg(unix)]
+    for (name, of) in [("folder", &partial), ("file", &file)] {
+        std::os::unix::fs::symlink(of, folder.file(name)).unwrap();
+        refused(&folder.file(name), &words);
+    }
+    // A mark that says so is one that could not be removed.
+    fs::write(partial.join(".scaled-gemm-is-writing"), "whole").unwrap();
+    for path in [&partial, &file] {
+        refused(path, &["what was written is whole", "; remove .scaled-gemm-is-writing from it"]);
+    }
+    fs::remove_file(partial.join(".scaled-gemm-is-writing")).unwrap();
+    for path in [&partial, &file, &index] {
+        assert_eq!(names(&Checkpoint::open(path).unwrap()), ["a"]);
+    }
 }
 
 /// (It said "failed to fill whole buffer", of a file and no tensor.)

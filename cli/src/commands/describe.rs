@@ -200,6 +200,8 @@ fn findings(
         found.problems.extend(remains.problems);
         let missing = experts::missing_in_words(input);
         found.problems.extend(missing.map(|text| format!("{text}; fetch or write the model again")));
+    } else {
+        found.notes.extend(remains.problems.into_iter().map(|text| format!("{text}, unless it is meant so")));
     }
     if let Some(tensors) = orphans::in_words(input) {
         let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));

@@ -4,9 +4,9 @@ use scaled_gemm::checkpoint::{Checkpoint, TensorInfo};
 use scaled_gemm::{CodeFormat, Scheme};
 
 use crate::coded::Coded;
+use crate::copied;
 use crate::experts;
 use crate::folder::some;
-use crate::orphans;
 use crate::output::{count, shown};
 
 /// Scales that no quantizer writes, and with which codes are read all the same. (NaN and infinities are refused.)
@@ -75,12 +75,6 @@ const CACHE: [&str; 5] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_sca
 /// spoke that goes. `says`: whether one did.
 pub fn scales_that_stay(input: &Checkpoint, says: bool) -> Vec<String> {
     let path = shown(input.path());
-    let beside = orphans::in_words(input).map(|tensors| {
-        format!(
-            "{path}: {tensors} beside weights that are plain, copied as they are: engines that go by names take the weights for codes; \
-             fetch the model again, or take them out"
-        )
-    });
     let is_of_cache = |tensor: &&TensorInfo| CACHE.contains(&tensor.name.rsplit('.').next().unwrap_or_default());
     let names: Vec<&str> = input.tensors().iter().filter(is_of_cache).map(|tensor| tensor.name.as_str()).collect();
     let cache = some(names.iter().copied()).filter(|_| says).map(|first| {
@@ -90,5 +84,5 @@ pub fn scales_that_stay(input: &Checkpoint, says: bool) -> Vec<String> {
             count(names.len(), "scale", "scales")
         )
     });
-    beside.into_iter().chain(cache).collect()
+    copied::beside_plain(input).into_iter().chain(cache).collect()
 }

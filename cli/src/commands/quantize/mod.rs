@@ -1,5 +1,6 @@
 //! `quantize`: the weights of a file or of a model's folder become quantized ones; everything else is copied as it is.
 
+mod beside;
 mod checks;
 mod fuse;
 mod given;
@@ -73,6 +74,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unused.into_iter().flatten())
             .chain(untaken)
             .chain(folder::not_in_index(&input))
+            .chain(beside::notes(&input, config.as_ref()))
     };
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
@@ -85,6 +87,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let device = device::open(choice);
     if args.dry_run {
         let device = device?;
+        folder::check_others(&input)?;
         let output = args.output.as_ref().map(|output| folder::check(layout, &input, output)).transpose()?;
         let value = form.value(|| report.value(device.name(), None));
         let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
@@ -165,6 +168,7 @@ fn layout(
     amax: &[(usize, f32)],
 ) -> Result<(CheckpointLayout, Vec<(String, f32)>), Failure> {
     let (mut layout, mut inputs) = (CheckpointLayout::of_dialect(dialect), Vec::new());
+    let mut owners = Vec::with_capacity(plans.items.len());
     if input.folder().is_some() {
         // Readers of models ask for it.
         layout.metadata("format", "pt");
@@ -205,7 +209,9 @@ fn layout(
             Plan::Copy(_) => layout.tensor(&item.name, item.dtype, &item.shape),
             Plan::Drop => {}
         }
+        owners.resize(layout.names().len(), at);
     }
+    beside::refuse_twice(input, plans, &layout, &owners)?;
     Ok((layout, inputs))
 }
 
