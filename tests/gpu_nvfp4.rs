@@ -96,6 +96,34 @@ fn every_magnitude() {
     }
 }
 
+/// 4over6 of rows that are enough for the kernels of many, whose longest rows have 7168 and 8192 columns; each row of another magnitude, some with NaN,
+/// infinity, or nothing but zeros.
+#[test]
+fn many_rows_of_four_over_six() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(76);
+    let per_row = four_over_six().into_iter().filter(|recipe| recipe.scheme() == Scheme::Nvfp4Row).collect::<Vec<_>>();
+    assert_eq!(per_row.len(), 8);
+    let shapes = [16, 1040].into_iter().flat_map(|cols| INPUTS.map(|dtype| (cols, dtype, 1)));
+    // Of the long ones those of one bound.
+    let long = [(7168, DType::Bf16, 2), (7184, DType::F16, 2), (8192, DType::Bf16, 2)];
+    for (cols, dtype, step) in shapes.chain(long) {
+        let mut x = rng.matrix(2433, cols, dtype);
+        for (i, mut row) in x.rows_mut().into_iter().enumerate() {
+            let power = if i % 2 == 0 { 0 } else { i as i32 % 275 - 148 };
+            row.mapv_inplace(|v| round_to(dtype, by_power(v, power)));
+            match i % 89 {
+                7 => row[i % cols] = f32::NAN,
+                23 => row[i % cols] = f32::NEG_INFINITY,
+                61 => row.fill(-0.0),
+                _ => {}
+            }
+        }
+        let x = Source::new(&handle, x, dtype);
+        per_row.iter().step_by(step).for_each(|recipe| x.check(&handle, *recipe));
+    }
+}
+
 #[test]
 fn special_values() {
     let Some(handle) = handle() else { return };

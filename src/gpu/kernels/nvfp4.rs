@@ -1,7 +1,7 @@
 //! Launches for NVFP4: `kernels/cast/nvfp4.cu` and `nvfp4_tile.cu`.
 
 use super::Kernels;
-use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
+use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast};
 use super::module::Modules;
 use super::operand::{
     BlockCodes, Factor, Input, Output, address, check_floats, check_output, check_transposable, format_code, is_aligned,
@@ -23,6 +23,8 @@ pub(super) struct Nvfp4Kernels {
     given: [ByInput; 8],
     /// By rule, the first five of them; first for rows that are read twice, then for rows held in registers.
     row: [[ByInput; 2]; 5],
+    /// 4over6 of many rows of BF16 and F16, by rule.
+    many: [[Kernel; 2]; 4],
     /// For the plain rule, rounded to nearest, in the data's own basis; for any.
     tile: [ByInput; 2],
     amax_hadamard: ByInput,
@@ -39,6 +41,10 @@ impl Nvfp4Kernels {
                 by_input(&format!("quantize_nvfp4_row_{rule}_held"))?,
             ])
         };
+        let many = |rule: &str| -> Result<[Kernel; 2]> {
+            let kernel = |dtype| rows.kernel(&format!("quantize_nvfp4_row_{rule}_many_{dtype}"));
+            Ok([kernel("bf16")?, kernel("f16")?])
+        };
         Ok(Self {
             given: [
                 by_input("quantize_nvfp4_plain")?,
@@ -51,10 +57,23 @@ impl Nvfp4Kernels {
                 by_input("quantize_nvfp4_stochastic")?,
             ],
             row: [row("plain")?, row("mae")?, row("mse")?, row("strict_mae")?, row("strict_mse")?],
+            many: [many("mae")?, many("mse")?, many("strict_mae")?, many("strict_mse")?],
             tile: [tiles.by_input("quantize_nvfp4_tile_plain")?, tiles.by_input("quantize_nvfp4_tile_any")?],
             amax_hadamard: tiles.by_input("amax_hadamard")?,
             dequantize: by_input("dequantize_nvfp4")?,
         })
+    }
+}
+
+impl Nvfp4Kernels {
+    /// The kernel for many rows, and its threads, if there is one: of the rule at `place`, with two blocks of 16 in each thread or, where
+    /// errors are strict, one.
+    fn many(&self, place: usize, x: &Input<'_>) -> Option<(Kernel, usize)> {
+        let rule = place.checked_sub(1)?;
+        let (each, most) = if rule < 2 { (32, 256) } else { (16, 448) };
+        let threads = x.cols.div_ceil(each).next_multiple_of(32).max(64);
+        let narrow = [DType::Bf16, DType::F16].iter().position(|known| *known == x.dtype)?;
+        (threads <= most && x.aligned()).then(|| (self.many[rule][narrow], threads))
     }
 }
 
@@ -184,11 +203,19 @@ impl Kernels {
             let padded = x.rows.next_multiple_of(128);
             let together = if held && padded / 4 >= 4 * self.sm_count { 4u32 } else { 1 };
             let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
-            return enqueue_cast!(
+            let kernels = self.nvfp4(stream)?;
+            let (kernel, threads) = match kernels.many(place, x).filter(|_| together == 4) {
+                Some(many) => many,
+                None => (kernels.row[place][usize::from(held)].of(x.dtype, x.aligned())?, threads),
+            };
+            return enqueue!(
                 stream,
-                self.nvfp4(stream)?.row[place][usize::from(held)],
-                x,
+                kernel,
                 Blocks::new((rows_at_once, 1), threads as u32),
+                x.x.address,
+                x.row_stride as u64,
+                x.rows as u32,
+                x.cols as u32,
                 rule,
                 together,
                 out.codes.address,
