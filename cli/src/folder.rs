@@ -165,11 +165,12 @@ fn others(input: &Checkpoint, from: &Path) -> Result<(Vec<PathBuf>, Vec<String>)
     Ok((files, left))
 }
 
-/// Refuses files that [`copy_others`] could not read, and copies nothing.
-pub fn check_others(input: &Checkpoint) -> Result<(), Failure> {
+/// Refuses files that [`copy_others`] could not read, and ModelOpt's config where it `stays`; copies nothing.
+pub fn check_others(input: &Checkpoint, stays: bool) -> Result<(), Failure> {
     let Some(from) = input.folder() else { return Ok(()) };
     let open = |path: PathBuf| fs::File::open(&path).map(drop).map_err(|source| Error::Io { path, source }.into());
-    others(input, from)?.0.into_iter().try_for_each(open)
+    let config = Some(from.join("hf_quant_config.json")).filter(|path| stays && path.is_file());
+    config.into_iter().chain(others(input, from)?.0).try_for_each(open)
 }
 
 /// Copies config, tokenizer and whatever else is no tensor. Says what was left behind.

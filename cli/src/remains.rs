@@ -27,8 +27,8 @@ const OUTPUTS: [&str; 4] = ["output_scale", "k_scale", "v_scale", "pre_quant_sca
 const HEAD: &str = "lm_head";
 
 /// What modules of embeddings of tokens are called: in most models, GPT-2, BLOOM and Falcon, Llama as Meta has it, Mamba and RWKV, ChatGLM,
-/// GPT-NeoX, T5 and BART, DeepSeek as it publishes it, GPT. Not those of positions, patches and types.
-const EMBEDDINGS: [&str; 11] = [
+/// GPT-NeoX, T5 and BART, DeepSeek as it publishes it, GPT, TensorRT-LLM. Not those of positions, patches and types.
+const EMBEDDINGS: [&str; 13] = [
     "embed_tokens",
     "wte",
     "word_embeddings",
@@ -40,6 +40,8 @@ const EMBEDDINGS: [&str; 11] = [
     "emb",
     "embed",
     "tokens_embed",
+    "token_embedding",
+    "vocab_embedding",
 ];
 
 /// The tensors, by name, and what there is to say of them.
@@ -147,7 +149,7 @@ pub fn of_scale(name: &str) -> Option<&str> {
 
 /// True for the embeddings of tokens, quantized ones too.
 fn is_embedding(name: &str) -> bool {
-    let module = name.strip_suffix(".weight").or(name.strip_suffix(".weight_packed"));
+    let module = [".weight", ".weight_packed", ".qweight"].iter().find_map(|end| name.strip_suffix(end));
     module.and_then(|module| module.rsplit('.').next()).is_some_and(|last| EMBEDDINGS.contains(&last))
 }
 
@@ -160,6 +162,11 @@ fn is_beside_codes(name: &str) -> bool {
         || BESIDE.iter().any(|end| last.ends_with(end))
 }
 
+/// True for the matrices of a LoRA adapter: `X.lora_A.weight`, `X.lora_B.default.weight`. What they are added to is not in them.
+fn is_of_adapter(name: &str) -> bool {
+    name.split('.').any(|part| ["lora_A", "lora_B"].contains(&part))
+}
+
 /// By module, scales of a weight that is not there.
 fn scales_alone(input: &Checkpoint) -> BTreeMap<&str, Vec<&str>> {
     let mut scales: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -167,7 +174,7 @@ fn scales_alone(input: &Checkpoint) -> BTreeMap<&str, Vec<&str>> {
     for TensorInfo { name, shape, .. } in input.tensors() {
         match of_scale(name) {
             Some(module) if !input.is_scale(name) => scales.entry(module).or_default().push(name),
-            None if shape.len() > 1 && !is_beside_codes(name) => others.push(name),
+            None if shape.len() > 1 && !is_beside_codes(name) && !is_of_adapter(name) => others.push(name),
             _ => {}
         }
     }

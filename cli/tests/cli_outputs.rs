@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use common::*;
+use safetensors::tensor::Dtype;
 use serde_json::json;
 
 #[test]
@@ -85,11 +86,11 @@ fn dry_runs_find_what_the_output_forbids_and_leave_nothing() {
         assert_eq!(folder.names(), names);
         assert!(Path::new(&folder.file(".old.partial/half")).exists());
     }
-    // Names that would not be read again are found by the header alone.
+    // What its reader would refuse is found by the header alone.
     let clash = folder.file("clash");
     write(&clash, &[f32_tensor("w", [16, 32], 1), f32_tensor("w_scale_inv", [1, 1], 1)]);
     let args = dry(&clash, "new");
-    assert_words(&bad(2, &args.each_ref().map(String::as_str)), &["would not be read again"]);
+    assert_words(&bad(2, &args.each_ref().map(String::as_str)), &["would be read as a scale of w"]);
 }
 
 /// Root may write everywhere; then there is nothing to refuse.
@@ -135,6 +136,20 @@ fn dry_runs_ask_whether_files_can_be_copied() {
     // Without a place for the output, too.
     assert_eq!(bad(2, &["quantize", &model, "--recipe", "fp8-row", "--dry-run"]), error);
     assert_eq!(folder.names(), ["model"]);
+    // ModelOpt's config is copied where what is quantized stays, and else is not read. (A dry run did not ask for it.)
+    let (model, plain) = (folder.file("quantized"), f32_tensor("w.weight", [16, 32], 1));
+    let quantized =
+        [("q.weight", Dtype::F8_E4M3, vec![16, 32], vec![0x38; 512]), f32_tensor("q.weight_scale", [1, 1], 2)];
+    model_folder(
+        &model,
+        &[&[plain][..], &quantized].concat(),
+        Some(json!({"quantization_config": {"quant_method": "fp8"}})),
+    );
+    std::os::unix::fs::symlink(unread, format!("{model}/hf_quant_config.json")).unwrap();
+    let args = ["quantize", &model, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"];
+    let error = bad(2, &args);
+    assert_words(&error, &["hf_quant_config.json: ", "Permission denied"]);
+    assert_eq!(bad(2, &[&args[..], &["--dry-run"]].concat()), error);
 }
 
 /// (A new folder in the one that was read was made, and the next that read that one met it.)

@@ -22,11 +22,18 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
         ("m_scale_scale", Dtype::F8_E4M3, vec![4, 16], vec![1; 64]),
         ("m_scale_scale_scale", Dtype::F32, vec![1], f32_bytes(&[1.0])),
     ];
-    let cases: [(&str, Vec<Tensor>, &[&str]); 10] = [
-        ("fp8-row", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
-        ("mxfp8", vec![one("w_scale_inv")], &["w_scale and w_scale_inv"]),
-        ("fp8-128x128", vec![one("w_scale")], &["w_scale and w_scale_inv"]),
-        ("fp8-row", vec![one("w_scale_2")], &["a second scale w_scale_2"]),
+    let scales: [(&str, Vec<Tensor>, &str); 4] = [
+        ("fp8-row", vec![one("w_scale_inv")], "w"),
+        ("mxfp8", vec![one("w_scale_inv")], "w"),
+        ("fp8-128x128", vec![one("w_scale")], "w"),
+        ("fp8-row", vec![one("w_scale_2")], "w"),
+    ];
+    for (recipe, others, whose) in scales {
+        write(&input, &[&[matrix("w")], &others[..]].concat());
+        let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
+        assert_words(&error, &[&format!("would be read as a scale of {whose}, "), "; take it out of the input"]);
+    }
+    let cases: [(&str, Vec<Tensor>, &[&str]); 6] = [
         ("nvfp4", vec![bytes, one("w_global_scale")], &["as w and as w_packed"]),
         // Both would be quantized.
         ("nvfp4", vec![matrix("w_packed")], &["as w and as w_packed"]),
@@ -284,7 +291,9 @@ fn a_folder_that_a_run_did_not_finish_is_no_model() {
         ];
         for args in runs {
             let error = bad(2, args);
-            assert_words(&error, &["the run that wrote", "did not finish", "; run the command that wrote it again"]);
+            let words =
+                "; wait for it if it still runs; else run the command that wrote it again, or remove the folder";
+            assert_words(&error, &["the run that wrote", "did not finish", words]);
         }
     }
     assert_words(&bad(2, &["gemm", "--a", &place, "--b", &place, "-o", &output]), &["did not finish"]);
@@ -364,4 +373,92 @@ fn scales_without_codes_are_said_of_a_plain_model_and_where_it_is_quantized() {
     let error = said(&["quantize", &input, "-o", &output, "--recipe", "nvfp4"]);
     assert_words(&error, &["copied as they are: ", &words("l.0.mlp.up_proj"), "; 2 more are named by info"]);
     assert_eq!(error.matches("copied as they are").count(), 1, "{error}");
+}
+
+/// (The output was named, with no word of what to do; a dry run found nothing.)
+#[test]
+fn a_scale_of_another_scheme_beside_a_matrix_is_one_of_the_input() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let names = ["down", "up"].map(|part| format!("l.0.mlp.{part}_proj.weight"));
+    let tensors: Vec<_> = names.iter().zip(1..).map(|(name, seed)| f32_tensor(name, [128, 128], seed)).collect();
+    let cases = [
+        ("fp8-128x128", "weight_scale"),
+        ("fp8-row", "weight_scale_inv"),
+        ("fp8-tensor", "weight_scale_inv"),
+        ("fp8-tensor", "weight_scale_2"),
+        ("fp8-tensor", "scale_weight"),
+        ("nvfp4", "weight_scale_inv"),
+        ("nvfp4", "weight_global_scale"),
+    ];
+    for (recipe, last) in cases {
+        let name = format!("l.0.mlp.down_proj.{last}");
+        let _ = fs::remove_dir_all(&input);
+        model_folder(&input, &[&tensors[..], &[one(&name)]].concat(), Some(json!({"architectures": ["X"]})));
+        let args = ["quantize", &input, "--recipe", recipe];
+        for options in [&["--dry-run"][..], &["-o", &output, "--dry-run"], &["-o", &output]] {
+            assert_words(
+                &bad(2, &[&args[..], options].concat()),
+                &[
+                    &format!("{input}: tensor {name}: is there, and would be read as a scale of "),
+                    "l.0.mlp.down_proj.weight, which would be quantized; take it out of the input, or leave the matrix as it is with ",
+                    r"--exclude '^l\.0\.mlp\.down_proj\.weight$'",
+                ],
+            );
+        }
+        assert_eq!(folder.names(), ["in"]);
+    }
+    fs::remove_dir_all(&input).unwrap();
+    // Beside a matrix that stays plain it is copied, and that is said of it alone.
+    let stale = one("l.0.mlp.down_proj.weight_scale_inv");
+    model_folder(&input, &[&tensors[..], &[stale]].concat(), Some(json!({"architectures": ["X"]})));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--exclude", "down", "--dialect", "plain"];
+    assert_words(&said(&args), &["1 scale (l.0.mlp.down_proj.weight_scale_inv) beside weights that are plain"]);
+}
+
+/// The experts of a layer in two tensors, as Llama 4 has them, and one more tensor.
+fn experts<'a>(more: Tensor<'a>) -> Vec<Tensor<'a>> {
+    let bf16 =
+        |name, shape: [usize; 3]| (name, Dtype::BF16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]);
+    let [up, down] = ["l.0.feed_forward.experts.gate_up_proj", "l.0.feed_forward.experts.down_proj"];
+    vec![bf16(up, [2, 32, 64]), bf16(down, [2, 32, 32]), more]
+}
+
+/// (A tensor was named that no input has, and a dry run found nothing.)
+#[test]
+fn a_tensor_with_the_name_of_an_expert_is_one_of_the_input() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let name = "l.0.feed_forward.experts.1.gate_proj.weight";
+    for (dtype, bytes) in [(Dtype::F64, 8), (Dtype::BF16, 2)] {
+        let tensors = experts((name, dtype, vec![32, 32], vec![0; 1024 * bytes]));
+        let _ = fs::remove_dir_all(&input);
+        model_folder(&input, &tensors, Some(json!({"model_type": "llama4", "architectures": ["X"]})));
+        for recipe in ["nvfp4", "fp8-row"] {
+            let args = ["quantize", &input, "--recipe", recipe, "--dialect", "plain"];
+            for options in [&["--dry-run"][..], &["-o", &output, "--dry-run"], &["-o", &output]] {
+                let error = bad(2, &[&args[..], options].concat());
+                let words =
+                    "is there, and expert 1 of l.0.feed_forward.experts.gate_up_proj would be written under that name";
+                assert_words(&error, &[&format!("{input}: tensor {name}: {words}; take it out of the input")]);
+            }
+        }
+    }
+    assert_eq!(folder.names(), ["in"]);
+}
+
+/// (To leave one expert as it is was advised, and refused: all are, or none.)
+#[test]
+fn no_expert_of_a_tensor_is_to_be_left_alone() {
+    let folder = Folder::new();
+    let input = folder.file("in");
+    let names =
+        ["experts.0.gate_proj.weight_scale", "experts.0.gate_proj.weight_scale_inv", "experts.gate_up_proj_scale"];
+    for name in names.map(|name| format!("l.0.feed_forward.{name}")) {
+        let _ = fs::remove_dir_all(&input);
+        model_folder(&input, &experts(one(&name)), Some(json!({"model_type": "llama4", "architectures": ["X"]})));
+        let error = bad(2, &["quantize", &input, "--recipe", "nvfp4", "--dry-run"]);
+        assert_words(&error, &[&format!("{input}: tensor {name}: is there, and "), "; take it out of the input"]);
+        assert!(!error.contains("--exclude"), "{error}");
+    }
 }

@@ -83,6 +83,15 @@ fn zero_points_and_scales_of_activations_are_no_codes() {
         let left = [scale("l.down_proj.weight_scale", &[32, 2]), beside];
         refused(&[&there[..], &left].concat(), config.clone(), &words);
     }
+    // (So were the two matrices of an adapter, which are below a module as weights of its own would be.)
+    let below = |last: &str| format!("l.down_proj.{last}");
+    for names in
+        [["lora_A.weight", "lora_B.weight"], ["lora_A.default.weight", "lora_B.default.weight"]].map(|n| n.map(below))
+    {
+        let adapter = [scale(&names[0], &[4, 32]), scale(&names[1], &[32, 4])];
+        let left = [scale("l.down_proj.weight_scale", &[1])];
+        refused(&[&there[..], &left, &adapter].concat(), config.clone(), &words);
+    }
 }
 
 /// (It was in no table, and beside nothing quantized nothing was said of it.)
@@ -266,8 +275,16 @@ fn all_that_is_beside_the_codes_of_a_tied_head_goes() {
 #[test]
 fn embeddings_of_a_tied_head_are_known_by_their_module() {
     let head = [scale("lm_head.weight_scale", &[1])];
-    for name in ["model.embed_tokens.weight", "shared.weight", "transformer.wte.weight", "backbone.embeddings.weight"] {
-        left_out(&[&layer(name)[..], &head].concat(), tied(), "of a head that shares");
+    let names = [
+        "model.embed_tokens",
+        "shared",
+        "transformer.wte",
+        "backbone.embeddings",
+        "m.token_embedding",
+        "m.vocab_embedding",
+    ];
+    for name in names.map(|name| format!("{name}.weight")) {
+        left_out(&[&layer(&name)[..], &head].concat(), tied(), "of a head that shares");
     }
     for name in ["vision.patch_embed.proj.weight", "model.embed_positions.weight", "model.embed_tokens.bias"] {
         let words = "scales of it are (lm_head.weight_scale)";
@@ -283,6 +300,30 @@ fn embeddings_of_a_tied_head_are_known_by_their_module() {
     let (path, output) = (folder.file("in"), folder.file("out"));
     model_folder(&path, &[&layer("x.weight")[..2], &packed, &head].concat(), Some(tied()));
     assert_words(&said(&["dequantize", &path, "-o", &output]), &["of a head that shares"]);
+    // Those of GPTQ and AWQ. (The head was what is left of a matrix.)
+    let words = ("model.embed_tokens.qweight", Dtype::I32, vec![4, 32], vec![1; 512]);
+    fs::remove_dir_all(&path).unwrap();
+    model_folder(&path, &[&layer("x.weight")[..2], &[words], &head].concat(), Some(tied()));
+    let text = String::from_utf8(run_on("cpu", &["info", &path]).stdout).unwrap();
+    assert!(text.contains("of a head that shares") && !text.contains("neither tensor"), "{text}");
+}
+
+/// (`info` named the codes that are lost, and this a scale of theirs that is no matrix.)
+#[test]
+fn lost_codes_of_nvfp4_are_refused_in_the_words_of_info() {
+    let there = [
+        u8("l.a.weight", &[16, 16]),
+        ("l.a.weight_scale", Dtype::F8_E4M3, vec![16, 2], vec![0x38; 32]),
+        scale("l.a.weight_scale_2", &[1]),
+    ];
+    let left = [("l.b.weight_scale", Dtype::F8_E4M3, vec![16, 2], vec![0x38; 32]), scale("l.b.weight_scale_2", &[1])];
+    let config = json!({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}});
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    model_folder(&path, &[&there[..], &left].concat(), Some(config));
+    let words = "scales of it are (l.b.weight_scale_2, l.b.weight_scale)";
+    assert_words(&wrong(&["info", &path]).0, &[words]);
+    assert_words(&bad(2, &["dequantize", &path, "-o", &output]), &[words]);
 }
 
 /// (Its scale in FP8 counted as a matrix, and nothing was wrong.)

@@ -11,7 +11,7 @@ use super::entries::{Words, each_entry};
 use super::foreign::{BEGINNING, is_object};
 use super::printable;
 use super::source::{open_regular, refuse_file};
-use super::unfinished::refuse_unfinished;
+use super::unfinished::{refuse_links, refuse_unfinished};
 use crate::error::{Error, Result};
 
 /// How the name of an index ends.
@@ -41,6 +41,13 @@ pub(super) struct Index {
 /// The files that `path` stands for.
 pub(super) fn files_of(path: &Path) -> Result<Files> {
     refuse_unfinished(path)?;
+    let files = found_files(path)?;
+    let index = files.index.iter().map(|index| index.path.as_path());
+    refuse_links(files.paths.iter().map(PathBuf::as_path).chain(index))?;
+    Ok(files)
+}
+
+fn found_files(path: &Path) -> Result<Files> {
     if path.is_dir() {
         return of_folder(path);
     }

@@ -108,7 +108,10 @@ fn a_folder_that_is_being_written_is_not_read() {
     let folder = Folder::new();
     let output = OutputFolder::create(folder.file("q")).unwrap();
     let partial = output.temporary().to_path_buf();
-    let words = ["did not finish, or has not yet", "; run the command that wrote it again, or remove the folder"];
+    let words = [
+        "did not finish, or has not yet",
+        "; wait for it if it still runs; else run the command that wrote it again, or remove the folder",
+    ];
     let refused = |path: &Path, words: &[&str]| {
         let error = Checkpoint::open(path).unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error} lacks one of {words:?}");
@@ -128,6 +131,25 @@ fn a_folder_that_is_being_written_is_not_read() {
         std::os::unix::fs::symlink(of, folder.file(name)).unwrap();
         refused(&folder.file(name), &words);
     }
+    // (Links to shards were followed from a folder without a mark.)
+    #[cfg(unix)]
+    for (name, of) in [("shards", "model.safetensors"), ("indices", "model.safetensors.index.json")] {
+        let linked = folder.file(name);
+        fs::create_dir(&linked).unwrap();
+        for name in ["model.safetensors", of] {
+            let _ = fs::remove_file(linked.join(name));
+            std::os::unix::fs::symlink(partial.join(name), linked.join(name)).unwrap();
+            refused(&linked, &words);
+        }
+        fs::remove_file(linked.join("model.safetensors")).unwrap();
+        fs::copy(folder.file("a.safetensors"), linked.join("model.safetensors")).unwrap();
+        if of != "model.safetensors" {
+            refused(&linked, &words);
+        }
+    }
+    // Of what is not there nothing is said but that. (Whoever mistyped a name was told to remove the folder.)
+    let error = Checkpoint::open(partial.join("none.safetensors")).unwrap_err().to_string();
+    assert!(error.contains("none.safetensors") && !error.contains("did not finish"), "{error}");
     // A mark that says so is one that could not be removed.
     fs::write(partial.join(".scaled-gemm-is-writing"), "whole").unwrap();
     for path in [&partial, &file] {

@@ -72,8 +72,9 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     folder::refuse_overlap(&input, &args.output)?;
     sources::refuse_output(&args.output, &[&args.input], &[])?;
     let remains = remains::find(&input, config.as_ref());
-    let plans = plan(args, &input, config.as_ref(), &remains)?;
+    // Before a scale in FP8 whose codes are lost is read as codes.
     remains::refuse(&remains)?;
+    let plans = plan(args, &input, config.as_ref(), &remains)?;
     refuse_unread(&input, config.as_ref(), &remains)?;
     refuse_beside(&input)?;
     let (writer, notes) = folder::create(layout(args, &input, &plans), &input, &args.output, args.shard_size)?;
@@ -190,7 +191,6 @@ fn plan(
     // Scales in FP8 look like codes.
     names.retain(|name| !remains.of_head.contains(name));
     if names.is_empty() {
-        remains::refuse(remains)?;
         refuse_unread(input, config, remains)?;
         foreign::refuse_codes(input)?;
         let rest = unread::lost_casts(&input.lost_casts()).unwrap_or_else(|| "nothing to do".into());

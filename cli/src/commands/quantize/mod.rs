@@ -87,7 +87,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let device = device::open(choice);
     if args.dry_run {
         let device = device?;
-        folder::check_others(&input)?;
+        folder::check_others(&input, config_stays(of, &plans))?;
         let output = args.output.as_ref().map(|output| folder::check(layout, &input, output)).transpose()?;
         let value = form.value(|| report.value(device.name(), None));
         let outcome = Outcome::new(device.as_ref(), form, report.text(None), value);
@@ -211,7 +211,7 @@ fn layout(
         }
         owners.resize(layout.names().len(), at);
     }
-    beside::refuse_twice(input, plans, &layout, &owners)?;
+    beside::refuse_stale(input, plans, &layout, &owners)?;
     Ok((layout, inputs))
 }
 
@@ -322,14 +322,19 @@ fn weight_amax(
     }
 }
 
+/// True where the config of what is quantized already stays: the plain dialect has no such entry, and what is copied still needs its own.
+fn config_stays(given: Given<'_>, plans: &Plans) -> bool {
+    let has_entry = plans.quantization.is_some_and(|quantization| quantization.value(&[]).is_some());
+    !has_entry && checks::is_quantized(given.input, given.config)
+}
+
 /// The other files of a folder. Says what was not copied.
 fn write_folder(given: Given<'_>, plans: &Plans, writer: &CheckpointWriter) -> Result<Option<String>, Failure> {
     let Given { input, config, .. } = given;
     let Some(from) = input.folder() else { return Ok(None) };
     let (to, ignored) = (writer.folder()?, plans.ignored(given));
-    // The plain dialect has no such entry, and what is copied still needs its own.
     let value = plans.quantization.and_then(|quantization| quantization.value(&ignored));
-    let stays = value.is_none() && checks::is_quantized(input, config);
+    let stays = config_stays(given, plans);
     if let Some(config) = config {
         let text = if stays { config.text() } else { config.with_quantization(value) };
         to.write("config.json", text.as_bytes())?;
