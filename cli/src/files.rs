@@ -6,13 +6,37 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 
-use scaled_gemm::checkpoint::{OutputFile, OutputFolder};
+use scaled_gemm::checkpoint::{CheckpointWriter, FolderRemoval, OutputFile, OutputFolder};
 use scaled_gemm::{Error, Result};
 
 use crate::output::Failure;
 
-/// The temporary files of this run. Names of finished ones stay: they are random, and nothing is there any more.
-static TEMPORARY: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// What a signal removes.
+enum Temporary {
+    File(PathBuf),
+    Folder(FolderRemoval),
+}
+
+impl Temporary {
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(path) => path,
+            Self::Folder(folder) => folder.temporary(),
+        }
+    }
+
+    /// What failed meanwhile is not there any more. The name of such a file was random; a folder of that name may be another run's by now,
+    /// and has another mark then.
+    fn remove(&self) {
+        let _ = match self {
+            Self::File(path) => fs::remove_file(path),
+            Self::Folder(folder) => folder.remove(),
+        };
+    }
+}
+
+/// The temporary files and folders of this run. Those that were finished are not among them: a folder keeps its files under the new name.
+static TEMPORARY: Mutex<Vec<Temporary>> = Mutex::new(Vec::new());
 
 /// Starts an output file; a signal removes it until it is finished.
 pub fn create(path: &Path) -> Result<OutputFile> {
@@ -27,7 +51,7 @@ pub fn create(path: &Path) -> Result<OutputFile> {
     // Held while the file is made, so that no signal comes between it and its entry.
     let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
     let file = OutputFile::create(path)?;
-    temporary.push(file.temporary().to_path_buf());
+    temporary.push(Temporary::File(file.temporary().to_path_buf()));
     Ok(file)
 }
 
@@ -35,14 +59,35 @@ pub fn create(path: &Path) -> Result<OutputFile> {
 pub fn create_folder(path: &Path) -> Result<OutputFolder> {
     let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = OutputFolder::create(path)?;
-    temporary.push(folder.temporary().to_path_buf());
+    temporary.push(Temporary::Folder(folder.removal()?));
     Ok(folder)
 }
 
 /// Writes the whole text and gives the file its name.
 pub fn finish(mut file: OutputFile, text: &str) -> Result<()> {
     file.write(text.as_bytes())?;
-    file.finish()
+    let temporary = file.temporary().to_path_buf();
+    finish_as(&temporary, || file.finish())
+}
+
+/// Gives what was written its name.
+pub fn finish_checkpoint(writer: CheckpointWriter) -> Result<()> {
+    let temporary = writer.temporary().to_path_buf();
+    finish_as(&temporary, || writer.finish())
+}
+
+/// A signal waits until this is over, and removes nothing of it then: neither what is whole, nor what could not be given its name and
+/// stays. After a signal, it waits for the end of the process: what is being removed does not get a name.
+fn finish_as(name: &Path, finish: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
+    let done = finish();
+    temporary.retain(|one| one.path() != name);
+    done
+}
+
+/// Waits for the end of the process after a signal: that files are gone then is not an error of the work.
+pub fn wait_for_signal() {
+    drop(TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 /// Refuses what would wait for a writer or never end. Safetensors files are checked where they are opened.
@@ -67,12 +112,9 @@ pub fn remove_on_signals() -> std::io::Result<()> {
     let mut signals = signal_hook::iterator::Signals::new(wanted)?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
-        // Not given back: no file may be made from now on.
+        // Not given back until the process has died: no file is made or finished from now on.
         let temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
-        for file in temporary.iter() {
-            // Finished ones are not there.
-            let _ = if file.is_dir() { fs::remove_dir_all(file) } else { fs::remove_file(file) };
-        }
+        temporary.iter().for_each(Temporary::remove);
         // The caller sees which signal it was. The first process of a container does not die of its own.
         if std::process::id() != 1 {
             let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Err(Failure::Check(message)) => (1, message),
         Err(Failure::Use(message)) => (2, message),
     };
+    files::wait_for_signal();
     note(&message);
     ExitCode::from(code)
 }

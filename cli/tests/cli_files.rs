@@ -7,11 +7,13 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{
-    Folder, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, program, read_f32, said, write,
+    Folder, assert_words, bad, error_of, f32_bytes, f32_tensor, good, json, model, model_folder, program, read_f32,
+    said, write,
 };
 use safetensors::tensor::Dtype;
 
@@ -125,6 +127,34 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     wait_for("the temporary file", || folder.names().len() > before);
     signal(&child, "HUP");
     assert!(child.wait().unwrap().success());
+}
+
+/// (Names were given to folders whose weights were gone, exit code 0; or the folder stayed, without its mark, in the way of the next run.)
+#[test]
+fn a_signal_at_the_end_leaves_a_whole_folder_or_none() {
+    let folder = Folder::new();
+    let (input, output, partial) = (folder.file("in"), folder.file("out"), folder.file(".out.partial"));
+    model_folder(&input, &[f32_tensor("w.weight", [16, 32], 1)], Some(serde_json::json!({})));
+    for i in 100..400 {
+        fs::write(format!("{input}/{i}.txt"), "beside").unwrap();
+    }
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
+    good(&args);
+    let whole = fs::read_dir(&output).unwrap().count();
+    // While files are copied, when the last is there, and when the name is.
+    for at in [110, 200, 300, 380, 395, 399, 399, 399, 399, 399, 399, 399, 0, 0, 0] {
+        fs::remove_dir_all(&output).or_else(|_| fs::create_dir(&output)).unwrap();
+        let child = spawn(&args);
+        let last = format!("{partial}/{at}.txt");
+        let is_there = |path: &str| Path::new(path).exists();
+        wait_for("a file", || is_there(&format!("{output}/config.json")) || at > 0 && is_there(&last));
+        signal(&child, "INT");
+        let end = child.wait_with_output().unwrap();
+        let number = fs::read_dir(&output).map(Iterator::count).unwrap_or_default();
+        assert!(number == whole || number == 0 && !end.status.success(), "{at}: {number} of {whole}: {end:?}");
+        assert!(end.status.success() || end.status.signal() == Some(2), "{at}: {end:?}");
+        assert!(!is_there(&partial), "{at}: {end:?}");
+    }
 }
 
 #[test]

@@ -93,6 +93,36 @@ fn dry_runs_find_what_the_output_forbids_and_leave_nothing() {
     assert_words(&bad(2, &args.each_ref().map(String::as_str)), &["would be read as a scale of w"]);
 }
 
+/// (It was emptied for the output, where it held the mark of a run.)
+#[test]
+fn the_folder_that_is_read_is_not_where_the_output_is_written() {
+    let folder = Folder::new();
+    let (partial, inside) = (folder.file(".out.partial"), folder.file(".out.partial/model"));
+    for path in [&partial, &inside] {
+        model_folder(path, &[f32_tensor("w.weight", [16, 32], 1)], Some(json!({})));
+    }
+    let weights = fs::read(format!("{partial}/model.safetensors")).unwrap();
+    for is_marked in [false, true] {
+        // A folder that is being written is not read; what is in it may be.
+        let inputs = if is_marked { vec![&inside] } else { vec![&partial, &inside] };
+        if is_marked {
+            fs::write(format!("{partial}/.scaled-gemm-is-writing"), "").unwrap();
+        }
+        for input in inputs {
+            let output = folder.file("out");
+            let args = ["quantize", input, "-o", &output, "--recipe", "nvfp4"];
+            for end in [&[][..], &["--dry-run"]] {
+                let error = bad(2, &[&args[..], end].concat());
+                assert_words(&error, &["out: is written as ", ".out.partial until it is whole", "; give another name"]);
+            }
+            for path in [&partial, &inside] {
+                assert_eq!(fs::read(format!("{path}/model.safetensors")).unwrap(), weights);
+            }
+        }
+    }
+    assert_eq!(folder.names(), [".out.partial"]);
+}
+
 /// Root may write everywhere; then there is nothing to refuse.
 #[cfg(unix)]
 #[test]

@@ -77,7 +77,7 @@ pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
 pub use names::{Dialect, NibbleOrder};
 pub use output::OutputFile;
-pub use output_folder::OutputFolder;
+pub use output_folder::{FolderRemoval, OutputFolder};
 pub use plain_rows::PlainRows;
 pub use reader::Checkpoint;
 pub use recipe::WrittenRecipe;

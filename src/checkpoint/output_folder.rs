@@ -29,6 +29,34 @@ pub struct OutputFolder {
     mark: Option<File>,
 }
 
+/// How often a folder is emptied anew which its writer goes on filling meanwhile.
+const MOST_ROUNDS: usize = 1000;
+
+/// Removes an [`OutputFolder`] while another thread writes it: what a handler of signals keeps, from [`OutputFolder::removal`].
+#[derive(Debug)]
+pub struct FolderRemoval {
+    partial: PathBuf,
+    mark: File,
+}
+
+impl FolderRemoval {
+    /// [`OutputFolder::temporary`] of its folder.
+    pub fn temporary(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Removes the folder with all that is in it, its mark last: whatever ends the process meanwhile, the next run takes what is left.
+    /// Leaves everything as it is where the mark is gone, as in a folder that is whole, and where it is that of another process.
+    ///
+    /// Not to be called while [`OutputFolder::finish`] runs.
+    ///
+    /// # Errors
+    /// What the system says if it does not remove something, or if there is no end to what is written.
+    pub fn remove(&self) -> io::Result<()> {
+        remove_marked(&self.partial, &self.mark)
+    }
+}
+
 impl OutputFolder {
     /// Starts a folder that will be `path`. Whether it may be written is found out here, before the work for it is done.
     ///
@@ -50,7 +78,8 @@ impl OutputFolder {
         let mark = lock(&path, &partial, starts_over)?;
         let folder = Self { path, target, partial, starts_over, mark: Some(mark) };
         if starts_over {
-            folder.empty()?;
+            // What an earlier process left.
+            empty(&folder.partial).map_err(|source| Error::Io { path: folder.partial.clone(), source })?;
         }
         Ok(folder)
     }
@@ -81,9 +110,27 @@ impl OutputFolder {
         &self.path
     }
 
-    /// Where its files are until [`OutputFolder::finish`]: what a handler of signals removes.
+    /// Where its files are until [`OutputFolder::finish`]. A handler of signals removes it by [`OutputFolder::removal`].
     pub fn temporary(&self) -> &Path {
         &self.partial
+    }
+
+    /// What removes it from another thread. Kept no longer than the folder is written: the folder counts as being written until then.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system opens no more files.
+    pub fn removal(&self) -> Result<FolderRemoval> {
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        let mark = self.mark.as_ref().map(File::try_clone).unwrap_or_else(|| Err(ErrorKind::NotFound.into()));
+        Ok(FolderRemoval { partial: self.partial.clone(), mark: mark.map_err(io)? })
+    }
+
+    /// Where the files of a folder `path` would be until it is whole. Nothing else may be there.
+    ///
+    /// # Errors
+    /// [`Error::File`] if no new folder can have that name; [`Error::Io`].
+    pub fn temporary_of(path: impl AsRef<Path>) -> Result<PathBuf> {
+        Place::of(path.as_ref()).map(|place| place.partial)
     }
 
     /// True if a process that was killed had begun to write this folder; what it left is gone.
@@ -133,10 +180,14 @@ impl OutputFolder {
     ///
     /// # Errors
     /// [`Error::File`] if somebody else has made a file or a folder of that name meanwhile; [`Error::Io`], also if the system does not give
-    /// it the name for another reason: in both cases what was written stays, under the name that the error says.
+    /// it the name for another reason: in both cases what was written stays, under the name that the error says. [`Error::File`] too if
+    /// it was removed while it was written, and another process writes it anew: that one's is left as it is.
     pub fn finish(mut self) -> Result<()> {
         // Hours of work may be in it: it stays from here on, whatever the system says, and ours until it has its name.
         let mut held = self.mark.take();
+        if held.as_ref().is_some_and(|mark| is_of_another(&self.partial, mark)) {
+            return Err(in_use(&self.path));
+        }
         // By what is open: whoever meets a mark that cannot be removed is told by it. No right to the folder is asked for.
         let told = held.as_mut().map_or(Ok(()), |mark| mark.write_all(b"whole\n").and_then(|()| mark.sync_all()));
         let unmarked = match fs::remove_file(self.partial.join(MARK)) {
@@ -184,20 +235,6 @@ impl OutputFolder {
             }
             _ => Err(refuse_file(&self.path.join(name), "is no name of a file", "give a name without folders")),
         }
-    }
-
-    /// Removes what an earlier process left, all but the mark.
-    fn empty(&self) -> Result<()> {
-        let io = |source| Error::Io { path: self.partial.clone(), source };
-        for entry in fs::read_dir(&self.partial).map_err(io)? {
-            let entry = entry.map_err(io)?;
-            if entry.file_name() == MARK {
-                continue;
-            }
-            let is_folder = entry.file_type().map_err(io)?.is_dir();
-            if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }.map_err(io)?;
-        }
-        Ok(())
     }
 
     pub(super) fn io(&self, name: &str, source: io::Error) -> Error {
@@ -275,11 +312,59 @@ fn refuse_around(path: &Path, target: &Path, kind: ErrorKind) -> Error {
 
 impl Drop for OutputFolder {
     fn drop(&mut self) {
-        if self.mark.is_some() {
+        if let Some(mark) = &self.mark {
             // The mark is locked until this is over.
-            let _ = fs::remove_dir_all(&self.partial);
+            let _ = remove_marked(&self.partial, mark);
         }
     }
+}
+
+/// Removes what a folder holds, all but the mark. What is gone by then is as good as removed: two threads may be at it.
+fn empty(partial: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(partial)? {
+        let entry = entry?;
+        if entry.file_name() == MARK {
+            continue;
+        }
+        let is_folder = entry.file_type()?.is_dir();
+        gone(if is_folder { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) })?;
+    }
+    Ok(())
+}
+
+/// Removes a folder with this mark: see [`FolderRemoval::remove`].
+fn remove_marked(partial: &Path, mark: &File) -> io::Result<()> {
+    let name = partial.join(MARK);
+    if !is_at(mark, &name)? {
+        return Ok(());
+    }
+    // Its writer may make another file between the last look and the end of the folder.
+    for _ in 0..MOST_ROUNDS {
+        // Without the mark, another process may take the folder in a moment when it is empty.
+        if is_of_another(partial, mark) {
+            return Ok(());
+        }
+        gone(empty(partial))?;
+        if is_at(mark, &name)? {
+            gone(fs::remove_file(&name))?;
+        }
+        match gone(fs::remove_dir(partial)) {
+            Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => {}
+            done => return done,
+        }
+    }
+    Err(ErrorKind::DirectoryNotEmpty.into())
+}
+
+/// What is not there need not be removed.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|e| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) })
+}
+
+/// True if a folder has a mark that another process made, and not this one.
+fn is_of_another(partial: &Path, mark: &File) -> bool {
+    let name = partial.join(MARK);
+    fs::symlink_metadata(&name).is_ok_and(|found| found.is_file()) && !is_at(mark, &name).unwrap_or(true)
 }
 
 /// True for a folder whose file system is another one than that around it.

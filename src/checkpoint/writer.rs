@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -155,6 +156,14 @@ impl CheckpointWriter {
                 "one safetensors file is written, and no folder",
                 "write a folder",
             )),
+        }
+    }
+
+    /// Where what is written is until [`CheckpointWriter::finish`]: a file, or a folder.
+    pub fn temporary(&self) -> &Path {
+        match &self.target {
+            Target::File(file) => file.temporary(),
+            Target::Folder(folder) => folder.temporary(),
         }
     }
 

@@ -296,6 +296,89 @@ fn what_is_whole_stays_though_its_mark_does() {
     }
 }
 
+/// (Its mark was removed, and its half took the name.)
+#[cfg(unix)]
+#[test]
+fn what_another_writes_anew_is_left_to_it() {
+    let folder = Folder::new();
+    let (path, partial) = (folder.file("out"), folder.file(".out.partial"));
+    let ends: [fn(OutputFolder) -> Option<String>; 3] = [
+        |output| output.finish().err().map(|e| e.to_string()),
+        |output| {
+            drop(output);
+            None
+        },
+        |output| {
+            output.removal().unwrap().remove().unwrap();
+            None
+        },
+    ];
+    for end in ends {
+        let first = OutputFolder::create(&path).unwrap();
+        first.write("model.safetensors", b"hours of work").unwrap();
+        fs::remove_dir_all(&partial).unwrap();
+        let second = OutputFolder::create(&path).unwrap();
+        second.write("model.safetensors", b"half").unwrap();
+        if let Some(error) = end(first) {
+            assert!(error.contains("out: is being written by another process"), "{error}");
+        }
+        assert!(!path.exists());
+        assert_eq!(fs::read(partial.join("model.safetensors")).unwrap(), b"half");
+        second.finish().unwrap();
+        assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), b"half");
+        fs::remove_dir_all(&path).unwrap();
+    }
+}
+
+/// (It was removed in the order of the system, and what was left without it was nobody's.)
+#[test]
+fn the_mark_of_a_folder_goes_last() {
+    let folder = Folder::new();
+    let partial = folder.file(".out.partial");
+    let output = OutputFolder::create(folder.file("out")).unwrap();
+    let mark = fs::read_dir(&partial).unwrap().next().unwrap().unwrap().path();
+    for i in 0..2000 {
+        fs::write(partial.join(format!("{i}")), "").unwrap();
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let seen = scope.spawn(|| {
+            let mut unmarked = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let holds = || fs::read_dir(&partial).is_ok_and(|mut entries| entries.next().is_some());
+                unmarked += usize::from(!mark.exists() && holds());
+            }
+            unmarked
+        });
+        drop(output);
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(seen.join().unwrap(), 0);
+    });
+    assert!(!partial.exists());
+}
+
+/// (A file that was made meanwhile kept the folder, without its mark.)
+#[test]
+fn a_folder_that_is_being_filled_is_removed() {
+    for _ in 0..20 {
+        let folder = Folder::new();
+        let output = OutputFolder::create(folder.file("out")).unwrap();
+        let removal = output.removal().unwrap();
+        assert_eq!(removal.temporary(), output.temporary());
+        std::thread::scope(|scope| {
+            let filling = scope.spawn(|| (0..).find(|i| output.write(&format!("{i}"), b"").is_err()));
+            while !output.temporary().join("30").exists() {
+                std::thread::yield_now();
+            }
+            removal.remove().unwrap();
+            filling.join().unwrap();
+        });
+        assert_eq!(folder.names().len(), 0);
+        // A second time there is nothing to do.
+        removal.remove().unwrap();
+    }
+}
+
 /// (One that looked for the mark before it was removed made it anew, and emptied what was whole.)
 #[test]
 fn what_another_finishes_just_now_is_not_emptied() {

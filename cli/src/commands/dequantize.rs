@@ -22,6 +22,7 @@ use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
 use crate::device::{self, Caster, Device};
+use crate::files;
 use crate::folder;
 use crate::foreign;
 use crate::non_finite::NonFinite;
@@ -97,7 +98,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         }
         None => None,
     };
-    writer.finish()?;
+    files::finish_checkpoint(writer)?;
     bar.finish_and_clear();
     let names = plans.iter().enumerate().filter_map(|(at, plan)| Some((at, plan.matrix()?.name.as_str())));
     let odd = names.map(|(at, name)| (name, found.get(&at).map(|found| found.scales).unwrap_or_default()));

@@ -59,7 +59,7 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     }
     let d = device.gemm(&inputs)?;
     writer.write(RESULT, &to_bytes(&d, args.out_dtype))?;
-    writer.finish()?;
+    files::finish_checkpoint(writer)?;
 
     let (k, operand) = (b.cols(), a.operand().operand());
     let infinite = d.iter().filter(|v| round_to(args.out_dtype, **v).is_infinite()).count();

@@ -22,6 +22,7 @@ use scaled_gemm::{GivenScale, Scheme};
 
 use crate::args::{DeviceChoice, QuantizeArgs};
 use crate::device;
+use crate::files;
 use crate::folder::{self, module};
 use crate::output::{Failure, Form, Outcome, byte_bar, shown};
 use crate::sources;
@@ -118,7 +119,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         };
         format!("{}: its quantization_config {fate}", config.path().display())
     });
-    writer.finish()?;
+    files::finish_checkpoint(writer)?;
     bar.finish_and_clear();
     let value = form.value(|| report.value(device.name(), Some(&found)));
     let outcome = Outcome::new(device.as_ref(), form, report.text(Some(&found)), value);
