@@ -126,18 +126,22 @@ template <class T, bool ALIGNED> struct Weights {
             for (int i = 0; i < HELD; i++) early[i] = of<T>(n, i, cols);
         }
     }
-    // Of all vectors.
+    // Of all vectors. (No lambda for both branches: a generic one is a host function to NVRTC.)
     __device__ __forceinline__ void norm(const Norm& n, const Vec8<T> (&held)[HELD], u32 cols, float rstd, float (&v)[HELD][8]) const {
         float w[8];
-        const auto all = [&](auto weights) {
+        if (n.weight_f32) {
 #pragma unroll
             for (int i = 0; i < HELD; i++) {
-                unpack(weights(i), w);
+                unpack(of<float>(n, i, cols), w);
                 normed(held[i], rstd, w, v[i]);
             }
-        };
-        if (n.weight_f32) all([&](int i) { return of<float>(n, i, cols); });
-        else all([&](int i) { return EARLY ? early[EARLY ? i : 0] : of<T>(n, i, cols); });
+        } else {
+#pragma unroll
+            for (int i = 0; i < HELD; i++) {
+                unpack(EARLY ? early[EARLY ? i : 0] : of<T>(n, i, cols), w);
+                normed(held[i], rstd, w, v[i]);
+            }
+        }
     }
 };
 
