@@ -11,8 +11,8 @@ use crate::by_parts::ByParts;
 use crate::folder;
 use crate::output::{Failure, count, shown};
 
-/// How the names of scales end, of which the codes are `weight` or `weight_packed` beside them.
-const SCALES: [&str; 4] = [".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale"];
+/// How the names of scales go on, after that of their matrix, in all dialects: the reader and engines ask for one after the other.
+pub const SCALES: [&str; 4] = ["_scale", "_scale_inv", "_scale_2", "_global_scale"];
 
 /// How the last parts of names end, of zero points, shapes and orders: of what formats have beside codes of theirs.
 const BESIDE: [&str; 4] = ["zero_point", "zeros", "weight_shape", "g_idx"];
@@ -142,9 +142,9 @@ pub fn refuse(found: &Remains<'_>) -> Result<(), Failure> {
     found.problems.first().map_or(Ok(()), |text| Err(Failure::Use(text.clone())))
 }
 
-/// The module of whose weight a tensor is a scale, by its name.
+/// The module of whose weight a tensor is a scale, by its name: the codes are `weight` or `weight_packed` beside it.
 pub fn of_scale(name: &str) -> Option<&str> {
-    SCALES.iter().find_map(|end| name.strip_suffix(end))
+    SCALES.iter().find_map(|end| name.strip_suffix(end)?.strip_suffix(".weight"))
 }
 
 /// True for the embeddings of tokens, quantized ones too.

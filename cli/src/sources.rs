@@ -127,8 +127,9 @@ impl Place {
         Self { file: identity(path), names: names.collect() }
     }
 
-    /// True for a name of this file, in the folder that it is in, and for a link that would lead to what is not there yet. Outputs are given their names, and nothing is written into a file that
-    /// is there: one of two names in two folders goes on being that of what it was.
+    /// True for a name of this file, in the folder that it is in, and for a link that would lead to what is not there yet. Outputs are
+    /// given their names, and nothing is written into a file that is there: one of two names in two folders goes on being that of what
+    /// it was.
     fn is(&self, path: &Path) -> bool {
         if self.file.is_none() {
             let is_known = |path: &PathBuf| {

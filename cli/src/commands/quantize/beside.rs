@@ -9,10 +9,7 @@ use super::items::Item;
 use super::plan::Plans;
 use crate::copied;
 use crate::output::{Failure, shown};
-use crate::remains;
-
-/// How the names of scales go on, after that of their matrix, in all dialects: the reader and engines ask for one after the other.
-const SCALES: [&str; 4] = ["_scale", "_scale_inv", "_scale_2", "_global_scale"];
+use crate::remains::{self, SCALES};
 
 /// Refuses tensors that are copied where a matrix is quantized: with the name of one that is written, or of a scale of it in any scheme.
 /// `owners`: for each tensor of the layout the place of its item in the plans.
