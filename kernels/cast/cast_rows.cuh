@@ -2,7 +2,7 @@
 #pragma once
 #include "cast/maximum.cuh"
 
-// HAVE numbers of each lane become one: number i, joined over the lanes that differ in the bits of STRIDE and below, in those whose bits there, from the highest one,
+// HAVE numbers of each lane become one, or HAVE / (2 STRIDE) where they are more: number i, joined over the lanes that differ in the bits of STRIDE and below, in those whose bits there, from the highest one,
 // are i's. Lanes exchange halves of what they have for as long as they have more than one. At each stride two lanes' numbers are joined, as in a tree.
 template <int HAVE, int STRIDE, class T, class JOIN> __device__ __forceinline__ void exchange(T* m, JOIN join) {
     if constexpr (STRIDE > 0) {
@@ -58,7 +58,7 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
 
 // What was tried on sm_90 alone (H200, 2026-11), and makes some kernels for others spill a register. Scales of lines, most of which lie by rows, are stored in
 // that order first: fewer instructions, up to 4 % of E2M1's time. E4M3 codes past the end of a row are made, too, and not stored: without the branch
-// SwiGLU takes 2 % less; E2M1, whose steps are more, would take 3 % longer.
+// SwiGLU takes 2 % less; E2M1, whose steps are more, would take 3 % longer. Norms ask for their weights early, in fewer registers.
 #if __CUDA_ARCH__ == 900
 constexpr bool TUNED = true;
 #else

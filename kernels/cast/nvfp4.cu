@@ -234,7 +234,7 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 
-// 4over6 of many rows that are not too long: with fewer registers more rows fit, worth 4 to 16 % (observed: H200, 2026-11). Two blocks of 16 in each thread
+// 4over6 of many rows that are not too long: on sm_90, with fewer registers, more rows fit, worth 4 to 16 % (observed: H200, 2026-11). Two blocks of 16 in each thread
 // where errors are compared fast, one where they are strict, as src/gpu/kernels/nvfp4.rs has it.
 #if __CUDA_ARCH__ == 900
 #define FAST_ROWS 3

@@ -155,7 +155,7 @@ __device__ __forceinline__ void norm_held(const CastSource& x, const Norm& n, co
     const Row<T, ALIGNED> memory(x, n, row);
     Vec8<T> held[HELD];
     Weights<T, ALIGNED> weights;
-    // All that is read is asked for before any of it is waited for.
+    // All that is read is asked for before any of it is waited for, but weights, behind the sum with a residual: beside that, registers spilled.
 #pragma unroll
     for (int i = 0; i < HELD; i++) held[i] = memory.of_x(column_of(i));
     if (n.residual) {

@@ -367,7 +367,7 @@ fn a_folder_that_is_being_filled_is_removed() {
         assert_eq!(removal.temporary(), output.temporary());
         std::thread::scope(|scope| {
             let filling = scope.spawn(|| (0..100_000).find(|i| output.write(&format!("{i}"), b"").is_err()));
-            while !output.temporary().join("30").exists() {
+            while !filling.is_finished() && !output.temporary().join("30").exists() {
                 std::thread::yield_now();
             }
             removal.remove().unwrap();
