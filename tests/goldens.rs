@@ -8,10 +8,12 @@ use ndarray::{Array2, ArrayView2};
 use scaled_gemm::codec::{decode, encode_e4m3, encode_e5m2, round_to};
 use scaled_gemm::layout::ScaleLayout;
 use scaled_gemm::reference::{
-    AmaxHistory, GemmInputs, Promotion, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused,
-    quantize, quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
+    GemmInputs, Promotion, amax, calc_diff, delayed_update, dequantize, promote, promote_unfused, quantize,
+    quantize_tensor, quantize_transposed, scaled_gemm, sqnr_db,
 };
-use scaled_gemm::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, HostQuantMatrix, Recipe, Scheme};
+use scaled_gemm::{
+    AmaxHistory, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, HostQuantMatrix, Recipe, Scheme,
+};
 use serde_json::Value;
 
 const E4M3: Fp8Format = Fp8Format::E4M3;

@@ -2,12 +2,14 @@
 
 mod cast;
 pub mod codec;
+mod delayed;
 mod dtype;
 mod fp8;
 mod given;
 mod host;
 mod host_cast;
 pub mod layout;
+mod linear;
 mod mx;
 pub(crate) mod nvfp4;
 mod operand;
@@ -16,6 +18,7 @@ mod recipe;
 mod scheme;
 
 pub use cast::{CastGroup, CastRecipe, CastScales, CastScheme};
+pub use delayed::{AmaxHistory, DelayedScaling};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
@@ -23,6 +26,7 @@ pub use host::{HostParts, HostQuantMatrix};
 pub use host_cast::HostCastMatrix;
 #[cfg(feature = "cuda")]
 pub(crate) use host_cast::{check_scales, logical_scales};
+pub use linear::{LinearRecipe, TensorScaling};
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,

@@ -1,18 +1,6 @@
 //! Delayed scaling: the factor of the next step from the amax of past steps.
 
-use crate::format::{Fp8Format, GroupScale};
-
-/// Which past amax decides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum AmaxHistory {
-    /// The largest of the window.
-    #[default]
-    Max,
-    /// That of the step just finished.
-    MostRecent,
-}
-
-named!(AmaxHistory, "amax history rule", Max => "max", MostRecent => "most-recent");
+use crate::format::{AmaxHistory, Fp8Format, GroupScale};
 
 /// `encode = fl(fl(MAX * 2^-margin) / amax)`, `scale = fl(1 / encode)`: TransformerEngine's update after a step.
 ///

@@ -133,6 +133,13 @@ pub fn quantize_transposed_with_scale(
     quantize_with_scale(x.t().as_standard_layout().view(), source, recipe, scale)
 }
 
+/// [`amax`] of a matrix, on all cores.
+pub(super) fn amax_of(x: &ArrayView2<f32>) -> f32 {
+    let mut row_amax = vec![0.0; x.nrows()];
+    parallel::for_each_piece(&mut row_amax, 1, x.ncols(), |i, out| out[0] = amax(&row(x, i)));
+    amax(&row_amax)
+}
+
 /// What every quantizer asks of its arguments.
 pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<()> {
     if !source.is_wide() {
@@ -161,10 +168,8 @@ pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) ->
 /// [`Error::Shape`] if the columns are not a multiple of 16.
 pub fn quantize_tensor(x: ArrayView2<f32>, format: Fp8Format, scale: GivenScale) -> Result<(HostQuantMatrix, f32)> {
     pair::check_quantize_cols("x", x.ncols())?;
-    let mut row_amax = vec![0.0; x.nrows()];
-    parallel::for_each_piece(&mut row_amax, 1, x.ncols(), |i, out| out[0] = amax(&row(&x, i)));
     let matrix = cast(&x, Scheme::Fp8Tensor(format), format, &[scale.factors()?])?;
-    Ok((matrix, amax(&row_amax)))
+    Ok((matrix, amax_of(&x)))
 }
 
 /// `fl(code * f)` with `f = fl(block_scale * scale)`, rounded to nearest even in `out`, as FP32 values; `rows x cols`.

@@ -1,0 +1,417 @@
+//! The linear layer on the CPU: its three products against operands quantized by hand and f64 sums, tokens that are no multiple of
+//! anything, both forms of a kept input, delayed scaling step by step, and what it refuses.
+
+use ndarray::{Array2, ArrayView2, Axis, concatenate, s};
+use scaled_gemm::codec::round_to;
+use scaled_gemm::reference::{
+    Accumulator, Gelu, GemmInputs, KeptInput, Linear, Noise, SavedInput, amax, delayed_update, gemm_bound, quantize,
+    quantize_tensor, quantize_transposed, sqnr_db,
+};
+use scaled_gemm::{
+    AmaxHistory, DType, DelayedScaling, Error, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
+    HostQuantMatrix, LinearRecipe, Nvfp4Recipe, Recipe, TensorScaling,
+};
+
+const IN: usize = 272;
+const OUT: usize = 144;
+const DTYPE: DType = DType::Bf16;
+
+/// X, W and dY: normal numbers, or with a few that are a hundred times larger.
+struct Data {
+    x: Array2<f32>,
+    w: Array2<f32>,
+    dy: Array2<f32>,
+    bias: Vec<f32>,
+}
+
+fn data(tokens: usize, outliers: bool) -> Data {
+    let mut noise = Noise::new(1000 + tokens as u64);
+    let mut matrix = |rows, cols| {
+        let mut x = noise.matrix(rows, cols, DTYPE);
+        if outliers {
+            // One number in 512, as activations of trained models have them.
+            for v in x.iter_mut() {
+                *v *= if noise.below(512) == 0 { 100.0 } else { 1.0 };
+            }
+            x.mapv_inplace(|v| round_to(DTYPE, v));
+        }
+        x
+    };
+    let [x, w, dy] = [matrix(tokens, IN), matrix(OUT, IN), matrix(tokens, OUT)];
+    Data { x, w, dy, bias: matrix(1, OUT).into_raw_vec_and_offset().0 }
+}
+
+/// The operands of one product, made by hand.
+enum Pair {
+    Quantized(HostQuantMatrix, HostQuantMatrix),
+    Bf16(Array2<f32>, Array2<f32>),
+}
+
+/// The recipes of `Y = X W^T`, `dX = dY W` and `dW = dY^T X`, written out: numerics.md 2.4 and 4.
+fn recipes(recipe: LinearRecipe) -> [Option<[Recipe; 2]>; 3] {
+    let torchao = |granularity| Recipe::from(Fp8Recipe::new(granularity, Fp8Format::E4M3));
+    let te =
+        |format| Recipe::from(Fp8Recipe::new(Fp8Granularity::Tensor, format).with_rule(Fp8Rule::TransformerEngine));
+    let [vector, tile, row] =
+        [Fp8Granularity::Group1x128, Fp8Granularity::Group128x128, Fp8Granularity::Row].map(torchao);
+    match recipe {
+        LinearRecipe::Bf16 => [None; 3],
+        LinearRecipe::Fp8Blockwise => [Some([vector, tile]), Some([vector, tile]), Some([vector, vector])],
+        LinearRecipe::Fp8Row => [Some([row, row]); 3],
+        LinearRecipe::Fp8Tensor(_) => {
+            let backward = Some([te(Fp8Format::E5M2), te(Fp8Format::E4M3)]);
+            [Some([te(Fp8Format::E4M3); 2]), backward, backward]
+        }
+        LinearRecipe::Nvfp4Row => [Some([Nvfp4Recipe::ROWS.into(), Nvfp4Recipe::TENSOR.into()]), None, None],
+        other => panic!("{other} has no line here"),
+    }
+}
+
+/// Rows of zeros up to a multiple of 16.
+fn padded(x: &Array2<f32>) -> Array2<f32> {
+    let rest = x.nrows().next_multiple_of(16) - x.nrows();
+    concatenate![Axis(0), x.view(), Array2::<f32>::zeros((rest, x.ncols()))]
+}
+
+fn pairs(recipe: LinearRecipe, data: &Data) -> [Pair; 3] {
+    let plain = |x: ArrayView2<f32>, recipe| quantize(x, DTYPE, recipe).unwrap();
+    let turned = |x: &Array2<f32>, recipe| quantize_transposed(padded(x).view(), DTYPE, recipe).unwrap();
+    let Data { x, w, dy, .. } = data;
+    let owned = |x: ArrayView2<f32>| x.as_standard_layout().into_owned();
+    let [forward, input, weight] = recipes(recipe);
+    [
+        forward.map_or_else(
+            || Pair::Bf16(x.clone(), w.clone()),
+            |[a, b]| Pair::Quantized(plain(x.view(), a), plain(w.view(), b)),
+        ),
+        input.map_or_else(
+            || Pair::Bf16(dy.clone(), owned(w.t())),
+            |[a, b]| Pair::Quantized(plain(dy.view(), a), turned(w, b)),
+        ),
+        weight.map_or_else(
+            || Pair::Bf16(owned(dy.t()), owned(x.t())),
+            |[a, b]| Pair::Quantized(turned(dy, a), turned(x, b)),
+        ),
+    ]
+}
+
+/// `got` is the product of the pair, plus C and bias, within the bound.
+#[track_caller]
+fn assert_product(pair: &Pair, got: &Array2<f32>, out: DType, c: Option<&Array2<f32>>, bias: Option<&[f32]>) {
+    match pair {
+        Pair::Quantized(a, b) => {
+            let accumulate = c.map(|c| (1.0, c.view()));
+            let bias = bias.map(|bias| (bias, DTYPE));
+            let inputs = GemmInputs { accumulate, bias, ..GemmInputs::new(a, b, out) };
+            let bound = gemm_bound(&inputs, Accumulator::Fp32, Gelu::Ieee).unwrap();
+            for ((at, got), (exact, tolerance)) in got.indexed_iter().zip(bound.exact.iter().zip(&bound.tolerance)) {
+                let off = (f64::from(*got) - exact).abs();
+                assert!(off <= *tolerance, "{at:?}: {got}, {exact}, off {off:e} of {tolerance:e}");
+            }
+        }
+        Pair::Bf16(a, b) => {
+            assert_eq!(got.dim(), (a.nrows(), b.nrows()));
+            // k products and their sums, C and bias: each of k + 2 roundings errs by at most u of the sum of magnitudes; then
+            // the output's own, of 24 or 8 significant bits.
+            let unit = if out == DType::F32 { 2f64.powi(-24) } else { 2f64.powi(-8) };
+            for ((i, j), got) in got.indexed_iter() {
+                let terms = || a.row(i).into_iter().zip(b.row(j)).map(|(a, b)| f64::from(*a) * f64::from(*b));
+                let added = [c.map_or(0.0, |c| c[[i, j]].into()), bias.map_or(0.0, |bias| bias[j].into())];
+                let exact = terms().chain(added).sum::<f64>();
+                let size = terms().chain(added).map(f64::abs).sum::<f64>();
+                let sum = (a.ncols() + 2) as f64 * 2f64.powi(-24) * size;
+                let off = (f64::from(*got) - exact).abs();
+                assert!(off <= sum + unit * (exact.abs() + sum), "{i}, {j}: {got}, {exact}, off {off:e}");
+            }
+        }
+    }
+}
+
+fn layer(recipe: LinearRecipe, data: &Data) -> Linear {
+    Linear::new(data.w.view(), DTYPE, recipe).unwrap().with_bias(data.bias.clone()).unwrap()
+}
+
+/// All but delayed scaling, whose scales depend on the steps before.
+fn stateless() -> impl Iterator<Item = LinearRecipe> {
+    LinearRecipe::all().into_iter().filter(|recipe| recipe.delayed().is_none())
+}
+
+#[test]
+fn all_three_products_are_those_of_operands_quantized_by_hand() {
+    for recipe in stateless() {
+        for tokens in [1, 127, 128, 200] {
+            let data = data(tokens, false);
+            let [forward, input, weight] = pairs(recipe, &data);
+            let mut layer = layer(recipe, &data);
+            let (y, saved) = layer.forward_saving(data.x.view()).unwrap();
+            assert_product(&forward, &y, DTYPE, None, Some(&data.bias));
+            assert_eq!(layer.forward(data.x.view()).unwrap(), y, "{recipe}");
+
+            let mut gradients = layer.zero_gradients();
+            let dx = layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+            assert_product(&input, &dx, DTYPE, None, None);
+            assert_product(&weight, &gradients.weight, DType::F32, None, None);
+
+            // A second micro-batch is added.
+            let first = gradients.clone();
+            layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+            assert_product(&weight, &gradients.weight, DType::F32, Some(&first.weight), None);
+            for (j, ((sum, first), col)) in gradients.bias.iter().zip(&first.bias).zip(data.dy.columns()).enumerate() {
+                let exact = col.iter().map(|v| f64::from(*v)).sum::<f64>();
+                // One rounding each.
+                assert_eq!(*first, exact as f32, "{j}");
+                assert_eq!(*sum, first + exact as f32, "{j}");
+            }
+        }
+    }
+}
+
+/// Signal to noise of Y, dX and dW beside f64 sums of the data as they came.
+fn sqnr(recipe: LinearRecipe, outliers: bool) -> [f64; 3] {
+    let data = data(512, outliers);
+    let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    let (y, saved) = layer.forward_saving(data.x.view()).unwrap();
+    let mut gradients = layer.zero_gradients();
+    let dx = layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+    let wide = |x: ArrayView2<f32>| x.mapv(f64::from);
+    let [x, w, dy] = [&data.x, &data.w, &data.dy].map(|x| wide(x.view()));
+    let db = |exact: Array2<f64>, got: &Array2<f32>| {
+        let exact: Vec<f64> = exact.iter().copied().collect();
+        sqnr_db(&exact, got.as_slice().unwrap())
+    };
+    [db(x.dot(&w.t()), &y), db(dy.dot(&w), &dx), db(dy.t().dot(&x), &gradients.weight)]
+}
+
+/// E4M3 has 3 bits after the leading one: the error of a code is uniform in half a step of 2^-3 of a binade, 31.6 dB below numbers that
+/// are uniform in a binade, and two operands are 28.6. E5M2 has a bit less: 25.5 beside its operand's 31.6 is 24.6. E2M1 in blocks
+/// has 20.5 for normal numbers, so 17.5.
+#[test]
+fn products_keep_the_signal_that_their_codes_allow() {
+    for (recipe, normal, outliers) in [
+        (LinearRecipe::Bf16, [48.0, 48.0, 100.0], [48.0, 48.0, 100.0]),
+        (LinearRecipe::Fp8Blockwise, [28.0; 3], [25.0; 3]),
+        (LinearRecipe::Fp8Row, [28.0; 3], [25.0; 3]),
+        (LinearRecipe::Fp8Tensor(TensorScaling::Current), [28.0, 24.0, 24.0], [25.0, 23.0, 23.0]),
+        (LinearRecipe::Nvfp4Row, [17.0, 48.0, 100.0], [13.0, 48.0, 100.0]),
+    ] {
+        for (kind, least) in [(false, normal), (true, outliers)] {
+            let got = sqnr(recipe, kind);
+            println!("{recipe}, outliers {kind}: {got:.1?} dB");
+            assert!(got.iter().zip(&least).all(|(got, least)| got >= least), "{recipe}: {got:.1?}, least {least:?}");
+        }
+    }
+}
+
+#[test]
+fn a_kept_input_gives_the_same_gradient_in_either_form() {
+    for recipe in LinearRecipe::all() {
+        let data = data(129, true);
+        let [high, quantized] = KeptInput::ALL.map(|kept| {
+            let mut layer = layer(recipe, &data).with_kept_input(kept);
+            // With delayed scaling, a step that has factors of its own.
+            layer.forward(data.x.view()).unwrap();
+            layer.quantize_gradient(data.dy.view()).unwrap();
+            layer.update_scales();
+            let (_, saved) = layer.forward_saving(data.x.view()).unwrap();
+            // Scales that change between the two passes do not change what the forward pass has read.
+            layer.update_scales();
+            let mut gradients = layer.zero_gradients();
+            layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+            (gradients, saved.bytes(), saved.tokens())
+        });
+        assert_eq!(high.0, quantized.0, "{recipe}");
+        assert_eq!((high.1, high.2), (129 * IN * 2, 129), "{recipe}");
+        let recipe_of_dw = recipes(recipe)[2];
+        let padded = 144 * IN;
+        match recipe_of_dw {
+            None => assert_eq!(quantized.1, padded * 2),
+            Some(_) => assert!(quantized.1 >= padded && quantized.1 < padded + padded / 8, "{recipe}: {}", quantized.1),
+        }
+    }
+}
+
+#[test]
+fn tokens_are_padded_inside_and_none_is_no_error() {
+    for recipe in LinearRecipe::all() {
+        let whole = data(160, false);
+        for tokens in [0, 1, 15, 129, 145] {
+            let cut = |x: &Array2<f32>| {
+                let mut x = x.clone();
+                x.slice_mut(s![tokens.., ..]).fill(0.0);
+                x
+            };
+            let (x, dy) = (cut(&whole.x), cut(&whole.dy));
+            let run = |x: ArrayView2<f32>, dy: ArrayView2<f32>| {
+                let mut layer = layer(recipe, &whole);
+                let (y, saved) = layer.forward_saving(x).unwrap();
+                let mut gradients = layer.zero_gradients();
+                let dx = layer.backward(dy, &saved, &mut gradients).unwrap();
+                (y, dx, gradients)
+            };
+            let (y, dx, gradients) = run(x.slice(s![..tokens, ..]), dy.slice(s![..tokens, ..]));
+            let (want_y, want_dx, want) = run(x.view(), dy.view());
+            assert_eq!(y, want_y.slice(s![..tokens, ..]), "{recipe} {tokens}");
+            assert_eq!(dx, want_dx.slice(s![..tokens, ..]), "{recipe} {tokens}");
+            assert_eq!(gradients.bias, want.bias);
+            // Sums over other numbers of zeros may be in another order.
+            let size = x.mapv(f32::abs).t().dot(&dy.mapv(f32::abs));
+            for ((at, got), want) in gradients.weight.indexed_iter().zip(&want.weight) {
+                // Both err by at most t u S, with t of gemm_bound: 128 + 2 + 8.
+                let bound = 2.0 * 138.0 * 2f32.powi(-24) * 1.2 * size[[at.1, at.0]];
+                assert!((got - want).abs() <= bound, "{recipe} {tokens} {at:?}: {got} {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refreshed_layer_is_one_made_of_the_new_weight() {
+    for recipe in stateless() {
+        let [old, new] = [data(40, false), data(41, false)];
+        let mut refreshed = layer(recipe, &old);
+        refreshed.refresh(new.w.view()).unwrap();
+        refreshed.refresh_bias(&new.bias).unwrap();
+        let mut made = layer(recipe, &new);
+        assert_eq!(refreshed.forward(new.x.view()).unwrap(), made.forward(new.x.view()).unwrap(), "{recipe}");
+        let [dx, want] = [&mut refreshed, &mut made].map(|layer| {
+            let dy = layer.quantize_gradient(new.dy.view()).unwrap();
+            layer.input_gradient(&dy).unwrap()
+        });
+        assert_eq!(dx, want, "{recipe}");
+    }
+}
+
+/// Codes and scales of the transposed weight are those of the weight, transposed: what a GPU may rely on.
+#[test]
+fn tiles_of_a_weight_are_the_same_in_both_forms() {
+    let data = data(1, true);
+    let [_, tile] = recipes(LinearRecipe::Fp8Blockwise)[0].unwrap();
+    let [w, t] =
+        [quantize(data.w.view(), DTYPE, tile).unwrap(), quantize_transposed(data.w.view(), DTYPE, tile).unwrap()];
+    for i in 0..OUT {
+        for j in 0..IN {
+            assert_eq!(w.row_codes(i)[j], t.row_codes(j)[i]);
+        }
+    }
+    for r in 0..OUT.div_ceil(128) {
+        for c in 0..IN.div_ceil(128) {
+            assert_eq!(w.scale_at(r, c), t.scale_at(c, r));
+        }
+    }
+}
+
+#[test]
+fn delayed_scaling_takes_the_factors_of_past_steps() {
+    let rule = DelayedScaling { window: 3, margin: 1, rule: AmaxHistory::Max };
+    let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(rule));
+    let data = data(32, false);
+    let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    // X, W, dY: factor, and history with the running step in front.
+    let mut encode = [1.0f32; 3];
+    let mut history = [[0.0f32; 3]; 3];
+    let formats = [Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2];
+    let mut w = data.w.clone();
+    history[1][0] = amax(w.as_slice().unwrap());
+    let mut weight_encode = 1.0;
+    for step in 0..6 {
+        let growth = [1.0, 30.0, 0.5, 0.01, 0.01, 2.0][step];
+        let (x, dy) = (&data.x * growth, &data.dy * (1.0 / growth));
+        let cast =
+            |x: &Array2<f32>, format, encode| quantize_tensor(x.view(), format, GivenScale::Encode(encode)).unwrap().0;
+        let y = layer.forward(x.view()).unwrap();
+        let forward = Pair::Quantized(cast(&x, formats[0], encode[0]), cast(&w, formats[1], weight_encode));
+        assert_product(&forward, &y, DTYPE, None, None);
+        let quantized = layer.quantize_gradient(dy.view()).unwrap();
+        let dx = layer.input_gradient(&quantized).unwrap();
+        let turned = w.t().as_standard_layout().into_owned();
+        let input = Pair::Quantized(cast(&dy, formats[2], encode[2]), cast(&turned, formats[1], weight_encode));
+        assert_product(&input, &dx, DTYPE, None, None);
+
+        history[0][0] = history[0][0].max(amax(x.as_slice().unwrap()));
+        history[2][0] = history[2][0].max(amax(dy.as_slice().unwrap()));
+        layer.update_scales();
+        for tensor in 0..3 {
+            let update = delayed_update(&mut history[tensor], encode[tensor], formats[tensor], 1, AmaxHistory::Max);
+            encode[tensor] = update.encode;
+        }
+        w *= 1.5;
+        layer.refresh(w.view()).unwrap();
+        weight_encode = encode[1];
+        history[1][0] = amax(w.as_slice().unwrap());
+    }
+    // Growth by 30 was seen: factors did change.
+    assert!(encode.iter().all(|encode| *encode != 1.0), "{encode:?}");
+}
+
+/// numerics.md 2.5, through the layer.
+#[test]
+fn torchaos_constant_layer_gives_192() {
+    let x = Array2::from_shape_fn((1, 256), |(_, j)| if j < 128 { 2.0 } else { -1.0 });
+    let w = Array2::from_shape_fn((16, 256), |(_, j)| if j < 128 { 1.0 } else { 0.5 });
+    let mut layer = Linear::new(w.view(), DTYPE, LinearRecipe::Fp8Blockwise).unwrap();
+    assert!(layer.forward(x.view()).unwrap().iter().all(|y| *y == 192.0));
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, Error>, words: &[&str]) {
+    let text = match result {
+        Ok(_) => panic!("not refused"),
+        Err(error) => error.to_string(),
+    };
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_gradients_stay() {
+    let matrix = |rows, cols| Array2::<f32>::ones((rows, cols));
+    let recipe = LinearRecipe::Fp8Blockwise;
+    let new = |rows, cols, recipe| Linear::new(matrix(rows, cols).view(), DTYPE, recipe);
+    refused(new(24, 32, recipe), &["weight of a linear layer: 24 x 32", "multiples of 16", "pad"]);
+    refused(new(32, 24, LinearRecipe::Bf16), &["32 x 24", "multiples of 16"]);
+    refused(Linear::new(matrix(16, 16).view(), DType::E4M3, recipe), &["e4m3", "bf16"]);
+    let window = DelayedScaling { window: 0, ..DelayedScaling::default() };
+    refused(new(16, 16, LinearRecipe::Fp8Tensor(TensorScaling::Delayed(window))), &["window of 0", "1 or more"]);
+    refused(new(32, 48, recipe).unwrap().with_bias(vec![0.0; 48]), &["bias: length 48", "must be 32"]);
+
+    let mut layer = new(32, 48, recipe).unwrap();
+    refused(layer.refresh(matrix(48, 32).view()), &["48 x 32", "32 x 48"]);
+    refused(layer.refresh_bias(&[0.0; 32]), &["made without one", "with_bias"]);
+    refused(layer.refresh_bias(&[0.0; 31]), &["length 31"]);
+    refused(layer.forward(matrix(5, 32).view()), &["X: 5 x 32", "48 in features"]);
+    refused(layer.forward_saving(matrix(5, 32).view()).map(drop), &["X: 5 x 32"]);
+    refused(layer.quantize_gradient(matrix(5, 48).view()), &["dY: 5 x 48", "32 out features"]);
+
+    let saved = |layer: &mut Linear, tokens| -> SavedInput {
+        let x = matrix(tokens, layer.in_features());
+        layer.forward_saving(x.view()).unwrap().1
+    };
+    let (five, six) = (saved(&mut layer, 5), saved(&mut layer, 6));
+    let dy = layer.quantize_gradient(matrix(5, 32).view()).unwrap();
+    let mut gradients = layer.zero_gradients();
+    layer.weight_gradient(&dy, &five, &mut gradients).unwrap();
+    let before = gradients.clone();
+    refused(layer.weight_gradient(&dy, &six, &mut gradients), &["saved X: 6 x 48", "5 x 48"]);
+    let mut other = new(64, 48, recipe).unwrap();
+    let foreign = other.quantize_gradient(matrix(5, 64).view()).unwrap();
+    refused(layer.weight_gradient(&foreign, &five, &mut gradients), &["dY: 5 x 64", "32 out features"]);
+    refused(layer.input_gradient(&foreign), &["dY: 5 x 64"]);
+    // The same shapes and another recipe.
+    let mut plain = new(32, 48, LinearRecipe::Bf16).unwrap().with_kept_input(KeptInput::Quantized);
+    let foreign = saved(&mut plain, 5);
+    refused(layer.weight_gradient(&dy, &foreign, &mut gradients), &["BF16", "different recipes"]);
+    let mut rows = new(32, 48, LinearRecipe::Fp8Row).unwrap();
+    let foreign = rows.quantize_gradient(matrix(5, 32).view()).unwrap();
+    refused(layer.weight_gradient(&foreign, &five, &mut gradients), &["fp8-row", "fp8-1x128"]);
+    assert_eq!(gradients, before);
+    let mut narrow = other.zero_gradients();
+    refused(layer.weight_gradient(&dy, &five, &mut narrow), &["gradients: 64 x 48", "32 x 48"]);
+    let mut biased = new(32, 48, recipe).unwrap().with_bias(vec![0.0; 32]).unwrap().zero_gradients();
+    refused(layer.weight_gradient(&dy, &five, &mut biased), &["32 of a bias", "zero_gradients"]);
+    // Of another layer without bias, of the same shape: nothing for the bias would be added.
+    let mut with_bias = new(32, 48, recipe).unwrap().with_bias(vec![0.0; 32]).unwrap();
+    let mut gradients = with_bias.zero_gradients();
+    refused(with_bias.weight_gradient(&dy, &five, &mut gradients), &["bias"]);
+    let own = with_bias.quantize_gradient(matrix(5, 32).view()).unwrap();
+    with_bias.weight_gradient(&own, &five, &mut gradients).unwrap();
+    assert_eq!(gradients.bias, [5.0; 32]);
+}
