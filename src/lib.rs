@@ -102,4 +102,5 @@ pub use names::UnknownName;
 #[doc = include_str!("../docs/memory.md")]
 #[doc = include_str!("../docs/recipes.md")]
 #[doc = include_str!("../docs/casts.md")]
+#[doc = include_str!("../docs/training.md")]
 pub struct Examples;

@@ -1,0 +1,178 @@
+//! Trains a small model of characters twice, with BF16 linear layers and with FP8 ones (`Float8BlockwiseLinear`'s recipe: 1x128
+//! activations and gradients, 128x128 weights), from the same weights on the same text; draws both losses. On the CPU.
+//!
+//!     cargo run --release --example train_char [STEPS [FILE.svg]]
+
+mod layers;
+mod model;
+mod text;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use model::{Model, Shape};
+use plotters::prelude::*;
+use scaled_gemm::LinearRecipe;
+use scaled_gemm::reference::Noise;
+use text::Text;
+
+/// Stretches of text in a step, their length, and the model's sizes: features are multiples of 128, as the scales' groups are.
+const STRETCHES: usize = 6;
+const LEN: usize = 32;
+const WIDTH: usize = 128;
+const HIDDEN: usize = 256;
+const HEADS: usize = 4;
+const BLOCKS: usize = 2;
+const RATE: f32 = 3e-3;
+/// The loss at the end is the mean of so many last steps.
+const LAST: usize = 10;
+
+const RECIPES: [LinearRecipe; 2] = [LinearRecipe::Bf16, LinearRecipe::Fp8Blockwise];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let steps = arguments.next().map_or(Ok(200), |steps| steps.parse::<usize>());
+    let path = arguments.next().map_or_else(|| PathBuf::from("target/train_char.svg"), PathBuf::from);
+    let (Ok(steps @ LAST..), None) = (steps, arguments.next()) else {
+        return Err(format!("usage: train_char [STEPS [FILE.svg]], with at least {LAST} steps").into());
+    };
+    let text = Text::new(2000);
+    let mut curves = Vec::new();
+    for recipe in RECIPES {
+        let bar = ProgressBar::new(steps as u64).with_prefix(format!("{recipe:<13}"));
+        bar.set_style(ProgressStyle::with_template("{prefix} [{bar:40}] {pos}/{len} steps, {elapsed}, loss {msg}")?);
+        let (losses, mut model) = train(&text, recipe, 1, steps, |loss| {
+            bar.set_message(format!("{loss:.3}"));
+            bar.inc(1);
+        })?;
+        bar.finish();
+        println!("{recipe}: loss {:.3} at the end; it writes {:?}", last(&losses), write(&mut model, &text, 48)?);
+        curves.push((recipe, losses));
+    }
+    draw(&path, &curves)?;
+    println!("both curves: {}", path.display());
+    Ok(())
+}
+
+/// The loss of every step, and the model. Weights and text depend on the seed alone.
+fn train(
+    text: &Text,
+    recipe: LinearRecipe,
+    seed: u64,
+    steps: usize,
+    mut each: impl FnMut(f32),
+) -> Result<(Vec<f32>, Model), Box<dyn Error>> {
+    let alphabet = text.alphabet();
+    let shape = Shape { alphabet, len: LEN, width: WIDTH, hidden: HIDDEN, heads: HEADS, blocks: BLOCKS };
+    let mut model = Model::new(shape, recipe, seed)?;
+    let mut noise = Noise::new(100 + seed);
+    let mut losses = Vec::with_capacity(steps);
+    for step in 0..steps {
+        let (symbols, next) = text.batch(STRETCHES, LEN, &mut noise);
+        // Smaller steps towards the end.
+        let rate = RATE * (1.0 - 0.9 * step as f32 / steps as f32);
+        losses.push(model.train(&symbols, &next, rate)?);
+        each(losses[step]);
+    }
+    Ok((losses, model))
+}
+
+fn last(losses: &[f32]) -> f32 {
+    let last = &losses[losses.len().saturating_sub(LAST)..];
+    last.iter().sum::<f32>() / last.len() as f32
+}
+
+/// What the model holds most likely after "the ", character by character.
+fn write(model: &mut Model, text: &Text, count: usize) -> Result<String, Box<dyn Error>> {
+    let (mut symbols, _) = text.batch(1, LEN, &mut Noise::new(3));
+    let begin = symbols.len();
+    for _ in 0..count {
+        let seen = &symbols[symbols.len() - LEN..];
+        let logits = model.forward(seen)?;
+        let row = logits.row(LEN - 1);
+        let best = (0..text.alphabet()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap_or(0);
+        symbols.push(best);
+    }
+    Ok(text.spell(&symbols[begin..]))
+}
+
+fn draw(path: &PathBuf, curves: &[(LinearRecipe, Vec<f32>)]) -> Result<(), Box<dyn Error>> {
+    let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
+    let most = curves.iter().flat_map(|(_, losses)| losses).copied().fold(0.0, f32::max);
+    let root = SVGBackend::new(path, (760, 440)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption("Loss of a small model of characters", ("sans-serif", 17))
+        .margin(14)
+        .x_label_area_size(40)
+        .y_label_area_size(56)
+        .build_cartesian_2d(0..steps, 0.0..most * 1.05)?;
+    chart.configure_mesh().x_desc("step").y_desc("nats a character").draw()?;
+    for ((recipe, losses), color) in curves.iter().zip([RGBColor(0, 114, 178), RGBColor(213, 94, 0)]) {
+        let points = losses.iter().enumerate().map(|(step, loss)| (step, *loss));
+        chart
+            .draw_series(LineSeries::new(points, &color))?
+            .label(recipe.to_string())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color));
+    }
+    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+    use scaled_gemm::DType;
+
+    use super::*;
+    use crate::layers::{Attention, Norm};
+
+    /// Sixty steps leave about 1 nat of the 3.2 of a blind guess. The mean of the last ten steps differs between seeds by up to 0.11
+    /// nats, and between the recipes of one seed, whose weights and text are the same, by up to 0.025 (twelve seeds were looked at).
+    #[test]
+    fn fp8_learns_as_bf16_does() {
+        let text = Text::new(2000);
+        for seed in 1..=3 {
+            let [bf16, fp8] = RECIPES.map(|recipe| {
+                let (losses, _) = train(&text, recipe, seed, 60, |_| ()).unwrap();
+                assert!(losses[0] > 3.0, "{recipe}: {}", losses[0]);
+                last(&losses)
+            });
+            println!("seed {seed}: {bf16:.4} {fp8:.4}");
+            assert!(bf16 < 1.3 && (bf16 - fp8).abs() < 0.05, "seed {seed}: bf16 {bf16}, fp8 {fp8}");
+        }
+    }
+
+    /// The example's own gradients against differences.
+    #[test]
+    fn norm_and_attention_have_the_gradients_of_what_they_compute() {
+        let mut noise = Noise::new(5);
+        let x = noise.matrix(8, 24, DType::F32);
+        let norm = |x: &Array2<f32>| Norm::new(24).forward(x).unwrap();
+        let attend = |x: &Array2<f32>| Attention::new(4, 2).forward(x.clone());
+        for (width, run) in [(24, &norm as &dyn Fn(&Array2<f32>) -> Array2<f32>), (8, &attend)] {
+            let dy = noise.matrix(8, width, DType::F32);
+            let dx = if width == 24 {
+                let mut layer = Norm::new(24);
+                layer.forward(&x).unwrap();
+                layer.backward(&dy)
+            } else {
+                let mut layer = Attention::new(4, 2);
+                layer.forward(x.clone());
+                layer.backward(&dy)
+            };
+            for at in [[0, 0], [3, 5], [7, 23], [4, 9], [2, 17]] {
+                let along = |step: f32| {
+                    let mut x = x.clone();
+                    x[at] += step;
+                    (run(&x) * &dy).iter().map(|v| f64::from(*v)).sum::<f64>()
+                };
+                let want = (along(1e-2) - along(-1e-2)) / 2e-2;
+                // The third derivative times the step squared, and FP32's rounding over the step.
+                assert!((f64::from(dx[at]) - want).abs() < 2e-3, "{at:?}: {} {want}", dx[at]);
+            }
+        }
+    }
+}
