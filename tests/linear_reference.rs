@@ -318,7 +318,9 @@ fn delayed_scaling_takes_the_factors_of_past_steps() {
         let (x, dy) = (&data.x * growth, &data.dy * (1.0 / growth));
         let cast =
             |x: &Array2<f32>, format, encode| quantize_tensor(x.view(), format, GivenScale::Encode(encode)).unwrap().0;
-        let y = layer.forward(x.view()).unwrap();
+        let (y, saved) = layer.forward_saving(x.view()).unwrap();
+        // A smaller micro-batch in the same step: the step's amax is that of both.
+        layer.forward((&x * 0.125).view()).unwrap();
         let forward = Pair::Quantized(cast(&x, formats[0], encode[0]), cast(&w, formats[1], weight_encode));
         assert_product(&forward, &y, DTYPE, None, None);
         let quantized = layer.quantize_gradient(dy.view()).unwrap();
@@ -326,6 +328,11 @@ fn delayed_scaling_takes_the_factors_of_past_steps() {
         let turned = w.t().as_standard_layout().into_owned();
         let input = Pair::Quantized(cast(&dy, formats[2], encode[2]), cast(&turned, formats[1], weight_encode));
         assert_product(&input, &dx, DTYPE, None, None);
+        let mut gradients = layer.zero_gradients();
+        layer.weight_gradient(&quantized, &saved, &mut gradients).unwrap();
+        let [dy_t, x_t] = [&dy, &x].map(|x| x.t().as_standard_layout().into_owned());
+        let weight = Pair::Quantized(cast(&dy_t, formats[2], encode[2]), cast(&x_t, formats[0], encode[0]));
+        assert_product(&weight, &gradients.weight, DType::F32, None, None);
 
         history[0][0] = history[0][0].max(amax(x.as_slice().unwrap()));
         history[2][0] = history[2][0].max(amax(dy.as_slice().unwrap()));
