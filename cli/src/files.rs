@@ -159,7 +159,10 @@ mod tests {
         let sync = |_: &mut ()| {
             // What the handler of signals does.
             std::thread::spawn(move || free.send(drop(TEMPORARY.lock())));
-            assert!(is_free.recv_timeout(Duration::from_secs(20)).is_ok(), "the lock is held while the disk is waited for");
+            assert!(
+                is_free.recv_timeout(Duration::from_secs(20)).is_ok(),
+                "the lock is held while the disk is waited for"
+            );
             Ok(())
         };
         let finish = |()| {

@@ -10,7 +10,10 @@ use super::cast_writer::PlannedCast;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, NibbleOrder, ScaleMeaning, input_scale_tensor, of_blocks, tensors_of};
+use super::names::{
+    Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, input_scale_tensor,
+    is_read_as_scale, of_blocks, tensors_of,
+};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -74,6 +77,36 @@ impl CheckpointLayout {
     /// The names of the tensors, in the order of the calls.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
+    /// Tensors with the name of a scale of a quantized matrix of the layout, and that are none of its own: with the name of the matrix, and
+    /// whether a reader would take them for a scale of it, which [`CheckpointLayout::create_in`] refuses.
+    pub fn scales_of_others(&self) -> Vec<(&str, &str, bool)> {
+        let is_own = |matrix: &Planned, ending: &str| {
+            let own = tensors_of(matrix.dialect, matrix.scheme, matrix.rows, matrix.cols);
+            own.iter().any(|tensor| tensor.suffix == ending)
+        };
+        // A cast is read by its metadata, and has one scale.
+        let of = |name: &str, ending: &str| match self.planned.matrices.get_key_value(name) {
+            Some((name, matrix)) if !is_own(matrix, ending) => {
+                Some((name.as_str(), is_read_as_scale(matrix.dialect, matrix.scheme, ending)))
+            }
+            Some(_) => None,
+            None if ending == SCALE_SUFFIXES[0] => None,
+            None => self.planned.casts.get_key_value(name).map(|(name, _)| (name.as_str(), false)),
+        };
+        // The older name of ComfyUI, which gives it to the scale of whatever is there.
+        let old = |name: &str| {
+            let (matrix, is_read) = of(&format!("{}weight", name.strip_suffix(OLD_COMFY_SCALE)?), OLD_COMFY_SCALE)?;
+            Some((matrix, is_read || self.dialect == Dialect::ComfyUi))
+        };
+        let of_name = |name: &str| {
+            let endings = || SCALE_ENDINGS.iter().filter_map(|ending| of(name.strip_suffix(ending)?, ending));
+            // Of two, the one that reads it.
+            endings().find(|(_, is_read)| *is_read).or_else(|| endings().next()).or_else(|| old(name))
+        };
+        let found = self.tensors.iter().filter_map(|tensor| Some((tensor, of_name(&tensor.name)?)));
+        found.map(|(tensor, (matrix, is_read))| (tensor.name.as_str(), matrix, is_read)).collect()
     }
 
     fn push(&mut self, name: String, dtype: Dtype, shape: &[usize]) {

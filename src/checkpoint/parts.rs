@@ -8,7 +8,8 @@ use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
     BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, Dialect, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX,
-    SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0, wide_dtype,
+    SCALE_ENDINGS, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, codes_of, is_e8m0, recognise, recognise_e8m0,
+    wide_dtype,
 };
 use super::recipe::{Reading, dialect};
 use crate::error::{Error, Result};
@@ -19,15 +20,6 @@ const NVFP4_BLOCK: usize = 16;
 const NVFP4_BLOCK_BYTES: usize = 8;
 /// Bytes of a block of MXFP4, 32 columns.
 const MX_BLOCK_BYTES: usize = 16;
-
-/// Endings of the names of scales, and of the codes that each is of. The longest first: `_global_scale` ends in `_scale`, too.
-const SCALES: [(&str, &str); 5] = [
-    (DIVISOR_SUFFIX, PACKED_SUFFIX),
-    (SCALE_SUFFIXES[1], ""),
-    (SECOND_SUFFIX, ""),
-    (SCALE_SUFFIXES[0], ""),
-    (SCALE_SUFFIXES[0], PACKED_SUFFIX),
-];
 
 /// What to do about a scale of another shape.
 const NEVER_RESHAPED: &str =
@@ -100,9 +92,9 @@ impl Listing {
 
     /// The matrix whose codes are there and that a tensor is a scale of by its name.
     fn scaled_there<'n>(&self, name: &'n str) -> Option<&'n str> {
-        SCALES
-            .iter()
-            .find_map(|(suffix, codes)| name.strip_suffix(suffix).filter(|base| self.ending(base, codes).is_some()))
+        let has_codes =
+            |base: &str, ending: &str| codes_of(ending).iter().any(|codes| self.ending(base, codes).is_some());
+        SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending).filter(|base| has_codes(base, ending)))
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -528,7 +520,7 @@ fn grid_of(shape: &[usize]) -> Vec<usize> {
 
 /// The matrix that a tensor is a scale of by its name alone.
 fn scaled(name: &str) -> Option<&str> {
-    SCALES.iter().find_map(|(suffix, _)| name.strip_suffix(suffix))
+    SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.
