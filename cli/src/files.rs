@@ -158,7 +158,10 @@ mod tests {
         let (free, is_free) = channel();
         let sync = |_: &mut ()| {
             // What the handler of signals does.
-            std::thread::spawn(move || free.send(drop(TEMPORARY.lock())));
+            std::thread::spawn(move || {
+                drop(TEMPORARY.lock());
+                free.send(())
+            });
             assert!(
                 is_free.recv_timeout(Duration::from_secs(20)).is_ok(),
                 "the lock is held while the disk is waited for"

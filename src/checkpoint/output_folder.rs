@@ -56,7 +56,8 @@ impl FolderRemoval {
     /// Not to be called while [`OutputFolder::finish`] runs.
     ///
     /// # Errors
-    /// What the system says if it does not remove something, or if there is no end to what is written.
+    /// What the system says if it does not remove something, or if there is no end to what is written. The next run takes what is left
+    /// then: a folder with its mark, or an empty one.
     pub fn remove(&self) -> io::Result<()> {
         remove_marked(&self.partial, &self.mark)
     }

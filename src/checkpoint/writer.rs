@@ -170,8 +170,9 @@ impl CheckpointWriter {
         }
     }
 
-    /// Waits until the tensors have reached the disk, all of which must be written. [`CheckpointWriter::finish`] does so too, and does not
-    /// wait for them again: what is to be quick, as under a lock that a handler of signals takes, is the rest of it.
+    /// Waits until the tensors have reached the disk, all of which must be written, and their index, where there are several shards.
+    /// [`CheckpointWriter::finish`] does so too, and does not wait for them again: the rest of it is quick, as it must be under a lock that a
+    /// handler of signals takes.
     ///
     /// # Errors
     /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
@@ -188,6 +189,12 @@ impl CheckpointWriter {
         for shard in 0..self.shards.len() {
             self.file(shard)?.sync_all().map_err(|source| self.io(shard, source))?;
         }
+        if let Target::Folder(folder) = &self.target
+            && self.shards.len() > 1
+        {
+            let names: Vec<_> = self.shards.iter().map(|shard| shard.name.as_str()).collect();
+            folder.write("model.safetensors.index.json", index(&self.header, &names).as_bytes())?;
+        }
         self.is_synced = true;
         Ok(())
     }
@@ -200,13 +207,7 @@ impl CheckpointWriter {
         self.sync()?;
         match self.target {
             Target::File(output) => output.finish(),
-            Target::Folder(folder) => {
-                if self.shards.len() > 1 {
-                    let names: Vec<_> = self.shards.iter().map(|shard| shard.name.as_str()).collect();
-                    folder.write("model.safetensors.index.json", index(&self.header, &names).as_bytes())?;
-                }
-                folder.finish()
-            }
+            Target::Folder(folder) => folder.finish(),
         }
     }
 
