@@ -39,6 +39,29 @@ pub(super) fn without(text: &str, gone: impl Fn(&str) -> bool) -> Option<String>
     }
 }
 
+/// The lists of several files as one; nothing where there is none. One that is broken stays, to be called so.
+pub(super) fn merge(mut lists: Vec<String>) -> Option<String> {
+    lists.dedup();
+    if lists.len() < 2 {
+        return lists.pop();
+    }
+    let values: Vec<Value> = lists.iter().map(|text| serde_json::from_str(text).unwrap_or_default()).collect();
+    let is_list = |value: &Value| value.is_object() && value.get("layers").is_none_or(Value::is_object);
+    if let Some(broken) = values.iter().position(|value| !is_list(value)) {
+        return Some(lists.swap_remove(broken));
+    }
+    // Of other entries those of the first count. That all say the same of a layer was checked.
+    let all = values.into_iter().reduce(|mut all, mut more| {
+        if let Some(layers) = more.get_mut("layers").and_then(Value::as_object_mut) {
+            let known = all.as_object_mut().map(|all| all.entry("layers").or_insert_with(|| json!({})));
+            let known = known.and_then(Value::as_object_mut);
+            known.into_iter().for_each(|known| known.append(layers));
+        }
+        all
+    });
+    all.map(|all| all.to_string())
+}
+
 /// The format that the tensor of a layer names.
 pub(super) fn of_tensor(bytes: &[u8]) -> Option<String> {
     format(&serde_json::from_slice(bytes).ok()?)
