@@ -83,7 +83,7 @@ fn experts<'a>(input: &Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
             let (expert, slice) = slices.get(tensor.name.as_str())?;
             let of = printable(&input.tensors()[expert.tensor].name);
             let why = format!("expert {} of {of} would be written under that name", slice.experts[0]);
-            Some(InTheWay { name: &tensor.name, why, matrix: *expert })
+            Some(InTheWay { name: &tensor.name, why, matrix: expert })
         })
         .collect()
 }
