@@ -27,7 +27,8 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
         |name: &str| input.tensors_of(name).unwrap_or_else(|_| parts().map(|part| format!("{name}{part}")).collect());
     let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();
     let is_code = |tensor: &TensorInfo| match tensor.dtype {
-        Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
+        Dtype::BF16 | Dtype::F16 | Dtype::F32 => is_in_floats(input, &tensor.name),
+        Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
         // Positions and masks are integers too.
         Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::I16 | Dtype::U32 | Dtype::I32 | Dtype::U64 => {
             is_name_of_codes(&tensor.name)
@@ -35,6 +36,19 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
         _ => true,
     };
     input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !read.contains(&t.name)).collect()
+}
+
+/// True for codes whose bits lie in floats: of VPTQ (`indices_as_float`) and of HQQ (`view_as_float`). What they stand for is beside them.
+fn is_in_floats(input: &Checkpoint, name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let is_there = |other: &str| input.get(&format!("{}{other}", &name[..name.len() - last.len()])).is_some();
+    match last {
+        "indices" => is_there("centroids.weight"),
+        "res_indices" => is_there("res_centroids.weight"),
+        "outlier_indices" => is_there("outlier_centroids.weight"),
+        "W_q" => (is_there("scale") || is_there("scale_q")) && (is_there("zero") || is_there("zero_q")),
+        _ => false,
+    }
 }
 
 /// Names of integers that published formats keep weights in. Losing such a weight's config is worse than to refuse a model: hence

@@ -49,7 +49,12 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
     for (recipe, others, words) in cases {
         write(&input, &[&[matrix("w")], &others[..]].concat());
         let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
-        assert_words(&error, &["tensor ", "would not be read again", "; rename or leave out the one there"]);
+        let again =
+            format!("would not be read again as it would be written to {packed}, beside the tensors there: it ");
+        assert_words(
+            &error,
+            &[format!("{input}: tensor ").as_str(), again.as_str(), "; rename or leave out one of the two"],
+        );
         assert_words(&error, words);
         assert_eq!(folder.names(), ["in"]);
     }

@@ -226,8 +226,11 @@ impl CheckpointLayout {
         shard_bytes: u64,
         sources: &[&Checkpoint],
     ) -> Result<(Header, PlannedMatrices)> {
+        // What is in the way is in the input, where it has the name.
+        let of =
+            |tensor: &str| sources.iter().find_map(|source| Some(source.files()[source.get(tensor)?.file].as_path()));
         let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
-            path: path.clone(),
+            path: of(tensor).unwrap_or(&path).to_path_buf(),
             tensor: Some(printable(tensor)),
             reason,
             remedy: remedy.into(),
@@ -266,7 +269,7 @@ impl CheckpointLayout {
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
         let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
         unreadable(&planned, &self.planned, sources)
-            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
+            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out one of the two")))?;
         Ok((planned.header, self.planned))
     }
 }
@@ -310,7 +313,11 @@ fn unreadable<'a>(
     sources: &[&'a Checkpoint],
 ) -> Option<(&'a str, String)> {
     let found: HashSet<&str> = planned.quantized().into_iter().collect();
-    let why = |reason: String| format!("would not be read again beside the tensors there: it {}", printable(&reason));
+    let output = planned.path.display().to_string();
+    let why = |reason: String| {
+        let [output, reason] = [&output, &reason].map(|text| printable(text));
+        format!("would not be read again as it would be written to {output}, beside the tensors there: it {reason}")
+    };
     let reason = |error: Error| match error {
         Error::File { reason, .. } => why(reason),
         other => why(other.to_string()),

@@ -138,6 +138,18 @@ impl Listing {
     /// Refuses blocks of gpt-oss that are not `[.., k/32, 16]` with scales `[.., k/32]`.
     fn check_blocks(&self, codes: &TensorInfo, scale: &TensorInfo) -> Result<()> {
         let bytes = MX_BLOCK_BYTES;
+        if let [rest @ .., last] = codes.shape.as_slice()
+            && *last == bytes
+            && !is_e8m0(scale.dtype)
+        {
+            let (dtype, shape) = (scale.dtype, &scale.shape);
+            let found = format!(
+                "is {dtype} {shape:?} beside blocks of {bytes} bytes, {} {:?}, and those that are read here, MXFP4, have scales in U8 {rest:?} (E8M0)",
+                codes.name, codes.shape
+            );
+            let remedy = "if it is of another format, dequantize it with what wrote it; else fetch the file again";
+            return Err(self.refuse(&scale.name, found, remedy));
+        }
         let refuse = |tensor: &TensorInfo, want: &[usize]| {
             let must = if std::ptr::eq(tensor, codes) { Dtype::U8 } else { e8m0_like(tensor) };
             let found = format!("is {} {:?}, but must be {must} {want:?}", tensor.dtype, tensor.shape);
@@ -287,6 +299,13 @@ impl Listing {
         self.refuse(name, format!("is the scale of {base}, and no matrix"), format!("give {base}"))
     }
 
+    /// The matrix whose codes are there and that a tensor has zero points of by its name. compressed-tensors 0.20.0 writes none where all are
+    /// 0; in their type it had them before.
+    fn zero_points_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let base = name.strip_suffix("_zero_point")?;
+        ["", PACKED_SUFFIX].iter().any(|codes| self.ending(base, codes).is_some()).then_some(base)
+    }
+
     /// The one scale of an FP8 matrix.
     fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
         let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
@@ -294,6 +313,12 @@ impl Listing {
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
         match *found.as_slice() {
             [scale] => Ok(scale),
+            [] if let Some(base) = self.zero_points_of(name) => {
+                let of = self.get(name).map(|t| format!(" in {} {:?}", t.dtype, t.shape)).unwrap_or_default();
+                let found = format!("holds zero points of {base}{of}, and codes that are read here have none");
+                let remedy = "if all are 0, as of a symmetric scheme, write the file without it, else dequantize the matrix with what wrote it";
+                Err(self.refuse(name, found, remedy))
+            }
             [] => Err(match (self.scaled_there(name), scaled(name)) {
                 (Some(base), _) => self.is_the_scale(name, base),
                 (None, Some(base)) => self.refuse(
