@@ -149,3 +149,26 @@ fn scales_of_what_enters_are_of_the_codes_that_they_were_made_for() {
         &["tensor l.down_proj.input_scale: is there, and l.down_proj.weight would be quantized to"],
     );
 }
+
+/// (Under the name of the tensor that they are in it was copied, where that ends in `weight`.)
+#[test]
+fn scales_of_what_enters_experts_have_the_name_of_their_tensor_or_their_own() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    fn bf16(name: &str, shape: [usize; 3]) -> Tensor<'_> {
+        (name, Dtype::BF16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()])
+    }
+    let layer = "l.0.block_sparse_moe";
+    let [up, down] = ["input_linear", "output_linear"].map(|part| format!("{layer}.{part}.weight"));
+    for stale in ["input_linear.input_scale", "output_linear.input_scale", "experts.1.down_proj.input_scale"] {
+        let name = format!("{layer}.{stale}");
+        let _ = fs::remove_dir_all(&input);
+        let tensors = [bf16(&up, [2, 64, 32]), bf16(&down, [2, 32, 32]), one(&name)];
+        model_folder(&input, &tensors, Some(json!({"model_type": "granitemoe", "architectures": ["X"]})));
+        let error = bad(2, &["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
+        let words =
+            format!("tensor {name}: is there, and engines would take it for the scale of what enters {layer}.experts.");
+        assert_words(&error, &[&words, "which would be quantized; take it out of the input"]);
+        assert!(!error.contains("--exclude"), "{error}");
+    }
+}

@@ -114,7 +114,9 @@ fn twice<'a>(
 fn scales<'a>(input: &'a Checkpoint, plans: &'a Plans, layout: &CheckpointLayout) -> Vec<InTheWay<'a>> {
     let items = || plans.weights().map(|(at, _)| &plans.items[at]);
     let matrices: HashMap<&str, &Item> = items().map(|item| (item.name.as_str(), item)).collect();
-    let layers: HashMap<&str, &Item> = items().map(|item| (module(&item.name), item)).collect();
+    // Of experts in one tensor, that one's too.
+    let of_tensors = items().map(|item| (module(&input.tensors()[item.tensor].name), item));
+    let layers: HashMap<&str, &Item> = of_tensors.chain(items().map(|item| (module(&item.name), item))).collect();
     let slices = items().filter(|item| item.slice.is_some());
     let whole: HashMap<&str, &Item> = slices.map(|item| (input.tensors()[item.tensor].name.as_str(), item)).collect();
     let read =
@@ -124,7 +126,7 @@ fn scales<'a>(input: &'a Checkpoint, plans: &'a Plans, layout: &CheckpointLayout
         });
     let of_layer = |name: &'a str| {
         let (layer, _) = name.rsplit_once('.').filter(|(_, last)| ACTIVATIONS.contains(last))?;
-        let matrix = *layers.get(layer).or_else(|| whole.get(layer))?;
+        let matrix = *layers.get(layer)?;
         let of = printable(&matrix.name);
         let why = format!("engines would take it for the scale of what enters {of}, which would be quantized");
         Some(InTheWay { name, why, matrix })
