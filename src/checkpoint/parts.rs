@@ -311,14 +311,14 @@ impl Listing {
         let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
         let names = SCALE_SUFFIXES.into_iter().map(|suffix| (name, suffix)).chain(old);
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
+        if let Some(base) = self.zero_points_of(name).filter(|_| found.is_empty()) {
+            let of = self.get(name).map(|t| format!(" in {} {:?}", t.dtype, t.shape)).unwrap_or_default();
+            let found = format!("holds zero points of {base}{of}, and codes that are read here have none");
+            let remedy = "if all are 0, as of a symmetric scheme, write the file without it, else dequantize the matrix with what wrote it";
+            return Err(self.refuse(name, found, remedy));
+        }
         match *found.as_slice() {
             [scale] => Ok(scale),
-            [] if let Some(base) = self.zero_points_of(name) => {
-                let of = self.get(name).map(|t| format!(" in {} {:?}", t.dtype, t.shape)).unwrap_or_default();
-                let found = format!("holds zero points of {base}{of}, and codes that are read here have none");
-                let remedy = "if all are 0, as of a symmetric scheme, write the file without it, else dequantize the matrix with what wrote it";
-                Err(self.refuse(name, found, remedy))
-            }
             [] => Err(match (self.scaled_there(name), scaled(name)) {
                 (Some(base), _) => self.is_the_scale(name, base),
                 (None, Some(base)) => self.refuse(
