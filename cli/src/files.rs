@@ -67,20 +67,27 @@ pub fn create_folder(path: &Path) -> Result<OutputFolder> {
 pub fn finish(mut file: OutputFile, text: &str) -> Result<()> {
     file.write(text.as_bytes())?;
     let temporary = file.temporary().to_path_buf();
-    finish_as(&temporary, || file.finish())
+    finish_as(&temporary, file, OutputFile::sync, OutputFile::finish)
 }
 
 /// Gives what was written its name.
 pub fn finish_checkpoint(writer: CheckpointWriter) -> Result<()> {
     let temporary = writer.temporary().to_path_buf();
-    finish_as(&temporary, || writer.finish())
+    finish_as(&temporary, writer, CheckpointWriter::sync, CheckpointWriter::finish)
 }
 
-/// A signal waits until this is over, and removes nothing of it then: neither what is whole, nor what could not be given its name and
-/// stays. After a signal, it waits for the end of the process: what is being removed does not get a name.
-fn finish_as(name: &Path, finish: impl FnOnce() -> Result<()>) -> Result<()> {
+/// A signal that comes while the disk is waited for removes what was written. Later ones wait until it has its name, which takes no time
+/// then, and remove nothing of it: neither what is whole, nor what could not be given its name and stays. After a signal, this waits for
+/// the end of the process: what is being removed does not get a name.
+fn finish_as<T>(
+    name: &Path,
+    mut written: T,
+    sync: impl FnOnce(&mut T) -> Result<()>,
+    finish: impl FnOnce(T) -> Result<()>,
+) -> Result<()> {
+    sync(&mut written)?;
     let mut temporary = TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner);
-    let done = finish();
+    let done = finish(written);
     temporary.retain(|one| one.path() != name);
     done
 }
@@ -136,4 +143,35 @@ fn is_ignored(signal: i32) -> bool {
 #[cfg(not(unix))]
 pub fn remove_on_signals() -> std::io::Result<()> {
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// (It waited until shards of gigabytes were on the disk.)
+    #[test]
+    fn a_signal_does_not_wait_for_the_disk() {
+        let (free, is_free) = channel();
+        let sync = |_: &mut ()| {
+            // What the handler of signals does.
+            std::thread::spawn(move || {
+                drop(TEMPORARY.lock());
+                free.send(())
+            });
+            assert!(
+                is_free.recv_timeout(Duration::from_secs(20)).is_ok(),
+                "the lock is held while the disk is waited for"
+            );
+            Ok(())
+        };
+        let finish = |()| {
+            assert!(TEMPORARY.try_lock().is_err(), "a signal may come while it gets its name");
+            Ok(())
+        };
+        finish_as(Path::new("x"), (), sync, finish).unwrap();
+    }
 }

@@ -53,29 +53,32 @@ pub fn refuse_idle(input: &Checkpoint, shard_bytes: Option<u64>) -> Result<(), F
 pub fn refuse_overlap(input: &Checkpoint, output: &Path) -> Result<(), Failure> {
     let Some(folder) = input.folder() else { return Ok(()) };
     let (from, to) = (real(folder), real(output));
-    let name = |folder: &Path| shown(if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
-    // Whatever else is wrong with the name is said where the output is made.
+    let read = format!(
+        "the folder that is read, {}",
+        shown(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+    );
+    let place = |to: &Path| match (to.starts_with(&from), from.starts_with(to)) {
+        (true, true) => Some("is"),
+        (true, false) => Some("is in"),
+        (false, true) => Some("holds"),
+        (false, false) => None,
+    };
+    // Whatever else is wrong with the name is said where the output is made. In a folder, what is written is in it too.
     if let Ok(partial) = OutputFolder::temporary_of(output)
-        && (from.starts_with(real(&partial)) || real(&partial).starts_with(&from) && !to.starts_with(&from))
+        && let Some(place) = place(&real(&partial)).filter(|place| *place != "is in" || !to.starts_with(&from))
     {
         return Err(Failure::Use(format!(
-            "-o {}: is written as {} until it is whole, and the folder that is read, {}, is there; give another name",
+            "-o {}: would be written as {} until it is whole, which {place} {read}; give another name",
             shown(output),
-            shown(&partial),
-            name(folder)
+            shown(&partial)
         )));
     }
-    let place = match (to.starts_with(&from), from.starts_with(&to)) {
-        (true, true) => "is",
-        (true, false) => "is in",
-        (false, true) => "is around",
-        (false, false) => return Ok(()),
-    };
-    Err(Failure::Use(format!(
-        "-o {}: {place} the folder that is read, {}; give the name of a new folder beside it",
-        shown(output),
-        name(folder)
-    )))
+    match place(&to) {
+        None => Ok(()),
+        Some(place) => {
+            Err(Failure::Use(format!("-o {}: {place} {read}; give the name of a new folder beside it", shown(output))))
+        }
+    }
 }
 
 /// A name without links, as far as it is there.

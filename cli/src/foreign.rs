@@ -16,6 +16,9 @@ pub const REMEDY: &str = "dequantize it with what wrote it";
 /// `codebook_class.codebook`, where a file has it. AQLM's `codebooks` and the scales of HQQ and EXL3 are tensors of the layer itself.
 const CODEBOOKS: [&str; 2] = ["centroids", "codebook"];
 
+/// Modules of HQQ with what the scales and zeros of a layer are quantized by, where they are codes themselves.
+const NESTED: [&str; 3] = ["meta", "meta_scale", "meta_zero"];
+
 /// How the names of what belongs to codes end, after a dot or an underscore: scales, what is subtracted or added, and codebooks.
 const BESIDE: [&str; 11] =
     ["scale", "scales", "biases", "zero", "zeros", "point", "shift", "absmax", "codebook", "codebooks", "centroids"];
@@ -47,9 +50,9 @@ fn layer(name: &str) -> &str {
     }
 }
 
-/// The layer around a module of codebooks.
+/// The layer around a module of codebooks, or of what its scales and zeros are quantized by.
 fn codebook_of(mut module: &str) -> Option<&str> {
-    let is_codebook = |name: &str| CODEBOOKS.iter().any(|part| name.contains(part));
+    let is_codebook = |name: &str| CODEBOOKS.iter().any(|part| name.contains(part)) || NESTED.contains(&name);
     let mut found = None;
     while let (around, last) = module.rsplit_once('.').unwrap_or(("", module))
         && is_codebook(last)

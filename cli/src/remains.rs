@@ -3,16 +3,13 @@
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, SCALE_ENDINGS, TensorInfo, printable};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::activations::ACTIVATIONS;
 use crate::by_parts::ByParts;
 use crate::folder;
 use crate::output::{Failure, count, shown};
-
-/// How the names of scales go on, after that of their matrix, in all dialects: the reader and engines ask for one after the other.
-pub const SCALES: [&str; 4] = ["_scale", "_scale_inv", "_scale_2", "_global_scale"];
 
 /// How the last parts of names end, of zero points, shapes and orders: of what formats have beside codes of theirs.
 const BESIDE: [&str; 4] = ["zero_point", "zeros", "weight_shape", "g_idx"];
@@ -144,7 +141,7 @@ pub fn refuse(found: &Remains<'_>) -> Result<(), Failure> {
 
 /// The module of whose weight a tensor is a scale, by its name: the codes are `weight` or `weight_packed` beside it.
 pub fn of_scale(name: &str) -> Option<&str> {
-    SCALES.iter().find_map(|end| name.strip_suffix(end)?.strip_suffix(".weight"))
+    SCALE_ENDINGS.iter().find_map(|end| name.strip_suffix(end)?.strip_suffix(".weight"))
 }
 
 /// True for the embeddings of tokens, quantized ones too.

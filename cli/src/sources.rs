@@ -52,6 +52,13 @@ pub fn refuse_output(
         if indices.iter().any(|index| place.is(index)) {
             return refuse(format!("it is the index of the shards in {}", shown(&folder)));
         }
+        let too_long = indices.iter().find_map(|index| Some((index, too_long(index)?)));
+        if let Some((index, bytes)) = too_long.filter(|_| place.may_be_shard_in(&folder)) {
+            return refuse(format!(
+                "it may be one of the shards of {}, which has {bytes} bytes, and {MOST_INDEX_BYTES} are read",
+                shown(index)
+            ));
+        }
         if let Some(index) = indices.iter().find(|index| place.is_shard_of(index, &folder)) {
             let shard = format!("it is one of the shards of {}", shown(index));
             return match place.file {
@@ -104,6 +111,15 @@ pub fn weight_map(index: &Path) -> Option<Map<String, Value>> {
     }
 }
 
+/// The bytes of an index that is not read for its length.
+fn too_long(index: &Path) -> Option<u64> {
+    fs::metadata(index)
+        .ok()
+        .filter(fs::Metadata::is_file)
+        .map(|found| found.len())
+        .filter(|len| *len > MOST_INDEX_BYTES)
+}
+
 /// True for names of one file. What is not there yet has the place of its name.
 pub fn is_same(a: &Path, b: &Path) -> bool {
     Place::of(a).is(b) || Place::of(b).is(a)
@@ -142,6 +158,15 @@ impl Place {
         }
         let folder = || path.canonicalize().ok().as_deref().and_then(around);
         identity(path) == self.file && folder().is_some_and(|found| self.names.iter().any(|(known, _)| *known == found))
+    }
+
+    /// True for a file with the name of a shard that is there in this folder.
+    fn may_be_shard_in(&self, folder: &Path) -> bool {
+        let folder = identity(folder);
+        let is_one = |(known, name): &(Identity, OsString)| {
+            folder.as_ref() == Some(known) && name.to_string_lossy().ends_with(".safetensors")
+        };
+        self.file.is_some() && self.names.iter().any(is_one)
     }
 
     /// True for a file that an index names. Each of its names is one question to the system, whatever it is made of.

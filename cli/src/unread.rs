@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, SCALE_ENDINGS, TensorInfo};
 use scaled_gemm::model_folder::ModelConfig;
 
 use crate::folder::{module, some};
 use crate::output::count;
 
-/// How the names of the tensors of a matrix end.
-const PARTS: [&str; 8] = ["", "_packed", "_blocks", "_scale", "_scale_inv", "_scale_2", "_global_scale", "_scales"];
+/// How the names of the tensors of a matrix end, but for scales with one of [`SCALE_ENDINGS`].
+const PARTS: [&str; 4] = ["", "_packed", "_blocks", "_scales"];
 
 /// The last part of the name of AWQ's factors of activations.
 const PRE_SCALE: &str = "pre_quant_scale";
@@ -22,11 +22,13 @@ const LOW_RANK: [&str; 2] = ["svdquant_lora_a", "svdquant_lora_b"];
 /// Tensors that hold codes, by their type, and belong to no matrix that is read.
 pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
     // Also of matrices that lack a part: what is there of them is in a format that is read.
+    let parts = || PARTS.iter().chain(&SCALE_ENDINGS);
     let tensors =
-        |name: &str| input.tensors_of(name).unwrap_or_else(|_| PARTS.map(|part| format!("{name}{part}")).into());
+        |name: &str| input.tensors_of(name).unwrap_or_else(|_| parts().map(|part| format!("{name}{part}")).collect());
     let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();
     let is_code = |tensor: &TensorInfo| match tensor.dtype {
-        Dtype::BF16 | Dtype::F16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
+        Dtype::BF16 | Dtype::F16 | Dtype::F32 => is_in_floats(input, &tensor.name),
+        Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
         // Positions and masks are integers too.
         Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::I16 | Dtype::U32 | Dtype::I32 | Dtype::U64 => {
             is_name_of_codes(&tensor.name)
@@ -34,6 +36,19 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
         _ => true,
     };
     input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !read.contains(&t.name)).collect()
+}
+
+/// True for codes whose bits lie in floats: of VPTQ (`indices_as_float`) and of HQQ (`view_as_float`). What they stand for is beside them.
+fn is_in_floats(input: &Checkpoint, name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let is_there = |other: &str| input.get(&format!("{}{other}", &name[..name.len() - last.len()])).is_some();
+    match last {
+        "indices" => is_there("centroids.weight"),
+        "res_indices" => is_there("res_centroids.weight"),
+        "outlier_indices" => is_there("outlier_centroids.weight"),
+        "W_q" => (is_there("scale") || is_there("scale_q")) && (is_there("zero") || is_there("zero_q")),
+        _ => false,
+    }
 }
 
 /// Names of integers that published formats keep weights in. Losing such a weight's config is worse than to refuse a model: hence

@@ -190,3 +190,46 @@ fn gemm_says_what_lies_beside_its_matrices() {
     );
     assert!(!gemm("m.0.self_attn.o_proj").contains("without them"));
 }
+
+/// (Those of the first shard alone were written: tiles of the others were read as rows.)
+#[test]
+fn each_shard_marks_its_own_layers() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    fs::create_dir(&input).unwrap();
+    for (shard, layer) in [("model-00001-of-00002", "a"), ("model-00002-of-00002", "b")] {
+        let (weight, file) = (format!("{layer}.weight"), folder.file("tiles"));
+        write(&folder.file("plain"), &[f32_tensor(&weight, [128, 256], 1)]);
+        let _ = fs::remove_file(&file);
+        good(&["quantize", &folder.file("plain"), "-o", &file, "--recipe", "nvfp4", "--dialect", "comfyui"]);
+        let bytes = fs::read(&file).unwrap();
+        let tiles = SafeTensors::deserialize(&bytes).unwrap();
+        // As ComfyUI has it: the mark is in the metadata alone.
+        let kept = tiles.iter().filter(|(name, _)| !name.ends_with("comfy_quant"));
+        let mut tensors: Vec<_> = kept.map(|(name, tensor)| (name.to_string(), tensor)).collect();
+        let (other, bytes) = (format!("{layer}.more.weight"), f32_bytes(&values(128 * 128, 2)));
+        tensors.push((other, TensorView::new(safetensors::Dtype::F32, vec![128, 128], &bytes).unwrap()));
+        let marks = json!({"format_version": "1.0", "layers": {layer: {"format": "nvfp4"}}});
+        let metadata = HashMap::from([(MARKS.to_string(), marks.to_string())]);
+        fs::write(format!("{input}/{shard}.safetensors"), safetensors::serialize(tensors, Some(metadata)).unwrap())
+            .unwrap();
+    }
+    let map = |layer: &str, shard: &str| {
+        let ends = ["weight", "weight_scale", "weight_scale_2", "more.weight"];
+        ends.map(|end| (format!("{layer}.{end}"), json!(format!("{shard}.safetensors"))))
+    };
+    let map: serde_json::Map<_, _> =
+        map("a", "model-00001-of-00002").into_iter().chain(map("b", "model-00002-of-00002")).collect();
+    fs::write(format!("{input}/model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    fs::write(format!("{input}/config.json"), json!({"architectures": ["X"]}).to_string()).unwrap();
+    good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"]);
+    let written = format!("{output}/model.safetensors");
+    let left: Value = serde_json::from_str(&metadata(&written)[MARKS]).unwrap();
+    let both = json!({"a": {"format": "nvfp4"}, "b": {"format": "nvfp4"}});
+    assert_eq!(left, json!({"format_version": "1.0", "layers": both}));
+    let plain = folder.file("plain.safetensors");
+    good(&["dequantize", &written, "-o", &plain, "--dtype", "f32"]);
+    for layer in ["a.weight", "b.weight"] {
+        assert!(sqnr_db(&values(128 * 256, 1), &read_f32(&plain, layer).1) > 18.0, "{layer}");
+    }
+}

@@ -171,3 +171,58 @@ fn scales_of_codes_without_a_layer_stay_as_they_are() {
         }
     }
 }
+
+/// (They were blocks of gpt-oss whose scales had the wrong type.)
+#[test]
+fn blocks_with_scales_in_floats_are_called_what_they_are() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let tensors = [
+        ("l.experts.down_proj_blocks", Dtype::U8, vec![2, 8, 4, 16], vec![0x35; 1024]),
+        ("l.experts.down_proj_scales", Dtype::F16, vec![2, 8, 4], f16(64, 1)),
+    ];
+    write(&path, &tensors);
+    let words = "tensor l.experts.down_proj_scales: is F16 [2, 8, 4] beside blocks of 16 bytes, l.experts.down_proj_blocks [2, 8, 4, 16], and \
+                 those that are read here, MXFP4, have scales in U8 [2, 8, 4] (E8M0)";
+    for error in [wrong(&["info", &path]).0, bad(2, &["dequantize", &path, "-o", &folder.file("out")])] {
+        assert_words(&error, &[words, "; "]);
+        assert!(!error.contains("gpt-oss"), "{error}");
+    }
+}
+
+/// (Their codebooks were quantized: codes that lie in floats were none.)
+#[test]
+fn codes_that_lie_in_floats_have_codebooks_and_zeros_beside_them() {
+    let folder = Folder::new();
+    let (file, output) = (folder.file("in"), folder.file("out"));
+    let wide = |name, shape: &[usize], seed| (name, Dtype::F16, shape.to_vec(), f16(shape.iter().product(), seed));
+    let tensors = [
+        // VPTQ with `indices_as_float`.
+        wide("m.a.o_proj.indices", &[1, 64, 16], 1),
+        wide("m.a.o_proj.centroids.weight", &[1, 4096], 2),
+        wide("m.b.o_proj.res_indices", &[64, 64], 3),
+        wide("m.b.o_proj.res_centroids.weight", &[64, 64], 4),
+        // HQQ with `view_as_float`, and with scales and zeros that are quantized themselves.
+        wide("m.c.o_proj.W_q", &[64, 64], 5),
+        wide("m.c.o_proj.scale", &[64, 16], 6),
+        wide("m.c.o_proj.zero", &[64, 16], 7),
+        ("m.d.o_proj.W_q", Dtype::U8, vec![32, 64], vec![0x35; 2048]),
+        ("m.d.o_proj.zero_q", Dtype::U8, vec![32, 64], vec![0x35; 2048]),
+        wide("m.d.o_proj.meta_zero.scale", &[64, 16], 8),
+        wide("m.d.o_proj.meta_zero.zero", &[64, 16], 9),
+        f32_tensor("m.e.o_proj.weight", [64, 64], 4),
+    ];
+    write(&file, &tensors);
+    let text = good(&["quantize", &file, "-o", &output, "--recipe", "fp8-row", "--only", "o_proj"]);
+    assert_words(&text, &["1 matrix to fp8-row"]);
+    let bytes = fs::read(&output).unwrap();
+    let after = SafeTensors::deserialize(&bytes).unwrap();
+    for (name, dtype, _, bytes) in tensors.split_last().unwrap().1 {
+        let tensor = after.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.data()), (*dtype, bytes.as_slice()), "{name}");
+    }
+    // A plain tensor of that name is one.
+    write(&file, &[wide("m.a.indices", &[64, 64], 1), wide("m.a.W_q", &[64, 64], 2), wide("m.b.scale", &[64, 64], 3)]);
+    fs::remove_file(&output).unwrap();
+    good(&["quantize", &file, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"]);
+}

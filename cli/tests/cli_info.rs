@@ -98,7 +98,7 @@ fn a_config_that_names_another_scheme_is_said() {
         assert_words(&said, &[&format!("config.json says format {format}, which is"), &format!("are {recipe}")]);
     }
     write("fp8-128x128", "fp8");
-    for (tile, is) in [(Value::Null, "fp8-tensor or fp8-row"), (json!([64, 64]), "fp8-tiles of another size")] {
+    for (tile, is) in [(Value::Null, "fp8-tensor"), (json!([64, 64]), "fp8-tiles of another size")] {
         let said = edit("config.json", &|value| value["quantization_config"]["weight_block_size"] = tile.clone());
         assert_words(&said, &[&format!("weight_block_size {tile}, which is {is}, and 2 layers"), "are fp8-128x128"]);
     }

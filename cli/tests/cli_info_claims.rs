@@ -186,3 +186,35 @@ fn marks_of_comfyui_are_held_against_the_tensors() {
     model("", b"", Some("{}"));
     good(&["info", &file]);
 }
+
+/// (`fp8` was said to have them, and its engines have one scale for a matrix, or for tiles.)
+#[test]
+fn a_scale_for_each_row_is_not_what_the_method_fp8_has() {
+    let folder = Folder::new();
+    let path = folder.file("in");
+    let layer = |rows: usize| -> [Tensor; 2] {
+        [
+            ("l.o_proj.weight", Dtype::F8_E4M3, vec![256, 256], vec![0x35; 65536]),
+            (SCALE, Dtype::F32, vec![rows, 1], f32_bytes(&vec![0.5; rows])),
+        ]
+    };
+    let config = json!({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}});
+    model_folder(&path, &layer(256), Some(config.clone()));
+    let words = "config.json says quant_method fp8 with weight_block_size null, which is fp8-tensor, and 1 layer (l.o_proj) are fp8-row:e4m3";
+    assert_words(&wrong(&["info", &path]).0, &[words, "mend it, or quantize the model again"]);
+    fs::remove_dir_all(&path).unwrap();
+    model_folder(&path, &layer(1), Some(config));
+    good(&["info", &path]);
+}
+
+/// (Any of them that was that of the tensors hid the others.)
+#[test]
+fn sizes_of_groups_that_contradict_each_other_are_said() {
+    for (recipe, dialect, size) in [("nvfp4", "modelopt", 16), ("mxfp8", "compressed-tensors", 32)] {
+        let model = Model::new(recipe, dialect);
+        let outer = |q: &mut Value| q["group_size"] = 128.into();
+        let words = format!("config.json says group_size {size} of the weights of config_groups, and 128 of all");
+        model.one(outer, &[&words, "engines go by one or the other; mend it, or quantize the model again"]);
+        assert_eq!(model.wrong(|q: &mut Value| q["group_size"] = size.into(), |_| {}), [""; 0]);
+    }
+}

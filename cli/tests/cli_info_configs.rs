@@ -136,10 +136,7 @@ fn lists_that_differ_are_said() {
 fn a_method_that_is_not_that_of_the_tensors_is_said() {
     let nvfp4 = Model::new("nvfp4", "compressed-tensors");
     let fp8 = json!({"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["m.1.self_attn.o_proj"]});
-    nvfp4.one(
-        |q| *q = fp8.clone(),
-        &["quant_method fp8", "which is fp8-tensor or fp8-row", "2 layers (m.0.", "are nvfp4"],
-    );
+    nvfp4.one(|q| *q = fp8.clone(), &["quant_method fp8", "which is fp8-tensor, and 2 layers (m.0.", "are nvfp4"]);
     for method in ["mxfp4", "gptq", "awq"] {
         nvfp4
             .one(|q| *q = json!({"quant_method": method}), &[&format!("quant_method {method}, which is"), "are nvfp4"]);

@@ -25,8 +25,8 @@ fn names_that_no_output_can_have_are_refused_before_the_work() {
         (&model, "note/x", &["cannot be in", "note, which is a file", "; give a name in a folder"]),
         (&model, "note/x/y", &["cannot be in", "note, which is a file", "; give a name in a folder"]),
         (&model, "no/x", &["there is no folder", "no; make it first"]),
-        (&model, "model/..", &["model/..: is around the folder that is read"]),
-        (&model, ".", &["is around the folder that is read"]),
+        (&model, "model/..", &["model/..: holds the folder that is read"]),
+        (&model, ".", &["holds the folder that is read"]),
     ];
     for (input, output, words) in cases {
         let output = folder.file(output);
@@ -110,10 +110,12 @@ fn the_folder_that_is_read_is_not_where_the_output_is_written() {
         }
         for input in inputs {
             let output = folder.file("out");
+            let is = if input == &inside { "holds" } else { "is" };
             let args = ["quantize", input, "-o", &output, "--recipe", "nvfp4"];
             for end in [&[][..], &["--dry-run"]] {
                 let error = bad(2, &[&args[..], end].concat());
-                assert_words(&error, &["out: is written as ", ".out.partial until it is whole", "; give another name"]);
+                let words = format!(".out.partial until it is whole, which {is} the folder that is read, ");
+                assert_words(&error, &["out: would be written as ", &words, "; give another name"]);
             }
             for path in [&partial, &inside] {
                 assert_eq!(fs::read(format!("{path}/model.safetensors")).unwrap(), weights);
@@ -210,7 +212,7 @@ fn an_output_in_or_around_the_folder_that_is_read_is_refused() {
         assert_eq!(fs::read_dir(&packed).unwrap().count(), before);
     }
     assert_words(&bad(2, &["dequantize", &packed, "-o", &folder.file("deep/q/new")]), &["new: is in the folder"]);
-    assert_words(&bad(2, &["dequantize", &packed, "-o", &folder.file("deep")]), &["deep: is around the folder"]);
+    assert_words(&bad(2, &["dequantize", &packed, "-o", &folder.file("deep")]), &["deep: holds the folder"]);
     assert_words(&bad(2, &["dequantize", &packed, "-o", &packed]), &["q: is the folder"]);
     // Names that begin alike.
     good(&["dequantize", &packed, "-o", &folder.file("deep/q2")]);

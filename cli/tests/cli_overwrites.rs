@@ -303,3 +303,25 @@ fn it_is_said_that_a_file_is_replaced() {
         assert_words(&help, &["one that is there is replaced"]);
     }
 }
+
+/// (One longer than is read named no shards: they were overwritten.)
+#[test]
+fn shards_of_an_index_that_is_too_long_to_be_read_are_replaced_by_nothing() {
+    let folder = Folder::new();
+    let model = sharded(&folder, "m", None);
+    let [index, config] = ["model.safetensors.index.json", "config.json"].map(|name| format!("{model}/{name}"));
+    let [first, second] = [1, 2].map(|i| format!("{model}/model-0000{i}-of-00002.safetensors"));
+    let mut text = fs::read_to_string(&index).unwrap();
+    text.push_str(&" ".repeat(16 << 20));
+    fs::write(&index, &text).unwrap();
+    let kept = Kept::new(&[&index, &config, &first, &second]);
+    let args = ["quantize", &first, "-o", &second, "--recipe", "fp8-row"];
+    let words =
+        format!("it may be one of the shards of {index}, which has {} bytes, and 16777216 are read", text.len());
+    assert_words(&bad(2, &args), &[&format!("{second}: {words}; give another name for the output")]);
+    kept.check(&args);
+    // What is not there yet is no shard that could be lost; nor is what lies elsewhere.
+    for output in [format!("{model}/new.safetensors"), folder.file("new.safetensors")] {
+        good(&["quantize", &first, "-o", &output, "--recipe", "fp8-row"]);
+    }
+}

@@ -49,7 +49,12 @@ fn quantize_writes_nothing_that_its_reader_refuses() {
     for (recipe, others, words) in cases {
         write(&input, &[&[matrix("w")], &others[..]].concat());
         let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", recipe]);
-        assert_words(&error, &["tensor ", "would not be read again", "; rename or leave out the one there"]);
+        let again =
+            format!("would not be read again as it would be written to {packed}, beside the tensors there: it ");
+        assert_words(
+            &error,
+            &[format!("{input}: tensor ").as_str(), again.as_str(), "; rename or leave out one of the two"],
+        );
         assert_words(&error, words);
         assert_eq!(folder.names(), ["in"]);
     }
@@ -388,8 +393,6 @@ fn a_scale_of_another_scheme_beside_a_matrix_is_one_of_the_input() {
         ("fp8-tensor", "weight_scale_inv"),
         ("fp8-tensor", "weight_scale_2"),
         ("fp8-tensor", "scale_weight"),
-        ("nvfp4", "weight_scale_inv"),
-        ("nvfp4", "weight_global_scale"),
     ];
     for (recipe, last) in cases {
         let name = format!("l.0.mlp.down_proj.{last}");
@@ -457,7 +460,7 @@ fn no_expert_of_a_tensor_is_to_be_left_alone() {
     for name in names.map(|name| format!("l.0.feed_forward.{name}")) {
         let _ = fs::remove_dir_all(&input);
         model_folder(&input, &experts(one(&name)), Some(json!({"model_type": "llama4", "architectures": ["X"]})));
-        let error = bad(2, &["quantize", &input, "--recipe", "nvfp4", "--dry-run"]);
+        let error = bad(2, &["quantize", &input, "--recipe", "fp8-row", "--dry-run"]);
         assert_words(&error, &[&format!("{input}: tensor {name}: is there, and "), "; take it out of the input"]);
         assert!(!error.contains("--exclude"), "{error}");
     }

@@ -407,3 +407,19 @@ fn many_scales_without_codes_take_no_time() {
     assert!(error.contains("m.x0_d_scales"), "{error}");
     assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
 }
+
+/// (They were FP8 without a scale, for which one was asked.)
+#[test]
+fn zero_points_in_fp8_are_called_so() {
+    let layer = [fp8("l.o_proj.weight", [32, 32]), scale("l.o_proj.weight_scale", &[32, 1])];
+    let zeros = ("l.o_proj.weight_zero_point", Dtype::F8_E4M3, vec![32, 1], vec![0; 32]);
+    let folder = Folder::new();
+    let (path, output) = (folder.file("in"), folder.file("out"));
+    write(&path, &[&layer[..], &[zeros]].concat());
+    let words = "tensor l.o_proj.weight_zero_point: holds zero points of l.o_proj.weight in F8_E4M3 [32, 1], and codes that are read here have \
+                 none; if all are 0, as of a symmetric scheme, write the file without it, else dequantize the matrix with what wrote it";
+    assert_words(&wrong(&["info", &path]).0, &[words]);
+    assert_words(&bad(2, &["dequantize", &path, "-o", &output]), &[words]);
+    // Of another type they are beside the codes, as compressed-tensors has those of integers.
+    copied(&[("l.o_proj.weight_zero_point", Dtype::I8, vec![32, 1], vec![0; 32])]);
+}

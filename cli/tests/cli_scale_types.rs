@@ -56,7 +56,11 @@ fn blocks_of_gpt_oss_with_other_scales_are_said_with_both_shapes() {
     let cases = [
         (u8(blocks, &[2, 4, 2, 16]), u8(scales, &[2, 4, 1]), "_scales: is U8 [2, 4, 1], but must be U8 [2, 4, 2]"),
         (u8(blocks, &[2, 4, 2, 16]), u8(scales, &[2, 2, 4]), "_scales: is U8 [2, 2, 4], but must be U8 [2, 4, 2]"),
-        (u8(blocks, &[2, 4, 2, 16]), f32_scales, "_scales: is F32 [2, 4, 2], but must be U8 [2, 4, 2]"),
+        (
+            u8(blocks, &[2, 4, 2, 16]),
+            f32_scales,
+            "_scales: is F32 [2, 4, 2] beside blocks of 16 bytes, l.experts.down_proj_blocks [2, 4, 2, 16]",
+        ),
         (u8(blocks, &[2, 4, 32]), u8(scales, &[2, 4, 2]), "_blocks: is U8 [2, 4, 32], but must be U8 [2, 4, 2, 16]"),
     ];
     for (codes, scales, words) in cases {
@@ -66,7 +70,10 @@ fn blocks_of_gpt_oss_with_other_scales_are_said_with_both_shapes() {
             let _ = fs::remove_dir_all(&path);
             model_folder(&path, tensors, Some(config.clone()));
             let (text, error) = wrong(&["info", &path]);
-            assert_words(&text, &["tensor l.experts.down_proj", words, "a scale is never reshaped"]);
+            let is_float = words.contains("F32");
+            let remedy =
+                if is_float { "; if it is of another format, dequantize it" } else { "a scale is never reshaped" };
+            assert_words(&text, &["tensor l.experts.down_proj", words, remedy]);
             assert!(!text.contains("does not read"), "{text}");
             assert_words(&error, &["1 thing is wrong"]);
             assert_words(&bad(2, &["dequantize", &path, "-o", &output]), &["tensor l.experts.down_proj", words]);

@@ -13,6 +13,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Vis
 use serde_json::Value;
 
 use super::by_name::ByName;
+use super::comfy;
 
 /// Most dimensions of a tensor accepted, as in PyTorch and NumPy: more of them would be memory for nothing.
 const MAX_DIMENSIONS: usize = 64;
@@ -91,11 +92,15 @@ impl Header {
         if headers.len() == 1 {
             return Ok(headers.remove(0));
         }
-        let mut metadata = BTreeMap::new();
+        let (mut metadata, mut marks) = (BTreeMap::new(), Vec::new());
         let mut tensors = Vec::with_capacity(headers.iter().map(|h| h.tensors.len()).sum());
         for (file, header) in headers.into_iter().enumerate() {
             tensors.extend(header.tensors.into_iter().map(|tensor| TensorInfo { file, ..tensor }));
             for (key, value) in header.metadata {
+                if key == comfy::METADATA {
+                    marks.push(value);
+                    continue;
+                }
                 match metadata.entry(key) {
                     Entry::Vacant(place) => drop(place.insert(value)),
                     // What says how a matrix is read must not depend on the order of files.
@@ -106,6 +111,8 @@ impl Header {
                 }
             }
         }
+        // Each file marks its own layers.
+        metadata.extend(comfy::merge(marks).map(|marks| (comfy::METADATA.to_string(), marks)));
         Self::new(tensors, metadata)
     }
 

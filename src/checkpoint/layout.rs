@@ -10,7 +10,10 @@ use super::cast_writer::PlannedCast;
 use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
-use super::names::{Dialect, NibbleOrder, ScaleMeaning, input_scale_tensor, of_blocks, tensors_of};
+use super::names::{
+    Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, input_scale_tensor,
+    is_read_as_scale, of_blocks, tensors_of,
+};
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
@@ -74,6 +77,36 @@ impl CheckpointLayout {
     /// The names of the tensors, in the order of the calls.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
+    /// Tensors with the name of a scale of a quantized matrix of the layout, and that are none of its own: with the name of the matrix, and
+    /// whether a reader would take them for a scale of it, which [`CheckpointLayout::create_in`] refuses.
+    pub fn scales_of_others(&self) -> Vec<(&str, &str, bool)> {
+        let is_own = |matrix: &Planned, ending: &str| {
+            let own = tensors_of(matrix.dialect, matrix.scheme, matrix.rows, matrix.cols);
+            own.iter().any(|tensor| tensor.suffix == ending)
+        };
+        // A cast is read by its metadata, and has one scale.
+        let of = |name: &str, ending: &str| match self.planned.matrices.get_key_value(name) {
+            Some((name, matrix)) if !is_own(matrix, ending) => {
+                Some((name.as_str(), is_read_as_scale(matrix.dialect, matrix.scheme, ending)))
+            }
+            Some(_) => None,
+            None if ending == SCALE_SUFFIXES[0] => None,
+            None => self.planned.casts.get_key_value(name).map(|(name, _)| (name.as_str(), false)),
+        };
+        // The older name of ComfyUI, which gives it to the scale of whatever is there.
+        let old = |name: &str| {
+            let (matrix, is_read) = of(&format!("{}weight", name.strip_suffix(OLD_COMFY_SCALE)?), OLD_COMFY_SCALE)?;
+            Some((matrix, is_read || self.dialect == Dialect::ComfyUi))
+        };
+        let of_name = |name: &str| {
+            let endings = || SCALE_ENDINGS.iter().filter_map(|ending| of(name.strip_suffix(ending)?, ending));
+            // Of two, the one that reads it.
+            endings().find(|(_, is_read)| *is_read).or_else(|| endings().next()).or_else(|| old(name))
+        };
+        let found = self.tensors.iter().filter_map(|tensor| Some((tensor, of_name(&tensor.name)?)));
+        found.map(|(tensor, (matrix, is_read))| (tensor.name.as_str(), matrix, is_read)).collect()
     }
 
     fn push(&mut self, name: String, dtype: Dtype, shape: &[usize]) {
@@ -193,8 +226,11 @@ impl CheckpointLayout {
         shard_bytes: u64,
         sources: &[&Checkpoint],
     ) -> Result<(Header, PlannedMatrices)> {
+        // What is in the way is in the input, where it has the name.
+        let of =
+            |tensor: &str| sources.iter().find_map(|source| Some(source.files()[source.get(tensor)?.file].as_path()));
         let refuse = |tensor: &str, reason: String, remedy: &str| Error::File {
-            path: path.clone(),
+            path: of(tensor).unwrap_or(&path).to_path_buf(),
             tensor: Some(printable(tensor)),
             reason,
             remedy: remedy.into(),
@@ -233,7 +269,7 @@ impl CheckpointLayout {
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
         let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
         unreadable(&planned, &self.planned, sources)
-            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out the one there")))?;
+            .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out one of the two")))?;
         Ok((planned.header, self.planned))
     }
 }
@@ -277,7 +313,11 @@ fn unreadable<'a>(
     sources: &[&'a Checkpoint],
 ) -> Option<(&'a str, String)> {
     let found: HashSet<&str> = planned.quantized().into_iter().collect();
-    let why = |reason: String| format!("would not be read again beside the tensors there: it {}", printable(&reason));
+    let output = planned.path.display().to_string();
+    let why = |reason: String| {
+        let [output, reason] = [&output, &reason].map(|text| printable(text));
+        format!("would not be read again as it would be written to {output}, beside the tensors there: it {reason}")
+    };
     let reason = |error: Error| match error {
         Error::File { reason, .. } => why(reason),
         other => why(other.to_string()),

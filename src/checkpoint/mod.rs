@@ -75,7 +75,7 @@ pub(crate) use entries::{Words, each_entry};
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;
-pub use names::{Dialect, NibbleOrder};
+pub use names::{Dialect, NibbleOrder, SCALE_ENDINGS};
 pub use output::OutputFile;
 pub use output_folder::{FolderRemoval, OutputFolder};
 pub use plain_rows::PlainRows;

@@ -18,6 +18,31 @@ pub(super) const BLOCK_SCALES_SUFFIX: &str = "_scales";
 /// The name of the scale of `weight` in ComfyUI's older files.
 pub(super) const OLD_COMFY_SCALE: &str = "scale_weight";
 
+/// How the names of scales go on after that of their matrix, in all dialects but gpt-oss's: readers ask for one after the other. The longest
+/// first, since `_global_scale` ends in `_scale`, too.
+pub const SCALE_ENDINGS: [&str; 4] = [DIVISOR_SUFFIX, SCALE_SUFFIXES[1], SECOND_SUFFIX, SCALE_SUFFIXES[0]];
+
+/// How the names go on of the codes that scales with such an ending are of.
+pub(super) fn codes_of(ending: &str) -> &'static [&'static str] {
+    match ending {
+        DIVISOR_SUFFIX => &[PACKED_SUFFIX],
+        ending if ending == SCALE_SUFFIXES[0] => &["", PACKED_SUFFIX],
+        _ => &[""],
+    }
+}
+
+/// True if a reader takes a tensor with this ending for a scale of such a matrix, its own or not: of bytes that are FP8 it asks for all that
+/// multiplies, and a divisor makes NVFP4 of packed codes.
+pub(super) fn is_read_as_scale(dialect: Dialect, scheme: Scheme, ending: &str) -> bool {
+    let is_divisor = ending == DIVISOR_SUFFIX;
+    match (scheme.spec().format, dialect) {
+        (CodeFormat::E4M3 | CodeFormat::E5M2, _) => !is_divisor,
+        (CodeFormat::E2M1, Dialect::GptOss) => false,
+        (CodeFormat::E2M1, Dialect::CompressedTensors) => is_divisor || ending == SCALE_SUFFIXES[0],
+        (CodeFormat::E2M1, _) => ending == SCALE_SUFFIXES[0] || ending == SECOND_SUFFIX && scheme.is_nvfp4(),
+    }
+}
+
 /// In which half of a byte the code of the even column lies.
 ///
 /// Published NVFP4 files have it in the low half, as the hardware reads it; a few writers swap the halves. Nothing in the

@@ -135,12 +135,20 @@ impl OutputFile {
         self.file.as_file()
     }
 
+    /// Waits until the bytes written so far have reached the disk. [`OutputFile::finish`] does it too, and has little to wait for then.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.as_file().sync_all().map_err(|source| self.io(source))
+    }
+
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
     ///
     /// # Errors
     /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says.
-    pub fn finish(self) -> Result<()> {
-        self.file.as_file().sync_all().map_err(|source| self.io(source))?;
+    pub fn finish(mut self) -> Result<()> {
+        self.sync()?;
         let path = self.path;
         self.file.persist(&self.target).map(drop).map_err(|e| {
             let refused = e.error;

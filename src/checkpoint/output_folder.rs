@@ -12,6 +12,11 @@ use crate::error::{Error, Result};
 /// until the folder is whole.
 pub(super) const MARK: &str = ".scaled-gemm-is-writing";
 
+/// True for the mark of a folder that is whole, which could not be removed or whose folder could not be given its name: it says so.
+pub(super) fn is_of_whole(mark: &fs::Metadata) -> bool {
+    mark.is_file() && mark.len() > 0
+}
+
 /// A folder being written: a hidden one beside its target, `.NAME.partial`, which takes the target's name in
 /// [`OutputFolder::finish`].
 ///
@@ -51,7 +56,8 @@ impl FolderRemoval {
     /// Not to be called while [`OutputFolder::finish`] runs.
     ///
     /// # Errors
-    /// What the system says if it does not remove something, or if there is no end to what is written.
+    /// What the system says if it does not remove something, or if there is no end to what is written. The next run takes what is left
+    /// then: a folder with its mark, or an empty one.
     pub fn remove(&self) -> io::Result<()> {
         remove_marked(&self.partial, &self.mark)
     }
@@ -420,7 +426,7 @@ fn take(path: &Path, partial: &Path, mark: &File) -> Result<()> {
     let io = |source| Error::Io { path: partial.to_path_buf(), source };
     match mark.try_lock() {
         Ok(()) if !is_at(mark, &partial.join(MARK)).map_err(io)? => Err(in_use(path)),
-        Ok(()) if mark.metadata().map_err(io)?.len() > 0 => {
+        Ok(()) if is_of_whole(&mark.metadata().map_err(io)?) => {
             let folder = partial.display();
             let reason = format!(
                 "cannot be written by way of {folder}, which holds what an earlier run wrote, whole, and could not be given its name"
@@ -441,7 +447,7 @@ fn in_use(path: &Path) -> Error {
     refuse_file(path, "is being written by another process", "wait for it, or give another name")
 }
 
-/// True if an open file has this name still. Elsewhere than on Unix it cannot lose it.
+/// True if an open file has this name still. Elsewhere than on Unix it keeps that as long as it is there, and another one cannot have it.
 fn is_at(file: &File, name: &Path) -> io::Result<bool> {
     #[cfg(unix)]
     {
@@ -451,8 +457,8 @@ fn is_at(file: &File, name: &Path) -> io::Result<bool> {
     }
     #[cfg(not(unix))]
     {
-        let _ = (file, name);
-        Ok(true)
+        let _ = file;
+        Ok(fs::symlink_metadata(name).is_ok())
     }
 }
 

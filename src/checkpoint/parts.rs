@@ -8,7 +8,8 @@ use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
     BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, Dialect, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX,
-    SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, recognise, recognise_e8m0, wide_dtype,
+    SCALE_ENDINGS, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, codes_of, is_e8m0, recognise, recognise_e8m0,
+    wide_dtype,
 };
 use super::recipe::{Reading, dialect};
 use crate::error::{Error, Result};
@@ -19,15 +20,6 @@ const NVFP4_BLOCK: usize = 16;
 const NVFP4_BLOCK_BYTES: usize = 8;
 /// Bytes of a block of MXFP4, 32 columns.
 const MX_BLOCK_BYTES: usize = 16;
-
-/// Endings of the names of scales, and of the codes that each is of. The longest first: `_global_scale` ends in `_scale`, too.
-const SCALES: [(&str, &str); 5] = [
-    (DIVISOR_SUFFIX, PACKED_SUFFIX),
-    (SCALE_SUFFIXES[1], ""),
-    (SECOND_SUFFIX, ""),
-    (SCALE_SUFFIXES[0], ""),
-    (SCALE_SUFFIXES[0], PACKED_SUFFIX),
-];
 
 /// What to do about a scale of another shape.
 const NEVER_RESHAPED: &str =
@@ -100,9 +92,9 @@ impl Listing {
 
     /// The matrix whose codes are there and that a tensor is a scale of by its name.
     fn scaled_there<'n>(&self, name: &'n str) -> Option<&'n str> {
-        SCALES
-            .iter()
-            .find_map(|(suffix, codes)| name.strip_suffix(suffix).filter(|base| self.ending(base, codes).is_some()))
+        let has_codes =
+            |base: &str, ending: &str| codes_of(ending).iter().any(|codes| self.ending(base, codes).is_some());
+        SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending).filter(|base| has_codes(base, ending)))
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -146,6 +138,18 @@ impl Listing {
     /// Refuses blocks of gpt-oss that are not `[.., k/32, 16]` with scales `[.., k/32]`.
     fn check_blocks(&self, codes: &TensorInfo, scale: &TensorInfo) -> Result<()> {
         let bytes = MX_BLOCK_BYTES;
+        if let [rest @ .., last] = codes.shape.as_slice()
+            && *last == bytes
+            && !is_e8m0(scale.dtype)
+        {
+            let (dtype, shape) = (scale.dtype, &scale.shape);
+            let found = format!(
+                "is {dtype} {shape:?} beside blocks of {bytes} bytes, {} {:?}, and those that are read here, MXFP4, have scales in U8 {rest:?} (E8M0)",
+                codes.name, codes.shape
+            );
+            let remedy = "if it is of another format, dequantize it with what wrote it; else fetch the file again";
+            return Err(self.refuse(&scale.name, found, remedy));
+        }
         let refuse = |tensor: &TensorInfo, want: &[usize]| {
             let must = if std::ptr::eq(tensor, codes) { Dtype::U8 } else { e8m0_like(tensor) };
             let found = format!("is {} {:?}, but must be {must} {want:?}", tensor.dtype, tensor.shape);
@@ -295,11 +299,24 @@ impl Listing {
         self.refuse(name, format!("is the scale of {base}, and no matrix"), format!("give {base}"))
     }
 
+    /// The matrix whose codes are there and that a tensor has zero points of by its name. compressed-tensors 0.20.0 writes none where all are
+    /// 0; in their type it had them before.
+    fn zero_points_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let base = name.strip_suffix("_zero_point")?;
+        ["", PACKED_SUFFIX].iter().any(|codes| self.ending(base, codes).is_some()).then_some(base)
+    }
+
     /// The one scale of an FP8 matrix.
     fn fp8_scale(&self, name: &str) -> Result<&TensorInfo> {
         let old = name.strip_suffix("weight").map(|layer| (layer, OLD_COMFY_SCALE));
         let names = SCALE_SUFFIXES.into_iter().map(|suffix| (name, suffix)).chain(old);
         let found: Vec<_> = names.filter_map(|(name, suffix)| self.ending(name, suffix)).collect();
+        if let Some(base) = self.zero_points_of(name).filter(|_| found.is_empty()) {
+            let of = self.get(name).map(|t| format!(" in {} {:?}", t.dtype, t.shape)).unwrap_or_default();
+            let found = format!("holds zero points of {base}{of}, and codes that are read here have none");
+            let remedy = "if all are 0, as of a symmetric scheme, write the file without it, else dequantize the matrix with what wrote it";
+            return Err(self.refuse(name, found, remedy));
+        }
         match *found.as_slice() {
             [scale] => Ok(scale),
             [] => Err(match (self.scaled_there(name), scaled(name)) {
@@ -528,7 +545,7 @@ fn grid_of(shape: &[usize]) -> Vec<usize> {
 
 /// The matrix that a tensor is a scale of by its name alone.
 fn scaled(name: &str) -> Option<&str> {
-    SCALES.iter().find_map(|(suffix, _)| name.strip_suffix(suffix))
+    SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending))
 }
 
 /// True for the tensor by whose type ComfyUI's older files say that they are FP8.

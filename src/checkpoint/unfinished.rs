@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::output::folder_of;
-use super::output_folder::MARK;
+use super::output_folder::{MARK, is_of_whole};
 use super::source::refuse_file;
 use crate::error::Result;
 
@@ -21,7 +21,7 @@ pub(super) fn refuse_unfinished(path: &Path) -> Result<()> {
     let folders = [Some(folder(path)), path.canonicalize().ok().as_deref().map(folder)];
     let Some(folder) = folders.into_iter().flatten().find(|folder| folder.join(MARK).exists()) else { return Ok(()) };
     // Who could not remove the mark of what was whole wrote into it.
-    if fs::metadata(folder.join(MARK)).is_ok_and(|mark| mark.is_file() && mark.len() > 0) {
+    if fs::metadata(folder.join(MARK)).is_ok_and(|mark| is_of_whole(&mark)) {
         let reason = format!("holds the mark {MARK}, which could not be removed; what was written is whole");
         return Err(refuse_file(&folder, reason, format!("remove {MARK} from it, and it is a model's folder")));
     }

@@ -38,6 +38,8 @@ pub struct CheckpointWriter {
     pub(super) casts: HashMap<String, PlannedCast>,
     /// One for each tensor of the header.
     states: Vec<AtomicU8>,
+    /// Every tensor is written, and has reached the disk.
+    is_synced: bool,
 }
 
 #[derive(Debug)]
@@ -61,7 +63,8 @@ impl CheckpointWriter {
         let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
         let (writeback, unsynced) = (Writeback::start(), AtomicU64::new(0));
         let PlannedMatrices { matrices, casts } = planned;
-        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, casts, states };
+        let is_synced = false;
+        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, casts, states, is_synced };
         for (i, name) in shard_names(count).into_iter().enumerate() {
             let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;
@@ -167,11 +170,17 @@ impl CheckpointWriter {
         }
     }
 
-    /// Gives the files their names, after their bytes have reached the disk. An older file of that name is replaced.
+    /// Waits until the tensors have reached the disk, all of which must be written, and their index, where there are several shards.
+    /// [`CheckpointWriter::finish`] does so too, and does not wait for them again: the rest of it is quick, as it must be under a lock that a
+    /// handler of signals takes.
     ///
     /// # Errors
     /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
-    pub fn finish(mut self) -> Result<()> {
+    pub fn sync(&mut self) -> Result<()> {
+        // No tensor is written twice: nothing was written since.
+        if self.is_synced {
+            return Ok(());
+        }
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {
             return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
@@ -180,15 +189,25 @@ impl CheckpointWriter {
         for shard in 0..self.shards.len() {
             self.file(shard)?.sync_all().map_err(|source| self.io(shard, source))?;
         }
+        if let Target::Folder(folder) = &self.target
+            && self.shards.len() > 1
+        {
+            let names: Vec<_> = self.shards.iter().map(|shard| shard.name.as_str()).collect();
+            folder.write("model.safetensors.index.json", index(&self.header, &names).as_bytes())?;
+        }
+        self.is_synced = true;
+        Ok(())
+    }
+
+    /// Gives the files their names, after their bytes have reached the disk. An older file of that name is replaced.
+    ///
+    /// # Errors
+    /// As [`CheckpointWriter::sync`].
+    pub fn finish(mut self) -> Result<()> {
+        self.sync()?;
         match self.target {
             Target::File(output) => output.finish(),
-            Target::Folder(folder) => {
-                if self.shards.len() > 1 {
-                    let names: Vec<_> = self.shards.iter().map(|shard| shard.name.as_str()).collect();
-                    folder.write("model.safetensors.index.json", index(&self.header, &names).as_bytes())?;
-                }
-                folder.finish()
-            }
+            Target::Folder(folder) => folder.finish(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use safetensors::{Dtype, SafeTensors};
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, SCALE_ENDINGS};
 use scaled_gemm::model_folder;
 use scaled_gemm::reference::{self, Noise};
 use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Scheme};
@@ -371,4 +371,32 @@ fn experts_are_written_in_the_layout_of_gpt_oss() {
     writer.write_quantized("w", &matrix).unwrap();
     writer.finish().unwrap();
     assert_eq!(Checkpoint::open(&path).unwrap().quant_dimensions("w").unwrap(), [experts * rows, cols]);
+}
+
+/// What is said of a tensor beside a matrix is what its reader does.
+#[test]
+fn scales_of_others_are_those_that_a_reader_would_take() {
+    let dialects = [
+        (Dialect::Plain, &Scheme::ALL[..]),
+        (Dialect::CompressedTensors, &[Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Nvfp4, Scheme::Mxfp4]),
+        (Dialect::ModelOpt, &[Scheme::Nvfp4, Scheme::Mxfp8(Fp8Format::E4M3)]),
+        (Dialect::GptOss, &[Scheme::Mxfp4]),
+    ];
+    for (dialect, scheme) in dialects.into_iter().flat_map(|(dialect, all)| all.iter().map(move |s| (dialect, *s))) {
+        for ending in SCALE_ENDINGS.iter().copied().chain(["scale_weight"]) {
+            let name = if ending == "scale_weight" { "l.scale_weight".into() } else { format!("l.weight{ending}") };
+            let mut layout = CheckpointLayout::of_dialect(dialect);
+            layout.quantized_experts("l.weight", [2, 64, 128], written(scheme));
+            let case = format!("{dialect} {scheme} {ending}");
+            assert_eq!(layout.scales_of_others(), [], "{case}");
+            if layout.names().any(|own| own == name) {
+                continue;
+            }
+            layout.tensor(&name, Dtype::F32, &[1]);
+            let found = layout.scales_of_others();
+            let [(tensor, "l.weight", is_read)] = *found else { panic!("{case}: {found:?}") };
+            assert_eq!(tensor, name, "{case}");
+            assert_eq!(layout.clone().check("x", &[]).is_err(), is_read, "{case}");
+        }
+    }
 }

@@ -150,6 +150,7 @@ fn against(said: &Said<'_>, matrices: &[&Matrix<'_>]) -> Vec<String> {
     if found.is_empty() {
         found.extend(groups::problems(said, matrices));
     }
+    found.extend(sizes_that_differ(said));
     let sizes = group_sizes(said);
     for scheme in ["nvfp4", "mxfp8", "mxfp4"] {
         let of = |found: StoredScheme| found.name() == scheme;
@@ -207,7 +208,7 @@ fn claim(said: &Said<'_>) -> Option<Claim> {
         // vLLM 0.33.0, Q/fp8.py:158: tiles where there is a size of them, else a scale for each matrix.
         let tile = said.get("weight_block_size").unwrap_or(&Value::Null);
         let schemes: &[&str] = match tile {
-            Value::Null => &["fp8-tensor", "fp8-row"],
+            Value::Null => &["fp8-tensor"],
             tile if *tile == serde_json::json!([128, 128]) => &["fp8-128x128"],
             // SGLang reads MXFP8 so.
             tile if *tile == serde_json::json!([1, 32]) => &["mxfp8"],
@@ -266,13 +267,42 @@ fn of_algorithm(algorithm: &str) -> Option<Claim> {
 
 /// The sizes of groups that a config has for weights, each once.
 fn group_sizes(said: &Said<'_>) -> Vec<u64> {
-    let size = |value: &Value| value.get("group_size").and_then(Value::as_u64);
-    let weights = formats::groups(said).filter_map(|(_, group)| size(group.get("weights")?));
-    let outer = [Some(said.top), said.top.get("quantization")].into_iter().flatten().filter_map(size);
-    let mut sizes: Vec<u64> = outer.chain(weights).collect();
+    sorted(sizes_of_all(said).chain(sizes_of_groups(said)))
+}
+
+/// The sizes that a config has for the weights of groups of layers.
+fn sizes_of_groups(said: &Said<'_>) -> impl Iterator<Item = u64> {
+    formats::groups(said).filter_map(|(_, group)| group.get("weights")?.get("group_size")?.as_u64())
+}
+
+/// Those that it has for all.
+fn sizes_of_all(said: &Said<'_>) -> impl Iterator<Item = u64> {
+    let outer = [Some(said.top), said.top.get("quantization")].into_iter().flatten();
+    outer.filter_map(|value| value.get("group_size")?.as_u64())
+}
+
+fn sorted(sizes: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut sizes: Vec<u64> = sizes.collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
+}
+
+/// That a config has one size for all weights and another for all groups of layers, or two for all.
+fn sizes_that_differ(said: &Said<'_>) -> Option<String> {
+    let (all, groups) = (sorted(sizes_of_all(said)), sorted(sizes_of_groups(said)));
+    let words = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ");
+    let of_groups = match all.as_slice() {
+        [] => return None,
+        [one] if groups.is_empty() || groups.contains(one) => return None,
+        [_] => format!(" {} of the weights of config_groups, and", words(&groups)),
+        _ => String::new(),
+    };
+    Some(format!(
+        "{} says group_size{of_groups} {} of all: engines go by one or the other; mend it, or quantize the model again",
+        said.file,
+        words(&all)
+    ))
 }
 
 #[cfg(test)]

@@ -1,97 +1,162 @@
 //! Scales that the input has, and that belong to no codes there: in the way of those that would be written, or wrong beside them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, TensorInfo, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, SCALE_ENDINGS, printable};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
 use super::plan::Plans;
+use crate::activations::ACTIVATIONS;
 use crate::copied;
-use crate::output::{Failure, shown};
-use crate::remains::{self, SCALES};
+use crate::folder::{self, module};
+use crate::output::{Failure, count, shown};
+use crate::remains;
 
-/// Refuses tensors that are copied where a matrix is quantized: with the name of one that is written, or of a scale of it in any scheme.
-/// `owners`: for each tensor of the layout the place of its item in the plans.
+/// Most tensors in the way that are named.
+const MOST_NAMED: usize = 8;
+
+/// A tensor of the input that cannot be copied, why, and the matrix that would be quantized.
+struct InTheWay<'a> {
+    name: &'a str,
+    why: String,
+    matrix: &'a Item,
+}
+
+/// Refuses tensors that are copied where a matrix is quantized: with the name of one that is written, or that would be taken for a scale of
+/// it or of what enters it, by readers or engines. `owners`: for each tensor of the layout the place of its item in the plans.
 pub fn refuse_stale(
     input: &Checkpoint,
     plans: &Plans,
     layout: &CheckpointLayout,
     owners: &[usize],
 ) -> Result<(), Failure> {
-    refuse_experts(input, plans)?;
-    refuse_twice(input, plans, layout, owners)?;
-    refuse_scales(input, plans)
+    let mut known = HashSet::new();
+    let found = experts(input, plans).into_iter().chain(twice(input, plans, layout, owners));
+    let found: Vec<_> = found.chain(scales(input, plans, layout)).filter(|one| known.insert(one.name)).collect();
+    let path = shown(input.path());
+    match &*found {
+        [] => Ok(()),
+        [InTheWay { name, why, matrix }] => Err(Failure::Use(format!(
+            "{path}: tensor {}: is there, and {why}; take it out of the input{}",
+            printable(name),
+            exclude(&[matrix])
+        ))),
+        many => {
+            let mut named: Vec<_> =
+                many.iter().take(MOST_NAMED).map(|one| format!("{} ({})", printable(one.name), one.why)).collect();
+            named.extend((many.len() > MOST_NAMED).then(|| format!("and {} more", many.len() - MOST_NAMED)));
+            let matrices: Vec<_> = many.iter().map(|one| one.matrix).collect();
+            Err(Failure::Use(format!(
+                "{path}: {} tensors are in the way of matrices that would be quantized: {}; take them out of the input{}",
+                many.len(),
+                named.join(", "),
+                exclude(&matrices)
+            )))
+        }
+    }
 }
 
-/// Refuses a tensor with the name of an expert that is taken out of another.
-fn refuse_experts(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
+/// The way out that keeps such tensors. Of experts in one tensor none can be left as it is.
+fn exclude(matrices: &[&Item]) -> String {
+    if matrices.iter().any(|matrix| matrix.slice.is_some()) {
+        return String::new();
+    }
+    let names: BTreeSet<String> = matrices.iter().map(|matrix| printable(&regex::escape(&matrix.name))).collect();
+    let names: Vec<_> = names.into_iter().collect();
+    match &*names {
+        [one] => format!(", or leave the matrix as it is with --exclude '^{one}$'"),
+        few if few.len() <= MOST_NAMED => {
+            format!(", or leave the matrices as they are with --exclude '^({})$'", few.join("|"))
+        }
+        _ => ", or leave the matrices as they are with --exclude".into(),
+    }
+}
+
+/// Tensors with the name of an expert that is taken out of another.
+fn experts<'a>(input: &Checkpoint, plans: &'a Plans) -> Vec<InTheWay<'a>> {
     let slices = plans.items.iter().filter_map(|item| Some((item.name.as_str(), (item, item.slice?))));
     let slices: HashMap<_, _> = slices.collect();
-    let is_whole = |item: &&Item| item.slice.is_none();
-    let found = plans.items.iter().filter(is_whole).find_map(|item| Some((item, slices.get(item.name.as_str())?)));
-    let Some((tensor, (expert, slice))) = found else { return Ok(()) };
-    Err(Failure::Use(format!(
-        "{}: tensor {}: is there, and expert {} of {} would be written under that name; take it out of the input",
-        shown(input.path()),
-        printable(&tensor.name),
-        slice.experts[0],
-        printable(&input.tensors()[expert.tensor].name)
-    )))
+    let whole = plans.items.iter().filter(|item| item.slice.is_none());
+    whole
+        .filter_map(|tensor| {
+            let (expert, slice) = slices.get(tensor.name.as_str())?;
+            let of = printable(&input.tensors()[expert.tensor].name);
+            let why = format!("expert {} of {of} would be written under that name", slice.experts[0]);
+            Some(InTheWay { name: &tensor.name, why, matrix: expert })
+        })
+        .collect()
 }
 
-/// Refuses a layout in which a tensor has the name of another.
-fn refuse_twice(input: &Checkpoint, plans: &Plans, layout: &CheckpointLayout, owners: &[usize]) -> Result<(), Failure> {
+/// Tensors with the name of one that is written.
+fn twice<'a>(
+    input: &'a Checkpoint,
+    plans: &'a Plans,
+    layout: &CheckpointLayout,
+    owners: &[usize],
+) -> Vec<InTheWay<'a>> {
     let mut first: HashMap<&str, usize> = HashMap::with_capacity(owners.len());
+    let mut found = Vec::new();
     for (name, owner) in layout.names().zip(owners) {
-        let Some(other) = first.insert(name, *owner).filter(|_| input.get(name).is_some()) else { continue };
+        let Some((other, there)) = first.insert(name, *owner).zip(input.get(name)) else { continue };
         // One that is copied has the name that it had.
-        let Some(matrix) = [other, *owner].into_iter().map(|at| &plans.items[at]).find(|item| item.name != name) else {
-            continue;
-        };
-        let what = format!("{} would be quantized to a tensor of that name", printable(&matrix.name));
-        return Err(in_the_way(input, name, &what, matrix));
+        let matrix = [other, *owner].into_iter().map(|at| &plans.items[at]).find(|item| item.name != name);
+        found.extend(matrix.map(|matrix| {
+            let why = format!("{} would be quantized to a tensor of that name", printable(&matrix.name));
+            InTheWay { name: &there.name, why, matrix }
+        }));
     }
-    Ok(())
+    found
 }
 
-/// Refuses scales of other schemes: which of them belongs to the codes nothing would tell. Of a tensor of experts, those of its own name too,
-/// which is gone then.
-fn refuse_scales(input: &Checkpoint, plans: &Plans) -> Result<(), Failure> {
-    let mut quantized: HashMap<&str, usize> = HashMap::new();
-    for (at, _) in plans.weights() {
-        let item = &plans.items[at];
-        quantized.insert(&item.name, at);
-        quantized.entry(&input.tensors()[item.tensor].name).or_insert(at);
-    }
-    for TensorInfo { name, .. } in input.tensors() {
-        // The older name of ComfyUI's files.
-        let old = name.strip_suffix("scale_weight").map(|layer| format!("{layer}weight"));
-        // Only of layers' weights is the last of them more than a name that looks alike: it belongs to codes of another name.
-        let is_read = |end: &str, matrix: &str| end != "_global_scale" || matrix.ends_with(".weight");
-        let of_end = |end: &&'static str| name.strip_suffix(end).filter(|matrix| is_read(end, matrix));
-        let matrices = SCALES.iter().filter_map(of_end).chain(old.as_deref());
-        if let Some((matrix, at)) = matrices.into_iter().find_map(|matrix| Some((matrix, *quantized.get(matrix)?))) {
-            let what = format!("would be read as a scale of {}, which would be quantized", printable(matrix));
-            return Err(in_the_way(input, name, &what, &plans.items[at]));
-        }
-    }
-    Ok(())
-}
-
-/// What is said of such a tensor. Of experts in one tensor none can be left as it is.
-fn in_the_way(input: &Checkpoint, name: &str, what: &str, matrix: &Item) -> Failure {
-    let exclude = match matrix.slice {
-        None => {
-            let pattern = regex::escape(&matrix.name);
-            format!(", or leave the matrix as it is with --exclude '^{}$'", printable(&pattern))
-        }
-        Some(_) => String::new(),
+/// Tensors that would be taken for scales: of the codes that are written, where nothing would tell which belong to them, of what enters
+/// their layers, and of a tensor of experts, which is gone then.
+fn scales<'a>(input: &'a Checkpoint, plans: &'a Plans, layout: &CheckpointLayout) -> Vec<InTheWay<'a>> {
+    let items = || plans.weights().map(|(at, _)| &plans.items[at]);
+    let matrices: HashMap<&str, &Item> = items().map(|item| (item.name.as_str(), item)).collect();
+    // Of experts in one tensor, that one's too.
+    let of_tensors = items().map(|item| (module(&input.tensors()[item.tensor].name), item));
+    let layers: HashMap<&str, &Item> = of_tensors.chain(items().map(|item| (module(&item.name), item))).collect();
+    let slices = items().filter(|item| item.slice.is_some());
+    let whole: HashMap<&str, &Item> = slices.map(|item| (input.tensors()[item.tensor].name.as_str(), item)).collect();
+    let read =
+        layout.scales_of_others().into_iter().filter(|(.., is_read)| *is_read).filter_map(|(name, matrix, _)| {
+            let why = format!("would be read as a scale of {}, which would be quantized", printable(matrix));
+            Some(InTheWay { name: &input.get(name)?.name, why, matrix: *matrices.get(matrix)? })
+        });
+    let of_layer = |name: &'a str| {
+        let (layer, _) = name.rsplit_once('.').filter(|(_, last)| ACTIVATIONS.contains(last))?;
+        let matrix = *layers.get(layer)?;
+        let of = printable(&matrix.name);
+        let why = format!("engines would take it for the scale of what enters {of}, which would be quantized");
+        Some(InTheWay { name, why, matrix })
     };
-    Failure::Use(format!(
-        "{}: tensor {}: is there, and {what}; take it out of the input{exclude}",
+    let of_whole = |name: &'a str| {
+        let of = SCALE_ENDINGS.iter().filter_map(|ending| name.strip_suffix(ending));
+        let (of, matrix) = of.into_iter().find_map(|of| Some((of, *whole.get(of).filter(|item| item.name != of)?)))?;
+        let why = format!("is a scale of {} by its name, whose experts would be quantized one by one", printable(of));
+        Some(InTheWay { name, why, matrix })
+    };
+    let beside = input.tensors().iter().map(|tensor| tensor.name.as_str());
+    read.chain(beside.filter_map(|name| of_layer(name).or_else(|| of_whole(name)))).collect()
+}
+
+/// What there is to say of scales beside matrices that are quantized, which are copied since nobody takes them for theirs.
+pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
+    // Only of layers' weights is the divisor's more than a name that looks alike: it belongs to codes of another name.
+    let is_named =
+        |name: &str, matrix: &str| matrix.ends_with("weight") || name.strip_suffix("_global_scale") != Some(matrix);
+    let found = layout
+        .scales_of_others()
+        .into_iter()
+        .filter(|(name, matrix, is_read)| !is_read && is_named(name, matrix) && input.get(name).is_some());
+    let names: Vec<_> = found.map(|(name, ..)| name).collect();
+    Some(format!(
+        "{}: {} ({}) with the name of a scale that their matrix has not as it is written, copied as they are: no reader takes them for it, \
+         and engines that refuse what they do not know do not load the model; take them out of the input",
         shown(input.path()),
-        printable(name)
+        count(names.len(), "tensor", "tensors"),
+        folder::some(names.iter().copied())?
     ))
 }
 

@@ -66,6 +66,9 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let (given_amax, untaken) = given_amax.unwrap_or_default();
     let unasked = checks::notes(args, &input, dialect, first);
     let torn = torn::without_fuse(of, &plans);
+    let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
+    let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
+    let unread = beside::unread(&input, &layout);
     let notes = || {
         unasked
             .into_iter()
@@ -75,10 +78,9 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unused.into_iter().flatten())
             .chain(untaken)
             .chain(folder::not_in_index(&input))
+            .chain(unread)
             .chain(beside::notes(&input, config.as_ref()))
     };
-    let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
-    let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     if let Some(threads) = args.jobs {
         // Asked for once, before any work.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();

@@ -1,0 +1,174 @@
+//! Scales of what a model was before, beside matrices that are quantized now: refused where a reader would take them, and named elsewhere.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::json;
+
+fn one(name: &str) -> Tensor<'_> {
+    (name, Dtype::F32, vec![1], f32_bytes(&[1.0]))
+}
+
+/// Two layers, and what is beside them.
+fn layers<'a>(beside: &[Tensor<'a>]) -> Vec<Tensor<'a>> {
+    let [down, up] = ["l.down_proj.weight", "l.up_proj.weight"];
+    [&[f32_tensor(down, [128, 128], 1), f32_tensor(up, [128, 128], 2)], beside].concat()
+}
+
+/// (All were refused, as what would be read as a scale, which no reader does.)
+#[test]
+fn scales_that_no_reader_takes_are_copied_and_named() {
+    let folder = Folder::new();
+    let (input, output, plain) = (folder.file("in"), folder.file("out"), folder.file("plain"));
+    let cases = [
+        ("modelopt", "nvfp4", "weight_scale_inv"),
+        ("modelopt", "nvfp4", "weight_global_scale"),
+        ("modelopt", "nvfp4", "scale_weight"),
+        ("compressed-tensors", "nvfp4", "weight_scale_2"),
+        ("compressed-tensors", "nvfp4", "weight_scale_inv"),
+        ("compressed-tensors", "mxfp4", "weight_scale_2"),
+        ("compressed-tensors", "fp8-row", "weight_global_scale"),
+        ("plain", "nvfp4", "weight_scale_inv"),
+        ("plain", "mxfp4", "weight_scale_2"),
+        ("fp8", "fp8-128x128", "weight_global_scale"),
+    ];
+    for (dialect, recipe, last) in cases {
+        let name = format!("l.down_proj.{last}");
+        for path in [&input, &output, &plain] {
+            let _ = fs::remove_dir_all(path);
+        }
+        model_folder(&input, &layers(&[one(&name)]), Some(json!({"architectures": ["X"]})));
+        let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect];
+        let words = [
+            format!("1 tensor ({name}) with the name of a scale that their matrix has not as it is written"),
+            "copied as they are: no reader takes them for it".into(),
+            "take them out of the input".into(),
+        ];
+        assert_words(&said(&args), &words.each_ref().map(String::as_str));
+        let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+        assert!(SafeTensors::deserialize(&bytes).unwrap().tensor(&name).is_ok(), "{dialect} {recipe} {last}");
+        // The matrix is what it would be without it.
+        said(&["dequantize", &output, "-o", &plain, "--dtype", "f32"]);
+        let sqnr =
+            sqnr_db(&values(128 * 128, 1), &read_f32(&format!("{plain}/model.safetensors"), "l.down_proj.weight").1);
+        assert!(sqnr > 15.0, "{dialect} {recipe} {last}: {sqnr}");
+    }
+}
+
+/// (The divisor of NVFP4 made NVFP4 of it: that was said of all schemes, and is so of this.)
+#[test]
+fn scales_that_a_reader_takes_are_refused() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let cases = [
+        ("compressed-tensors", "mxfp4", "weight_global_scale"),
+        ("compressed-tensors", "fp8-row", "weight_scale_inv"),
+        ("modelopt", "mxfp8", "weight_scale_2"),
+        ("plain", "fp8-1x128", "scale_weight"),
+    ];
+    for (dialect, recipe, last) in cases {
+        let name = format!("l.down_proj.{last}");
+        let _ = fs::remove_dir_all(&input);
+        model_folder(&input, &layers(&[one(&name)]), Some(json!({"architectures": ["X"]})));
+        let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect];
+        let words = format!(
+            "tensor {name}: is there, and would be read as a scale of l.down_proj.weight, which would be quantized"
+        );
+        assert_words(&bad(2, &args), &[&words]);
+    }
+    // ComfyUI gives the older name to the scale of whatever is there.
+    let file = folder.file("file");
+    write(&file, &layers(&[one("l.down_proj.scale_weight")]));
+    let args = ["quantize", &file, "-o", &output, "--recipe", "nvfp4", "--dialect", "comfyui"];
+    assert_words(&bad(2, &args), &["l.down_proj.scale_weight: is there, and would be read as a scale of "]);
+    assert_eq!(folder.names(), ["file", "in"]);
+}
+
+/// (They were named one at a time, a run for each.)
+#[test]
+fn all_that_is_in_the_way_is_named_at_once() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let names = ["l.down_proj.weight_scale_inv", "l.up_proj.weight_scale", "l.up_proj.weight_scale_2"];
+    write(&input, &layers(&names.map(one)));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row"];
+    assert_words(
+        &bad(2, &args),
+        &[
+            &format!("{input}: 3 tensors are in the way of matrices that would be quantized: "),
+            "l.up_proj.weight_scale (l.up_proj.weight would be quantized to a tensor of that name)",
+            "l.down_proj.weight_scale_inv (would be read as a scale of l.down_proj.weight, which would be quantized)",
+            "l.up_proj.weight_scale_2 (would be read",
+            "; take them out of the input, or leave the matrices as they are with ",
+            r"--exclude '^(l\.down_proj\.weight|l\.up_proj\.weight)$'",
+        ],
+    );
+    // Of many, some.
+    let matrices: Vec<_> = (0..50).map(|i| format!("x{i}.weight")).collect();
+    let stale: Vec<_> = (0..50).map(|i| format!("x{i}.weight_scale_inv")).collect();
+    let tensors = matrices.iter().map(|name| f32_tensor(name, [16, 32], 1)).chain(stale.iter().map(|name| one(name)));
+    write(&input, &tensors.collect::<Vec<_>>());
+    let error = bad(2, &args);
+    assert_words(&error, &["50 tensors are in the way", "and 42 more; take them out of the input", "with --exclude"]);
+    assert!(!error.contains("'^") && error.len() < 1500, "{error}");
+    assert_eq!(folder.names(), ["in"]);
+}
+
+/// (They were copied without a word: engines took a number that was made for other codes.)
+#[test]
+fn scales_of_what_enters_are_of_the_codes_that_they_were_made_for() {
+    let folder = Folder::new();
+    let (input, output, amax) = (folder.file("in"), folder.file("out"), folder.file("amax.json"));
+    for last in ["input_scale", "input_global_scale", "activation_scale", "scale_input"] {
+        let name = format!("l.down_proj.{last}");
+        let _ = fs::remove_dir_all(&input);
+        model_folder(&input, &layers(&[one(&name)]), Some(json!({"architectures": ["X"]})));
+        for recipe in ["nvfp4", "fp8-tensor", "mxfp8"] {
+            let args = ["quantize", &input, "-o", &output, "--recipe", recipe];
+            let words = format!(
+                "tensor {name}: is there, and engines would take it for the scale of what enters l.down_proj.weight, which would be quantized"
+            );
+            assert_words(&bad(2, &args), &[&words, "; take it out of the input", "--exclude"]);
+        }
+        // Beside a layer that stays it stays.
+        let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--exclude", "down"];
+        said(&args);
+        fs::remove_dir_all(&output).unwrap();
+    }
+    // With one that is given, it has that one's name.
+    fs::write(&amax, json!({"l.down_proj": 3.0, "l.up_proj": 3.0}).to_string()).unwrap();
+    let _ = fs::remove_dir_all(&input);
+    model_folder(&input, &layers(&[one("l.down_proj.input_scale")]), Some(json!({"architectures": ["X"]})));
+    let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-tensor", "--input-scales", &amax];
+    assert_words(
+        &bad(2, &args),
+        &["tensor l.down_proj.input_scale: is there, and l.down_proj.weight would be quantized to"],
+    );
+}
+
+/// (Under the name of the tensor that they are in it was copied, where that ends in `weight`.)
+#[test]
+fn scales_of_what_enters_experts_have_the_name_of_their_tensor_or_their_own() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    fn bf16(name: &str, shape: [usize; 3]) -> Tensor<'_> {
+        (name, Dtype::BF16, shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()])
+    }
+    let layer = "l.0.block_sparse_moe";
+    let [up, down] = ["input_linear", "output_linear"].map(|part| format!("{layer}.{part}.weight"));
+    for stale in ["input_linear.input_scale", "output_linear.input_scale", "experts.1.down_proj.input_scale"] {
+        let name = format!("{layer}.{stale}");
+        let _ = fs::remove_dir_all(&input);
+        let tensors = [bf16(&up, [2, 64, 32]), bf16(&down, [2, 32, 32]), one(&name)];
+        model_folder(&input, &tensors, Some(json!({"model_type": "granitemoe", "architectures": ["X"]})));
+        let error = bad(2, &["quantize", &input, "-o", &output, "--recipe", "fp8-row"]);
+        let words =
+            format!("tensor {name}: is there, and engines would take it for the scale of what enters {layer}.experts.");
+        assert_words(&error, &[&words, "which would be quantized; take it out of the input"]);
+        assert!(!error.contains("--exclude"), "{error}");
+    }
+}
