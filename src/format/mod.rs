@@ -5,8 +5,10 @@ pub mod codec;
 mod dtype;
 mod fp8;
 mod given;
+mod grouped;
 mod host;
 mod host_cast;
+mod host_grouped;
 pub mod layout;
 mod mx;
 pub(crate) mod nvfp4;
@@ -19,10 +21,12 @@ pub use cast::{CastGroup, CastRecipe, CastScales, CastScheme};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
+pub use grouped::{GroupedLayout, GroupedMember, GroupedRecipe, GroupedScales, GroupedScheme};
 pub use host::{HostParts, HostQuantMatrix};
 pub use host_cast::HostCastMatrix;
 #[cfg(feature = "cuda")]
 pub(crate) use host_cast::{check_scales, logical_scales};
+pub use host_grouped::HostGroupedTensor;
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,
