@@ -171,8 +171,8 @@ impl GroupedLayout {
     pub fn check_shapes(&self, operand: &str, other: &Self) -> Result<()> {
         if other.members.len() != self.members.len() {
             return Err(Error::shape(
-                operand,
-                format!("{} members", other.members.len()),
+                format!("members of {operand}"),
+                other.members.len().to_string(),
                 format!("must be {}", self.members.len()),
                 "pass tensors of the same shapes, those without elements too",
             ));

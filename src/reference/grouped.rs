@@ -122,8 +122,22 @@ impl<'a> GroupedInput<'a> {
 /// scheme are the others transposed. Runs on all cores; allocates the result, an FP32 number an element for gradients, and a byte
 /// an element if the scheme is transposed.
 ///
+/// ```
+/// use scaled_gemm::reference::{GroupedView, dequantize_grouped, quantize_grouped};
+/// use scaled_gemm::{DType, Fp8Format, GroupedLayout, GroupedRecipe, GroupedScheme};
+///
+/// // Three experts, with two tokens, with none, and with one.
+/// let layout = GroupedLayout::aligned(&[[2, 3], [0, 3], [1, 3]], 4)?;
+/// let x = [1.0, -2.0, 0.5, 4.0, 0.0, 1.0, f32::NAN, f32::NAN, 8.0, 1.0, 2.0, f32::NAN];
+/// let recipe = GroupedRecipe::new(GroupedScheme::new(Fp8Format::E4M3));
+/// let (q, amax) = quantize_grouped(&GroupedView::new(&layout, &x)?.into(), recipe)?;
+/// assert_eq!((&amax[..], q.member_codes(1)), (&[4.0, 0.0, 8.0][..], &[][..]));
+/// assert_eq!(dequantize_grouped(&q, DType::Bf16), [1.0, -2.0, 0.5, 4.0, 0.0, 1.0, 0.0, 0.0, 8.0, 1.0, 2.0, 0.0]);
+/// # Ok::<(), scaled_gemm::Error>(())
+/// ```
+///
 /// # Errors
-/// None for an input that could be made; the result is that of [`quantize_grouped_with_scales`].
+/// None today: an input that could be made can be quantized.
 pub fn quantize_grouped(input: &GroupedInput<'_>, recipe: GroupedRecipe) -> Result<(HostGroupedTensor, Vec<f32>)> {
     let values = input.computed();
     let amax = amax_of_members(input.layout(), &values, recipe.scheme());

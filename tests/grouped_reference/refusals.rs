@@ -2,8 +2,8 @@
 
 use ndarray::Array2;
 use scaled_gemm::reference::{
-    AmaxHistory, GroupedInput, GroupedView, delayed_update_grouped, quantize_grouped, quantize_grouped_with_scales,
-    raise_amax,
+    AmaxHistory, GroupedInput, GroupedView, Noise, delayed_update_grouped, quantize_grouped,
+    quantize_grouped_with_scales, raise_amax,
 };
 use scaled_gemm::{
     ActivationGradient, Error, Fp8Format, GivenScale, GroupedLayout, GroupedRecipe, GroupedScales, GroupedScheme,
@@ -126,13 +126,13 @@ fn calls_that_do_not_fit_are_refused_in_words() {
     let fewer = GroupedLayout::packed(&[[2, 16]]).unwrap();
     says(
         GroupedInput::activation_gradient(of, view, GroupedView::new(&fewer, &x).unwrap()),
-        "x of an activation gradient: 1 members must be 3; pass tensors of the same shapes, those without elements too",
+        "members of x of an activation gradient: 1 must be 3; pass tensors of the same shapes, those without elements too",
     );
 
     let (q, _) = quantize_grouped(&view.into(), GroupedRecipe::new(E4M3)).unwrap();
     says(
         q.in_layout(fewer),
-        "layout of a grouped tensor: 1 members must be 3; pass tensors of the same shapes, those without elements too",
+        "members of the new layout: 1 must be 3; pass tensors of the same shapes, those without elements too",
     );
     says(q.matrix(3), "member of a grouped tensor: 3 must be below 3, as many as there are; count members from 0");
     says(
@@ -172,4 +172,40 @@ fn calls_that_do_not_fit_are_refused_in_words() {
     );
     assert!(history.iter().all(|amax| *amax == 1.0));
     assert_eq!(GroupedScales::ALL.map(|scales| scales.count(0)), [0, 1]);
+}
+
+/// Random shapes, offsets and lengths, the largest numbers among them: what is taken is in order, apart and inside, and nothing else is.
+#[test]
+fn what_is_taken_as_a_layout_is_one() {
+    let mut noise = Noise::new(68);
+    let mut taken = 0;
+    for _ in 0..50_000 {
+        let count = noise.below(4);
+        let mut number = |end: usize| match noise.below(40) {
+            0 => usize::MAX,
+            1 => usize::MAX / 2 + 1,
+            2 => 1 << 33,
+            _ => noise.below(end),
+        };
+        let shapes: Vec<_> = (0..count).map(|_| [number(3), number(3)]).collect();
+        let offsets: Vec<_> = (0..count).map(|t| number(6) + 2 * t.min(1)).collect();
+        let len = number(12);
+        let numbers = |t: usize| {
+            let [rows, cols] = shapes[t].map(|n| n as u128);
+            [offsets[t] as u128, offsets[t] as u128 + rows * cols]
+        };
+        let apart = (1..count).all(|t| numbers(t - 1)[0] <= numbers(t)[0] && numbers(t - 1)[1] <= numbers(t)[0]);
+        let inside = (0..count).all(|t| numbers(t)[1] <= len as u128) && len <= isize::MAX as usize / 8;
+        let layout = GroupedLayout::new(&shapes, &offsets, len);
+        assert_eq!(layout.is_ok(), apart && inside, "{shapes:?} at {offsets:?} of {len}");
+        if let Some(layout) = layout.ok().filter(|layout| layout.buffer_len() < 100) {
+            taken += 1;
+            let x = vec![1.0; len];
+            let (q, amax) = quantize_grouped(&input(&layout, &x), GroupedRecipe::new(E4M3.transposed())).unwrap();
+            assert_eq!(q.codes().iter().filter(|code| **code != 0).count(), layout.elements());
+            assert!((0..count).all(|t| amax[t] == f32::from(layout.members()[t].elements() > 0)));
+            assert_eq!(q.transpose().in_layout(layout).unwrap().transpose(), q);
+        }
+    }
+    assert!(taken > 5000, "{taken}");
 }

@@ -83,7 +83,7 @@ fn write(input: &GroupedInput<'_>, scheme: GroupedScheme, factors: &[(f32, f32)]
 
 /// The member, the number of each of its elements by rows, and where in the buffer its code is.
 fn for_each_element(layout: &GroupedLayout, scheme: GroupedScheme, mut work: impl FnMut(usize, usize, usize)) {
-    for (t, member) in layout.members().iter().enumerate() {
+    for (t, member) in layout.members().iter().enumerate().filter(|(_, member)| member.elements() > 0) {
         for i in 0..member.rows() {
             for j in 0..member.cols() {
                 let by_rows = i * member.cols() + j;
