@@ -188,7 +188,7 @@ fn what_is_taken_as_a_layout_is_one() {
             _ => noise.below(end),
         };
         let shapes: Vec<_> = (0..count).map(|_| [number(3), number(3)]).collect();
-        let offsets: Vec<_> = (0..count).map(|t| number(6) + 2 * t.min(1)).collect();
+        let offsets: Vec<_> = (0..count).map(|t| number(6).saturating_add(2 * t.min(1))).collect();
         let len = number(12);
         let numbers = |t: usize| {
             let [rows, cols] = shapes[t].map(|n| n as u128);
