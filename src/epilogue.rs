@@ -1,4 +1,4 @@
-//! [`Epilogue`]: what happens to the FP32 sum before it is stored.
+//! [`Epilogue`]: what happens to the FP32 sum before it is stored. [`ActivationGradient`]: the way back through an activation.
 
 use crate::format::DType;
 
@@ -67,6 +67,66 @@ impl Activation {
             }
             Self::Gelu => v * sigmoid(2.0 * gelu_tanh_argument(v)),
             Self::Silu => v * sigmoid(v),
+        }
+    }
+}
+
+/// The derivative of an activation, which the gradient of its result is multiplied by.
+///
+/// In operation order, each step one rounded FP32 operation:
+///
+/// ```text
+/// relu    1 if x > 0, else 0                                   0 at 0
+/// srelu   fl(2 x) if x > 0, else 0                             of max(x, 0)^2, squared ReLU
+/// silu    z = w = x
+/// qgelu   z = w = fl(1.702 x)                                  of x * sigmoid(1.702 x), QuickGELU
+/// gelu    c = fl(fl(x * x) * x)                                of GELU in its tanh form
+///         z = fl(2 fl(0.7978846 * fl(x + fl(0.044715 * c))))
+///         w = fl(2 fl(0.7978846 * fl(x + fl(0.134145 * c))))   x * dz/dx
+///         s = fl(1 / fl(1 + exp(-z)))
+///         s if s is 0 or 1, else fl(s * fma(w, fl(1 - s), 1))  all of the last three
+/// ```
+///
+/// NaN gives 0 in `relu` and `srelu`, as in TransformerEngine, and NaN in the others. Infinities give the limits, 0 or 1, but for `srelu`.
+/// The error is below `s (1 + |w|) (1e-6 + 5e-7 |z| (1 - s))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ActivationGradient {
+    /// Of `max(x, 0)`.
+    Relu,
+    /// Of GELU in its tanh form, [`Activation::Gelu`].
+    Gelu,
+    /// Of `x * sigmoid(x)`.
+    Silu,
+    /// Of `x * sigmoid(1.702 x)`.
+    QuickGelu,
+    /// Of `max(x, 0)^2`.
+    SquaredRelu,
+}
+
+named!(
+    ActivationGradient, "activation gradient", Relu => "relu", Gelu => "gelu", Silu => "silu", QuickGelu => "qgelu",
+    SquaredRelu => "srelu",
+);
+
+impl ActivationGradient {
+    /// The derivative at `x`, operation by operation as on the device.
+    pub fn apply(self, x: f32) -> f32 {
+        let gated = |z: f32, w: f32| match sigmoid(z) {
+            // Here the derivative is s to the last bit, and w may be infinite.
+            s if s == 0.0 || s == 1.0 => s,
+            s => s * w.mul_add(1.0 - s, 1.0),
+        };
+        match self {
+            Self::Relu if x > 0.0 => 1.0,
+            Self::SquaredRelu if x > 0.0 => 2.0 * x,
+            Self::Relu | Self::SquaredRelu => 0.0,
+            Self::Silu => gated(x, x),
+            Self::QuickGelu => gated(1.702 * x, 1.702 * x),
+            Self::Gelu => {
+                let cube = x * x * x;
+                gated(2.0 * gelu_tanh_argument(x), 2.0 * (0.797_884_6 * (x + 0.134_145 * cube)))
+            }
         }
     }
 }

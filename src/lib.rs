@@ -89,7 +89,7 @@ pub mod reference;
 // Each item has one name: in the root, or in a module that is public and not passed on.
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use epilogue::{Activation, Epilogue};
+pub use epilogue::{Activation, ActivationGradient, Epilogue};
 pub use error::{Error, Result};
 pub use format::*;
 #[cfg(feature = "cuda")]

@@ -299,8 +299,8 @@ impl Listing {
         self.refuse(name, format!("is the scale of {base}, and no matrix"), format!("give {base}"))
     }
 
-    /// The matrix whose codes are there and that a tensor has zero points of by its name. compressed-tensors 0.20.0 writes none where all are
-    /// 0; in their type it had them before.
+    /// The matrix whose codes are there and that a tensor has zero points of by its name. compressed-tensors 0.20.0 stores
+    /// none for symmetric schemes (compressors/base.py), older ones stored zeros in the type of the codes.
     fn zero_points_of<'n>(&self, name: &'n str) -> Option<&'n str> {
         let base = name.strip_suffix("_zero_point")?;
         ["", PACKED_SUFFIX].iter().any(|codes| self.ending(base, codes).is_some()).then_some(base)

@@ -6,8 +6,10 @@ mod delayed;
 mod dtype;
 mod fp8;
 mod given;
+mod grouped;
 mod host;
 mod host_cast;
+mod host_grouped;
 pub mod layout;
 mod linear;
 mod mx;
@@ -22,10 +24,12 @@ pub use delayed::{AmaxHistory, DelayedScaling};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
+pub use grouped::{GroupedLayout, GroupedMember, GroupedRecipe, GroupedScales, GroupedScheme};
 pub use host::{HostParts, HostQuantMatrix};
 pub use host_cast::HostCastMatrix;
 #[cfg(feature = "cuda")]
 pub(crate) use host_cast::{check_scales, logical_scales};
+pub use host_grouped::HostGroupedTensor;
 pub use linear::{LinearRecipe, TensorScaling};
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{

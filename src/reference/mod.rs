@@ -9,6 +9,7 @@ mod cast;
 pub mod definition;
 mod delayed;
 mod gemm;
+mod grouped;
 mod hadamard;
 mod linear;
 mod metrics;
@@ -27,6 +28,10 @@ pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use cast::{CastInput, CastValues, cast, cast_back, cast_scales, cast_with_scales, fp4_to_fp8};
 pub use delayed::delayed_update;
 pub use gemm::{GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
+pub use grouped::{
+    GroupedInput, GroupedView, delayed_update_grouped, dequantize_grouped, quantize_grouped,
+    quantize_grouped_with_scales, raise_amax,
+};
 pub use hadamard::{hadamard16, hadamard16_inverse};
 pub use linear::{KeptInput, Linear, LinearGradients, QuantizedGradient, SavedInput};
 pub use metrics::{calc_diff, sqnr_db};

@@ -6,6 +6,7 @@
 //! exact enough for every FP32 number, where the reference works on bits.
 
 mod cast;
+mod grouped;
 pub mod nvfp4;
 mod producers;
 mod product;
@@ -13,6 +14,7 @@ mod product;
 use ndarray::{Array2, ArrayView2};
 
 pub use cast::{cast, cast_back, cast_with_scales, fp4_to_fp8};
+pub use grouped::{activation_gradient, dequantize_grouped, quantize_grouped, quantize_grouped_with_scales};
 pub use producers::{erf, gelu, rms_norm, silu, swiglu, swiglu_backward};
 pub use product::{scaled_gemm, values};
 

@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use crate::format::codec;
 use crate::reference::producers::{ClampCounts, RmsNorm, Swiglu};
 
-fn sigmoid(v: f64) -> f64 {
+pub(super) fn sigmoid(v: f64) -> f64 {
     1.0 / (1.0 + (-v).exp())
 }
 
