@@ -20,8 +20,8 @@ constexpr u32 HELD_THREADS = 256;  // of a block then, at the most: as many as t
 constexpr u32 LONG_THREADS = 128;  // where the row is longer
 constexpr u32 MOST_TREES = HELD * HELD_THREADS / 16;
 
-// The first columns of the vectors that a thread holds. All but the machine code of sm_90 asks for the thread's number anew where columns are wanted again: what
-// compilers for other GPUs made of it before the sum they kept in registers for the codes, and spilled.
+// The first columns of the vectors that a thread holds. Other code than sm_90's own asks for the thread's number anew wherever columns are wanted: what
+// compilers made of it before the sum they kept in registers for the codes, and spilled.
 struct Columns {
     u32 thread, threads;
     __device__ __forceinline__ Columns() : thread(threadIdx.x), threads(blockDim.x) {
