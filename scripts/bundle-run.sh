@@ -91,7 +91,7 @@ case $what in
             for name in gpu_epilogue gpu_quantize gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
-                # Their small tests reach each kernel for block scales, aligned and not.
+                # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
                 case $name in
                     gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) tests=(each_kernel_once dequantize refusals) ;;
                     gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;

@@ -96,31 +96,41 @@ fn every_magnitude() {
     }
 }
 
-/// 4over6 of rows that are enough for the kernels of many, whose longest rows have 7168 and 8192 columns; each row of another magnitude, some with NaN,
-/// infinity, or nothing but zeros.
+/// 4over6 with a second level for each row.
+fn four_over_six_of_rows() -> Vec<Recipe> {
+    four_over_six().into_iter().filter(|recipe| recipe.scheme() == Scheme::Nvfp4Row).collect()
+}
+
+/// Just enough rows for the kernels of many (`RowLaunch` in src/gpu/kernels/nvfp4.rs), in one direction, for runs under a sanitizer.
+#[test]
+fn each_kernel_once_of_many_rows() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(77);
+    let (rows, cols) = (16144, 1040);
+    for dtype in [DType::Bf16, DType::F16] {
+        let x = Source::new(&handle, rows_of_every_kind(&mut rng, rows, cols, dtype), dtype);
+        for recipe in four_over_six_of_rows().into_iter().step_by(BOUNDS.len()) {
+            let want = reference::quantize(x.x.view(), dtype, recipe).unwrap();
+            let mut out = poisoned_matrix(&handle, Scheme::Nvfp4Row, rows, cols);
+            handle.quantize_into(&x.matrix(), recipe, QuantizeTo::Plain(&mut out)).unwrap();
+            assert_device_bits(&handle, &out, &want, &format!("{rows} x {cols} {dtype} {recipe:?}"));
+        }
+    }
+}
+
+/// The same in every direction, and of the longest rows of these kernels, 7168 and 8192 columns.
 #[test]
 fn many_rows_of_four_over_six() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(76);
-    let per_row = four_over_six().into_iter().filter(|recipe| recipe.scheme() == Scheme::Nvfp4Row).collect::<Vec<_>>();
-    assert_eq!(per_row.len(), 8);
-    // Just enough of them, and too few; of the long ones those of one bound.
+    assert_eq!(four_over_six_of_rows().len(), 8);
+    // Just enough of them, and too few; of the long ones those of one bound, more than sixteen for each multiprocessor and than 2^24 elements.
     let shapes = [(16144, 1040, DType::F16, 1), (16128, 1040, DType::Bf16, 2), (1 << 20, 16, DType::Bf16, 2)];
-    let long = [(2433, 7168, DType::Bf16, 2), (2433, 7184, DType::F16, 2), (2433, 8192, DType::Bf16, 2)];
-    for (rows, cols, dtype, step) in shapes.into_iter().chain(long) {
-        let mut x = rng.matrix(rows, cols, dtype);
-        for (i, mut row) in x.rows_mut().into_iter().enumerate() {
-            let power = if i % 2 == 0 { 0 } else { i as i32 % 275 - 148 };
-            row.mapv_inplace(|v| round_to(dtype, by_power(v, power)));
-            match i % 89 {
-                7 => row[i % cols] = f32::NAN,
-                23 => row[i % cols] = f32::NEG_INFINITY,
-                61 => row.fill(-0.0),
-                _ => {}
-            }
-        }
-        let x = Source::new(&handle, x, dtype);
-        per_row.iter().step_by(step).for_each(|recipe| x.check(&handle, *recipe));
+    let rows = (16 * handle.device().sm_count as usize).max((1 << 24) / 7168) + 1;
+    let long = [(7168, DType::Bf16), (7184, DType::F16), (8192, DType::Bf16)];
+    for (rows, cols, dtype, step) in shapes.into_iter().chain(long.map(|(cols, dtype)| (rows, cols, dtype, 2))) {
+        let x = Source::new(&handle, rows_of_every_kind(&mut rng, rows, cols, dtype), dtype);
+        four_over_six_of_rows().into_iter().step_by(step).for_each(|recipe| x.check(&handle, recipe));
     }
 }
 

@@ -52,6 +52,7 @@ static __device__ __noinline__ GroupScale cast_scale_far(float a, float max) { r
 
 // Mirror of CastRecipe::group_scale, operation by operation.
 template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale(const CastRule& rule, float amax) {
+    static_assert(FORMAT == E4M3 || FORMAT == E2M1, "no cast to another format");
     constexpr float MAX = largest_number<FORMAT>;
     const float a = fmaxf(amax, rule.floor);
     GroupScale s;

@@ -56,10 +56,10 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     }
 };
 
-// What was tried on sm_90 alone (H200, 2026-11), and makes some kernels for others spill a register. Scales of lines, most of which lie by rows, are stored in
-// that order first: fewer instructions, up to 4 % of E2M1's time. E4M3 codes past the end of a row are made, too, and not stored: without the branch
-// SwiGLU takes 2 % less; E2M1, whose steps are more, would take 3 % longer. Norms ask for their weights early, in fewer registers.
-#if __CUDA_ARCH__ == 900
+// What was tried on sm_90 alone (H200, 2026-11), and makes some kernels for others, PTX for 90 among them, spill a register. Scales of lines, most of
+// which lie by rows, are stored in that order first: fewer instructions, up to 4 % of E2M1's time. E4M3 codes past the end of a row are made, too, and not
+// stored: without the branch SwiGLU takes 2 % less; E2M1, whose steps are more, would take 3 % longer.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr bool TUNED = true;
 #else
 constexpr bool TUNED = false;

@@ -75,8 +75,8 @@ __device__ __forceinline__ void quantize_given(const T* x, u64 x_stride, u32 row
     }
 }
 
-// Blocks of a multiprocessor that fit without spilling, tuned where it was measured.
-#if __CUDA_ARCH__ == 900
+// Blocks of a multiprocessor that fit without spilling, tuned where it was measured: in machine code of sm_90, not in PTX for later GPUs.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define PLAIN_BLOCKS 5
 #define CHOICE_BLOCKS 4
 #define STRICT_BLOCKS 3
@@ -234,14 +234,13 @@ FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mae, KIND_STRICT_MAE, held, 2)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, long, 0)
 FOR_EACH_TYPE(QUANTIZE_NVFP4_ROW, strict_mse, KIND_STRICT_MSE, held, 2)
 
-// 4over6 of many rows that are not too long: on sm_90, with fewer registers, more rows fit, worth 4 to 16 % (observed: H200, 2026-11). Two blocks of 16 in each thread
-// where errors are compared fast, one where they are strict, as src/gpu/kernels/nvfp4.rs has it.
-#if __CUDA_ARCH__ == 900
+// 4over6 of many rows that are not too long: with fewer registers more rows fit, on sm_90 worth 4 to 16 % (observed: H200, 2026-11). Two blocks of 16 in each
+// thread where errors are compared fast, one where they are strict, as src/gpu/kernels/nvfp4.rs has it. On sm_80 strict ones spilled with two.
 #define FAST_ROWS 3
-#define STRICT_ROWS 2
-#else
-#define FAST_ROWS 1
+#if __CUDA_ARCH__ == 800
 #define STRICT_ROWS 1
+#else
+#define STRICT_ROWS 2
 #endif
 #define QUANTIZE_NVFP4_ROWS(name, T, NAME, KIND, HELD, THREADS, BLOCKS)                                                   \
     QUANTIZE_NVFP4_ROW_OF(name, T, true, NAME, KIND, many, HELD, THREADS, BLOCKS)

@@ -20,13 +20,24 @@ constexpr u32 HELD_THREADS = 256;  // of a block then, at the most: as many as t
 constexpr u32 LONG_THREADS = 128;  // where the row is longer
 constexpr u32 MOST_TREES = HELD * HELD_THREADS / 16;
 
-// The first column of a vector that a thread holds.
-__device__ __forceinline__ u32 column_of(u32 i) { return (threadIdx.x + i * blockDim.x) * 8; }
+// The first columns of the vectors that a thread holds. Other code than sm_90's own asks for the thread's number anew wherever columns are wanted: what
+// compilers made of it before the sum they kept in registers for the codes, and spilled.
+struct Columns {
+    u32 thread, threads;
+    __device__ __forceinline__ Columns() : thread(threadIdx.x), threads(blockDim.x) {
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        asm volatile("mov.u32 %0, %%ntid.x;" : "=r"(threads));
+#endif
+    }
+    __device__ __forceinline__ u32 operator()(u32 i) const { return (thread + i * threads) * 8; }
+};
 
 // Vectors of a row in groups of columns, as `Line` of cast_rows.cuh has them.
 template <u32 FORMAT, int SHIFT>
 __device__ __forceinline__ void cast_groups(const float (&v)[HELD][8], u64 row, u32 cols, const CastRule& rule, const CastOut& out) {
     using M = Maximum<Numbers, FORMAT>;
+    const Columns column_of;
     float m[HELD], encode[HELD];
     bool clean = true;
 #pragma unroll
@@ -114,31 +125,33 @@ template <class T, bool ALIGNED> struct Row {
 
 // Factors of columns. Those of 16 bits are on their way while the row is summed up; others, and loads of single elements, take too many registers.
 template <class T, bool ALIGNED> struct Weights {
-    static constexpr bool EARLY = TUNED && ALIGNED && sizeof(T) == 2;
+    static constexpr bool EARLY = ALIGNED && sizeof(T) == 2;
     Vec8<T> early[EARLY ? HELD : 1];
-    template <class W> static __device__ __forceinline__ Vec8<W> of(const Norm& n, int i, u32 cols) {
-        return column_of(i) < cols ? load<ALIGNED>((const W*)n.weight + column_of(i)) : zero8<W>();
+    template <class W> static __device__ __forceinline__ Vec8<W> of(const Norm& n, u32 col, u32 cols) {
+        return col < cols ? load<ALIGNED>((const W*)n.weight + col) : zero8<W>();
     }
     __device__ __forceinline__ void ask(const Norm& n, u32 cols) {
         if constexpr (EARLY) {
             if (n.weight_f32) return;
+            const Columns column_of;
 #pragma unroll
-            for (int i = 0; i < HELD; i++) early[i] = of<T>(n, i, cols);
+            for (int i = 0; i < HELD; i++) early[i] = of<T>(n, column_of(i), cols);
         }
     }
     // Of all vectors. (No lambda for both branches: a generic one is a host function to NVRTC.)
     __device__ __forceinline__ void norm(const Norm& n, const Vec8<T> (&held)[HELD], u32 cols, float rstd, float (&v)[HELD][8]) const {
+        const Columns column_of;
         float w[8];
         if (n.weight_f32) {
 #pragma unroll
             for (int i = 0; i < HELD; i++) {
-                unpack(of<float>(n, i, cols), w);
+                unpack(of<float>(n, column_of(i), cols), w);
                 normed(held[i], rstd, w, v[i]);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < HELD; i++) {
-                unpack(EARLY ? early[EARLY ? i : 0] : of<T>(n, i, cols), w);
+                unpack(EARLY ? early[EARLY ? i : 0] : of<T>(n, column_of(i), cols), w);
                 normed(held[i], rstd, w, v[i]);
             }
         }
@@ -153,6 +166,7 @@ __device__ __forceinline__ void norm_held(const CastSource& x, const Norm& n, co
     const u64 row = blockIdx.x;
     const u32 cols = x.cols;
     const Row<T, ALIGNED> memory(x, n, row);
+    const Columns column_of;
     Vec8<T> held[HELD];
     Weights<T, ALIGNED> weights;
     // All that is read is asked for before any of it is waited for, but weights, behind the sum with a residual: beside that, registers spilled.
@@ -188,6 +202,7 @@ __device__ __forceinline__ void norm_held(const CastSource& x, const Norm& n, co
     else if (shift == 5) cast_groups<FORMAT, 5>(v, row, cols, rule, out);
     else if (shift == 4) cast_groups<FORMAT, 4>(v, row, cols, rule, out);
     else {
+        const Columns column_of;
         float amax = 0.0f;
         bool clean = true;
 #pragma unroll
@@ -267,10 +282,10 @@ __device__ __forceinline__ void norm_long(const CastSource& x, const Norm& n, co
         if (rule.format == E4M3) norm_##KIND<T, ALIGNED, E4M3>(x, n, rule, out);                                          \
         else norm_##KIND<T, ALIGNED, E2M1>(x, n, rule, out);                                                              \
     }
-// On sm_90 as few registers as three blocks of 288 threads ask for, so that four of 7168 columns fit: their rows take 10 % less than with three of more
-// registers (observed: H200, 2026-11).
+// Aligned rows of 16 bits in as few registers as three blocks of 288 threads ask for, so that four of 7168 columns fit: on sm_90 their rows take 10 % less
+// than with three of more registers (observed: H200, 2026-11).
 #define RMS_NORM_HELD(name, T, ALIGNED, ...) \
-    RMS_NORM(name, T, ALIGNED, held, (ALIGNED && sizeof(T) == 2 && TUNED ? 288 : HELD_THREADS), (ALIGNED && sizeof(T) == 2 && TUNED ? 3 : 2))
+    RMS_NORM(name, T, ALIGNED, held, (ALIGNED && sizeof(T) == 2 ? 288 : HELD_THREADS), (ALIGNED && sizeof(T) == 2 ? 3 : 2))
 #define RMS_NORM_LONG(name, T, ALIGNED, ...) RMS_NORM(name, T, ALIGNED, long, LONG_THREADS, 4)
 FOR_EACH_TYPE(RMS_NORM_HELD, )
 FOR_EACH_TYPE(RMS_NORM_LONG, )

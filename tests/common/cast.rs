@@ -44,6 +44,24 @@ pub fn assert_finite(q: &HostCastMatrix, share: f32) {
     );
 }
 
+/// The same with every other NaN among E4M3 codes negative: 0xFF, which no cast writes.
+pub fn with_negative_nan(q: &HostCastMatrix) -> HostCastMatrix {
+    let mut codes = q.codes().to_vec();
+    if q.scheme().format() == CodeFormat::E4M3 {
+        codes.iter_mut().filter(|code| **code == 0x7F).step_by(2).for_each(|code| *code = 0xFF);
+    }
+    HostCastMatrix::from_logical(q.scheme(), q.rows(), q.cols(), codes, q.scales().to_vec()).unwrap()
+}
+
+/// The same with rows of groups of many sizes, so that no other's scale will do, nor the floor of E4M3.
+pub fn of_many_sizes(mut x: Array2<f32>, group: CastGroup) -> Array2<f32> {
+    let height = group.extents()[0].size(x.nrows());
+    for (i, mut row) in x.rows_mut().into_iter().enumerate() {
+        row.mapv_inplace(|v| v * 2f32.powi(-((i / height % 13) as i32)));
+    }
+    x
+}
+
 pub const FORMATS: [CodeFormat; 2] = [CodeFormat::E4M3, CodeFormat::E2M1];
 
 pub fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {

@@ -255,6 +255,22 @@ pub fn by_power(v: f32, power: i32) -> f32 {
     v * 2f32.powi(power / 2) * 2f32.powi(power - power / 2)
 }
 
+/// Rows each of another magnitude, some with NaN, infinity, or nothing but zeros.
+pub fn rows_of_every_kind(rng: &mut Noise, rows: usize, cols: usize, dtype: DType) -> Array2<f32> {
+    let mut x = rng.matrix(rows, cols, dtype);
+    for (i, mut row) in x.rows_mut().into_iter().enumerate() {
+        let power = if i % 2 == 0 { 0 } else { i as i32 % 275 - 148 };
+        row.mapv_inplace(|v| round_to(dtype, by_power(v, power)));
+        match i % 89 {
+            7 => row[i % cols] = f32::NAN,
+            23 => row[i % cols] = f32::NEG_INFINITY,
+            61 => row.fill(-0.0),
+            _ => {}
+        }
+    }
+    x
+}
+
 /// Every row count with every column count.
 pub fn grid<'a>(rows: &'a [usize], cols: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
     rows.iter().flat_map(move |rows| cols.iter().map(move |cols| (*rows, *cols)))

@@ -134,6 +134,25 @@ struct TileOut {
     scales_t: u64,
 }
 
+/// Whether so many contiguous elements are cast in one launch: at least one, and as many as one block of each multiprocessor holds.
+fn fit_once(elements: usize, sm_count: usize) -> bool {
+    (1..=ONCE_HELD * ONCE_THREADS * sm_count).contains(&elements)
+}
+
+/// The blocks of that launch, and whether they are one cluster.
+///
+/// Where one cluster holds all, its blocks meet through shared memory: 0.3 to 0.6 us sooner than through the L2 cache (measured: H200,
+/// 2026-11). A part of a GPU that is smaller than two of them might not place one.
+fn blocks_once(elements: usize, has_clusters: bool, sm_count: usize) -> (bool, Blocks) {
+    if elements <= ONCE_CLUSTER * ONCE_THREADS * ONCE_HELD && has_clusters && sm_count >= 2 * ONCE_CLUSTER {
+        let threads = elements.div_ceil(ONCE_CLUSTER * ONCE_HELD).next_multiple_of(32).max(128);
+        (true, Blocks::new((ONCE_CLUSTER, 1), threads as u32).clusters(ONCE_CLUSTER as u32))
+    } else {
+        let grid = elements.div_ceil(ONCE_HELD * ONCE_THREADS);
+        (false, Blocks::new((grid, 1), ONCE_THREADS as u32).cooperative())
+    }
+}
+
 /// The kernels of this file know FP32 scales only.
 fn not_fp8(scheme: Scheme) -> Error {
     Error::unsupported(format!("{scheme} in a kernel for FP32 scales"), "it has block scales", "call the block kernel")
@@ -212,7 +231,7 @@ impl Kernels {
     /// Whether `quantize_tensor_once` can: a contiguous matrix of as many elements as one block of each multiprocessor holds.
     pub(crate) fn fits_once(&self, x: &Input<'_>) -> bool {
         let (rows, elements) = x.flattened();
-        rows == 1 && (1..=ONCE_HELD * ONCE_THREADS * self.sm_count).contains(&elements)
+        rows == 1 && fit_once(elements, self.sm_count)
     }
 
     /// [`Kernels::amax_tensor`] and [`Kernels::quantize_tensor`] in one launch that reads the matrix once.
@@ -242,18 +261,8 @@ impl Kernels {
         let [in_grid, in_cluster] = [&kernels[0], &kernels[1]].map(|of| of.of(x.dtype, x.aligned()));
         let (in_grid, in_cluster) = (in_grid?, in_cluster?);
         let vectors = x.rows * x.cols / 8;
-        // Where one cluster holds all, its blocks meet through shared memory: 0.3 to 0.6 us sooner than through the L2 cache (measured: H200,
-        // 2026-11). A part of a GPU that is smaller than two of them might not place one.
-        let clustered = vectors * 8 <= ONCE_CLUSTER * ONCE_THREADS * ONCE_HELD
-            && in_cluster.has_clusters()
-            && self.sm_count >= 2 * ONCE_CLUSTER;
-        let (kernel, blocks) = if clustered {
-            let threads = (vectors * 8).div_ceil(ONCE_CLUSTER * ONCE_HELD).next_multiple_of(32).max(128);
-            (in_cluster, Blocks::new((ONCE_CLUSTER, 1), threads as u32).clusters(ONCE_CLUSTER as u32))
-        } else {
-            let grid = (vectors * 8).div_ceil(ONCE_HELD * ONCE_THREADS);
-            (in_grid, Blocks::new((grid, 1), ONCE_THREADS as u32).cooperative())
-        };
+        let (clustered, blocks) = blocks_once(vectors * 8, in_cluster.has_clusters(), self.sm_count);
+        let kernel = if clustered { in_cluster } else { in_grid };
         enqueue!(
             stream,
             kernel,
@@ -479,5 +488,37 @@ impl Kernels {
             y.address,
             y_stride as u64,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one block holds, and one cluster.
+    const BLOCK: usize = 16384;
+    const CLUSTER: usize = 8 * BLOCK;
+
+    #[test]
+    fn a_matrix_is_cast_in_one_launch_while_it_fits_a_block_of_each_multiprocessor() {
+        for (elements, fits) in [(0, false), (16, true), (132 * BLOCK, true), (132 * BLOCK + 16, false)] {
+            assert_eq!(fit_once(elements, 132), fits, "{elements}");
+        }
+        // 128 x 7168 takes 56 of them.
+        assert!(fit_once(128 * 7168, 56) && !fit_once(128 * 7168, 55));
+    }
+
+    #[test]
+    fn that_launch_is_one_cluster_where_that_holds_all() {
+        let cluster = |threads| (true, Blocks::new((8, 1), threads).clusters(8));
+        let grid = |blocks| (false, Blocks::new((blocks, 1), 512).cooperative());
+        assert_eq!(blocks_once(16, true, 132), cluster(128));
+        assert_eq!(blocks_once(8 * 32 * 128 + 16, true, 132), cluster(160));
+        assert_eq!(blocks_once(CLUSTER, true, 132), cluster(512));
+        assert_eq!(blocks_once(CLUSTER + 16, true, 132), grid(9));
+        assert_eq!(blocks_once(128 * 7168, true, 132), grid(56));
+        // A part of a GPU, and one without clusters.
+        assert_eq!((blocks_once(16, true, 16), blocks_once(16, true, 15)), (cluster(128), grid(1)));
+        assert_eq!((blocks_once(CLUSTER, false, 108), blocks_once(BLOCK + 16, false, 108)), (grid(8), grid(2)));
     }
 }

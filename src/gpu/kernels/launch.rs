@@ -135,18 +135,33 @@ macro_rules! enqueue {
 }
 pub(super) use enqueue;
 
-/// [`enqueue!`] of a cast: `enqueue_cast!(stream, by_input, x, blocks, parameters...)` takes the kernel for the input's type and
-/// alignment, whose parameters begin with the input: address, row stride, rows, columns.
-macro_rules! enqueue_cast {
-    ($stream:expr, $kernels:expr, $x:expr, $blocks:expr, $($parameter:expr),+ $(,)?) => {
+/// [`enqueue!`] of a kernel whose parameters begin with an input, its address, row stride, rows and columns:
+/// `enqueue_input!(stream, kernel, x, blocks, parameters...)`.
+macro_rules! enqueue_input {
+    ($stream:expr, $kernel:expr, $x:expr, $blocks:expr, $($parameter:expr),+ $(,)?) => {
         $crate::gpu::kernels::launch::enqueue!(
             $stream,
-            $kernels.of($x.dtype, $x.aligned())?,
+            $kernel,
             $blocks,
             $x.x.address,
             $x.row_stride as u64,
             $x.rows as u32,
             $x.cols as u32,
+            $($parameter),+
+        )
+    };
+}
+pub(super) use enqueue_input;
+
+/// [`enqueue_input!`] of a cast: `enqueue_cast!(stream, by_input, x, blocks, parameters...)` takes the kernel for the input's type and
+/// alignment.
+macro_rules! enqueue_cast {
+    ($stream:expr, $kernels:expr, $x:expr, $blocks:expr, $($parameter:expr),+ $(,)?) => {
+        $crate::gpu::kernels::launch::enqueue_input!(
+            $stream,
+            $kernels.of($x.dtype, $x.aligned())?,
+            $x,
+            $blocks,
             $($parameter),+
         )
     };

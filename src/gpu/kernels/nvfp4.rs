@@ -1,7 +1,7 @@
 //! Launches for NVFP4: `kernels/cast/nvfp4.cu` and `nvfp4_tile.cu`.
 
 use super::Kernels;
-use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast};
+use super::launch::{Blocks, ByInput, GRID_Y, Kernel, THREADS, enqueue, enqueue_cast, enqueue_input};
 use super::module::Modules;
 use super::operand::{
     BlockCodes, Factor, Input, Output, address, check_floats, check_output, check_transposable, format_code, is_aligned,
@@ -68,15 +68,56 @@ impl Nvfp4Kernels {
     }
 }
 
-impl Nvfp4Kernels {
-    /// The kernel for many rows, and its threads, if there is one: of the rule at `place`, with two blocks of 16 in each thread or, where
-    /// errors are strict, one. Small matrices have too few rows for the more that fit: 3 % slower at 4001 x 2048 (measured: H200, 2026-11).
-    fn many(&self, place: usize, x: &Input<'_>) -> Option<(Kernel, usize)> {
-        let rule = place.checked_sub(1).filter(|_| x.rows * x.cols >= MANY)?;
-        let (each, most) = if rule < 2 { (32, 256) } else { (16, 448) };
-        let threads = x.cols.div_ceil(each).next_multiple_of(32).max(64);
-        let narrow = [DType::Bf16, DType::F16].iter().position(|known| *known == x.dtype)?;
-        (threads <= most && x.aligned()).then(|| (self.many[rule][narrow], threads))
+/// Threads that take a row, so many blocks of 16 in each.
+pub(super) fn threads_of_row(cols: usize, blocks: usize) -> usize {
+    cols.div_ceil(16 * blocks).next_multiple_of(32).max(64)
+}
+
+/// What quantizes rows whose second levels are found in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RowKernel {
+    /// Rows that are read twice.
+    Long,
+    /// Rows held in registers.
+    Held,
+    /// 4over6 of many rows: places in `Nvfp4Kernels::many`.
+    Many { rule: usize, narrow: usize },
+}
+
+/// How it is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowLaunch {
+    kernel: RowKernel,
+    /// Rows that a block takes in turn: 1 or 4.
+    together: u32,
+    blocks: Blocks,
+}
+
+impl RowLaunch {
+    /// For the rule at `place` on a GPU of so many multiprocessors.
+    fn new(place: usize, (rows, cols): (usize, usize), dtype: DType, aligned: bool, sm_count: usize) -> Self {
+        // Two blocks of 16 in each thread (`row_threads` of the kernel). Groups of four rows are blocks of their own, which
+        // the GPU deals out as multiprocessors come free; single rows are as many as registers allow at once.
+        let wanted = threads_of_row(cols, 2);
+        let (held, threads) = (wanted <= 512, wanted.min(512));
+        let registers = if place == 0 { 64 } else { 128 };
+        let resident = sm_count * (65536 / registers / threads).max(1);
+        let padded = rows.next_multiple_of(128);
+        let together = if held && padded / 4 >= 4 * sm_count { 4 } else { 1 };
+        let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
+        let many = Self::many(place, (rows, cols), dtype).filter(|_| together == 4 && aligned);
+        let (kernel, threads) = many.unwrap_or((if held { RowKernel::Held } else { RowKernel::Long }, threads));
+        Self { kernel, together, blocks: Blocks::new((rows_at_once, 1), threads as u32) }
+    }
+
+    /// The kernel for many aligned rows, and its threads, if there is one: with two blocks of 16 in each thread or, where errors are strict,
+    /// one. Small matrices have too few rows for the more that fit: 3 % slower at 4001 x 2048 (measured: H200, 2026-11).
+    fn many(place: usize, (rows, cols): (usize, usize), dtype: DType) -> Option<(RowKernel, usize)> {
+        let rule = place.checked_sub(1).filter(|_| rows * cols >= MANY)?;
+        let (blocks, most) = if rule < 2 { (2, 256) } else { (1, 448) };
+        let threads = threads_of_row(cols, blocks);
+        let narrow = [DType::Bf16, DType::F16].iter().position(|known| *known == dtype)?;
+        (threads <= most).then_some((RowKernel::Many { rule, narrow }, threads))
     }
 }
 
@@ -196,31 +237,20 @@ impl Kernels {
         place: usize,
     ) -> Result<()> {
         let Some((given, backwards)) = given else {
-            // Two blocks of 16 in each thread (`row_threads` of the kernel). Groups of four rows are blocks of their own, which
-            // the GPU deals out as multiprocessors come free; single rows are as many as registers allow at once.
-            let threads = x.cols.div_ceil(32).next_multiple_of(32).max(64);
-            let held = threads <= 512;
-            let threads = threads.min(512);
-            let registers = if place == 0 { 64 } else { 128 };
-            let resident = self.sm_count * (65536 / registers / threads).max(1);
-            let padded = x.rows.next_multiple_of(128);
-            let together = if held && padded / 4 >= 4 * self.sm_count { 4u32 } else { 1 };
-            let rows_at_once = if together == 4 { padded / 4 } else { padded.min(resident) };
+            let launch = RowLaunch::new(place, (x.rows, x.cols), x.dtype, x.aligned(), self.sm_count);
             let kernels = self.nvfp4(stream)?;
-            let (kernel, threads) = match kernels.many(place, x).filter(|_| together == 4) {
-                Some(many) => many,
-                None => (kernels.row[place][usize::from(held)].of(x.dtype, x.aligned())?, threads),
+            let kernel = match launch.kernel {
+                RowKernel::Long => kernels.row[place][0].of(x.dtype, x.aligned())?,
+                RowKernel::Held => kernels.row[place][1].of(x.dtype, x.aligned())?,
+                RowKernel::Many { rule, narrow } => kernels.many[rule][narrow],
             };
-            return enqueue!(
+            return enqueue_input!(
                 stream,
                 kernel,
-                Blocks::new((rows_at_once, 1), threads as u32),
-                x.x.address,
-                x.row_stride as u64,
-                x.rows as u32,
-                x.cols as u32,
+                x,
+                launch.blocks,
                 rule,
-                together,
+                launch.together,
                 out.codes.address,
                 out.block_scales.address,
                 out.scales.address,
@@ -390,5 +420,60 @@ impl Kernels {
             y.address,
             y_stride as u64,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of aligned BF16 by the plain rule (0), 4over6 with fast absolute (1) or strict squared errors (4).
+    fn of(place: usize, rows: usize, cols: usize) -> RowLaunch {
+        RowLaunch::new(place, (rows, cols), DType::Bf16, true, 132)
+    }
+
+    fn launch(kernel: RowKernel, together: u32, blocks: usize, threads: u32) -> RowLaunch {
+        RowLaunch { kernel, together, blocks: Blocks::new((blocks, 1), threads) }
+    }
+
+    const FAST: RowKernel = RowKernel::Many { rule: 0, narrow: 0 };
+    const STRICT: RowKernel = RowKernel::Many { rule: 3, narrow: 0 };
+
+    #[test]
+    fn many_rows_have_kernels_of_their_own() {
+        // Of 2^24 elements, in rows of up to 8192 columns, or 7168 where errors are strict.
+        assert_eq!(of(1, 16144, 1040), launch(FAST, 4, 4064, 64));
+        assert_eq!(of(1, 16384, 1024), launch(FAST, 4, 4096, 64));
+        assert_eq!(of(1, 16383, 1024), launch(RowKernel::Held, 4, 4096, 64));
+        assert_eq!(of(4, 16144, 1040), launch(STRICT, 4, 4064, 96));
+        assert_eq!(of(1, 1 << 20, 16), launch(FAST, 4, 1 << 18, 64));
+        assert_eq!(of(1, 4096, 8192), launch(FAST, 4, 1024, 256));
+        assert_eq!(of(1, 4096, 8208), launch(RowKernel::Held, 4, 1024, 288));
+        assert_eq!(of(4, 4096, 7168), launch(STRICT, 4, 1024, 448));
+        assert_eq!(of(4, 4096, 7184), launch(RowKernel::Held, 4, 1024, 256));
+        // Rows for four blocks of a multiprocessor, four in each; padding counts.
+        assert_eq!(of(1, 16 * 132 + 1, 8192), launch(FAST, 4, 544, 256));
+        assert_eq!(of(1, 16 * 128, 8192), launch(RowKernel::Held, 1, 2 * 132, 256));
+        // Not the plain rule, no single precision, no row that begins elsewhere.
+        assert_eq!(of(0, 4096, 8192), launch(RowKernel::Held, 4, 1024, 256));
+        for (dtype, aligned, kernel) in [
+            (DType::Bf16, true, FAST),
+            (DType::F16, true, RowKernel::Many { rule: 0, narrow: 1 }),
+            (DType::F32, true, RowKernel::Held),
+            (DType::F16, false, RowKernel::Held),
+        ] {
+            assert_eq!(RowLaunch::new(1, (4096, 8192), dtype, aligned, 132).kernel, kernel, "{dtype} {aligned}");
+        }
+    }
+
+    #[test]
+    fn single_rows_are_as_many_as_fit() {
+        assert_eq!(of(0, 128, 7168), launch(RowKernel::Held, 1, 128, 224));
+        assert_eq!(of(0, 2000, 7168), launch(RowKernel::Held, 1, 4 * 132, 224));
+        assert_eq!(of(1, 2000, 7168), launch(RowKernel::Held, 1, 2 * 132, 224));
+        assert_eq!(of(0, 3, 16384), launch(RowKernel::Held, 1, 128, 512));
+        // Too long for registers, however many.
+        assert_eq!(of(1, 4096, 16400), launch(RowKernel::Long, 1, 132, 512));
+        assert_eq!(of(0, 1, 16), launch(RowKernel::Held, 1, 128, 64));
     }
 }

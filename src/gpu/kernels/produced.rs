@@ -6,7 +6,7 @@ use super::cast_call::{CastFrom, CastValues, check_apart};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::mx::{MxRule, warp_grid};
-use super::nvfp4::KernelRule;
+use super::nvfp4::{KernelRule, threads_of_row};
 use super::operand::{Factor, Output, address, check_floats, check_output, format_code};
 use crate::error::{Error, Result};
 use crate::format::{Fp8Format, MxScaleRule, Nvfp4Recipe, Scheme};
@@ -148,7 +148,7 @@ impl Kernels {
         };
         let choice = usize::from(place > 0);
         // Two blocks of 16 in each thread (`row_threads` of the kernel).
-        let threads = cols.div_ceil(32).next_multiple_of(32).max(64);
+        let threads = threads_of_row(cols, 2);
         let held = usize::from(threads <= 512);
         let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4[choice][held])?;
         // A block for each row and each of padding; an empty matrix still has a second level that is given.
