@@ -9,6 +9,9 @@ kernel_files! {
     Fp8, "cast/fp8_tensor_once", 80..=u32::MAX;
     Fp8, "cast/fp8_row", 80..=u32::MAX;
     Fp8, "cast/fp8_group", 80..=u32::MAX;
+    Grouped, "cast/grouped", 80..=u32::MAX;
+    Grouped, "cast/grouped_tile", 80..=u32::MAX;
+    Grouped, "cast/grouped_gradient", 80..=u32::MAX;
     Cast, "cast/cast_rows", 80..=u32::MAX;
     Cast, "cast/cast_tile", 80..=u32::MAX;
     Cast, "cast/cast_back", 80..=u32::MAX;

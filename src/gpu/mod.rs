@@ -14,6 +14,7 @@ mod matrix;
 mod measure;
 
 pub use cast::backward::SwigluGradientsInto;
+pub use cast::grouped::{GroupedSource, GroupedTo};
 pub use cast::groups::{CastBytes, cast_bytes};
 pub use cast::norm::RmsNormArgs;
 pub use cast::quantize::{QuantizeTo, quantize_bytes};
@@ -33,5 +34,7 @@ pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource};
-pub use matrix::{CastMatrix, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef};
+pub use matrix::{
+    CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,
+};
 pub use measure::{Cadence, Times, Timing, copy};

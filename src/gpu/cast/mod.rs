@@ -1,6 +1,7 @@
 //! Quantizers, casts and dequantizers.
 
 pub(crate) mod backward;
+pub(crate) mod grouped;
 pub(crate) mod groups;
 pub(crate) mod norm;
 pub(crate) mod quantize;

@@ -88,7 +88,7 @@ impl Fp8Kernels {
 /// Mirror of `ScaleRule` in `kernels/base/types.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ScaleRule {
+pub(super) struct ScaleRule {
     max: f32,
     overflow: f32,
     rule: u32,
@@ -97,7 +97,7 @@ struct ScaleRule {
 }
 
 impl ScaleRule {
-    fn new(recipe: Fp8Recipe, input: DType) -> Self {
+    pub(super) fn new(recipe: Fp8Recipe, input: DType) -> Self {
         Self {
             max: recipe.format.max(),
             overflow: recipe.overflow_encode(input),

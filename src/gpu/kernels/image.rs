@@ -27,6 +27,8 @@ pub(super) struct KernelFile {
 pub enum KernelFamily {
     /// Quantizers and dequantizers with FP32 scales, and the maxima that NVFP4 needs too.
     Fp8,
+    /// Quantizers and dequantizers of grouped tensors.
+    Grouped,
     /// Casts to groupings that no product reads, and back.
     Cast,
     /// What is computed before it is cast: gated MLPs, activations.
@@ -42,7 +44,7 @@ pub enum KernelFamily {
 }
 
 named!(
-    KernelFamily, "kernel family", Fp8 => "fp8", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
+    KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
     Epilogue => "epilogue",
 );
 
@@ -60,7 +62,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 18] = [
+const HEADERS: [(&str, &str); 20] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -68,6 +70,8 @@ const HEADERS: [(&str, &str); 18] = [
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
     ("base/sum.cuh", include_str!("../../../kernels/base/sum.cuh")),
     ("base/activation.cuh", include_str!("../../../kernels/base/activation.cuh")),
+    ("base/activation_gradient.cuh", include_str!("../../../kernels/base/activation_gradient.cuh")),
+    ("cast/grouped.cuh", include_str!("../../../kernels/cast/grouped.cuh")),
     ("cast/cast.cuh", include_str!("../../../kernels/cast/cast.cuh")),
     ("cast/source.cuh", include_str!("../../../kernels/cast/source.cuh")),
     ("cast/maximum.cuh", include_str!("../../../kernels/cast/maximum.cuh")),

@@ -13,6 +13,7 @@ mod cast_call;
 mod epilogue;
 mod fp8;
 mod fused;
+mod grouped;
 mod image;
 mod launch;
 mod module;
@@ -27,6 +28,7 @@ mod tensor_map;
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, NormCall};
+pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
@@ -46,6 +48,7 @@ pub(crate) struct Kernels {
     /// Held while a family is loaded, so that two threads do not load it twice.
     loading: Mutex<()>,
     fp8: OnceLock<fp8::Fp8Kernels>,
+    grouped: OnceLock<grouped::GroupedKernels>,
     cast: OnceLock<cast::CastKernels>,
     fused: OnceLock<fused::FusedKernels>,
     mxfp8: OnceLock<mx::MxKernels>,
@@ -75,6 +78,7 @@ impl Kernels {
             loader: Loader::new(context, source)?,
             loading: Mutex::new(()),
             fp8: OnceLock::new(),
+            grouped: OnceLock::new(),
             cast: OnceLock::new(),
             fused: OnceLock::new(),
             mxfp8: OnceLock::new(),
@@ -96,6 +100,7 @@ impl Kernels {
     pub(crate) fn load(&self, stream: &Queue, family: KernelFamily) -> Result<()> {
         match family {
             KernelFamily::Fp8 => self.fp8(stream).map(drop),
+            KernelFamily::Grouped => self.grouped(stream).map(drop),
             KernelFamily::Cast => self.casts(stream).map(drop),
             KernelFamily::Fused => self.fused(stream).map(drop),
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
@@ -121,6 +126,10 @@ impl Kernels {
 
     fn fp8(&self, stream: &Queue) -> Result<&fp8::Fp8Kernels> {
         self.family(&self.fp8, KernelFamily::Fp8, fp8::Fp8Kernels::of, stream)
+    }
+
+    fn grouped(&self, stream: &Queue) -> Result<&grouped::GroupedKernels> {
+        self.family(&self.grouped, KernelFamily::Grouped, grouped::GroupedKernels::of, stream)
     }
 
     fn casts(&self, stream: &Queue) -> Result<&cast::CastKernels> {

@@ -2,11 +2,14 @@
 
 mod cast;
 pub(crate) mod derived;
+mod grouped;
 mod plain;
 mod quantized;
 
 pub use cast::CastMatrix;
 pub use derived::KeptWeights;
+pub(crate) use grouped::GroupedPlaces;
+pub use grouped::{GroupedDeviceLayout, GroupedTensor};
 pub use plain::{MatMut, MatRef, VecRef};
 pub(crate) use quantized::QuantSpans;
 pub use quantized::{Parts, QuantMatrix};

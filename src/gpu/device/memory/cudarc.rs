@@ -31,7 +31,7 @@ impl<'a> DeviceBytesMut<'a> {
     }
 }
 
-/// A number of the host that device memory holds as it is: u8, u16, u32, f32, bf16, f16 and FP8.
+/// A number of the host that device memory holds as it is: u8, u16, u32, i64, f32, bf16, f16 and FP8.
 ///
 /// # Safety
 /// It has no padding, and any bytes of its size are a value.
@@ -79,7 +79,7 @@ macro_rules! bytes_of {
         }
     )+};
 }
-bytes_of!(u8, u16, u32, f32, bf16, f16, float8::F8E4M3, float8::F8E5M2);
+bytes_of!(u8, u16, u32, i64, f32, bf16, f16, float8::F8E4M3, float8::F8E5M2);
 
 impl DeviceBuffer {
     /// Device memory of another runtime, by address, as a buffer of this crate: its uses are ordered, captured graphs share it.

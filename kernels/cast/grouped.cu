@@ -1,0 +1,168 @@
+// Grouped tensors: where members lie, their amax, their codes by rows, and values back. See grouped.cuh.
+#include "cast/grouped.cuh"
+
+// Inclusive sum over the lanes of a warp.
+__device__ __forceinline__ u64 lanes_sum(u64 v) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u64 other = __shfl_up_sync(0xFFFFFFFFu, v, step);
+        if (lane >= step) v += other;
+    }
+    return v;
+}
+
+// Inclusive maximum over the lanes of a warp.
+__device__ __forceinline__ u64 lanes_largest(u64 v) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u64 other = __shfl_up_sync(0xFFFFFFFFu, v, step);
+        if (lane >= step) v = max(v, other);
+    }
+    return v;
+}
+
+// Of all 1024 threads: what lies before this one, and the total. `warps` may be written again behind another barrier.
+struct Before {
+    u64 before, total;
+};
+__device__ __forceinline__ Before sum_before(u64 v, u64 (&warps)[32]) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u64 upto = lanes_sum(v);
+    if (lane == 31) warps[warp] = upto;
+    __syncthreads();
+    const u64 all = lanes_sum(warps[lane]);
+    const u64 warps_before = __shfl_sync(0xFFFFFFFFu, all, warp == 0 ? 0 : warp - 1);
+    return {(warp == 0 ? 0 : warps_before) + upto - v, __shfl_sync(0xFFFFFFFFu, all, 31)};
+}
+
+// An offset within [0, length].
+__device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
+
+// Which rows of each member lie where they may, and how many chunks and tiles lie before it. Member t may use [offset t, offset t + 1), the
+// last up to the end of the buffer. Rows that do not fit are cut. No row fits where a number is negative, and where an offset is below an
+// earlier one: members never overlap. One block.
+extern "C" __global__ void __launch_bounds__(1024) plan_grouped(
+    GroupedMembers m,
+    const i64* __restrict__ forward,  // [members]: where members of a second input of the same shapes begin; null: there is none
+    u64 forward_length,               // elements of its buffer
+    u32* __restrict__ clamped)        // one: receives how many members were not taken as they say
+{
+    __shared__ u64 warps[3][32];
+    begin();
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // The same in all threads: of the rounds before this one.
+    u64 largest = 0, chunks = 0, tiles = 0;
+    u32 count = 0;
+    for (u64 first = 0; first < m.members; first += 1024) {
+        const u64 t = first + threadIdx.x;
+        const bool exists = t < m.members, is_last = t + 1 >= m.members;
+        const i64 offset = exists ? m.offsets[t] : 0, rows = exists ? m.rows[t] : 0, cols = exists ? m.cols[t] : 0;
+        const u64 end = exists && !is_last ? within(m.offsets[t + 1], m.length) : m.length;
+
+        // The largest offset up to this member.
+        u64 upto = lanes_largest(within(offset, m.length));
+        if (lane == 31) warps[0][warp] = upto;
+        __syncthreads();
+        const u64 all = lanes_largest(warps[0][lane]);
+        const u64 warps_before = __shfl_sync(0xFFFFFFFFu, all, warp == 0 ? 0 : warp - 1);
+        if (warp > 0) upto = max(upto, warps_before);
+        upto = max(upto, largest);
+        largest = max(largest, __shfl_sync(0xFFFFFFFFu, all, 31));
+
+        bool bad = rows < 0 || cols < 0 || (exists && (offset < 0 || (u64)offset != upto));
+        u64 fitting = 0;
+        if (!bad && rows > 0 && cols > 0) {
+            u64 room = end > (u64)offset ? end - (u64)offset : 0;
+            if (forward) {
+                const i64 begin = forward[t];
+                const u64 forward_end = is_last ? forward_length : within(forward[t + 1], forward_length);
+                room = begin < 0 || (u64)begin >= forward_end ? 0 : min(room, forward_end - (u64)begin);
+            }
+            // No product of what may be anything: only this quotient.
+            const u64 fit = room / (u64)cols;
+            fitting = min((u64)rows, fit);
+            bad = (u64)rows > fit;
+        }
+        count += __syncthreads_count(bad);
+        const u64 elements = fitting * (u64)cols;
+        const u64 own_chunks = elements == 0 ? 0 : ((u64)offset % 8 + elements + CHUNK - 1) / CHUNK;
+        const u64 own_tiles = elements == 0 ? 0 : ((fitting + SIDE - 1) / SIDE) * (((u64)cols + SIDE - 1) / SIDE);
+        const Before c = sum_before(own_chunks, warps[1]), l = sum_before(own_tiles, warps[2]);
+        if (exists) {
+            m.fitting[t] = fitting;
+            if (m.chunks) m.chunks[t] = chunks + c.before;
+            if (m.tiles) m.tiles[t] = tiles + l.before;
+        }
+        chunks += c.total;
+        tiles += l.total;
+        // The next round writes `warps`.
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        if (m.chunks) m.chunks[m.members] = chunks;
+        if (m.tiles) m.tiles[m.members] = tiles;
+        *clamped = count;
+    }
+}
+
+#define AMAX_GROUPED(name, T, ALIGNED, ...)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256, CHUNK_BLOCKS) amax_grouped_##name(                                             \
+        const T* __restrict__ x,  /* the buffer, [m.length] at least */                                                   \
+        GroupedMembers m, GroupedFactors f,                                                                               \
+        float* amax)              /* [members], or one that is shared: raised to max |x| */                               \
+    { grouped_chunks<PlainSource<T, ALIGNED>, NO_CODES>({x}, m, f, nullptr, amax); }
+FOR_EACH_TYPE(AMAX_GROUPED)
+
+#define QUANTIZE_GROUPED(name, T, ALIGNED, ...)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, CHUNK_BLOCKS) quantize_grouped_##name(                                         \
+        const T* __restrict__ x,  /* the buffer, [m.length] at least */                                                   \
+        GroupedMembers m, GroupedFactors f,                                                                               \
+        u8* __restrict__ codes,   /* [m.length], 16-byte aligned; gaps are left alone */                                  \
+        float* amax)              /* [members], or one that is shared: raised to max |x|; null: not wanted */             \
+    {                                                                                                                     \
+        if (f.rule.format == E4M3) grouped_chunks<PlainSource<T, ALIGNED>, E4M3>({x}, m, f, codes, amax);                 \
+        else grouped_chunks<PlainSource<T, ALIGNED>, E5M2>({x}, m, f, codes, amax);                                       \
+    }
+FOR_EACH_TYPE(QUANTIZE_GROUPED)
+
+// y = round(fl(code * scale)) of codes by rows.
+template <class T, bool ALIGNED>
+__device__ __forceinline__ void dequantize_chunks(const u8* codes, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
+    begin();
+    constexpr u32 STEP = 256 * 8;
+    for (Walk walk(m.chunks, m.members); walk.any(); walk.next()) {
+        const Extents e = extents(m, walk.t);
+        const u64 end = e.begin + e.rows * e.cols;
+        const float scale = __ldg(scales + (shared ? 0 : walk.t));
+        u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
+        const u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP);
+        for (u64 step = 0; step < steps; step++, at += STEP) {
+            float v[8];
+            if (at >= e.begin && at + 8 <= end) {
+                decode8(format, __ldg((const uint2*)(codes + at)), v);
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
+                store<ALIGNED>(y + at, v);
+            } else if (at < end) {
+                const u64 to = min(at + 8, end);
+#pragma unroll 1
+                for (u64 k = max(at, e.begin); k < to; k++) {
+                    float unused;
+                    decode_pair(format, codes[k], v[0], unused);
+                    y[k] = from_float<T>(__fmul_rn(v[0], scale));
+                }
+            }
+        }
+    }
+}
+
+#define DEQUANTIZE_GROUPED(name, T, ALIGNED, ...)                                                                         \
+    extern "C" __global__ void __launch_bounds__(256, CHUNK_BLOCKS) dequantize_grouped_##name(                                       \
+        const u8* __restrict__ codes,      /* [m.length], 16-byte aligned */                                              \
+        const float* __restrict__ scales,  /* [members], or one that is shared */                                         \
+        GroupedMembers m, u32 shared, u32 format,                                                                         \
+        T* __restrict__ y)                 /* the buffer, [m.length] at least; gaps are left alone */                     \
+    { dequantize_chunks<T, ALIGNED>(codes, scales, m, shared, format, y); }
+FOR_EACH_TYPE(DEQUANTIZE_GROUPED)

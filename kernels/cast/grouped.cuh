@@ -1,0 +1,280 @@
+// Grouped tensors: what their kernels share. Members of any shapes lie in one buffer; how many rows each has is known on the device alone,
+// and may be anything: `plan_grouped` (grouped.cu) says which rows lie where they may, and the other kernels touch no others.
+#pragma once
+#include "cast/tile.cuh"
+
+// Elements of a chunk, and rows and columns of a tile: what a block takes of a member at once.
+constexpr u32 CHUNK = 4096;
+constexpr u32 SIDE = 64;
+
+struct GroupedMembers {
+    const i64* rows;     // [members], any numbers
+    const i64* cols;     // [members], any numbers
+    const i64* offsets;  // [members], in elements, any numbers
+    u64* fitting;        // [members]: rows that lie where they may; 0 where a row has no elements
+    u64* chunks;         // [members + 1]: chunks of all members before each; null: not wanted
+    u64* tiles;          // [members + 1]: the same of tiles
+    u64 length;          // elements of the buffer
+    u32 members;
+};
+
+// Extents of a member that has elements: begin + rows * cols is at most `length`.
+struct Extents {
+    u64 begin, rows, cols;
+};
+
+__device__ __forceinline__ Extents extents(const GroupedMembers& m, u32 t) {
+    return {(u64)m.offsets[t], m.fitting[t], (u64)m.cols[t]};
+}
+
+// A block's part of all chunks or tiles, member by member. Every number is the same in all threads of the block.
+struct Walk {
+    const u64* before;
+    u32 members, t;
+    u64 unit, last;   // the next, and past the last of the block
+    u64 first, stop;  // the first of member t, and past the last of it that is the block's
+
+    // Neighbours, so that a block meets few members.
+    __device__ __forceinline__ Walk(const u64* before, u32 members) : before(before), members(members), t(0), first(0), stop(0) {
+        const u64 total = before[members], share = total / gridDim.x, more = total % gridDim.x;
+        unit = share * blockIdx.x + min((u64)blockIdx.x, more);
+        last = unit + share + (blockIdx.x < more ? 1 : 0);
+        if (unit < last) find(0);
+    }
+
+    __device__ __forceinline__ bool any() const { return unit < last; }
+
+    // The last member from `low` on with before[t] <= unit: its next one begins behind `unit`, so that it is not empty.
+    __device__ __forceinline__ void find(u32 low) {
+        u32 high = members;
+        while (high - low > 1) {
+            const u32 middle = low + (high - low) / 2;
+            if (before[middle] <= unit) low = middle; else high = middle;
+        }
+        enter(low);
+    }
+
+    __device__ __forceinline__ void enter(u32 member) {
+        t = member;
+        first = before[t];
+        stop = min(before[t + 1], last);
+    }
+
+    // Behind the units of a member: the next that has any.
+    __device__ __forceinline__ void next() {
+        unit = stop;
+        if (unit >= last) return;
+        if (before[t + 2] > unit) enter(t + 1); else find(t + 1);
+    }
+};
+
+// How the factors of members are given: FACTOR_ENCODE or FACTOR_DECODE, or by their amax and a rule.
+constexpr u32 FACTOR_AMAX = 3;
+
+struct GroupedFactors {
+    const float* factor;  // [members], or one that is shared
+    float* scales;        // the same number: receives decode factors; null: not wanted
+    float* scales_t;      // the same of the transposed output
+    u32 kind;             // FACTOR_ENCODE, FACTOR_DECODE or FACTOR_AMAX
+    u32 shared;           // 1: all members share one factor, and one amax
+    ScaleRule rule;       // of FACTOR_AMAX; its format is that of the codes always
+};
+
+__device__ __forceinline__ GroupScale grouped_scale(const GroupedFactors& f, u64 i) {
+    return f.kind == FACTOR_AMAX ? group_scale(f.rule, f.factor[i]) : given_scale(f.factor + i, f.kind);
+}
+
+// Of every member, also without elements: no block meets those.
+__device__ __forceinline__ void write_scales(const GroupedFactors& f, u32 members) {
+    const u64 count = f.shared ? 1 : members;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
+        const float scale = grouped_scale(f, i).scale;
+        if (f.scales) f.scales[i] = scale;
+        if (f.scales_t) f.scales_t[i] = scale;
+    }
+}
+
+// Raises a member's amax by that of all threads of a block. `scratch` has two rows that take turns: a thread that writes one again has
+// passed the barrier of the other, behind which all have read this one.
+struct RaiseAmax {
+    u32 turn = 0;
+    __device__ __forceinline__ void raise(float* to, float amax, float (&scratch)[2][32]) {
+        amax = block_max(amax, scratch[turn]);
+        turn ^= 1;
+        if (threadIdx.x == 0 && amax > 0.0f) atomic_max(to, amax);
+    }
+};
+
+// A source: `load` eight elements at a multiple of eight, as `Raw`; `values` makes numbers of them; `one` is the number of an element.
+// `enter` is called once for each member. Places count from the start of the buffer.
+//
+// ALIGNED: the buffer begins at a multiple of 16 bytes, and so do eight elements at a multiple of eight, whatever member they are of.
+template <class T, bool ALIGNED> struct PlainSource {
+    using Raw = Vec8<T>;
+    static constexpr u32 AT_ONCE = sizeof(T) == 4 || !ALIGNED ? 1 : 2;
+    const T* x;
+    __device__ __forceinline__ void enter(u32, u64) {}
+    __device__ __forceinline__ Raw load(u64 at) const { return ::load<ALIGNED>(x + at); }
+    __device__ __forceinline__ void values(const Raw& raw, float (&v)[8]) const { unpack(raw, v); }
+    __device__ __forceinline__ float one(u64 at) const { return to_float(x[at]); }
+};
+
+template <u32 FORMAT> __device__ __forceinline__ u8 encode_byte(float v, float encode) { return (u8)encode_pair<FORMAT>(__fmul_rn(v, encode), 0.0f); }
+
+template <u32 FORMAT> __device__ __forceinline__ uint2 encode_values(const float (&v)[8], float encode) {
+    float scaled[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) scaled[i] = __fmul_rn(v[i], encode);
+    return encode8<FORMAT>(scaled);
+}
+
+__device__ __forceinline__ float amax_of(const float (&v)[8], float amax) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) amax = fmaxf(amax, fabsf(v[i]));
+    return amax;
+}
+
+// Blocks of a multiprocessor, all of them at once, each with its part of the chunks or tiles: src/gpu/kernels/grouped.rs launches as many.
+// Six would be the most that every GPU holds; they leave 40 registers, too few on sm_80 and sm_120.
+constexpr u32 CHUNK_BLOCKS = 5, TILE_BLOCKS_GROUPED = 3;
+constexpr u32 GRADIENT_BLOCKS = 3, GRADIENT_TILE_BLOCKS = 2;
+
+// In place of a format: no codes are written.
+constexpr u32 NO_CODES = 3;
+
+// Codes by rows, or the amax alone, chunk by chunk. Chunks begin at the multiple of eight elements at or before their member's first, so
+// that only its first and last eight are taken one by one.
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
+    __shared__ float scratch[2][32];
+    RaiseAmax raise;
+    begin();
+    if constexpr (FORMAT != NO_CODES) write_scales(f, m.members);
+    constexpr u32 STEP = 256 * 8;
+    for (Walk walk(m.chunks, m.members); walk.any(); walk.next()) {
+        const Extents e = extents(m, walk.t);
+        const u64 end = e.begin + e.rows * e.cols;
+        const u32 shared_or_own = f.shared ? 0 : walk.t;
+        const float encode = FORMAT == NO_CODES ? 1.0f : grouped_scale(f, shared_or_own).encode;
+        source.enter(walk.t, e.begin);
+        float amax = 0.0f;
+        u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
+        const u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP / S::AT_ONCE);
+        for (u64 step = 0; step < steps; step++, at += S::AT_ONCE * STEP) {
+            typename S::Raw raw[S::AT_ONCE];
+            bool whole[S::AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < S::AT_ONCE; i++) {
+                whole[i] = at + i * STEP >= e.begin && at + i * STEP + 8 <= end;
+                if (whole[i]) raw[i] = source.load(at + i * STEP);
+            }
+#pragma unroll
+            for (u32 i = 0; i < S::AT_ONCE; i++) {
+                const u64 here = at + i * STEP;
+                if (whole[i]) {
+                    float v[8];
+                    source.values(raw[i], v);
+                    amax = amax_of(v, amax);
+                    if constexpr (FORMAT != NO_CODES) *(uint2*)(codes + here) = encode_values<FORMAT>(v, encode);
+                } else if (here < end) {
+                    const u64 to = min(here + 8, end);
+#pragma unroll 1
+                    for (u64 k = max(here, e.begin); k < to; k++) {
+                        const float v = source.one(k);
+                        amax = fmaxf(amax, fabsf(v));
+                        if constexpr (FORMAT != NO_CODES) codes[k] = encode_byte<FORMAT>(v, encode);
+                    }
+                }
+            }
+        }
+        if (amax_out) raise.raise(amax_out + shared_or_own, amax, scratch);
+    }
+}
+
+// A tile of codes as bytes, turned. Lines are 17 words apart: an odd number, so that neighbours begin in other banks.
+struct Turned {
+    static constexpr u32 PITCH = SIDE + 4;
+    u8 bytes[SIDE * PITCH];
+    __device__ __forceinline__ void put(u32 line, u32 place, u8 code) { bytes[line * PITCH + place] = code; }
+    // Eight codes along a line go to eight lines.
+    __device__ __forceinline__ void put8(u32 line, u32 place, uint2 codes) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) put(line + i, place, (u8)((i < 4 ? codes.x : codes.y) >> 8 * (i % 4)));
+    }
+    __device__ __forceinline__ u8 get(u32 line, u32 place) const { return bytes[line * PITCH + place]; }
+    __device__ __forceinline__ uint2 get8(u32 line, u32 place) const {
+        const u32* words = (const u32*)(bytes + line * PITCH + place);
+        return {words[0], words[1]};
+    }
+};
+
+// Transposed codes, and where `codes` is given also those by rows, tile by tile.
+template <class S, u32 FORMAT>
+__device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, u8* codes_t, float* amax_out) {
+    __shared__ float scratch[2][32];
+    __shared__ __align__(16) Turned turned;
+    RaiseAmax raise;
+    begin();
+    write_scales(f, m.members);
+    for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
+        const Extents e = extents(m, walk.t);
+        const u64 across = (e.cols + SIDE - 1) / SIDE;
+        const u32 shared_or_own = f.shared ? 0 : walk.t;
+        const float encode = grouped_scale(f, shared_or_own).encode;
+        // Whether every row, and every column, begins at a multiple of eight elements.
+        const bool eights = e.begin % 8 == 0 && e.cols % 8 == 0, eights_t = e.begin % 8 == 0 && e.rows % 8 == 0;
+        source.enter(walk.t, e.begin);
+        float amax = 0.0f;
+        for (u64 tile = walk.unit - walk.first; tile < walk.stop - walk.first; tile++) {
+            const u64 row = tile / across * SIDE, col = tile % across * SIDE;
+            const u32 rows = (u32)min(e.rows - row, (u64)SIDE), cols = (u32)min(e.cols - col, (u64)SIDE);
+            const u64 from = e.begin + row * e.cols + col, to = e.begin + col * e.rows + row;
+            if (eights) {
+                const u32 c = threadIdx.x % 8 * 8;
+#pragma unroll 1
+                for (u32 r = threadIdx.x / 8; r < SIDE; r += 32 * S::AT_ONCE) {
+                    typename S::Raw raw[S::AT_ONCE];
+#pragma unroll
+                    for (u32 i = 0; i < S::AT_ONCE; i++)
+                        if (c < cols && r + 32 * i < rows) raw[i] = source.load(from + (r + 32 * i) * e.cols + c);
+#pragma unroll
+                    for (u32 i = 0; i < S::AT_ONCE; i++) {
+                        if (c >= cols || r + 32 * i >= rows) continue;
+                        float v[8];
+                        source.values(raw[i], v);
+                        amax = amax_of(v, amax);
+                        const uint2 eight = encode_values<FORMAT>(v, encode);
+                        if (codes) *(uint2*)(codes + from + (r + 32 * i) * e.cols + c) = eight;
+                        turned.put8(c, r + 32 * i, eight);
+                    }
+                }
+            } else {
+#pragma unroll 1
+                for (u32 slot = threadIdx.x; slot < SIDE * SIDE; slot += 256) {
+                    const u32 r = slot / SIDE, c = slot % SIDE;
+                    if (r >= rows || c >= cols) continue;
+                    const float v = source.one(from + r * e.cols + c);
+                    amax = fmaxf(amax, fabsf(v));
+                    const u8 code = encode_byte<FORMAT>(v, encode);
+                    if (codes) codes[from + r * e.cols + c] = code;
+                    turned.put(c, r, code);
+                }
+            }
+            __syncthreads();
+            if (eights_t) {
+                for (u32 slot = threadIdx.x; slot < SIDE * SIDE / 8; slot += 256) {
+                    const u32 c = slot / 8, r = slot % 8 * 8;
+                    if (c < cols && r < rows) *(uint2*)(codes_t + to + c * e.rows + r) = turned.get8(c, r);
+                }
+            } else {
+                for (u32 slot = threadIdx.x; slot < SIDE * SIDE; slot += 256) {
+                    const u32 c = slot / SIDE, r = slot % SIDE;
+                    if (c < cols && r < rows) codes_t[to + c * e.rows + r] = turned.get(c, r);
+                }
+            }
+            // The next tile is put where this one is read.
+            __syncthreads();
+        }
+        if (amax_out) raise.raise(amax_out + shared_or_own, amax, scratch);
+    }
+}

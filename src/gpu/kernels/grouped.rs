@@ -1,0 +1,371 @@
+//! Launches for grouped tensors: `kernels/cast/grouped*.cu`.
+
+use super::Kernels;
+use super::fp8::ScaleRule;
+use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
+use super::module::Modules;
+use super::operand::{address, check_aligned, check_bytes, check_floats, format_code};
+use crate::epilogue::ActivationGradient;
+use crate::error::{Error, Result};
+use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, GroupedScales};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
+
+/// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
+const CHUNK: usize = 4096;
+const CHUNK_BLOCKS: usize = 5;
+const TILE_BLOCKS: usize = 3;
+const GRADIENT_BLOCKS: usize = 3;
+const GRADIENT_TILE_BLOCKS: usize = 2;
+
+/// The kernels of the family.
+pub(super) struct GroupedKernels {
+    plan: Kernel,
+    /// Of a plain source, then of a gradient.
+    amax: [ByInput; 2],
+    quantize: [ByInput; 2],
+    quantize_tiles: [ByInput; 2],
+    /// Of codes by rows, then of transposed ones.
+    dequantize: [ByInput; 2],
+}
+
+impl GroupedKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let (rows, tiles) = (modules.file("cast/grouped")?, modules.file("cast/grouped_tile")?);
+        let gradient = modules.file("cast/grouped_gradient")?;
+        Ok(Self {
+            plan: rows.kernel("plan_grouped")?,
+            amax: [rows.by_input("amax_grouped")?, gradient.by_input("amax_grouped_gradient")?],
+            quantize: [rows.by_input("quantize_grouped")?, gradient.by_input("quantize_grouped_gradient")?],
+            quantize_tiles: [
+                tiles.by_input("quantize_grouped_tiles")?,
+                gradient.by_input("quantize_grouped_gradient_tiles")?,
+            ],
+            dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
+        })
+    }
+}
+
+/// Where members lie, and scratch for which of their rows lie where they may.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedMembers<'a> {
+    pub(crate) count: usize,
+    /// Elements of the buffer.
+    pub(crate) length: usize,
+    /// A number of eight bytes for each member, any contents; offsets in elements.
+    pub(crate) rows: &'a Span<'a>,
+    pub(crate) cols: &'a Span<'a>,
+    pub(crate) offsets: &'a Span<'a>,
+    pub(crate) scratch: &'a Span<'a>,
+}
+
+/// Mirror of `GroupedMembers` in `kernels/cast/grouped.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Members {
+    rows: u64,
+    cols: u64,
+    offsets: u64,
+    fitting: u64,
+    chunks: u64,
+    tiles: u64,
+    length: u64,
+    members: u32,
+}
+
+impl GroupedMembers<'_> {
+    /// Bytes of scratch: rows that fit, and prefix sums of chunks and of tiles with their totals. `None`: no machine has so many.
+    pub(crate) fn scratch_bytes(count: usize) -> Option<usize> {
+        count.checked_mul(24)?.checked_add(16)
+    }
+
+    fn checked(&self) -> Result<Members> {
+        let Self { count, length, .. } = *self;
+        for (name, span) in [("rows", self.rows), ("columns", self.cols), ("offsets", self.offsets)] {
+            check_bytes(name, span, count * 8)?;
+            check_aligned(name, span, 8)?;
+        }
+        let scratch = Self::scratch_bytes(count).filter(|_| count < 1 << 31).ok_or_else(|| {
+            let rule = "must be fewer than 2^31";
+            Error::shape("members of a grouped tensor", count.to_string(), rule, "split the tensor")
+        })?;
+        check_bytes("scratch", self.scratch, scratch)?;
+        check_aligned("scratch", self.scratch, 8)?;
+        let (fitting, each) = (self.scratch.address, count as u64 * 8);
+        Ok(Members {
+            rows: self.rows.address,
+            cols: self.cols.address,
+            offsets: self.offsets.address,
+            fitting,
+            chunks: fitting + each,
+            tiles: fitting + 2 * each + 8,
+            length: length as u64,
+            members: count as u32,
+        })
+    }
+}
+
+/// What a grouped quantizer reads.
+pub(crate) struct GroupedInput<'a> {
+    pub(crate) x: &'a Span<'a>,
+    pub(crate) dtype: DType,
+    pub(crate) forward: Option<GroupedForward<'a>>,
+}
+
+/// The second input of an activation's gradient: what the activation was given in the forward pass, members of the same shapes.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedForward<'a> {
+    pub(crate) of: ActivationGradient,
+    pub(crate) x: &'a Span<'a>,
+    pub(crate) dtype: DType,
+    /// Where members begin in it, and its length in elements.
+    pub(crate) offsets: &'a Span<'a>,
+    pub(crate) length: usize,
+}
+
+/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Forward {
+    x: u64,
+    offsets: u64,
+    dtype: u32,
+    of: u32,
+    aligned: u32,
+}
+
+impl GroupedForward<'_> {
+    fn checked(&self, members: &GroupedMembers<'_>) -> Result<Forward> {
+        let dtype = match self.dtype {
+            DType::Bf16 => 0,
+            DType::F16 => 1,
+            DType::F32 => 2,
+            other => return Err(Error::dtype("x", other, "is not one of bf16, f16, f32", "convert it first")),
+        };
+        check_buffer("x of an activation gradient", self.x, self.length, self.dtype)?;
+        check_bytes("offsets of x", self.offsets, members.count * 8)?;
+        check_aligned("offsets of x", self.offsets, 8)?;
+        let of = match self.of {
+            ActivationGradient::Relu => 0,
+            ActivationGradient::Gelu => 1,
+            ActivationGradient::Silu => 2,
+            ActivationGradient::QuickGelu => 3,
+            ActivationGradient::SquaredRelu => 4,
+        };
+        let aligned = u32::from(is_buffer_aligned(self.x));
+        Ok(Forward { x: self.x.address, offsets: self.offsets.address, dtype, of, aligned })
+    }
+}
+
+/// What the factors of members follow from: one FP32 a member, or one that all share.
+#[derive(Clone, Copy)]
+pub(crate) enum GroupedFactors<'a> {
+    Encode(&'a Span<'a>),
+    Decode(&'a Span<'a>),
+    /// Both by this rule.
+    Amax(&'a Span<'a>, Fp8Recipe),
+}
+
+/// Mirror of `GroupedFactors` in `kernels/cast/grouped.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Factors {
+    factor: u64,
+    scales: u64,
+    scales_t: u64,
+    kind: u32,
+    shared: u32,
+    rule: ScaleRule,
+}
+
+/// Codes and scales of a grouped tensor.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedCodes<'a> {
+    pub(crate) codes: &'a Span<'a>,
+    pub(crate) scales: &'a Span<'a>,
+}
+
+impl GroupedCodes<'_> {
+    /// Codes are stored and loaded eight at a time.
+    fn check(&self, members: &GroupedMembers<'_>, scales: GroupedScales) -> Result<()> {
+        check_bytes("codes", self.codes, members.length)?;
+        check_aligned("codes", self.codes, 16)?;
+        check_floats("scales", self.scales, scales.count(members.count))
+    }
+}
+
+fn check_buffer(operand: &str, x: &Span<'_>, length: usize, dtype: DType) -> Result<()> {
+    check_bytes(operand, x, length * dtype.bytes())?;
+    check_aligned(operand, x, dtype.bytes() as u64)
+}
+
+/// Whether eight elements at a multiple of eight begin at a multiple of 16 bytes, of every type.
+fn is_buffer_aligned(x: &Span<'_>) -> bool {
+    x.address.is_multiple_of(16)
+}
+
+fn is_shared(scales: GroupedScales) -> u32 {
+    (scales == GroupedScales::Shared) as u32
+}
+
+impl Kernels {
+    /// Which rows of each member lie where they may; `clamped`, a `u32`, receives how many members do not say so. With `forward` only
+    /// rows that also the second input has room for.
+    pub(crate) fn plan_grouped(
+        &self,
+        stream: &Queue,
+        members: &GroupedMembers<'_>,
+        forward: Option<&GroupedForward<'_>>,
+        clamped: &Span<'_>,
+    ) -> Result<()> {
+        check_bytes("count of clamped members", clamped, 4)?;
+        check_aligned("count of clamped members", clamped, 4)?;
+        let (offsets, length) = match forward {
+            None => (0, 0),
+            Some(forward) => (forward.checked(members)?.offsets, forward.length as u64),
+        };
+        let kernel = self.grouped(stream)?.plan;
+        enqueue!(stream, kernel, Blocks::new((1, 1), 1024), members.checked()?, offsets, length, clamped.address)
+    }
+
+    /// Raises `amax`, one for each member or one that all share, to that of the elements. The members are planned.
+    pub(crate) fn amax_grouped(
+        &self,
+        stream: &Queue,
+        input: &GroupedInput<'_>,
+        members: &GroupedMembers<'_>,
+        scales: GroupedScales,
+        amax: &Span<'_>,
+    ) -> Result<()> {
+        check_buffer("input", input.x, members.length, input.dtype)?;
+        check_floats("amax", amax, scales.count(members.count))?;
+        let kernels = &self.grouped(stream)?.amax;
+        // Neither factors nor a rule are used.
+        let rule = ScaleRule::new(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3), DType::F32);
+        let factors = Factors { factor: 0, scales: 0, scales_t: 0, kind: 0, shared: is_shared(scales), rule };
+        let (m, aligned) = (members.checked()?, is_buffer_aligned(input.x));
+        let Some(forward) = &input.forward else {
+            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS);
+            let kernel = kernels[0].of(input.dtype, aligned)?;
+            return enqueue!(stream, kernel, blocks, input.x.address, m, factors, amax.address);
+        };
+        let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, GRADIENT_BLOCKS);
+        let kernel = kernels[1].of(input.dtype, aligned)?;
+        enqueue!(stream, kernel, blocks, input.x.address, forward.checked(members)?, m, factors, amax.address)
+    }
+
+    /// `code = sat(fl(v * encode))` of planned members, by rows, transposed, or both, and the scale of every member. Raises `amax` where
+    /// it is wanted.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn quantize_grouped(
+        &self,
+        stream: &Queue,
+        input: &GroupedInput<'_>,
+        members: &GroupedMembers<'_>,
+        (format, scales): (Fp8Format, GroupedScales),
+        factors: GroupedFactors<'_>,
+        [out, transposed]: [Option<&GroupedCodes<'_>>; 2],
+        amax: Option<&Span<'_>>,
+    ) -> Result<()> {
+        check_buffer("input", input.x, members.length, input.dtype)?;
+        [out, transposed].into_iter().flatten().try_for_each(|out| out.check(members, scales))?;
+        check_floats("amax", amax, scales.count(members.count))?;
+        let unused = Fp8Recipe::new(Fp8Granularity::Tensor, format);
+        let (factor, kind, recipe) = match factors {
+            GroupedFactors::Encode(span) => (span, 0, unused),
+            GroupedFactors::Decode(span) => (span, 1, unused),
+            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format, ..recipe }),
+        };
+        check_floats("factors", factor, scales.count(members.count))?;
+        let factors = Factors {
+            factor: factor.address,
+            scales: address(out.map(|out| out.scales)),
+            scales_t: address(transposed.map(|out| out.scales)),
+            kind,
+            shared: is_shared(scales),
+            rule: ScaleRule::new(recipe, DType::F32),
+        };
+        let family = self.grouped(stream)?;
+        let (m, aligned, amax) = (members.checked()?, is_buffer_aligned(input.x), address(amax));
+        let (codes, codes_t) = (address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes)));
+        let which = usize::from(input.forward.is_some());
+        let forward = input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?;
+        let x = input.x.address;
+        if transposed.is_none() {
+            let kernel = family.quantize[which].of(input.dtype, aligned)?;
+            let blocks = [CHUNK_BLOCKS, GRADIENT_BLOCKS][which];
+            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, blocks);
+            return match forward {
+                None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
+                Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, amax),
+            };
+        }
+        let kernel = family.quantize_tiles[which].of(input.dtype, aligned)?;
+        // A tile has at least one element.
+        let blocks = self.grouped_blocks(members.length, [TILE_BLOCKS, GRADIENT_TILE_BLOCKS][which]);
+        match forward {
+            None => enqueue!(stream, kernel, blocks, x, m, factors, codes, codes_t, amax),
+            Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, codes_t, amax),
+        }
+    }
+
+    /// `y = round(fl(code * scale))` of planned members, by rows also of transposed codes.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn dequantize_grouped(
+        &self,
+        stream: &Queue,
+        q: &GroupedCodes<'_>,
+        members: &GroupedMembers<'_>,
+        (format, scales, transposed): (Fp8Format, GroupedScales, bool),
+        y: &Span<'_>,
+        dtype: DType,
+    ) -> Result<()> {
+        q.check(members, scales)?;
+        check_buffer("output", y, members.length, dtype)?;
+        let kernel = self.grouped(stream)?.dequantize[usize::from(transposed)].of(dtype, is_buffer_aligned(y))?;
+        let blocks = match transposed {
+            false => self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS),
+            true => self.grouped_blocks(members.length, TILE_BLOCKS),
+        };
+        enqueue!(
+            stream,
+            kernel,
+            blocks,
+            q.codes.address,
+            q.scales.address,
+            members.checked()?,
+            is_shared(scales),
+            format_code(format),
+            y.address,
+        )
+    }
+
+    /// As many blocks as run at once, or as there can be pieces: how many there are the device knows alone.
+    fn grouped_blocks(&self, most_pieces: usize, each: usize) -> Blocks {
+        Blocks::new((most_pieces.clamp(1, self.sm_count * each), 1), THREADS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_have_the_size_of_what_they_mirror() {
+        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (64, 56, 32));
+    }
+
+    #[test]
+    fn scratch_has_room_for_what_is_planned() {
+        let (numbers, scratch) = (Span::unguarded(4096, 8 * 70), Span::unguarded(8192, 24 * 70 + 16));
+        let (rows, cols, offsets) = (&numbers, &numbers, &numbers);
+        let members = GroupedMembers { count: 70, length: 1, rows, cols, offsets, scratch: &scratch };
+        let m = members.checked().unwrap();
+        assert_eq!([m.fitting, m.chunks, m.tiles], [8192, 8192 + 560, 8192 + 560 + 568]);
+        assert_eq!(m.tiles + 71 * 8, scratch.address + scratch.bytes as u64);
+        assert!(GroupedMembers { count: 71, ..members }.checked().is_err());
+        assert!(GroupedMembers { scratch: &scratch.slice(0, 1695), ..members }.checked().is_err());
+        assert_eq!(GroupedMembers::scratch_bytes(usize::MAX), None);
+        assert!(GroupedMembers::scratch_bytes(1 << 20).unwrap() + (4 << 20) <= 32 << 20);
+    }
+}
