@@ -7,9 +7,11 @@ mod common;
 use common::*;
 use scaled_gemm::{
     BlockScaleRule, Cadence, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
-    CodeFormat, DType, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
-    Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe, RmsNormArgs, Scheme,
-    SourceActivation, SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes, quantize_bytes,
+    CodeFormat, DType, DeviceBuffer, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe,
+    Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme, GroupedSource,
+    GroupedTensor, GroupedTo, Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe,
+    RmsNormArgs, Scheme, SourceActivation, SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes,
+    quantize_bytes,
 };
 
 /// Rows and columns: two that targets are set for, and a small one.
@@ -42,6 +44,7 @@ fn main() {
             products_read(handle, rows, half);
             with_results(handle, rows, half);
         }
+        grouped(handle);
     });
 }
 
@@ -160,6 +163,76 @@ fn products_read(handle: &Handle, rows: usize, half: usize) {
             })
         });
     }
+}
+
+/// Grouped tensors against the cast of one matrix of as many elements, which has no members to find: 256 ragged members, and 1000 of ten rows.
+fn grouped(handle: &Handle) {
+    let cols = 7168;
+    // 36 rows each on average: from 2 to 70, in an order without a pattern.
+    let ragged: Vec<_> = (0..256).map(|t| [2 + t * 97 % 256 * 69 / 256, cols]).collect();
+    for (name, shapes) in [("256 ragged members", ragged), ("1000 members of 10 rows", vec![[10, cols]; 1000])] {
+        let layout = GroupedLayout::packed(&shapes).unwrap();
+        let (elements, scheme) = (layout.buffer_len(), GroupedScheme::new(Fp8Format::E4M3));
+        let section = Section::begin(handle, format!("grouped, {name} of {cols} columns"), elements);
+        let sets = rotation(handle, elements * 3);
+        let data: Vec<_> = (0..sets).map(|i| random(handle, i as u64, elements, DType::Bf16)).collect();
+        let places = GroupedDeviceLayout::from_host(handle, &layout).unwrap();
+        let tensors = |scheme| -> Vec<_> {
+            (0..sets).map(|_| GroupedTensor::zeros(handle, scheme, places.share().unwrap()).unwrap()).collect()
+        };
+        let (mut out, mut turned) = (tensors(scheme), tensors(scheme.transposed()));
+        let source = |i: usize| GroupedSource::new(&data[i], DType::Bf16);
+        let numbers = handle.upload(&vec![4.0f32; shapes.len()]).unwrap();
+        let given = GivenScale::Encode(DeviceBytes::from(&numbers));
+
+        let rows = elements / cols;
+        let plain: Vec<_> = data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols).unwrap()).collect();
+        let tensor = Scheme::Fp8Tensor(Fp8Format::E4M3);
+        let mut one: Vec<_> = (0..sets).map(|_| QuantMatrix::zeros(handle, tensor, rows, cols).unwrap()).collect();
+        section.row("one matrix, given scale", elements * 3, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.quantize_tensor_into(&plain[i], Fp8Format::E4M3, &given_one(&numbers), &mut one[i], None)
+            })
+        });
+        section.row("given scales", elements * 3, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.quantize_grouped_with_scales_into(&source(i)?, scheme, &given, &mut out[i], None)
+            })
+        });
+        section.row("given scales, transposed", elements * 3, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let scheme = scheme.transposed();
+                handle.quantize_grouped_with_scales_into(&source(i)?, scheme, &given, &mut turned[i], None)
+            })
+        });
+        section.row("given scales, both", elements * 4, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let both = GroupedTo::Both(&mut out[i], &mut turned[i]);
+                handle.quantize_grouped_with_scales_into(&source(i)?, scheme, &given, both, None)
+            })
+        });
+        section.row("one matrix, current scaling", elements * 5, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.quantize_into(&plain[i], Recipe::new(tensor), QuantizeTo::Plain(&mut one[i]))
+            })
+        });
+        section.row("current scaling", elements * 5, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.quantize_grouped_into(&source(i)?, GroupedRecipe::new(scheme), &mut out[i], None)
+            })
+        });
+        let mut back = outputs(handle, sets, elements * 2);
+        section.row("dequantized", elements * 3, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                handle.dequantize_grouped_into(&out[i], &mut (&mut back[i]).into(), DType::Bf16)
+            })
+        });
+    }
+}
+
+/// The first of these numbers as the encode factor of a whole matrix.
+fn given_one(numbers: &DeviceBuffer) -> GivenScale<DeviceBytes<'_>> {
+    GivenScale::Encode(DeviceBytes::from(numbers))
 }
 
 /// The backward pass of SwiGLU, and RMSNorm with a residual, whose sum replaces it.
