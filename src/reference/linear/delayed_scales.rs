@@ -2,7 +2,6 @@
 
 use ndarray::ArrayView2;
 
-use crate::error::{Error, Result};
 use crate::format::{DelayedScaling, Fp8Format, GivenScale, LinearRecipe, Recipe};
 use crate::reference::delayed::delayed_update;
 use crate::reference::quantize::amax_of;
@@ -32,15 +31,8 @@ struct Delayed {
 
 impl DelayedScales {
     /// Factors of 1; `None` for recipes without delayed scaling.
-    pub(super) fn new(recipe: LinearRecipe) -> Result<Option<Self>> {
-        let Some(rule) = recipe.delayed() else { return Ok(None) };
-        if rule.window == 0 {
-            return Err(Error::unsupported(
-                "delayed scaling with a window of 0 steps",
-                "a factor comes from the amax of at least one step",
-                "use 1 or more, or current scaling",
-            ));
-        }
+    pub(super) fn new(recipe: LinearRecipe) -> Option<Self> {
+        let rule = recipe.delayed()?;
         let fp8 = |recipe: Recipe| match recipe {
             Recipe::Fp8(recipe) => Some(recipe.format),
             _ => None,
@@ -48,11 +40,11 @@ impl DelayedScales {
         let forward = recipe.forward().map(|operands| operands.map(fp8));
         let gradient = recipe.input_gradient().map(|operands| operands.map(fp8));
         let (Some([Some(input), Some(weight)]), Some([Some(gradient), _])) = (forward, gradient) else {
-            return Ok(None);
+            return None;
         };
         let tensors =
-            [input, weight, gradient].map(|format| Delayed { format, history: vec![0.0; rule.window], encode: 1.0 });
-        Ok(Some(Self { rule, tensors }))
+            [input, weight, gradient].map(|format| Delayed { format, history: vec![0.0; rule.window()], encode: 1.0 });
+        Some(Self { rule, tensors })
     }
 
     /// The factor of this step.
@@ -60,18 +52,19 @@ impl DelayedScales {
         GivenScale::Encode(self.tensors[tensor as usize].encode)
     }
 
-    /// Remembers the amax of these values, NaN ignored; gives the factor of this step.
-    pub(super) fn given_after(&mut self, tensor: Tensor, values: &ArrayView2<f32>) -> GivenScale {
+    /// Remembers the amax of these values, NaN ignored.
+    pub(super) fn record(&mut self, tensor: Tensor, values: &ArrayView2<f32>) {
         let amax = &mut self.tensors[tensor as usize].history[0];
         *amax = amax.max(amax_of(values));
-        self.given(tensor)
     }
 
-    /// Ends the step.
+    /// Ends the step. A tensor that had no amax, or 0, keeps factor and history, as in TransformerEngine's update of a whole model: an expert
+    /// without tokens and a weight that stays the same forget nothing.
     pub(super) fn update(&mut self) {
-        let DelayedScaling { margin, rule, .. } = self.rule;
         for Delayed { format, history, encode } in &mut self.tensors {
-            *encode = delayed_update(history, *encode, *format, margin, rule).encode;
+            if history[0] != 0.0 {
+                *encode = delayed_update(history, *encode, *format, self.rule.margin(), self.rule.rule()).encode;
+            }
         }
     }
 }
