@@ -372,6 +372,44 @@ fn delayed_scaling_takes_the_factors_of_past_steps() {
     }
 }
 
+/// A training that is broken off goes on with the saved state as if it had not been.
+#[test]
+fn delayed_scaling_goes_on_from_a_saved_state() {
+    let rule = DelayedScaling::new(4, 0, AmaxHistory::Max).unwrap();
+    let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(rule));
+    let data = data(16, false);
+    let step = |layer: &mut Linear| {
+        let (y, saved) = layer.forward_saving(data.x.view()).unwrap();
+        let dx = layer.backward(data.dy.view(), &saved, &mut layer.zero_gradients()).unwrap();
+        layer.update_scales();
+        layer.refresh(data.w.view()).unwrap();
+        (y, dx)
+    };
+    let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    let first = step(&mut layer);
+    let states = layer.delayed_states().unwrap();
+    let mut other = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    other.set_delayed_states(states.clone()).unwrap();
+    other.refresh(data.w.view()).unwrap();
+    let (want, got) = (step(&mut layer), step(&mut other));
+    assert_eq!(want, got);
+    assert_ne!(want, first, "factors have not changed");
+    assert_eq!(layer.delayed_states(), other.delayed_states());
+
+    let mut bad = states.clone();
+    bad[2].history.pop();
+    refused(other.set_delayed_states(bad), &["amax history of dY: 3 steps", "4 of the recipe's window"]);
+    for (place, number) in [(0, 0.0), (0, f32::NAN), (0, f32::INFINITY), (1, -1.0), (1, f32::NAN)] {
+        let mut bad = states.clone();
+        *(if place == 0 { &mut bad[1].encode } else { &mut bad[1].history[3] }) = number;
+        refused(other.set_delayed_states(bad), &["delayed state of W", "delayed_states"]);
+    }
+    assert_eq!(layer.delayed_states(), other.delayed_states(), "a refused state changes nothing");
+    let mut plain = Linear::new(data.w.view(), DTYPE, LinearRecipe::Fp8Row).unwrap();
+    assert_eq!(plain.delayed_states(), None);
+    refused(plain.set_delayed_states(states), &["fp8-row", "leave it out"]);
+}
+
 /// Numbers that are not of the layer's type are rounded to it first, whatever they are for; what comes out is of it.
 #[test]
 fn everything_is_of_the_type_of_the_layer() {
@@ -468,12 +506,18 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
     for (window, margin, words) in [
         (0, 0, ["window of 0 steps", "1 to 1048576"]),
         (usize::MAX, 0, ["window of 18446744073709551615", "current scaling"]),
-        (1024, 65, ["margin of 65", "at most 64"]),
-        (1024, i32::MIN, ["margin of -2147483648", "at most 64"]),
+        (1024, 9, ["margin of 9", "beyond 8"]),
+        (1024, i32::MIN, ["margin of -2147483648", "beyond 8"]),
     ] {
         refused(DelayedScaling::new(window, margin, AmaxHistory::Max), &words);
     }
-    assert!(DelayedScaling::new(1 << 20, -64, AmaxHistory::MostRecent).is_ok());
+    for margin in [-8, 8] {
+        assert!(DelayedScaling::new(1 << 20, margin, AmaxHistory::MostRecent).is_ok());
+        for (format, amax) in Fp8Format::ALL.into_iter().flat_map(|f| [1e-45, 1.0, f32::MAX].map(|amax| (f, amax))) {
+            let next = delayed_update(&mut [amax], 1.0, format, margin, AmaxHistory::Max);
+            assert!([next.encode, next.scale].iter().all(|v| *v > 0.0 && v.is_finite()), "{format} {amax:e}: {next:?}");
+        }
+    }
     refused(new(32, 48, recipe).unwrap().with_bias(vec![0.0; 48]), &["bias: length 48", "must be 32"]);
 
     let mut layer = new(32, 48, recipe).unwrap();

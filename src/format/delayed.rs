@@ -27,8 +27,8 @@ pub struct DelayedScaling {
 impl DelayedScaling {
     /// The longest window.
     pub const MAX_WINDOW: usize = 1 << 20;
-    /// The largest margin, of either sign.
-    pub const MAX_MARGIN: i32 = 64;
+    /// The largest margin, of either sign: up to 8 the factor of every finite amax, and its inverse, are finite numbers above 0.
+    pub const MAX_MARGIN: i32 = 8;
 
     /// Remembers the amax of `window` steps (TransformerEngine's `amax_history_len`), of which `rule` chooses (`amax_compute_algo`); the factor
     /// is `2^-margin` of the one that fills the format's range.
@@ -46,7 +46,7 @@ impl DelayedScaling {
         if margin.unsigned_abs() > Self::MAX_MARGIN.unsigned_abs() {
             return Err(Error::unsupported(
                 format!("delayed scaling with a margin of {margin}"),
-                format!("factors would leave the range of FP32: it is at most {} either way", Self::MAX_MARGIN),
+                format!("beyond {} either way factors leave the range of FP32", Self::MAX_MARGIN),
                 "use 0, or a few powers of two",
             ));
         }

@@ -5,6 +5,7 @@ mod form;
 
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
+pub use self::delayed_scales::DelayedState;
 use self::delayed_scales::{DelayedScales, Tensor};
 use self::form::{Form, form, in_type, padded_transpose, product, weight_forms};
 use crate::error::{Error, Result};
@@ -301,6 +302,28 @@ impl Linear {
     pub fn update_scales(&mut self) {
         if let Some(scales) = &mut self.scales {
             scales.update();
+        }
+    }
+
+    /// Factors and past amax of X, W and dY: what a checkpoint of the training keeps. `None` without delayed scaling.
+    pub fn delayed_states(&self) -> Option<[DelayedState; 3]> {
+        self.scales.as_ref().map(DelayedScales::states)
+    }
+
+    /// Takes what [`Linear::delayed_states`] gave: to go on with a training, or, before [`Linear::update_scales`], with the largest amax of all
+    /// ranks in front of each history. W keeps its codes until [`Linear::refresh`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for histories of another window, [`Error::Unsupported`] for numbers that none can be, or a recipe without delayed
+    /// scaling; nothing is changed then.
+    pub fn set_delayed_states(&mut self, states: [DelayedState; 3]) -> Result<()> {
+        match &mut self.scales {
+            Some(scales) => scales.set_states(states),
+            None => Err(Error::unsupported(
+                "a state of delayed scaling",
+                format!("a layer of {} finds its scales anew", self.recipe),
+                "leave it out",
+            )),
         }
     }
 
