@@ -267,7 +267,15 @@ impl CheckpointLayout {
         let comfy = self.planned.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
-        let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
+        let planned = Listing {
+            path: path.clone(),
+            files,
+            header,
+            nibble_order: None,
+            comfy,
+            broken_marks: Vec::new(),
+            equal_heads: false,
+        };
         unreadable(&planned, &self.planned, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out one of the two")))?;
         Ok((planned.header, self.planned))

@@ -398,6 +398,7 @@ impl Listing {
         };
         match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) => self.check_float(scale)?,
+        self.refuse_lost_mark(name, parts)?;
             Parts::Packed { second, .. } => self.check_float(second)?,
             _ => {}
         }
@@ -498,6 +499,26 @@ impl Listing {
         match self.written(name).and_then(|text| dialect(text)) {
             Some(dialect) => dialect == Dialect::ComfyUi,
             None => matches!(self.comfy.get(comfy::layer(name)).map(String::as_str), Some("nvfp4" | "mxfp8")),
+    /// Refuses a matrix that may lie in tiles, where the list that would say so is broken, and nothing else says it.
+    pub(super) fn refuse_lost_mark(&self, name: &str, parts: &Parts<'_>) -> Result<()> {
+        let codes = match parts {
+            Parts::Packed { codes, meaning: Second::Factor, .. } => codes,
+            Parts::Bytes { codes, scale, .. } if is_e8m0(scale.dtype) => codes,
+            _ => return Ok(()),
+        };
+        let is_said = || {
+            self.written(name).and_then(|text| dialect(text)).is_some() || self.comfy.contains_key(comfy::layer(name))
+        };
+        if !self.broken_marks.contains(&codes.file) || is_said() {
+            return Ok(());
+        }
+        let found = format!(
+            "may lie in ComfyUI's tiles or in rows: the list of marks of its file, {} of the metadata, that would say so is broken",
+            comfy::METADATA
+        );
+        Err(self.refuse(&codes.name, found, "fetch or write the file again"))
+    }
+
         }
     }
 

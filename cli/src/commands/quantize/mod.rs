@@ -44,6 +44,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         sources::refuse_output(output, &[&args.input], &read)?;
     }
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
+    input.check_marks()?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
     let plans = Plans::new(of)?;
     // One for each place of the plans.
@@ -80,6 +81,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(folder::not_in_index(&input))
             .chain(unread)
             .chain(beside::notes(&input, config.as_ref()))
+            .chain(folder::broken_marks(&input))
     };
     if let Some(threads) = args.jobs {
         // Asked for once, before any work.
