@@ -32,7 +32,7 @@ pub(super) fn codes_of(ending: &str) -> &'static [&'static str] {
 }
 
 /// The name of the matrix that a tensor is a scale of by its own name, where codes of it are there.
-pub(super) fn scaled_beside<'n>(name: &'n str, is_there: impl Fn(&str) -> bool) -> Option<&'n str> {
+pub(super) fn scaled_beside(name: &str, is_there: impl Fn(&str) -> bool) -> Option<&str> {
     let has_codes = |base: &str, ending: &str| codes_of(ending).iter().any(|codes| is_there(&[base, codes].concat()));
     SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending).filter(|base| has_codes(base, ending)))
 }
