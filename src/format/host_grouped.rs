@@ -141,15 +141,8 @@ impl HostGroupedTensor {
         }
         // As many elements as another core is worth.
         let least = (1 << 16) * bands.len() / self.layout.elements().max(1);
-        bands.par_iter_mut().with_min_len(least.max(1)).for_each(|(from, [rows, cols], first, to)| {
-            for start in (0..*rows).step_by(TILE) {
-                for (j, to) in to.chunks_exact_mut(*rows).enumerate() {
-                    let tile = &mut to[start..(start + TILE).min(*rows)];
-                    let column = from[start * *cols + *first + j..].iter().step_by(*cols);
-                    tile.iter_mut().zip(column).for_each(|(to, from)| *to = *from);
-                }
-            }
-        });
+        let bands = bands.par_iter_mut().with_min_len(least.max(1));
+        bands.for_each(|(from, extents, first, to)| transpose_band(from, *extents, *first, to));
         let scheme = if self.scheme.is_transposed() { self.scheme.by_rows() } else { self.scheme.transposed() };
         Self { scheme, layout: self.layout.clone(), codes, scales: self.scales.clone() }
     }
@@ -180,6 +173,24 @@ impl HostGroupedTensor {
     /// Codes and scales. Copies nothing.
     pub fn into_parts(self) -> (Vec<u8>, Vec<f32>) {
         (self.codes, self.scales)
+    }
+}
+
+/// Columns of a matrix, `first` and those behind it, as rows of `to`. A line of memory is read and written once, whatever the stride.
+fn transpose_band(from: &[u8], [rows, cols]: [usize; 2], first: usize, to: &mut [u8]) {
+    let mut tile = [0; PIECE];
+    for (k, to) in to.chunks_mut(TILE * rows).enumerate() {
+        let (first, width) = (first + k * TILE, to.len() / rows);
+        for start in (0..rows).step_by(TILE) {
+            let height = TILE.min(rows - start);
+            for i in 0..height {
+                let line = &from[(start + i) * cols + first..][..width];
+                tile[i..].iter_mut().step_by(TILE).zip(line).for_each(|(to, from)| *to = *from);
+            }
+            for (to, line) in to.chunks_exact_mut(rows).zip(tile.chunks_exact(TILE)) {
+                to[start..start + height].copy_from_slice(&line[..height]);
+            }
+        }
     }
 }
 
