@@ -91,8 +91,8 @@ impl Activation {
 ///
 /// `e s` is the `1 - s` of an exact sigmoid, with all its digits. Of the last three the error is below
 /// `2^-24 s (4 + 4r + (11 + k) r |w| + k r |z| (1 + |w|)) + 1e-36`, `r = 1 - s`, k being 0 (`silu`), 2 (`qgelu`) or 7 (`gelu`): 3.02 ulp
-/// is the most found for positive x. Where `exp(-z)` is beyond FP32 (z below -88.7) the result is 0, and the derivative nearer to it than 1e-36. Where e is 0
-/// (z above 104) it is 1, to the last bit.
+/// is the most found for positive x. Where `exp(-z)` is beyond FP32 (z below -88.7) the result is 0, and the derivative nearer to it than
+/// 1e-36. Where e is 0 (z above 104) it is 1, to the last bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "dact")]
