@@ -238,8 +238,9 @@ pub fn raise_amax(running: &mut [f32], amax: &[f32]) -> Result<()> {
 
 /// [`delayed_update`] of every scale of a grouped tensor: its factors of the next step.
 ///
-/// `history` is `[window][scales]`, row 0 that of the step just finished; afterwards every column is rotated as there. Without rows
-/// all keep `previous_encode`. Allocates the result and one column.
+/// `history` is `[window][scales]`, row 0 that of the step just finished; afterwards every column is rotated as there. A scale whose amax in
+/// row 0 is 0 keeps `previous_encode` and its column, as in TransformerEngine's update of a whole model: a member that had no elements in this
+/// step, an expert without tokens, forgets nothing. Without rows all keep `previous_encode`. Allocates the result and one column.
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`; nothing is written then.
@@ -260,6 +261,9 @@ pub fn delayed_update_grouped(
     }
     let update = |(mut column, previous): (ndarray::ArrayViewMut1<f32>, &f32)| {
         let mut steps = column.to_vec();
+        if steps.first() == Some(&0.0) {
+            return GroupScale { encode: *previous, scale: 1.0 / previous };
+        }
         let factors = delayed_update(&mut steps, *previous, format, margin, rule);
         column.iter_mut().zip(steps).for_each(|(to, amax)| *to = amax);
         factors
