@@ -307,10 +307,7 @@ fn check_points(layout: ScaleLayout, rows: usize, cols: usize, input: &Value, ex
 fn grouped(rows: &[usize], offsets: Option<&[usize]>) -> (HostGroupedTensor, Vec<f32>) {
     let shapes: Vec<_> = rows.iter().map(|rows| [*rows, 16]).collect();
     let packed = GroupedLayout::packed(&shapes).unwrap();
-    let layout = offsets.map_or(packed, |offsets| {
-        let (end, offsets) = offsets.split_last().unwrap();
-        GroupedLayout::new(&shapes, offsets, *end).unwrap()
-    });
+    let layout = offsets.map_or(packed, |offsets| GroupedLayout::from_offsets(&shapes, offsets).unwrap());
     let of_member = |t: usize| (0..rows[t] * 16).map(move |i| ((i * 7 + t * 3) % 17) as f32 / 4.0 - 2.0);
     let x: Vec<f32> = (0..rows.len()).flat_map(of_member).collect();
     let encode: Vec<f32> = (0..rows.len()).map(|t| 1.5 + 0.5 * t as f32).collect();

@@ -8,8 +8,8 @@ use scaled_gemm::reference::{
     dequantize_grouped, quantize, quantize_grouped, quantize_grouped_with_scales, quantize_tensor, raise_amax,
 };
 use scaled_gemm::{
-    AmaxHistory, DType, Fp8Format, Fp8Rule, GivenScale, GroupedLayout, GroupedRecipe, GroupedScheme, HostGroupedTensor,
-    Result,
+    AmaxHistory, DType, Fp8Format, Fp8Rule, GivenScale, GroupScale, GroupedLayout, GroupedRecipe, GroupedScheme,
+    HostGroupedTensor, Result,
 };
 
 #[path = "grouped_reference/gradients.rs"]
@@ -285,7 +285,12 @@ fn scales_of_all_members_are_updated_as_each_alone() {
                 assert_eq!(got.len(), scales);
                 for t in 0..scales {
                     let mut column = history.column(t).to_vec();
-                    assert_eq!(got[t], delayed_update(&mut column, previous[t], format, margin, rule));
+                    let want = match column.first() {
+                        // Not seen in this step: nothing moves.
+                        Some(0.0) => GroupScale { encode: previous[t], scale: 1.0 / previous[t] },
+                        _ => delayed_update(&mut column, previous[t], format, margin, rule),
+                    };
+                    assert_eq!(got[t], want);
                     assert_eq!(bits(&got_history.column(t).to_vec()), bits(&column));
                     assert!(t % 7 != 0 || got[t].encode == previous[t]);
                 }
@@ -312,10 +317,128 @@ fn a_running_amax_is_raised_and_decides_the_next_scale() {
         assert_eq!(encode, [448.0 / [4.0, 8.0, 8.0][step], 1.0, 896.0], "step {step}");
         assert_eq!(history.row(0).to_vec(), [0.0; 3]);
     }
-    // As the integers that a GPU compares.
-    let mut running = [1.0, 3.0, f32::NAN, f32::INFINITY, 0.0];
-    raise_amax(&mut running, &[2.0, 2.0, 2.0, 2.0, 0.0]).unwrap();
-    assert_eq!(bits(&running), bits(&[2.0, 3.0, f32::NAN, f32::INFINITY, 0.0]));
+    // As signed integers: nothing that a caller may have put there blinds a slot but a NaN that is meant to.
+    let mut running = [1.0, 3.0, f32::NAN, f32::INFINITY, 0.0, -0.0, -1.0, -f32::NAN, f32::NEG_INFINITY, -0.0];
+    assert!(running[7].is_sign_negative() && running[2].is_sign_positive());
+    raise_amax(&mut running, &[2.0, 2.0, 2.0, 2.0, 0.0, 2.0, 2.0, 2.0, 0.0, 0.0]).unwrap();
+    assert_eq!(bits(&running), bits(&[2.0, 3.0, f32::NAN, f32::INFINITY, 0.0, 2.0, 2.0, 2.0, 0.0, 0.0]));
+}
+
+/// Every number is taken as a scale, and means what it means to `quantize_tensor`.
+#[test]
+fn any_number_is_a_scale_as_it_is_alone() {
+    let tiny = f32::from_bits(1);
+    let numbers = [
+        0.0,
+        -0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        -f32::NAN,
+        -1.5,
+        tiny,
+        -tiny,
+        2f32.powi(-128),
+        2f32.powi(-127),
+        2f32.powi(127),
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        3.0,
+    ];
+    let layout = GroupedLayout::packed(&[[2, 16]; 16]).unwrap();
+    let special =
+        [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, tiny, -tiny, 1e-20, -448.0];
+    let x: Vec<f32> =
+        (0..layout.buffer_len()).map(|at| special[at % 32 % 12] * if at % 32 > 20 { 0.75 } else { 1.0 }).collect();
+    for format in Fp8Format::ALL {
+        for scheme in [GroupedScheme::new(format), GroupedScheme::new(format).transposed()] {
+            for scales in [GivenScale::Encode(&numbers[..]), GivenScale::Decode(&numbers[..])] {
+                let got = quantize_grouped_with_scales(&input(&layout, &x), scheme, scales);
+                same(&got, &definition::quantize_grouped_with_scales(&input(&layout, &x), scheme, scales), "any scale");
+                let (q, amax) = got.unwrap();
+                let q = if scheme.is_transposed() { q.transpose() } else { q };
+                let back = dequantize_grouped(&q, DType::F32);
+                for (t, number) in numbers.into_iter().enumerate() {
+                    let alone = ArrayView2::from_shape((2, 16), &x[layout.members()[t].range()]).unwrap();
+                    let (want, want_amax) = quantize_tensor(alone, format, scales.with_number(number)).unwrap();
+                    assert_eq!(q.member_codes(t), want.codes(), "{format}, {number:e}");
+                    assert_eq!(bits(&[q.member_scale(t), amax[t]]), bits(&[want.scales()[0], want_amax]), "{number:e}");
+                    let values = dequantize(&want, DType::F32).into_raw_vec_and_offset().0;
+                    assert_eq!(bits(&back[layout.members()[t].range()]), bits(&values), "{number:e}");
+                }
+                // One for all.
+                for number in numbers {
+                    let one = [number];
+                    let one = scales.with_number(&one[..]);
+                    let (q, _) =
+                        quantize_grouped_with_scales(&input(&layout, &x), scheme.by_rows().shared(), one).unwrap();
+                    let alone = ArrayView2::from_shape((32, 16), &x[..]).unwrap();
+                    let (want, _) = quantize_tensor(alone, format, scales.with_number(number)).unwrap();
+                    assert_eq!(q.codes(), want.codes(), "{number:e}");
+                }
+            }
+        }
+    }
+    // What docs/numerics.md says of 0, infinities and NaN, by hand: codes, scales and values of 0, 1, -1, infinity and NaN.
+    let layout = GroupedLayout::packed(&[[1, 5]]).unwrap();
+    let x = [0.0, 1.0, -1.0, f32::INFINITY, f32::NAN];
+    let nan = f32::NAN;
+    for (scale, codes, stored, values) in [
+        (GivenScale::Encode(0.0), [0, 0, 0x80, 0x7F, 0x7F], f32::INFINITY, [nan; 5]),
+        (GivenScale::Decode(f32::INFINITY), [0, 0, 0x80, 0x7F, 0x7F], f32::INFINITY, [nan; 5]),
+        (GivenScale::Encode(f32::INFINITY), [0x7F, 0x7E, 0xFE, 0x7E, 0x7F], 0.0, [nan, 0.0, -0.0, 0.0, nan]),
+        (GivenScale::Decode(0.0), [0x7F, 0x7E, 0xFE, 0x7E, 0x7F], 0.0, [nan, 0.0, -0.0, 0.0, nan]),
+        (GivenScale::Encode(nan), [0x7F; 5], nan, [nan; 5]),
+        (GivenScale::Decode(nan), [0x7F; 5], nan, [nan; 5]),
+        (GivenScale::Encode(-1.0), [0x80, 0xB8, 0x38, 0xFE, 0x7F], -1.0, [0.0, 1.0, -1.0, 448.0, nan]),
+        // An inverse beyond FP32.
+        (
+            GivenScale::Decode(tiny),
+            [0x7F, 0x7E, 0xFE, 0x7E, 0x7F],
+            tiny,
+            [nan, 448.0 * tiny, -448.0 * tiny, 448.0 * tiny, nan],
+        ),
+    ] {
+        let number = [*scale.number()];
+        let (q, _) = quantize_grouped_with_scales(&input(&layout, &x), E4M3, scale.with_number(&number[..])).unwrap();
+        assert_eq!((q.codes(), bits(q.scales())), (&codes[..], bits(&[stored])), "{scale:?}");
+        assert_eq!(bits(&dequantize_grouped(&q, DType::F32)), bits(&values), "{scale:?}");
+    }
+}
+
+/// Transposing in tiles and over cores is transposing: edges of tiles, long and short members, many of them.
+#[test]
+fn members_are_transposed_whatever_their_extents() {
+    let long = [
+        [1, 70_000],
+        [70_000, 1],
+        [3, 9000],
+        [9000, 3],
+        [63, 65],
+        [64, 64],
+        [65, 63],
+        [129, 200],
+        [300, 700],
+        [0, 9],
+        [9, 0],
+    ];
+    for shapes in [long.to_vec(), many(3000), vec![[2000, 65]], vec![[65, 2000]], vec![]] {
+        for layout in layouts(&shapes) {
+            let codes: Vec<u8> = (0..layout.buffer_len()).map(|at| (at * 31 % 251) as u8).collect();
+            let q = HostGroupedTensor::from_parts(E4M3, layout.clone(), codes, vec![1.0; shapes.len()]).unwrap();
+            let transposed = q.transpose();
+            for (t, member) in layout.members().iter().enumerate().filter(|(_, member)| member.elements() > 0) {
+                let of = |q: &HostGroupedTensor, rows, cols| {
+                    Array2::from_shape_vec((rows, cols), q.member_codes(t).to_vec()).unwrap()
+                };
+                let (by_rows, by_cols) =
+                    (of(&q, member.rows(), member.cols()), of(&transposed, member.cols(), member.rows()));
+                assert_eq!(by_rows.t(), by_cols, "{} x {}", member.rows(), member.cols());
+            }
+            assert_eq!(transposed.transpose(), q);
+        }
+    }
 }
 
 /// Every code comes back as its value times the scale of its member; the two ends of FP32 too.

@@ -52,8 +52,9 @@ fn recipes(recipe: LinearRecipe) -> [Option<[Recipe; 2]>; 3] {
     let torchao = |granularity| Recipe::from(Fp8Recipe::new(granularity, Fp8Format::E4M3));
     let te =
         |format| Recipe::from(Fp8Recipe::new(Fp8Granularity::Tensor, format).with_rule(Fp8Rule::TransformerEngine));
-    let [vector, tile, row] =
-        [Fp8Granularity::Group1x128, Fp8Granularity::Group128x128, Fp8Granularity::Row].map(torchao);
+    let [vector, tile] = [Fp8Granularity::Group1x128, Fp8Granularity::Group128x128].map(torchao);
+    // torchao's recipe `rowwise` rounds scales to powers of two.
+    let row = Recipe::from(Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3).power_of_two());
     match recipe {
         LinearRecipe::Bf16 => [None; 3],
         LinearRecipe::Fp8Blockwise => [Some([vector, tile]), Some([vector, tile]), Some([vector, vector])],
@@ -158,7 +159,7 @@ fn all_three_products_are_those_of_operands_quantized_by_hand() {
             assert_product(&weight, &gradients.weight, DType::F32, Some(&first.weight), None);
             for (j, ((sum, first), col)) in gradients.bias.iter().zip(&first.bias).zip(data.dy.columns()).enumerate() {
                 let exact = col.iter().map(|v| f64::from(*v)).sum::<f64>();
-                // One rounding each.
+                // Token after token in f64, rounded once.
                 assert_eq!(*first, exact as f32, "{j}");
                 assert_eq!(*sum, first + exact as f32, "{j}");
             }
@@ -209,7 +210,7 @@ fn a_kept_input_gives_the_same_gradient_in_either_form() {
         let [high, quantized] = KeptInput::ALL.map(|kept| {
             let mut layer = layer(recipe, &data).with_kept_input(kept);
             // With delayed scaling, a step that has factors of its own.
-            layer.forward(data.x.view()).unwrap();
+            layer.forward_saving(data.x.view()).unwrap();
             layer.quantize_gradient(data.dy.view()).unwrap();
             layer.update_scales();
             let (_, saved) = layer.forward_saving(data.x.view()).unwrap();
@@ -300,54 +301,175 @@ fn tiles_of_a_weight_are_the_same_in_both_forms() {
     }
 }
 
+/// X, W and dY by hand: the factor, and the history with the running step in front.
+struct Past {
+    format: Fp8Format,
+    encode: f32,
+    history: [f32; 3],
+}
+
+impl Past {
+    fn cast(&self, x: ArrayView2<f32>) -> HostQuantMatrix {
+        quantize_tensor(x.as_standard_layout().view(), self.format, GivenScale::Encode(self.encode)).unwrap().0
+    }
+
+    fn saw(&mut self, x: &Array2<f32>) {
+        self.history[0] = self.history[0].max(amax(x.as_slice().unwrap()));
+    }
+
+    /// The end of a step. Without an amax nothing moves, as in TransformerEngine's update of a whole model.
+    fn update(&mut self, rule: AmaxHistory) {
+        if self.history[0] > 0.0 {
+            self.encode = delayed_update(&mut self.history, self.encode, self.format, 1, rule).encode;
+        }
+    }
+}
+
 #[test]
 fn delayed_scaling_takes_the_factors_of_past_steps() {
-    let rule = DelayedScaling { window: 3, margin: 1, rule: AmaxHistory::Max };
-    let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(rule));
-    let data = data(32, false);
-    let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
-    // X, W, dY: factor, and history with the running step in front.
-    let mut encode = [1.0f32; 3];
-    let mut history = [[0.0f32; 3]; 3];
-    let formats = [Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2];
-    let mut w = data.w.clone();
-    history[1][0] = amax(w.as_slice().unwrap());
-    let mut weight_encode = 1.0;
-    for step in 0..6 {
-        let growth = [1.0, 30.0, 0.5, 0.01, 0.01, 2.0][step];
-        let (x, dy) = (&data.x * growth, &data.dy * (1.0 / growth));
-        let cast =
-            |x: &Array2<f32>, format, encode| quantize_tensor(x.view(), format, GivenScale::Encode(encode)).unwrap().0;
-        let (y, saved) = layer.forward_saving(x.view()).unwrap();
-        // A smaller micro-batch in the same step: the step's amax is that of both.
-        layer.forward((&x * 0.125).view()).unwrap();
-        let forward = Pair::Quantized(cast(&x, formats[0], encode[0]), cast(&w, formats[1], weight_encode));
-        assert_product(&forward, &y, DTYPE, None, None);
-        let quantized = layer.quantize_gradient(dy.view()).unwrap();
-        let dx = layer.input_gradient(&quantized).unwrap();
-        let turned = w.t().as_standard_layout().into_owned();
-        let input = Pair::Quantized(cast(&dy, formats[2], encode[2]), cast(&turned, formats[1], weight_encode));
-        assert_product(&input, &dx, DTYPE, None, None);
-        let mut gradients = layer.zero_gradients();
-        layer.weight_gradient(&quantized, &saved, &mut gradients).unwrap();
-        let [dy_t, x_t] = [&dy, &x].map(|x| x.t().as_standard_layout().into_owned());
-        let weight = Pair::Quantized(cast(&dy_t, formats[2], encode[2]), cast(&x_t, formats[0], encode[0]));
-        assert_product(&weight, &gradients.weight, DType::F32, None, None);
-
-        history[0][0] = history[0][0].max(amax(x.as_slice().unwrap()));
-        history[2][0] = history[2][0].max(amax(dy.as_slice().unwrap()));
-        layer.update_scales();
-        for tensor in 0..3 {
-            let update = delayed_update(&mut history[tensor], encode[tensor], formats[tensor], 1, AmaxHistory::Max);
-            encode[tensor] = update.encode;
+    for rule in AmaxHistory::ALL {
+        let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(DelayedScaling::new(3, 1, rule).unwrap()));
+        let data = data(32, false);
+        let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+        let past = |format| Past { format, encode: 1.0, history: [0.0; 3] };
+        let [mut of_x, mut of_w, mut of_dy] = [Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2].map(past);
+        let mut w = data.w.clone();
+        of_w.saw(&w);
+        let (mut w_codes, mut w_turned) = (of_w.cast(w.view()), of_w.cast(w.t()));
+        for step in 0..12 {
+            let growth = [1.0, 32.0, 0.5, 0.0078125, 0.0078125, 2.0][step % 6];
+            let (x, dy) = (&data.x * growth, &data.dy * (1.0 / growth));
+            // Evaluation of something else leaves no trace.
+            layer.forward((&data.x * 1024.0).view()).unwrap();
+            // Some steps have no tokens: an expert that none was sent to.
+            if step % 4 != 3 {
+                let (y, saved) = layer.forward_saving(x.view()).unwrap();
+                // A smaller micro-batch in the same step: the step's amax is that of both.
+                layer.forward_saving((&x * 0.125).view()).unwrap();
+                let forward = Pair::Quantized(of_x.cast(x.view()), w_codes.clone());
+                assert_product(&forward, &y, DTYPE, None, None);
+                let quantized = layer.quantize_gradient(dy.view()).unwrap();
+                let dx = layer.input_gradient(&quantized).unwrap();
+                assert_product(&Pair::Quantized(of_dy.cast(dy.view()), w_turned.clone()), &dx, DTYPE, None, None);
+                let mut gradients = layer.zero_gradients();
+                layer.weight_gradient(&quantized, &saved, &mut gradients).unwrap();
+                let weight = Pair::Quantized(of_dy.cast(dy.t()), of_x.cast(x.t()));
+                assert_product(&weight, &gradients.weight, DType::F32, None, None);
+                of_x.saw(&x);
+                of_dy.saw(&dy);
+            }
+            layer.update_scales();
+            [&mut of_x, &mut of_w, &mut of_dy].into_iter().for_each(|past| past.update(rule));
+            // Some steps leave the weight as it is: frozen.
+            if step % 3 != 2 {
+                w = (&w * 1.5).mapv(|v| round_to(DTYPE, v));
+                layer.refresh(w.view()).unwrap();
+                (w_codes, w_turned) = (of_w.cast(w.view()), of_w.cast(w.t()));
+                of_w.saw(&w);
+            }
         }
-        w *= 1.5;
-        layer.refresh(w.view()).unwrap();
-        weight_encode = encode[1];
-        history[1][0] = amax(w.as_slice().unwrap());
+        assert!([&of_x, &of_w, &of_dy].iter().all(|past| past.encode != 1.0), "no factor has changed");
     }
-    // Growth by 30 was seen: factors did change.
-    assert!(encode.iter().all(|encode| *encode != 1.0), "{encode:?}");
+}
+
+/// A training that is broken off goes on with the saved state as if it had not been.
+#[test]
+fn delayed_scaling_goes_on_from_a_saved_state() {
+    let rule = DelayedScaling::new(4, 0, AmaxHistory::Max).unwrap();
+    let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(rule));
+    let data = data(16, false);
+    let step = |layer: &mut Linear| {
+        let (y, saved) = layer.forward_saving(data.x.view()).unwrap();
+        let dx = layer.backward(data.dy.view(), &saved, &mut layer.zero_gradients()).unwrap();
+        layer.update_scales();
+        layer.refresh(data.w.view()).unwrap();
+        (y, dx)
+    };
+    let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    let first = step(&mut layer);
+    let states = layer.delayed_states().unwrap();
+    let mut other = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+    other.set_delayed_states(states.clone()).unwrap();
+    other.refresh(data.w.view()).unwrap();
+    let (want, got) = (step(&mut layer), step(&mut other));
+    assert_eq!(want, got);
+    assert_ne!(want, first, "factors have not changed");
+    assert_eq!(layer.delayed_states(), other.delayed_states());
+
+    let mut bad = states.clone();
+    bad[2].history.pop();
+    refused(other.set_delayed_states(bad), &["amax history of dY: 3 steps", "4 of the recipe's window"]);
+    for (place, number) in [(0, 0.0), (0, f32::NAN), (0, f32::INFINITY), (1, -1.0), (1, f32::NAN)] {
+        let mut bad = states.clone();
+        *(if place == 0 { &mut bad[1].encode } else { &mut bad[1].history[3] }) = number;
+        refused(other.set_delayed_states(bad), &["delayed state of W", "delayed_states"]);
+    }
+    assert_eq!(layer.delayed_states(), other.delayed_states(), "a refused state changes nothing");
+    let mut plain = Linear::new(data.w.view(), DTYPE, LinearRecipe::Fp8Row).unwrap();
+    assert_eq!(plain.delayed_states(), None);
+    refused(plain.set_delayed_states(states), &["fp8-row", "leave it out"]);
+}
+
+/// Numbers that are not of the layer's type are rounded to it first, whatever they are for; what comes out is of it.
+#[test]
+fn everything_is_of_the_type_of_the_layer() {
+    let mut noise = Noise::new(77);
+    let mut matrix = |rows, cols| noise.matrix(rows, cols, DType::F32);
+    let [x, w, dy] = [matrix(33, IN), matrix(OUT, IN), matrix(33, OUT)];
+    let bias = matrix(1, OUT).into_raw_vec_and_offset().0;
+    for dtype in DType::WIDE {
+        for recipe in LinearRecipe::all() {
+            let run = |x: &Array2<f32>, w: &Array2<f32>, dy: &Array2<f32>, bias: &[f32]| {
+                let mut layer = Linear::new(w.view(), dtype, recipe).unwrap().with_bias(bias.to_vec()).unwrap();
+                layer.refresh(w.view()).unwrap();
+                layer.refresh_bias(bias).unwrap();
+                let (y, saved) = layer.forward_saving(x.view()).unwrap();
+                let mut gradients = layer.zero_gradients();
+                let dx = layer.backward(dy.view(), &saved, &mut gradients).unwrap();
+                assert_eq!(layer.forward(x.view()).unwrap(), y);
+                (y, dx, gradients, layer.bias().unwrap().to_vec())
+            };
+            let round = |x: &Array2<f32>| x.mapv(|v| round_to(dtype, v));
+            let rounded: Vec<f32> = bias.iter().map(|v| round_to(dtype, *v)).collect();
+            let got = run(&x, &w, &dy, &bias);
+            assert_eq!(got, run(&round(&x), &round(&w), &round(&dy), &rounded), "{recipe} {dtype}");
+            assert_eq!((&got.0, &got.1), (&round(&got.0), &round(&got.1)), "{recipe} {dtype}");
+            // BF16 operands are BF16 numbers in any layer.
+            if recipe == LinearRecipe::Bf16 {
+                let bf16 = |x: &Array2<f32>| round(x).mapv(|v| round_to(DType::Bf16, v));
+                let pair = Pair::Bf16(bf16(&dy).t().to_owned(), bf16(&x).t().to_owned());
+                assert_product(&pair, &got.2.weight, DType::F32, None, None);
+            }
+        }
+    }
+    // Y in FP32 is finer than BF16, or the layer rounds to what it should not.
+    let layer = Linear::new(w.view(), DType::F32, LinearRecipe::Fp8Blockwise).unwrap();
+    let y = layer.forward(x.view()).unwrap();
+    assert!(y.iter().any(|v| round_to(DType::Bf16, *v) != *v));
+}
+
+/// A refused backward pass, and one that follows, are that one alone.
+#[test]
+fn a_refused_backward_pass_leaves_no_trace() {
+    let rule = DelayedScaling::new(2, 0, AmaxHistory::Max).unwrap();
+    let data = data(8, false);
+    let run = |refuse: bool| {
+        let recipe = LinearRecipe::Fp8Tensor(TensorScaling::Delayed(rule));
+        let mut layer = Linear::new(data.w.view(), DTYPE, recipe).unwrap();
+        let (_, saved) = layer.forward_saving(data.x.view()).unwrap();
+        let mut gradients = layer.zero_gradients();
+        if refuse {
+            let huge = Array2::from_elem((9, OUT), 1e30f32);
+            refused(layer.backward(huge.view(), &saved, &mut gradients), &["saved X: 8 x", "9 x"]);
+            refused(layer.refresh(huge.view()), &["9 x 144"]);
+        }
+        layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+        layer.update_scales();
+        layer.refresh(data.w.view()).unwrap();
+        let dx = layer.backward(data.dy.view(), &saved, &mut gradients).unwrap();
+        (dx, gradients)
+    };
+    assert_eq!(run(true), run(false));
 }
 
 /// numerics.md 2.5, through the layer.
@@ -355,7 +477,7 @@ fn delayed_scaling_takes_the_factors_of_past_steps() {
 fn torchaos_constant_layer_gives_192() {
     let x = Array2::from_shape_fn((1, 256), |(_, j)| if j < 128 { 2.0 } else { -1.0 });
     let w = Array2::from_shape_fn((16, 256), |(_, j)| if j < 128 { 1.0 } else { 0.5 });
-    let mut layer = Linear::new(w.view(), DTYPE, LinearRecipe::Fp8Blockwise).unwrap();
+    let layer = Linear::new(w.view(), DTYPE, LinearRecipe::Fp8Blockwise).unwrap();
     assert!(layer.forward(x.view()).unwrap().iter().all(|y| *y == 192.0));
 }
 
@@ -374,10 +496,28 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
     let recipe = LinearRecipe::Fp8Blockwise;
     let new = |rows, cols, recipe| Linear::new(matrix(rows, cols).view(), DTYPE, recipe);
     refused(new(24, 32, recipe), &["weight of a linear layer: 24 x 32", "multiples of 16", "pad"]);
+    for (out, features) in [(0, 16), (16, 0), (0, 0)] {
+        for recipe in LinearRecipe::all() {
+            refused(new(out, features, recipe), &["weight of a linear layer", "positive multiples of 16"]);
+        }
+    }
     refused(new(32, 24, LinearRecipe::Bf16), &["32 x 24", "multiples of 16"]);
     refused(Linear::new(matrix(16, 16).view(), DType::E4M3, recipe), &["e4m3", "bf16"]);
-    let window = DelayedScaling { window: 0, ..DelayedScaling::default() };
-    refused(new(16, 16, LinearRecipe::Fp8Tensor(TensorScaling::Delayed(window))), &["window of 0", "1 or more"]);
+    for (window, margin, words) in [
+        (0, 0, ["window of 0 steps", "1 to 1048576"]),
+        (usize::MAX, 0, ["window of 18446744073709551615", "current scaling"]),
+        (1024, 9, ["margin of 9", "beyond 8"]),
+        (1024, i32::MIN, ["margin of -2147483648", "beyond 8"]),
+    ] {
+        refused(DelayedScaling::new(window, margin, AmaxHistory::Max), &words);
+    }
+    for margin in [-8, 8] {
+        assert!(DelayedScaling::new(1 << 20, margin, AmaxHistory::MostRecent).is_ok());
+        for (format, amax) in Fp8Format::ALL.into_iter().flat_map(|f| [1e-45, 1.0, f32::MAX].map(|amax| (f, amax))) {
+            let next = delayed_update(&mut [amax], 1.0, format, margin, AmaxHistory::Max);
+            assert!([next.encode, next.scale].iter().all(|v| *v > 0.0 && v.is_finite()), "{format} {amax:e}: {next:?}");
+        }
+    }
     refused(new(32, 48, recipe).unwrap().with_bias(vec![0.0; 48]), &["bias: length 48", "must be 32"]);
 
     let mut layer = new(32, 48, recipe).unwrap();
@@ -402,13 +542,21 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
     let foreign = other.quantize_gradient(matrix(5, 64).view()).unwrap();
     refused(layer.weight_gradient(&foreign, &five, &mut gradients), &["dY: 5 x 64", "32 out features"]);
     refused(layer.input_gradient(&foreign), &["dY: 5 x 64"]);
-    // The same shapes and another recipe.
-    let mut plain = new(32, 48, LinearRecipe::Bf16).unwrap().with_kept_input(KeptInput::Quantized);
-    let foreign = saved(&mut plain, 5);
-    refused(layer.weight_gradient(&dy, &foreign, &mut gradients), &["BF16", "different recipes"]);
-    let mut rows = new(32, 48, LinearRecipe::Fp8Row).unwrap();
-    let foreign = rows.quantize_gradient(matrix(5, 32).view()).unwrap();
-    refused(layer.weight_gradient(&foreign, &five, &mut gradients), &["fp8-row", "fp8-1x128"]);
+    // The same shapes and another recipe or type, also without tokens.
+    let others = [(DTYPE, LinearRecipe::Bf16), (DTYPE, LinearRecipe::Fp8Row), (DType::F16, recipe)];
+    for (tokens, kept) in [(5, KeptInput::HighPrecision), (5, KeptInput::Quantized), (0, KeptInput::Quantized)] {
+        for (dtype, recipe) in others {
+            let other = Linear::new(matrix(32, 48).view(), dtype, recipe).unwrap();
+            let mut other = other.with_kept_input(kept);
+            let own = layer.quantize_gradient(matrix(tokens, 32).view()).unwrap();
+            let (saved_here, saved_there) = (saved(&mut layer, tokens), saved(&mut other, tokens));
+            let words = [&*format!("of a layer of {recipe} in {dtype}"), "fp8-blockwise in bf16"];
+            refused(layer.weight_gradient(&own, &saved_there, &mut gradients), &words);
+            let foreign = other.quantize_gradient(matrix(tokens, 32).view()).unwrap();
+            refused(layer.weight_gradient(&foreign, &saved_here, &mut gradients), &words);
+            refused(layer.input_gradient(&foreign), &words);
+        }
+    }
     assert_eq!(gradients, before);
     let mut narrow = other.zero_gradients();
     refused(layer.weight_gradient(&dy, &five, &mut narrow), &["gradients: 64 x 48", "32 x 48"]);

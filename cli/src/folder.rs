@@ -116,6 +116,13 @@ pub fn not_in_index(input: &Checkpoint) -> Option<String> {
 pub const COMFY_MARK: &str = "comfy_quant";
 pub const COMFY_MARKS: &str = "_quantization_metadata";
 
+/// Files whose list of such marks is broken, a line for each.
+pub fn broken_marks(input: &Checkpoint) -> impl Iterator<Item = String> {
+    input.broken_marks().map(|file| {
+        format!("{}: {COMFY_MARKS} of the metadata is no JSON object of layers; write the file again", shown(file))
+    })
+}
+
 /// The layer that a weight belongs to.
 pub fn module(name: &str) -> &str {
     name.strip_suffix(".weight").unwrap_or(name)

@@ -21,7 +21,6 @@ pub fn beside_plain(input: &Checkpoint) -> Vec<&str> {
 }
 
 /// `3 scales (a, b, c)`; nothing where there are none.
-pub fn in_words(input: &Checkpoint) -> Option<String> {
-    let names = beside_plain(input);
+pub fn in_words(names: &[&str]) -> Option<String> {
     Some(format!("{} ({})", count(names.len(), "scale", "scales"), some(names.iter().copied())?))
 }

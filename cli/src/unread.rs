@@ -27,7 +27,7 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
         |name: &str| input.tensors_of(name).unwrap_or_else(|_| parts().map(|part| format!("{name}{part}")).collect());
     let read: HashSet<String> = input.quantized().into_iter().flat_map(tensors).collect();
     let is_code = |tensor: &TensorInfo| match tensor.dtype {
-        Dtype::BF16 | Dtype::F16 | Dtype::F32 => is_in_floats(input, &tensor.name),
+        Dtype::BF16 | Dtype::F16 | Dtype::F32 => is_in_floats(input, tensor),
         Dtype::F64 | Dtype::C64 | Dtype::I64 | Dtype::BOOL => false,
         // Positions and masks are integers too.
         Dtype::U8 | Dtype::I8 | Dtype::U16 | Dtype::I16 | Dtype::U32 | Dtype::I32 | Dtype::U64 => {
@@ -38,15 +38,25 @@ pub fn unread_codes(input: &Checkpoint) -> Vec<&TensorInfo> {
     input.tensors().iter().filter(|t| t.shape.len() > 1 && is_code(t) && !read.contains(&t.name)).collect()
 }
 
-/// True for codes whose bits lie in floats: of VPTQ (`indices_as_float`) and of HQQ (`view_as_float`). What they stand for is beside them.
-fn is_in_floats(input: &Checkpoint, name: &str) -> bool {
+/// True for codes whose bits lie in floats: of VPTQ (`indices_as_float`, two bytes each) and of HQQ (`view_as_float`). What they stand for is
+/// beside them: HQQ's scales and zeros are as many, and none has one for the whole.
+fn is_in_floats(input: &Checkpoint, TensorInfo { name, dtype, .. }: &TensorInfo) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    let is_there = |other: &str| input.get(&format!("{}{other}", &name[..name.len() - last.len()])).is_some();
+    let is_half = matches!(dtype, Dtype::F16 | Dtype::BF16);
+    let there = |other: &str| input.get(&format!("{}{other}", &name[..name.len() - last.len()]));
+    let is_there = |other: &str| is_half && there(other).is_some();
+    // Those that are quantized themselves have names that no plain model has.
+    let are_alike = || match (there("scale"), there("zero")) {
+        (Some(scale), Some(zero)) => scale.shape == zero.shape && scale.shape.iter().product::<usize>() > 1,
+        (scale, zero) => {
+            (scale.is_some() || there("scale_q").is_some()) && (zero.is_some() || there("zero_q").is_some())
+        }
+    };
     match last {
         "indices" => is_there("centroids.weight"),
         "res_indices" => is_there("res_centroids.weight"),
         "outlier_indices" => is_there("outlier_centroids.weight"),
-        "W_q" => (is_there("scale") || is_there("scale_q")) && (is_there("zero") || is_there("zero_q")),
+        "W_q" => are_alike(),
         _ => false,
     }
 }

@@ -191,12 +191,10 @@ fn gemm_says_what_lies_beside_its_matrices() {
     assert!(!gemm("m.0.self_attn.o_proj").contains("without them"));
 }
 
-/// (Those of the first shard alone were written: tiles of the others were read as rows.)
-#[test]
-fn each_shard_marks_its_own_layers() {
-    let folder = Folder::new();
-    let (input, output) = (folder.file("in"), folder.file("out"));
-    fs::create_dir(&input).unwrap();
+/// Two shards with a layer in ComfyUI's tiles each, and with another that is plain. `list`: what the second has in the place of its marks.
+fn write_shards(folder: &Folder, input: &str, list: Option<&str>) {
+    let _ = fs::remove_dir_all(input);
+    fs::create_dir(input).unwrap();
     for (shard, layer) in [("model-00001-of-00002", "a"), ("model-00002-of-00002", "b")] {
         let (weight, file) = (format!("{layer}.weight"), folder.file("tiles"));
         write(&folder.file("plain"), &[f32_tensor(&weight, [128, 256], 1)]);
@@ -209,8 +207,9 @@ fn each_shard_marks_its_own_layers() {
         let mut tensors: Vec<_> = kept.map(|(name, tensor)| (name.to_string(), tensor)).collect();
         let (other, bytes) = (format!("{layer}.more.weight"), f32_bytes(&values(128 * 128, 2)));
         tensors.push((other, TensorView::new(safetensors::Dtype::F32, vec![128, 128], &bytes).unwrap()));
-        let marks = json!({"format_version": "1.0", "layers": {layer: {"format": "nvfp4"}}});
-        let metadata = HashMap::from([(MARKS.to_string(), marks.to_string())]);
+        let marks = json!({"format_version": "1.0", "layers": {layer: {"format": "nvfp4"}}}).to_string();
+        let marks = list.filter(|_| layer == "b").map(String::from).unwrap_or(marks);
+        let metadata = HashMap::from([(MARKS.to_string(), marks)]);
         fs::write(format!("{input}/{shard}.safetensors"), safetensors::serialize(tensors, Some(metadata)).unwrap())
             .unwrap();
     }
@@ -222,6 +221,14 @@ fn each_shard_marks_its_own_layers() {
         map("a", "model-00001-of-00002").into_iter().chain(map("b", "model-00002-of-00002")).collect();
     fs::write(format!("{input}/model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
     fs::write(format!("{input}/config.json"), json!({"architectures": ["X"]}).to_string()).unwrap();
+}
+
+/// (Those of the first shard alone were written: tiles of the others were read as rows.)
+#[test]
+fn each_shard_marks_its_own_layers() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    write_shards(&folder, &input, None);
     good(&["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"]);
     let written = format!("{output}/model.safetensors");
     let left: Value = serde_json::from_str(&metadata(&written)[MARKS]).unwrap();
@@ -232,4 +239,33 @@ fn each_shard_marks_its_own_layers() {
     for layer in ["a.weight", "b.weight"] {
         assert!(sqnr_db(&values(128 * 256, 1), &read_f32(&plain, layer).1) > 18.0, "{layer}");
     }
+}
+
+/// (The list of another shard was taken in its place, and nothing was said: tiles were read as rows.)
+#[test]
+fn a_list_of_marks_that_is_broken_is_said_of_its_file() {
+    let folder = Folder::new();
+    let (input, output, plain) = (folder.file("in"), folder.file("out"), folder.file("plain.safetensors"));
+    for list in ["[", "7", r#"{"layers": []}"#] {
+        write_shards(&folder, &input, Some(list));
+        let words =
+            "model-00002-of-00002.safetensors: _quantization_metadata of the metadata is no JSON object of layers";
+        let text = wrong(&["info", &input]).0;
+        assert_words(&text, &[words]);
+        assert_eq!(text.matches("no JSON object of layers").count(), 1, "{text}");
+        let words = [
+            "model-00002-of-00002.safetensors: tensor b.weight: may lie in ComfyUI's tiles or in rows: the list of marks",
+            "_quantization_metadata of the metadata, that would say so is broken; fetch or write the file again",
+        ];
+        let args = ["quantize", &input, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"];
+        assert_words(&bad(2, &args), &words);
+        assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &words);
+        assert!(fs::metadata(&output).is_err());
+    }
+    // Where no matrix depends on it, it is said, and no more.
+    let (file, output) = (folder.file("file"), folder.file("quantized"));
+    write_marked(&file, &[f32_tensor("l.weight", [128, 256], 1)], Some(&json!(["l"])));
+    let words = "_quantization_metadata of the metadata is no JSON object of layers";
+    assert_words(&said(&["quantize", &file, "-o", &output, "--recipe", "nvfp4"]), &[words]);
+    assert_words(&said(&["dequantize", &output, "-o", &plain]), &[words]);
 }

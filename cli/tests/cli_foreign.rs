@@ -225,4 +225,18 @@ fn codes_that_lie_in_floats_have_codebooks_and_zeros_beside_them() {
     write(&file, &[wide("m.a.indices", &[64, 64], 1), wide("m.a.W_q", &[64, 64], 2), wide("m.b.scale", &[64, 64], 3)]);
     fs::remove_file(&output).unwrap();
     good(&["quantize", &file, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain"]);
+    // (Those of attention were taken for codes, for a scale and a zero of whatever shape.)
+    for beside in [
+        &[wide("m.a.scale", &[1], 3), wide("m.a.zero", &[1], 4)][..],
+        &[wide("m.a.scale", &[64, 16], 3), wide("m.a.zero", &[64, 8], 4)],
+        &[wide("m.a.centroids.weight", &[64, 64], 3), f32_tensor("m.a.indices", [64, 64], 4)],
+    ] {
+        let all = ["m.a.W_q", "m.a.W_k", "m.a.W_v"].map(|name| wide(name, &[64, 64], 2));
+        write(&file, &[&all[..], beside].concat());
+        fs::remove_file(&output).unwrap();
+        let args =
+            ["quantize", &file, "-o", &output, "--recipe", "fp8-row", "--dialect", "plain", "--only", "W_|indices"];
+        let number = if beside[1].0 == "m.a.indices" { 4 } else { 3 };
+        assert_words(&good(&args), &[&format!("{number} matrices to fp8-row")]);
+    }
 }

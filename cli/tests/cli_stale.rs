@@ -48,7 +48,10 @@ fn scales_that_no_reader_takes_are_copied_and_named() {
             "copied as they are: no reader takes them for it".into(),
             "take them out of the input".into(),
         ];
-        assert_words(&said(&args), &words.each_ref().map(String::as_str));
+        let text = said(&args);
+        assert_words(&text, &words.each_ref().map(String::as_str));
+        // (That the weights were plain was said of them, too.)
+        assert!(!text.contains("beside weights that are plain"), "{text}");
         let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
         assert!(SafeTensors::deserialize(&bytes).unwrap().tensor(&name).is_ok(), "{dialect} {recipe} {last}");
         // The matrix is what it would be without it.
@@ -79,6 +82,23 @@ fn scales_that_a_reader_takes_are_refused() {
             "tensor {name}: is there, and would be read as a scale of l.down_proj.weight, which would be quantized"
         );
         assert_words(&bad(2, &args), &[&words]);
+    }
+    // (FP8 that no reader takes for a scale was copied, and then taken for codes: the output could not be dequantized.)
+    for (dialect, recipe, last) in [
+        ("compressed-tensors", "nvfp4", "weight_scale_inv"),
+        ("compressed-tensors", "mxfp4", "weight_scale_2"),
+        ("plain", "fp8-row", "weight_global_scale"),
+        ("plain", "nvfp4", "weight_global_scale"),
+    ] {
+        let name = format!("l.down_proj.{last}");
+        let _ = fs::remove_dir_all(&input);
+        let stale = (name.as_str(), Dtype::F8_E4M3, vec![1], vec![0x38]);
+        model_folder(&input, &layers(&[stale]), Some(json!({"architectures": ["X"]})));
+        let args = ["quantize", &input, "-o", &output, "--recipe", recipe, "--dialect", dialect];
+        let words = format!(
+            "tensor {name}: is there, and is F8_E4M3, as codes are, with the name of a scale of l.down_proj.weight, which would be quantized"
+        );
+        assert_words(&bad(2, &args), &[&words, "; take it out of the input", "--exclude"]);
     }
     // ComfyUI gives the older name to the scale of whatever is there.
     let file = folder.file("file");
@@ -134,6 +154,12 @@ fn scales_of_what_enters_are_of_the_codes_that_they_were_made_for() {
             );
             assert_words(&bad(2, &args), &[&words, "; take it out of the input", "--exclude"]);
         }
+        // A power of two is a number like others.
+        let _ = fs::remove_dir_all(&input);
+        let fp8 = (name.as_str(), Dtype::F8_E8M0, vec![1], vec![0x7F]);
+        model_folder(&input, &layers(&[fp8]), Some(json!({"architectures": ["X"]})));
+        let words = format!("tensor {name}: is there, and engines would take it for the scale of what enters");
+        assert_words(&bad(2, &["quantize", &input, "-o", &output, "--recipe", "nvfp4"]), &[&words]);
         // Beside a layer that stays it stays.
         let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--exclude", "down"];
         said(&args);
@@ -148,6 +174,35 @@ fn scales_of_what_enters_are_of_the_codes_that_they_were_made_for() {
         &bad(2, &args),
         &["tensor l.down_proj.input_scale: is there, and l.down_proj.weight would be quantized to"],
     );
+}
+
+/// (All of that name were refused, for the sake of engines that read nothing of what is written, or no such tensor.)
+#[test]
+fn what_no_engine_takes_for_a_scale_of_what_enters_is_copied_and_named() {
+    let folder = Folder::new();
+    let (input, output) = (folder.file("in"), folder.file("out"));
+    let name = "l.down_proj.input_scale";
+    let vector = (name, Dtype::F32, vec![128], f32_bytes(&values(128, 3)));
+    let number = (name, Dtype::I32, vec![1], vec![1, 0, 0, 0]);
+    let cases: [(&Tensor, &[&str]); 5] = [
+        (&one(name), &["--group", "1x64"]),
+        (&one(name), &["--recipe", "fp8-row", "--dialect", "plain"]),
+        (&one(name), &["--recipe", "nvfp4-row", "--dialect", "plain"]),
+        (&vector, &["--recipe", "nvfp4", "--dialect", "modelopt"]),
+        (&number, &["--recipe", "nvfp4", "--dialect", "compressed-tensors"]),
+    ];
+    for (tensor, how) in cases {
+        for path in [&input, &output] {
+            let _ = fs::remove_dir_all(path);
+        }
+        model_folder(&input, &layers(std::slice::from_ref(tensor)), Some(json!({"architectures": ["X"]})));
+        let text = said(&[&["quantize", &input, "-o", &output], how].concat());
+        let words =
+            format!("1 tensor ({name}) with the name of a scale of what enters layers that are quantized, copied");
+        assert_words(&text, &[&words, "take them out of the input"]);
+        let bytes = fs::read(format!("{output}/model.safetensors")).unwrap();
+        assert_eq!(SafeTensors::deserialize(&bytes).unwrap().tensor(name).unwrap().data(), tensor.3, "{how:?}");
+    }
 }
 
 /// (Under the name of the tensor that they are in it was copied, where that ends in `weight`.)

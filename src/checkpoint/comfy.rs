@@ -39,19 +39,34 @@ pub(super) fn without(text: &str, gone: impl Fn(&str) -> bool) -> Option<String>
     }
 }
 
+/// True for a list that is no JSON object of layers. (One without layers marks none.)
+pub(super) fn is_broken(metadata: &BTreeMap<String, String>) -> bool {
+    let is_list = |text: &String| serde_json::from_str(text).is_ok_and(|value| is_list(&value));
+    metadata.get(METADATA).is_some_and(|text| !is_list(text))
+}
+
+fn is_list(value: &Value) -> bool {
+    value.is_object() && value.get("layers").is_none_or(Value::is_object)
+}
+
 /// The lists of several files as one; nothing where there is none. One that is broken marks no layer, and goes where another is none.
 pub(super) fn merge(mut lists: Vec<String>) -> Option<String> {
     lists.dedup();
     if lists.len() < 2 {
         return lists.pop();
     }
-    let is_list = |value: &Value| value.is_object() && value.get("layers").is_none_or(Value::is_object);
     let values = lists.iter().filter_map(|text| serde_json::from_str(text).ok().filter(is_list));
-    // Of other entries those of the first count. That all say the same of a layer was checked.
+    // What the first says counts, and of a layer what the first says that has a format. That all have the same one was checked.
     let all = values.reduce(|mut all, mut more| {
         if let Some(layers) = more.get_mut("layers").and_then(Value::as_object_mut) {
             let known = all.as_object_mut().map(|all| all.entry("layers").or_insert_with(|| json!({})));
-            known.and_then(Value::as_object_mut).into_iter().for_each(|known| known.append(layers));
+            let Some(known) = known.and_then(Value::as_object_mut) else { return all };
+            for (layer, mark) in std::mem::take(layers) {
+                let is_said = known.get(&layer).is_some_and(|known| format(known).is_some() || format(&mark).is_none());
+                if !is_said {
+                    known.insert(layer, mark);
+                }
+            }
         }
         all
     });
@@ -90,5 +105,25 @@ mod tests {
         for lists in [&[b][..], &[b, b], &["["], &["[", "7"]] {
             assert_eq!(merged(lists).as_deref(), lists.last().copied());
         }
+    }
+
+    /// (The last list won: `7` of a later shard took the place of a format.)
+    #[test]
+    fn a_mark_without_a_format_is_no_layers_where_another_has_one() {
+        let merged = |lists: [&str; 2]| merge(lists.map(String::from).into());
+        let list = |mark: &str| format!(r#"{{"layers":{{"a":{mark},"b":{{"format":"mxfp8"}}}}}}"#);
+        let good = list(r#"{"format":"nvfp4","x":1}"#);
+        let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        for broken in ["7", "{}", "null", r#"{"format":7}"#, r#"{"x":2}"#] {
+            let broken = list(broken);
+            for lists in [[&*good, &*broken], [&broken, &good]] {
+                assert_eq!(value(&merged(lists).unwrap()), value(&good), "{lists:?}");
+            }
+        }
+        // Of two that are the same in what they are read by, the first; and so of two that have no format.
+        for second in [r#"{"format":"nvfp4","x":2}"#, r#"{"format":"nvfp4"}"#] {
+            assert_eq!(value(&merged([&good, &list(second)]).unwrap()), value(&good), "{second}");
+        }
+        assert_eq!(value(&merged([&list("7"), &list("{}")]).unwrap()), value(&list("7")));
     }
 }

@@ -1,5 +1,6 @@
 //! [`CheckpointLayout`]: what the files of a checkpoint will hold.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -11,8 +12,8 @@ use super::comfy;
 use super::header::{Header, RECIPE_KEY, TensorInfo, data_bytes};
 use super::listing::Listing;
 use super::names::{
-    Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, input_scale_tensor,
-    is_read_as_scale, of_blocks, tensors_of,
+    Dialect, NibbleOrder, OLD_COMFY_SCALE, SCALE_ENDINGS, SCALE_SUFFIXES, ScaleMeaning, code_format,
+    input_scale_tensor, is_read_as_scale, is_scale_beside, of_blocks, tensors_of,
 };
 use super::recipe::WrittenRecipe;
 use super::source::refuse_file;
@@ -80,7 +81,8 @@ impl CheckpointLayout {
     }
 
     /// Tensors with the name of a scale of a quantized matrix of the layout, and that are none of its own: with the name of the matrix, and
-    /// whether a reader would take them for a scale of it, which [`CheckpointLayout::create_in`] refuses.
+    /// whether they must not be there, as a reader would take them for a scale of it, or, being FP8, for codes of their own.
+    /// [`CheckpointLayout::create_in`] refuses those alone with which this crate would not read the matrix again.
     pub fn scales_of_others(&self) -> Vec<(&str, &str, bool)> {
         let is_own = |matrix: &Planned, ending: &str| {
             let own = tensors_of(matrix.dialect, matrix.scheme, matrix.rows, matrix.cols);
@@ -105,8 +107,13 @@ impl CheckpointLayout {
             // Of two, the one that reads it.
             endings().find(|(_, is_read)| *is_read).or_else(|| endings().next()).or_else(|| old(name))
         };
+        // Asked of few: what is FP8, and no scale to a reader, is codes to it.
+        let names = LazyCell::new(|| self.names().collect::<HashSet<_>>());
+        let is_codes = |tensor: &TensorInfo| {
+            code_format(tensor.dtype).is_some() && !is_scale_beside(&tensor.name, |name| names.contains(name))
+        };
         let found = self.tensors.iter().filter_map(|tensor| Some((tensor, of_name(&tensor.name)?)));
-        found.map(|(tensor, (matrix, is_read))| (tensor.name.as_str(), matrix, is_read)).collect()
+        found.map(|(tensor, (matrix, is_read))| (tensor.name.as_str(), matrix, is_read || is_codes(tensor))).collect()
     }
 
     fn push(&mut self, name: String, dtype: Dtype, shape: &[usize]) {
@@ -267,7 +274,15 @@ impl CheckpointLayout {
         let comfy = self.planned.matrices.iter().filter(|(_, planned)| planned.dialect == Dialect::ComfyUi);
         let comfy =
             comfy.map(|(name, planned)| (comfy::layer(name).into(), dialect_format(planned.scheme).into())).collect();
-        let planned = Listing { path: path.clone(), files, header, nibble_order: None, comfy, equal_heads: false };
+        let planned = Listing {
+            path: path.clone(),
+            files,
+            header,
+            nibble_order: None,
+            comfy,
+            broken_marks: Vec::new(),
+            equal_heads: false,
+        };
         unreadable(&planned, &self.planned, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out one of the two")))?;
         Ok((planned.header, self.planned))

@@ -20,6 +20,8 @@ pub(super) struct Listing {
     pub(super) nibble_order: Option<NibbleOrder>,
     /// Layers that ComfyUI's marks describe, with their formats.
     pub(super) comfy: HashMap<String, String>,
+    /// Places of files whose list of such marks is broken.
+    pub(super) broken_marks: Vec<usize>,
     /// The caller said that queries, keys and values have as many heads.
     pub(super) equal_heads: bool,
 }

@@ -31,6 +31,18 @@ pub(super) fn codes_of(ending: &str) -> &'static [&'static str] {
     }
 }
 
+/// The name of the matrix that a tensor is a scale of by its own name, where codes of it are there.
+pub(super) fn scaled_beside(name: &str, is_there: impl Fn(&str) -> bool) -> Option<&str> {
+    let has_codes = |base: &str, ending: &str| codes_of(ending).iter().any(|codes| is_there(&[base, codes].concat()));
+    SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending).filter(|base| has_codes(base, ending)))
+}
+
+/// True for a scale by its name, but for those of gpt-oss's blocks, where codes that it may be of are there.
+pub(super) fn is_scale_beside(name: &str, is_there: impl Fn(&str) -> bool) -> bool {
+    scaled_beside(name, &is_there).is_some()
+        || name.strip_suffix(OLD_COMFY_SCALE).is_some_and(|layer| is_there(&[layer, "weight"].concat()))
+}
+
 /// True if a reader takes a tensor with this ending for a scale of such a matrix, its own or not: of bytes that are FP8 it asks for all that
 /// multiplies, and a divisor makes NVFP4 of packed codes.
 pub(super) fn is_read_as_scale(dialect: Dialect, scheme: Scheme, ending: &str) -> bool {

@@ -36,6 +36,8 @@ pub struct OutputFile {
     target: PathBuf,
     file: NamedTempFile,
     left_behind: Vec<PathBuf>,
+    /// A sync failed: bytes may be lost, of which the system tells once.
+    is_lost: bool,
 }
 
 impl OutputFile {
@@ -103,7 +105,7 @@ impl OutputFile {
         #[cfg(unix)]
         hold(file.as_file());
         let left_behind = left_behind(folder, &prefix, file.path());
-        Ok(Self { path, target, file, left_behind })
+        Ok(Self { path, target, file, left_behind, is_lost: false })
     }
 
     /// Temporary files of this target that processes left which were killed, as far as the system tells. They stay: whoever knows that
@@ -138,9 +140,15 @@ impl OutputFile {
     /// Waits until the bytes written so far have reached the disk. [`OutputFile::finish`] does it too, and has little to wait for then.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`], and from then on at each further call: what did not reach the disk is told once by the system.
     pub fn sync(&mut self) -> Result<()> {
-        self.file.as_file().sync_all().map_err(|source| self.io(source))
+        if self.is_lost {
+            return Err(self.io(lost()));
+        }
+        self.file.as_file().sync_all().map_err(|source| {
+            self.is_lost = true;
+            self.io(source)
+        })
     }
 
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
@@ -162,6 +170,13 @@ impl OutputFile {
     fn io(&self, source: io::Error) -> Error {
         Error::Io { path: self.path.clone(), source }
     }
+}
+
+/// What there is to say of bytes of which the system said that they did not reach the disk, and says no more.
+pub(super) fn lost() -> io::Error {
+    io::Error::other(
+        "bytes of it did not reach the disk when it was synced before; write it again, on a disk that is sound",
+    )
 }
 
 /// Locks a file of ours. Whoever looks at it just then has it for a moment; on a file system without locks, nobody holds it.
@@ -266,5 +281,30 @@ pub(super) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// (The second time, of which the system says nothing, it was whole.)
+    #[test]
+    fn bytes_that_did_not_reach_the_disk_are_not_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        let mut output = OutputFile::create(&path).unwrap();
+        output.write(b"bytes").unwrap();
+        let (good, temporary) = output.file.into_parts();
+        // A device has nothing to sync, and says so.
+        output.file = NamedTempFile::from_parts(fs::File::open("/dev/null").unwrap(), temporary);
+        output.sync().unwrap_err();
+        let (_, temporary) = output.file.into_parts();
+        output.file = NamedTempFile::from_parts(good, temporary);
+        for error in [output.sync().unwrap_err(), output.finish().unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains("out") && error.contains("did not reach the disk"), "{error}");
+        }
+        assert!(!path.exists());
     }
 }

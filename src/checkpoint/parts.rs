@@ -8,8 +8,8 @@ use super::header::{RECIPE_KEY, TensorInfo};
 use super::listing::Listing;
 use super::names::{
     BLOCK_SCALES_SUFFIX, BLOCKS_SUFFIX, DIVISOR_SUFFIX, Dialect, NibbleOrder, OLD_COMFY_SCALE, PACKED_SUFFIX,
-    SCALE_ENDINGS, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, codes_of, is_e8m0, recognise, recognise_e8m0,
-    wide_dtype,
+    SCALE_ENDINGS, SCALE_SUFFIXES, SECOND_SUFFIX, code_format, is_e8m0, is_scale_beside, recognise, recognise_e8m0,
+    scaled_beside, wide_dtype,
 };
 use super::recipe::{Reading, dialect};
 use crate::error::{Error, Result};
@@ -85,16 +85,13 @@ impl Listing {
     }
 
     pub(super) fn is_scale(&self, name: &str) -> bool {
-        self.scaled_there(name).is_some()
-            || name.strip_suffix(OLD_COMFY_SCALE).is_some_and(|layer| self.ending(layer, "weight").is_some())
+        is_scale_beside(name, |name| self.get(name).is_some())
             || name.strip_suffix(BLOCK_SCALES_SUFFIX).is_some_and(|name| self.is_of_blocks(name))
     }
 
     /// The matrix whose codes are there and that a tensor is a scale of by its name.
     fn scaled_there<'n>(&self, name: &'n str) -> Option<&'n str> {
-        let has_codes =
-            |base: &str, ending: &str| codes_of(ending).iter().any(|codes| self.ending(base, codes).is_some());
-        SCALE_ENDINGS.iter().find_map(|ending| name.strip_suffix(ending).filter(|base| has_codes(base, ending)))
+        scaled_beside(name, |name| self.get(name).is_some())
     }
 
     pub(super) fn tensors_of(&self, name: &str) -> Result<Vec<String>> {
@@ -401,6 +398,7 @@ impl Listing {
             Parts::Packed { second, .. } => self.check_float(second)?,
             _ => {}
         }
+        self.refuse_lost_mark(name, parts)?;
         let tiled = self.is_tiled(name);
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
@@ -499,6 +497,26 @@ impl Listing {
             Some(dialect) => dialect == Dialect::ComfyUi,
             None => matches!(self.comfy.get(comfy::layer(name)).map(String::as_str), Some("nvfp4" | "mxfp8")),
         }
+    }
+
+    /// Refuses a matrix that may lie in tiles, where the list that would say so is broken, and nothing else says it.
+    pub(super) fn refuse_lost_mark(&self, name: &str, parts: &Parts<'_>) -> Result<()> {
+        let codes = match parts {
+            Parts::Packed { codes, meaning: Second::Factor, .. } => codes,
+            Parts::Bytes { codes, scale, .. } if is_e8m0(scale.dtype) => codes,
+            _ => return Ok(()),
+        };
+        let is_said = || {
+            self.written(name).and_then(|text| dialect(text)).is_some() || self.comfy.contains_key(comfy::layer(name))
+        };
+        if !self.broken_marks.contains(&codes.file) || is_said() {
+            return Ok(());
+        }
+        let found = format!(
+            "may lie in ComfyUI's tiles or in rows: the list of marks of its file, {} of the metadata, that would say so is broken",
+            comfy::METADATA
+        );
+        Err(self.refuse(&codes.name, found, "fetch or write the file again"))
     }
 
     /// What is said of a cast where products are to read it.

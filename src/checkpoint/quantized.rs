@@ -44,6 +44,24 @@ impl Checkpoint {
         comfy::without(self.metadata().get(comfy::METADATA)?, gone)
     }
 
+    /// Files whose list of marks for ComfyUI is no JSON object of layers: none of it is read, and of [`Checkpoint::metadata`] it is no part
+    /// where another file has one. A matrix that it may have marked, and of which nothing else says how it is read, is refused.
+    pub fn broken_marks(&self) -> impl Iterator<Item = &std::path::Path> {
+        self.listing.broken_marks.iter().map(|place| self.files()[*place].as_path())
+    }
+
+    /// Refuses a checkpoint of which a matrix cannot be read for such a list: without it the others would be read, and it as something else.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) naming the first of them.
+    pub fn check_marks(&self) -> Result<()> {
+        if self.listing.broken_marks.is_empty() {
+            return Ok(());
+        }
+        let parts = self.quantized().into_iter().filter_map(|name| Some((name, self.listing.parts(name).ok()?)));
+        parts.into_iter().try_for_each(|(name, parts)| self.listing.refuse_lost_mark(name, &parts))
+    }
+
     /// True for a matrix whose block scales lie in ComfyUI's tiles of 128 x 4, and the even column in the high half of a byte: by the
     /// dialect that it says it was written in, else by a mark of its layer.
     pub fn is_tiled(&self, name: &str) -> bool {

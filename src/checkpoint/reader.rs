@@ -67,6 +67,8 @@ impl Checkpoint {
                 });
             }
         }
+        let is_broken = |(_, header): &(usize, &Header)| comfy::is_broken(&header.metadata);
+        let broken_marks = headers.iter().enumerate().filter(is_broken).map(|(place, _)| place).collect();
         let header = Header::merge(headers).map_err(|name| {
             let (name, reason) = match name.strip_prefix(RECIPE_KEY) {
                 Some(matrix) => (matrix, "has different recipes in two files"),
@@ -87,7 +89,15 @@ impl Checkpoint {
         })?;
         let path_of = path.to_path_buf();
         let index_path = index.as_ref().map(|index| index.path.clone());
-        let listing = Listing { path: path_of, files: paths, header, nibble_order: None, comfy, equal_heads: false };
+        let listing = Listing {
+            path: path_of,
+            files: paths,
+            header,
+            nibble_order: None,
+            comfy,
+            broken_marks,
+            equal_heads: false,
+        };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
         let mut checkpoint = Self { listing, sources, open, folder, index: index_path, not_in_index };
         checkpoint.read_marks()?;

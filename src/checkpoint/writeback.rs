@@ -38,6 +38,12 @@ impl Writeback {
         }
     }
 
+    /// True once a file could not be synced.
+    #[cfg(test)]
+    pub(super) fn is_over(&self) -> bool {
+        self.worker.as_ref().is_none_or(|worker| worker.thread.is_finished())
+    }
+
     /// Waits for what was begun.
     pub(super) fn finish(&mut self) -> Result<(), Failed> {
         let Some(Worker { files, thread }) = self.worker.take() else { return Ok(()) };

@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::cast_writer::PlannedCast;
 use super::header::{Header, TensorInfo};
 use super::layout::{Planned, PlannedMatrices, shard_names};
 use super::matrix_writer::MatrixWriter;
 use super::open_files::OpenFiles;
+use super::output::lost;
 use super::writeback::{STEP, Writeback};
 use super::{OutputFile, OutputFolder, printable};
 use crate::error::{Error, Result};
@@ -40,6 +41,8 @@ pub struct CheckpointWriter {
     states: Vec<AtomicU8>,
     /// Every tensor is written, and has reached the disk.
     is_synced: bool,
+    /// A sync failed: bytes may be lost, of which the system tells once.
+    is_lost: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -63,8 +66,9 @@ impl CheckpointWriter {
         let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
         let (writeback, unsynced) = (Writeback::start(), AtomicU64::new(0));
         let PlannedMatrices { matrices, casts } = planned;
-        let is_synced = false;
-        let mut writer = Self { target, shards, open, writeback, unsynced, header, matrices, casts, states, is_synced };
+        let (is_synced, is_lost) = (false, AtomicBool::new(false));
+        let mut writer =
+            Self { target, shards, open, writeback, unsynced, header, matrices, casts, states, is_synced, is_lost };
         for (i, name) in shard_names(count).into_iter().enumerate() {
             let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;
@@ -89,7 +93,7 @@ impl CheckpointWriter {
             Target::File(output) => output.file().try_clone().map_err(|source| self.io(shard, source)),
             Target::Folder(folder) => folder.reopen(&self.shards[shard].name),
         };
-        self.open.get(shard, open, |other, file| file.sync_all().map_err(|source| self.io(other, source)))
+        self.open.get(shard, open, |other, file| file.sync_all().map_err(|source| self.failed(other, source)))
     }
 
     fn io(&self, shard: usize, source: io::Error) -> Error {
@@ -97,6 +101,12 @@ impl CheckpointWriter {
             Target::File(file) => Error::Io { path: file.path().to_path_buf(), source },
             Target::Folder(folder) => folder.io(&self.shards[shard].name, source),
         }
+    }
+
+    /// A sync that failed.
+    fn failed(&self, shard: usize, source: io::Error) -> Error {
+        self.is_lost.store(true, Ordering::Release);
+        self.io(shard, source)
     }
 
     /// Begins a tensor of the layout, in any order of tensors. Several may be under way, also on several threads.
@@ -175,19 +185,23 @@ impl CheckpointWriter {
     /// handler of signals takes.
     ///
     /// # Errors
-    /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`].
+    /// [`Error::File`] if a tensor of the layout was not written; [`Error::Io`], and from then on at each further call: what did not
+    /// reach the disk is told once by the system.
     pub fn sync(&mut self) -> Result<()> {
         // No tensor is written twice: nothing was written since.
         if self.is_synced {
             return Ok(());
         }
+        if self.is_lost.load(Ordering::Acquire) {
+            return Err(self.io(0, lost()));
+        }
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {
             return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
         }
-        self.writeback.finish().map_err(|(shard, source)| self.io(shard, source))?;
+        self.writeback.finish().map_err(|(shard, source)| self.failed(shard, source))?;
         for shard in 0..self.shards.len() {
-            self.file(shard)?.sync_all().map_err(|source| self.io(shard, source))?;
+            self.file(shard)?.sync_all().map_err(|source| self.failed(shard, source))?;
         }
         if let Target::Folder(folder) = &self.target
             && self.shards.len() > 1
@@ -365,5 +379,33 @@ mod tests {
             text.ends_with(", and of 167772160 that were free when the run began not as many can be had any more"),
             "{text}"
         );
+    }
+
+    /// (The second time, of which the system says nothing, it was whole.)
+    #[test]
+    fn what_did_not_reach_the_disk_is_not_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        let mut layout = super::super::CheckpointLayout::new();
+        layout.tensor("a", safetensors::Dtype::U8, &[2]);
+        let mut writer = layout.create(&path, &[]).unwrap();
+        // What is missing is said, and may be written yet.
+        assert!(writer.sync().unwrap_err().to_string().contains("was not written"));
+        writer.write("a", &[1, 2]).unwrap();
+        // A device has nothing to sync, and says so. It is taken once the thread waits for one.
+        let device = Arc::new(File::open("/dev/null").unwrap());
+        for _ in 0..1000 {
+            writer.writeback.begin(0, &device);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            if writer.writeback.is_over() {
+                break;
+            }
+        }
+        writer.sync().unwrap_err();
+        for error in [writer.sync().unwrap_err(), writer.finish().unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains("out") && error.contains("did not reach the disk"), "{error}");
+        }
+        assert!(!path.exists());
     }
 }

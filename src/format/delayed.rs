@@ -1,5 +1,7 @@
 //! [`DelayedScaling`]: the scale of a step from the amax of steps before it.
 
+use crate::error::{Error, Result};
+
 /// Which past amax decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AmaxHistory {
@@ -17,12 +19,54 @@ named!(AmaxHistory, "amax history rule", Max => "max", MostRecent => "most-recen
 /// [`delayed_update`](crate::reference::delayed_update) has the formula.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DelayedScaling {
-    /// Steps whose amax are remembered, at least 1.
-    pub window: usize,
+    window: usize,
+    margin: i32,
+    rule: AmaxHistory,
+}
+
+impl DelayedScaling {
+    /// The longest window.
+    pub const MAX_WINDOW: usize = 1 << 20;
+    /// The largest margin, of either sign: up to 8 the factor of every finite amax, and its inverse, are finite numbers above 0.
+    pub const MAX_MARGIN: i32 = 8;
+
+    /// Remembers the amax of `window` steps (TransformerEngine's `amax_history_len`), of which `rule` chooses (`amax_compute_algo`); the factor
+    /// is `2^-margin` of the one that fills the format's range.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless the window is 1 to [`Self::MAX_WINDOW`] and the margin at most [`Self::MAX_MARGIN`].
+    pub fn new(window: usize, margin: i32, rule: AmaxHistory) -> Result<Self> {
+        if !(1..=Self::MAX_WINDOW).contains(&window) {
+            return Err(Error::unsupported(
+                format!("delayed scaling with a window of {window} steps"),
+                format!("a factor comes from the amax of 1 to {} steps", Self::MAX_WINDOW),
+                "TransformerEngine's default is 1024; for the tensor's own amax use current scaling",
+            ));
+        }
+        if margin.unsigned_abs() > Self::MAX_MARGIN.unsigned_abs() {
+            return Err(Error::unsupported(
+                format!("delayed scaling with a margin of {margin}"),
+                format!("beyond {} either way factors leave the range of FP32", Self::MAX_MARGIN),
+                "use 0, or a few powers of two",
+            ));
+        }
+        Ok(Self { window, margin, rule })
+    }
+
+    /// Steps whose amax are remembered.
+    pub const fn window(self) -> usize {
+        self.window
+    }
+
     /// The factor is `2^-margin` of the one that fills the format's range.
-    pub margin: i32,
+    pub const fn margin(self) -> i32 {
+        self.margin
+    }
+
     /// Which amax of the window decides.
-    pub rule: AmaxHistory,
+    pub const fn rule(self) -> AmaxHistory {
+        self.rule
+    }
 }
 
 impl Default for DelayedScaling {

@@ -53,8 +53,14 @@ impl GroupedMember {
 
 /// Where the members of a grouped tensor lie in their buffer, in elements.
 ///
-/// Members follow one another; what lies between them or behind the last is a *gap*, which is never read, and written as zero. Any number
-/// of members, of any shapes; those without elements have a place and a scale all the same.
+/// Members follow one another; what lies between them or behind the last is a *gap*: never read, unspecified on a device, and zero in host
+/// memory. Any number of members, of any shapes; those without elements have a place and a scale all the same.
+///
+/// The experts of a layer are members, of one shape as weights, and of as many rows as each has tokens as activations.
+#[doc(alias = "first_dims")]
+#[doc(alias = "last_dims")]
+#[doc(alias = "tensor_offsets")]
+#[doc(alias = "moe")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GroupedLayout {
     members: Vec<GroupedMember>,
@@ -93,6 +99,24 @@ impl GroupedLayout {
         Ok(Self { members, buffer_len: end })
     }
 
+    /// Members of these shapes at offsets as TransformerEngine has them, one more than there are members: the last is the length of the
+    /// buffer. Allocates.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there is not one offset more than shapes, and as [`new`](Self::new).
+    #[doc(alias = "tensor_offsets")]
+    pub fn from_offsets(shapes: &[[usize; 2]], offsets: &[usize]) -> Result<Self> {
+        match offsets.split_last() {
+            Some((end, offsets)) if offsets.len() == shapes.len() => Self::new(shapes, offsets, *end),
+            _ => Err(Error::shape(
+                "offsets of a grouped tensor",
+                offsets.len().to_string(),
+                format!("must be {}, one for each shape and the length of the buffer", shapes.len() + 1),
+                "with where members begin alone, call GroupedLayout::new",
+            )),
+        }
+    }
+
     /// Members of these shapes that begin at these offsets, in a buffer of `buffer_len` elements. Allocates.
     ///
     /// # Errors
@@ -104,7 +128,8 @@ impl GroupedLayout {
                 "offsets of a grouped tensor",
                 offsets.len().to_string(),
                 format!("must be {}, one for each shape", shapes.len()),
-                "pass where each member begins; the end of the last is no offset, but the length of the buffer",
+                "pass where each member begins; the end of the last is no offset, but the length of the buffer: with both in one array, call \
+                 GroupedLayout::from_offsets",
             ));
         }
         if buffer_len > MOST {
@@ -285,11 +310,13 @@ impl GroupedScheme {
     }
 
     /// The same with the codes of each member stored transposed, `[cols][rows]`.
+    #[doc(alias = "columnwise")]
     pub const fn transposed(self) -> Self {
         Self { transposed: true, ..self }
     }
 
     /// The same with the codes of each member by rows, `[rows][cols]`.
+    #[doc(alias = "rowwise")]
     pub const fn by_rows(self) -> Self {
         Self { transposed: false, ..self }
     }

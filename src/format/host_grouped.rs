@@ -2,16 +2,22 @@
 
 use std::fmt;
 
+use rayon::prelude::*;
+
 use super::grouped::{GroupedLayout, GroupedScheme};
 use super::host::HostQuantMatrix;
 use super::pair;
 use super::scheme::Scheme;
 use crate::error::{Error, Result};
 
-/// Codes, scales, where members lie and how both are read, byte for byte what a device holds.
+/// Extents of the tiles that are transposed at once, and elements of the least piece for a core.
+const TILE: usize = 64;
+const PIECE: usize = TILE * TILE;
+
+/// Codes, scales, where members lie and how both are read. Of members, byte for byte what a device holds.
 ///
-/// Codes are `layout.buffer_len()` bytes, in the order that [`GroupedScheme`] says; gaps are zero. Scales are FP32 decode factors, one for
-/// each member or one for all.
+/// Codes are `layout.buffer_len()` bytes, in the order that [`GroupedScheme`] says. Gaps are zero here; on a device they are unspecified.
+/// Scales are FP32 decode factors, one for each member or one for all.
 #[derive(Clone, PartialEq)]
 pub struct HostGroupedTensor {
     scheme: GroupedScheme,
@@ -65,6 +71,7 @@ impl HostGroupedTensor {
     }
 
     /// The decode factors: one for each member, or one for all.
+    #[doc(alias = "scale_inv")]
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
@@ -112,23 +119,30 @@ impl HostGroupedTensor {
 
     /// The same values with the codes of each member transposed where they lie: of a tensor by rows that by columns, and back.
     ///
-    /// What quantizing the other way gives, since a member has one scale. On one core; allocates the result.
+    /// What quantizing the other way gives, since a member has one scale. Runs on all cores, of which each takes
+    /// 64 columns or more of a member as it is stored. Allocates the result, and about 64 bytes for each member and for every 4096 elements.
+    #[doc(alias = "columnwise")]
     pub fn transpose(&self) -> Self {
         let mut codes = vec![0; self.codes.len()];
+        // Bands of the result: the stored member, its extents, the first column of it that is a row of the band.
+        let (mut bands, mut rest, mut end) = (Vec::new(), &mut codes[..], 0);
         // Those without elements may have more rows than there is time for.
         let members = self.layout.members().iter().enumerate().filter(|(_, member)| member.elements() > 0);
         for (t, member) in members {
-            let (from, to) = (self.member_codes(t), &mut codes[member.range()]);
             let [rows, cols] = match self.scheme.is_transposed() {
                 true => [member.cols(), member.rows()],
                 false => [member.rows(), member.cols()],
             };
-            for i in 0..rows {
-                for j in 0..cols {
-                    to[j * rows + i] = from[i * cols + j];
-                }
-            }
+            let (to, behind) = rest.split_at_mut(member.offset() - end).1.split_at_mut(member.elements());
+            (rest, end) = (behind, member.range().end);
+            let height = TILE.max(PIECE / rows);
+            let of_member = to.chunks_mut(height * rows).enumerate();
+            bands.extend(of_member.map(|(i, to)| (self.member_codes(t), [rows, cols], i * height, to)));
         }
+        // As many elements as another core is worth.
+        let least = (1 << 16) * bands.len() / self.layout.elements().max(1);
+        let bands = bands.par_iter_mut().with_min_len(least.max(1));
+        bands.for_each(|(from, extents, first, to)| transpose_band(from, *extents, *first, to));
         let scheme = if self.scheme.is_transposed() { self.scheme.by_rows() } else { self.scheme.transposed() };
         Self { scheme, layout: self.layout.clone(), codes, scales: self.scales.clone() }
     }
@@ -136,10 +150,20 @@ impl HostGroupedTensor {
     /// The same members elsewhere: with other offsets and gaps. Allocates the result.
     ///
     /// # Errors
-    /// [`Error::Shape`] if shapes differ.
+    /// [`Error::Shape`] if shapes differ, or there is no memory for the gaps.
     pub fn in_layout(&self, layout: GroupedLayout) -> Result<Self> {
         self.layout.check_shapes("the new layout", &layout)?;
-        let mut codes = vec![0; layout.buffer_len()];
+        let mut codes = Vec::new();
+        // Gaps alone may be longer than memory.
+        codes.try_reserve_exact(layout.buffer_len()).map_err(|_| {
+            Error::shape(
+                "codes of the new layout",
+                format!("{} bytes", layout.buffer_len()),
+                "must fit in memory",
+                "leave shorter gaps, or none (GroupedLayout::packed)",
+            )
+        })?;
+        codes.resize(layout.buffer_len(), 0);
         for (t, member) in layout.members().iter().enumerate() {
             codes[member.range()].copy_from_slice(self.member_codes(t));
         }
@@ -149,6 +173,24 @@ impl HostGroupedTensor {
     /// Codes and scales. Copies nothing.
     pub fn into_parts(self) -> (Vec<u8>, Vec<f32>) {
         (self.codes, self.scales)
+    }
+}
+
+/// Columns of a matrix, `first` and those behind it, as rows of `to`. A line of memory is read and written once, whatever the stride.
+fn transpose_band(from: &[u8], [rows, cols]: [usize; 2], first: usize, to: &mut [u8]) {
+    let mut tile = [0; PIECE];
+    for (k, to) in to.chunks_mut(TILE * rows).enumerate() {
+        let (first, width) = (first + k * TILE, to.len() / rows);
+        for start in (0..rows).step_by(TILE) {
+            let height = TILE.min(rows - start);
+            for i in 0..height {
+                let line = &from[(start + i) * cols + first..][..width];
+                tile[i..].iter_mut().step_by(TILE).zip(line).for_each(|(to, from)| *to = *from);
+            }
+            for (to, line) in to.chunks_exact_mut(rows).zip(tile.chunks_exact(TILE)) {
+                to[start..start + height].copy_from_slice(&line[..height]);
+            }
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! [`LinearRecipe`]: what the three products of a linear layer read.
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::delayed::DelayedScaling;
 use super::fp8::{Fp8Recipe, Fp8Rule};
 use super::recipe::{Nvfp4Recipe, Recipe};
 use super::scheme::{Fp8Format, Fp8Granularity};
+use crate::names::UnknownName;
 
 /// How a linear layer quantizes what its three products read. X is tokens x in, W is out x in, Y and dY are tokens x out.
 ///
@@ -35,7 +37,7 @@ pub enum LinearRecipe {
     /// torchao's `Float8BlockwiseLinear`, its rule ([`Fp8Rule::TorchAo`]). A tile of 128x128 of W has one scale in both forms, so W^T
     /// has the codes and scales of W, transposed.
     Fp8Blockwise,
-    /// A scale for each row of an operand, torchao's rule.
+    /// A scale for each row of an operand, a power of two: torchao's recipe `rowwise`, its rule.
     Fp8Row,
     /// One scale for each tensor, TransformerEngine's rule ([`Fp8Rule::TransformerEngine`]), gradients in E5M2. Both forms have one
     /// scale.
@@ -46,11 +48,13 @@ pub enum LinearRecipe {
 
 /// Where the one scale of a tensor comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum TensorScaling {
     /// From its own amax: the tensor is read twice.
     #[default]
     Current,
-    /// From those of past steps; the amax found on the way is remembered. The first step has the factor 1.
+    /// From those of past steps; the amax found on the way is remembered. The first step has the factor 1, as in TransformerEngine: numbers
+    /// below 2^-10 are then zeros in E4M3, below 2^-17 in E5M2.
     Delayed(DelayedScaling),
 }
 
@@ -72,7 +76,7 @@ impl LinearRecipe {
         match self {
             Self::Bf16 => None,
             Self::Fp8Blockwise => Some([torchao(Fp8Granularity::Group1x128), torchao(Fp8Granularity::Group128x128)]),
-            Self::Fp8Row => Some([torchao(Fp8Granularity::Row); 2]),
+            Self::Fp8Row => Some([row(); 2]),
             Self::Fp8Tensor(_) => Some([tensor(Fp8Format::E4M3); 2]),
             Self::Nvfp4Row => Some([Nvfp4Recipe::ROWS.into(), Nvfp4Recipe::TENSOR.into()]),
         }
@@ -92,7 +96,7 @@ impl LinearRecipe {
         match self {
             Self::Bf16 | Self::Nvfp4Row => None,
             Self::Fp8Blockwise => Some([torchao(Fp8Granularity::Group1x128); 2]),
-            Self::Fp8Row => Some([torchao(Fp8Granularity::Row); 2]),
+            Self::Fp8Row => Some([row(); 2]),
             Self::Fp8Tensor(_) => Some([tensor(Fp8Format::E5M2), tensor(Fp8Format::E4M3)]),
         }
     }
@@ -110,10 +114,26 @@ fn torchao(granularity: Fp8Granularity) -> Recipe {
     Fp8Recipe::new(granularity, Fp8Format::E4M3).into()
 }
 
+fn row() -> Recipe {
+    Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3).power_of_two().into()
+}
+
 fn tensor(format: Fp8Format) -> Recipe {
     Fp8Recipe::new(Fp8Granularity::Tensor, format).with_rule(Fp8Rule::TransformerEngine).into()
 }
 
+/// The name, delayed scaling with TransformerEngine's defaults.
+impl FromStr for LinearRecipe {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let all = Self::all();
+        let found = all.into_iter().find(|recipe| recipe.to_string() == text);
+        found.ok_or_else(|| UnknownName::new("linear recipe", text, all.map(|recipe| recipe.to_string())))
+    }
+}
+
+/// The name; what delayed scaling is set to is not told.
 impl fmt::Display for LinearRecipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -142,6 +162,7 @@ mod tests {
                 pair::check_output(a.scheme(), b.scheme(), DType::F32).unwrap();
             }
             assert!(names.insert(recipe.to_string()), "{recipe}");
+            assert_eq!(recipe.to_string().parse(), Ok(recipe));
         }
     }
 

@@ -20,7 +20,7 @@ pub fn delayed_update(
     };
     let mut encode = previous_encode;
     if amax.is_finite() && amax > 0.0 {
-        encode = format.max() * 2f32.powi(-margin) / amax;
+        encode = format.max() * 2f32.powi(margin.saturating_neg()) / amax;
     }
     if encode.is_infinite() {
         encode = f32::MAX;

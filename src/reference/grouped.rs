@@ -4,12 +4,14 @@
 //! v        = x                                  numbers
 //!            fl(OP'(x) * g)                     the gradient of an activation: ActivationGradient, not rounded between
 //! amax[t]  = max |v| of member t                before scaling; NaN ignored, 0 without elements. Shared: of all members
-//! encode[t], scale[t]                           given (delayed scaling), or GroupedRecipe::group_scale of amax[t] (current scaling)
+//! encode[t], scale[t]                           given, and the inverse of that (delayed scaling), or GroupedRecipe::group_scale of amax[t]
+//!                                               (current scaling)
 //! code     = sat(fl(v * encode[t]))             NaN to 0x7F; sign of zero kept
 //! y        = round(fl(code * scale[t]))         back
 //! ```
 //!
-//! Members without elements have an amax and a scale like the others. What lies in gaps is never read, and written as zero.
+//! Members without elements have an amax and a scale like the others. What lies in gaps is never read, and written as zero. Forward
+//! activations, OP(x) before the cast, are not here: apply [`Activation`](crate::Activation) to the values.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -120,8 +122,8 @@ impl<'a> GroupedInput<'a> {
 /// Current scaling: `code = sat(fl(v * encode))` and `scale` for each member, both from its amax, or from that of all members.
 ///
 /// Gives the tensor in the layout of the input, and every amax: one for each member, or one if scales are shared. The codes of a transposed
-/// scheme are the others transposed. Runs on all cores; allocates the result, an FP32 number an element for gradients, and a byte
-/// an element if the scheme is transposed.
+/// scheme are the others transposed. Runs on all cores; allocates the result, an FP32 number an element for gradients, a byte
+/// an element if the scheme is transposed, and about 64 bytes for each member and for every 4096 elements.
 ///
 /// ```
 /// use scaled_gemm::reference::{GroupedView, dequantize_grouped, quantize_grouped};
@@ -149,10 +151,42 @@ pub fn quantize_grouped(input: &GroupedInput<'_>, recipe: GroupedRecipe) -> Resu
 /// Delayed scaling: `code = sat(fl(v * encode))` with scales that the caller brings, and every amax of `v` before scaling.
 ///
 /// Scales are encode or decode factors, one for each member, those without elements too, or one if they are shared; of either the other is
-/// `fl(1 / given)`. For the rest see [`quantize_grouped`]. A running amax is raised by [`raise_amax`].
+/// `fl(1 / given)`. Any FP32 number is one, as in [`quantize_tensor`](super::quantize_tensor), since a device cannot refuse what it has not
+/// read: with an encode factor of 0 finite values become zeros and all come back as NaN; with an infinite one zeros become NaN, and the
+/// rest saturates and comes back as zeros; with NaN all are NaN. For the rest see [`quantize_grouped`]. A running amax is raised by
+/// [`raise_amax`].
+///
+/// The gradient of an activation with delayed scaling, and the scales of the next step:
+///
+/// ```
+/// use ndarray::Array2;
+/// use scaled_gemm::reference::{
+///     GroupedInput, GroupedView, delayed_update_grouped, quantize_grouped_with_scales, raise_amax,
+/// };
+/// use scaled_gemm::{ActivationGradient, AmaxHistory, Fp8Format, GivenScale, GroupedLayout, GroupedScheme};
+///
+/// // Two experts: what the activation was given, and the gradient of its result.
+/// let layout = GroupedLayout::from_offsets(&[[1, 2], [2, 1]], &[0, 2, 4])?;
+/// let (x, g) = ([1.0, -3.0, 2.0, 0.5], [0.25, 8.0, -2.0, 1.0]);
+/// let [g, x] = [GroupedView::new(&layout, &g)?, GroupedView::new(&layout, &x)?];
+/// let input = GroupedInput::activation_gradient(ActivationGradient::Relu, g, x)?;
+///
+/// // E5M2, as gradients are. The history of 16 steps begins with zeros, the encode factors with 1.
+/// let (mut history, mut encode) = (Array2::zeros((16, 2)), vec![1.0, 1.0]);
+/// let scheme = GroupedScheme::new(Fp8Format::E5M2);
+/// let (q, amax) = quantize_grouped_with_scales(&input, scheme, GivenScale::Encode(&encode))?;
+/// assert_eq!((q.scales(), &amax[..]), (&[1.0, 1.0][..], &[0.25, 2.0][..]));
+///
+/// raise_amax(history.row_mut(0).as_slice_mut().expect("rows are in order"), &amax)?;
+/// let next = delayed_update_grouped(history.view_mut(), &encode, Fp8Format::E5M2, 0, AmaxHistory::Max)?;
+/// encode = next.iter().map(|factors| factors.encode).collect();
+/// assert_eq!(encode, [57344.0 / 0.25, 57344.0 / 2.0]);
+/// # Ok::<(), scaled_gemm::Error>(())
+/// ```
 ///
 /// # Errors
-/// [`Error::Shape`] for another number of scales; [`Error::Unsupported`] for one that is not finite and above 0, or if an amax is given.
+/// [`Error::Shape`] for another number of scales; [`Error::Unsupported`] if an amax is given.
+#[doc(alias = "scale_inv")]
 pub fn quantize_grouped_with_scales(
     input: &GroupedInput<'_>,
     scheme: GroupedScheme,
@@ -167,7 +201,8 @@ pub fn quantize_grouped_with_scales(
 /// `fl(code * scale)` of its member, rounded to nearest even in `out`, as FP32 values in the layout of the tensor; gaps are zero.
 ///
 /// Members are `[rows][cols]`, also those that are stored transposed. A value beyond the range of `out` becomes infinite in F32, BF16 and F16,
-/// and the largest value in E4M3 and E5M2. Runs on all cores; allocates the result, and a byte an element for transposed codes.
+/// and the largest value in E4M3 and E5M2. Runs on all cores; allocates the result, a byte an element for transposed codes, and about
+/// 64 bytes for each member and for every 4096 elements.
 pub fn dequantize_grouped(q: &HostGroupedTensor, out: DType) -> Vec<f32> {
     let by_rows = if q.scheme().is_transposed() { Cow::Owned(q.transpose()) } else { Cow::Borrowed(q) };
     let mut values = vec![0.0; q.layout().buffer_len()];
@@ -181,7 +216,9 @@ pub fn dequantize_grouped(q: &HostGroupedTensor, out: DType) -> Vec<f32> {
 /// `running[i] = max(running[i], amax[i])`: what a quantization found, merged into what the caller has of this step, such as row 0 of an amax
 /// history. Zero it before the first.
 ///
-/// A maximum of bit patterns, as GPUs take it: a NaN or a negative number in `running` stays. Allocates nothing.
+/// A maximum of bit patterns as signed integers, as TransformerEngine takes it: what is negative in `running`, be it -0 or NaN, is below every
+/// amax, and a positive NaN stays. Kernels of this crate compare unsigned integers: give them a running amax without a sign.
+/// Allocates nothing.
 ///
 /// # Errors
 /// [`Error::Shape`] if lengths differ; nothing is written then.
@@ -194,14 +231,16 @@ pub fn raise_amax(running: &mut [f32], amax: &[f32]) -> Result<()> {
             "pass one for each member, those without elements too, or one if scales are shared",
         ));
     }
-    running.iter_mut().zip(amax).for_each(|(to, amax)| *to = f32::from_bits(to.to_bits().max(amax.to_bits())));
+    let key = |v: f32| v.to_bits().cast_signed();
+    running.iter_mut().zip(amax).filter(|(to, amax)| key(**amax) > key(**to)).for_each(|(to, amax)| *to = *amax);
     Ok(())
 }
 
 /// [`delayed_update`] of every scale of a grouped tensor: its factors of the next step.
 ///
-/// `history` is `[window][scales]`, row 0 that of the step just finished; afterwards every column is rotated as there. Without rows
-/// all keep `previous_encode`. Allocates the result and one column.
+/// `history` is `[window][scales]`, row 0 that of the step just finished; afterwards every column is rotated as there. A scale whose amax in
+/// row 0 is 0 keeps `previous_encode` and its column, as in TransformerEngine's update of a whole model: a member that had no elements in this
+/// step, an expert without tokens, forgets nothing. Without rows all keep `previous_encode`. Allocates the result and one column.
 ///
 /// # Errors
 /// [`Error::Shape`] if the columns of the history are not as many as `previous_encode`; nothing is written then.
@@ -222,6 +261,9 @@ pub fn delayed_update_grouped(
     }
     let update = |(mut column, previous): (ndarray::ArrayViewMut1<f32>, &f32)| {
         let mut steps = column.to_vec();
+        if steps.first() == Some(&0.0) {
+            return GroupScale { encode: *previous, scale: 1.0 / previous };
+        }
         let factors = delayed_update(&mut steps, *previous, format, margin, rule);
         column.iter_mut().zip(steps).for_each(|(to, amax)| *to = amax);
         factors
@@ -237,19 +279,9 @@ pub(super) fn given_factors(
 ) -> Result<Vec<GroupScale>> {
     let numbers = *scales.number();
     scheme.scales().check_count("given scales of a grouped tensor", layout.members().len(), numbers.len())?;
-    let factor = |(at, number): (usize, &f32)| {
-        if !(*number > 0.0 && number.is_finite()) {
-            return Err(Error::unsupported(
-                format!("given scale {at} of a grouped tensor, {number:e}"),
-                "scales are finite numbers above 0",
-                "pass 1 for members without data",
-            ));
-        }
-        scales.with_number(*number).factors()
-    };
     // That none may be an amax is so of no members too.
     scales.with_number(1.0).factors()?;
-    numbers.iter().enumerate().map(factor).collect()
+    numbers.iter().map(|number| scales.with_number(*number).factors()).collect()
 }
 
 /// Every amax that the scheme has a scale for.

@@ -373,30 +373,46 @@ fn experts_are_written_in_the_layout_of_gpt_oss() {
     assert_eq!(Checkpoint::open(&path).unwrap().quant_dimensions("w").unwrap(), [experts * rows, cols]);
 }
 
-/// What is said of a tensor beside a matrix is what its reader does.
+/// What is said of a tensor beside a matrix is what its reader does. (Of FP8 that no reader takes for a scale it takes it for codes.)
 #[test]
 fn scales_of_others_are_those_that_a_reader_would_take() {
+    let folder = Folder::new();
+    let path = folder.file("out");
     let dialects = [
         (Dialect::Plain, &Scheme::ALL[..]),
-        (Dialect::CompressedTensors, &[Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Nvfp4, Scheme::Mxfp4]),
-        (Dialect::ModelOpt, &[Scheme::Nvfp4, Scheme::Mxfp8(Fp8Format::E4M3)]),
+        (Dialect::Fp8, &[Scheme::Fp8Group128x128(E4M3)]),
+        (Dialect::CompressedTensors, &[Scheme::Fp8Row(E4M3), Scheme::Nvfp4, Scheme::Mxfp4]),
+        (Dialect::ModelOpt, &[Scheme::Nvfp4, Scheme::Mxfp8(E4M3)]),
         (Dialect::GptOss, &[Scheme::Mxfp4]),
+        (Dialect::ComfyUi, &[Scheme::Fp8Tensor(E4M3), Scheme::Nvfp4, Scheme::Mxfp8(E4M3)]),
     ];
     for (dialect, scheme) in dialects.into_iter().flat_map(|(dialect, all)| all.iter().map(move |s| (dialect, *s))) {
-        for ending in SCALE_ENDINGS.iter().copied().chain(["scale_weight"]) {
+        let endings = SCALE_ENDINGS.iter().copied().chain(["scale_weight"]);
+        let types = [Dtype::F32, Dtype::F8_E4M3, Dtype::F8_E5M2];
+        for (ending, dtype) in endings.flat_map(|ending| types.map(|dtype| (ending, dtype))) {
             let name = if ending == "scale_weight" { "l.scale_weight".into() } else { format!("l.weight{ending}") };
             let mut layout = CheckpointLayout::of_dialect(dialect);
             layout.quantized_experts("l.weight", [2, 64, 128], written(scheme));
-            let case = format!("{dialect} {scheme} {ending}");
+            let case = format!("{dialect} {scheme} {ending} {dtype}");
             assert_eq!(layout.scales_of_others(), [], "{case}");
             if layout.names().any(|own| own == name) {
                 continue;
             }
-            layout.tensor(&name, Dtype::F32, &[1]);
+            layout.tensor(&name, dtype, &[1]);
             let found = layout.scales_of_others();
             let [(tensor, "l.weight", is_read)] = *found else { panic!("{case}: {found:?}") };
             assert_eq!(tensor, name, "{case}");
-            assert_eq!(layout.clone().check("x", &[]).is_err(), is_read, "{case}");
+            let is_refused = layout.clone().check("x", &[]).is_err();
+            // This crate asks for the one of its own, and ComfyUI for the older name.
+            let by_engine = dialect == Dialect::ComfyUi && ending == "scale_weight";
+            let by_type = !is_refused && {
+                let writer = layout.clone().create(&path, &[]).unwrap();
+                writer.write(&name, &vec![0; dtype.bitsize() / 8]).unwrap();
+                writer.write_quantized("l.weight", &random_matrix(scheme, 128, 128, 1)).unwrap();
+                writer.finish().unwrap();
+                Checkpoint::open(&path).unwrap().quantized().len() > 1
+            };
+            assert_eq!(is_refused || by_type || by_engine, is_read, "{case}");
         }
     }
 }

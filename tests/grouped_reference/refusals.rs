@@ -28,7 +28,7 @@ fn layouts_that_are_none_are_refused_in_words() {
     says(
         GroupedLayout::new(&two, &[0, 16, 40], 40),
         "offsets of a grouped tensor: 3 must be 2, one for each shape; pass where each member begins; the end of the last is no \
-         offset, but the length of the buffer",
+         offset, but the length of the buffer: with both in one array, call GroupedLayout::from_offsets",
     );
     says(
         GroupedLayout::new(&two, &[20, 4], 64),
@@ -54,6 +54,19 @@ fn layouts_that_are_none_are_refused_in_words() {
         GroupedLayout::aligned(&two, 0),
         "alignment of a grouped tensor: 0 must be at least 1 element; pass 1 for members without gaps",
     );
+    // TransformerEngine's form: the last offset is the end.
+    let same = |a: Result<GroupedLayout>, b: Result<GroupedLayout>| assert_eq!(a.unwrap(), b.unwrap());
+    same(GroupedLayout::from_offsets(&two, &[0, 17, 50]), GroupedLayout::new(&two, &[0, 17], 50));
+    same(GroupedLayout::from_offsets(&[], &[3]), GroupedLayout::new(&[], &[], 3));
+    for (shapes, offsets) in [(&two[..], &[0, 16][..]), (&two, &[0, 16, 40, 40]), (&[], &[])] {
+        let text = format!(
+            "offsets of a grouped tensor: {} must be {}, one for each shape and the length of the buffer; with where members begin \
+             alone, call GroupedLayout::new",
+            offsets.len(),
+            shapes.len() + 1
+        );
+        says(GroupedLayout::from_offsets(shapes, offsets), &text);
+    }
     let huge = usize::MAX;
     let most = isize::MAX as usize / 8;
     for [rows, cols] in [[huge, 2], [1 << 32, 1 << 32], [huge, 1], [most + 1, 1]] {
@@ -103,14 +116,6 @@ fn calls_that_do_not_fit_are_refused_in_words() {
         );
         says(given(E4M3.shared(), GivenScale::Decode(&scales)), &text);
     }
-    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let text = format!(
-            "given scale 1 of a grouped tensor, {scale:e} is not supported: scales are finite numbers above 0; pass 1 for members \
-             without data"
-        );
-        says(given(E4M3, GivenScale::Encode(&[1.0, scale, 1.0])), &text);
-        says(given(E4M3, GivenScale::Decode(&[1.0, scale, 1.0])), &text);
-    }
     let amax = "a given amax for an FP8 cast is not supported: the rule that makes a scale of it is part of a recipe, and this cast has \
                 none; pass Fp8Recipe::group_scale(amax).encode as GivenScale::Encode";
     says(given(E4M3, GivenScale::Amax(&[1.0; 3])), amax);
@@ -133,6 +138,15 @@ fn calls_that_do_not_fit_are_refused_in_words() {
     says(
         q.in_layout(fewer),
         "members of the new layout: 1 must be 3; pass tensors of the same shapes, those without elements too",
+    );
+    // Nothing but a gap, of which a machine has no memory.
+    let most = isize::MAX as usize / 8;
+    let gap = GroupedLayout::new(&[[2, 16], [0, 16], [1, 7]], &[0, 32, 32], most).unwrap();
+    says(
+        q.in_layout(gap),
+        &format!(
+            "codes of the new layout: {most} bytes must fit in memory; leave shorter gaps, or none (GroupedLayout::packed)"
+        ),
     );
     says(q.matrix(3), "member of a grouped tensor: 3 must be below 3, as many as there are; count members from 0");
     says(

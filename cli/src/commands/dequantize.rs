@@ -75,6 +75,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
     let remains = remains::find(&input, config.as_ref());
     // Before a scale in FP8 whose codes are lost is read as codes.
     remains::refuse(&remains)?;
+    input.check_marks()?;
     let plans = plan(args, &input, config.as_ref(), &remains)?;
     refuse_unread(&input, config.as_ref(), &remains)?;
     refuse_beside(&input)?;
@@ -138,6 +139,7 @@ pub fn run(args: &DequantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failu
         .chain(stay)
         .chain(remains.of_head_in_words(&input).map(|scales| format!("{scales}: left out")))
         .chain(folder::not_in_index(&input))
+        .chain(folder::broken_marks(&input))
         .fold(outcome, Outcome::note))
 }
 

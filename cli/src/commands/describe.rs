@@ -203,7 +203,7 @@ fn findings(
     } else {
         found.notes.extend(remains.problems.into_iter().map(|text| format!("{text}, unless it is meant so")));
     }
-    if let Some(tensors) = orphans::in_words(input) {
+    if let Some(tensors) = orphans::in_words(&orphans::beside_plain(input)) {
         let what = format!("{}: {tensors} beside weights that are plain", shown(input.path()));
         // A plain model may have learned them.
         match says || !matrices.is_empty() {

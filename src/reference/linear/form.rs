@@ -1,9 +1,8 @@
 //! A matrix as a product of a layer reads it.
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, CowArray, Ix2, s};
 
-use super::delayed_scales::{DelayedScales, Tensor};
 use crate::error::{Error, Result};
 use crate::format::{DType, GivenScale, HostQuantMatrix, LinearRecipe, Recipe, codec, pair};
 use crate::reference::gemm::{GemmInputs, scaled_gemm};
@@ -57,22 +56,29 @@ pub(super) fn form(
     }
 }
 
-/// W for Y, and W^T for dX.
+/// The numbers of a tensor in its type: rounded where they are not, as on their way to a GPU.
+pub(super) fn in_type(x: ArrayView2<'_, f32>, dtype: DType) -> CowArray<'_, f32, Ix2> {
+    match dtype {
+        DType::F32 => x.into(),
+        _ => round_values(x.as_standard_layout().into_owned(), dtype).into(),
+    }
+}
+
+/// W for Y, and W^T for dX; both as the caller has them in the layer's type.
 pub(super) fn weight_forms(
     weight: ArrayView2<f32>,
     dtype: DType,
     recipe: LinearRecipe,
-    scales: &mut Option<DelayedScales>,
+    scale: Option<GivenScale>,
 ) -> Result<[Form; 2]> {
-    let scale = scales.as_mut().map(|scales| scales.given_after(Tensor::Weight, &weight));
     let plain = form(weight, dtype, recipe.forward().map(|[_, w]| w), scale)?;
     let gathered = weight.t().as_standard_layout().into_owned();
     let transposed = form(gathered.view(), dtype, recipe.input_gradient().map(|[_, w]| w), scale)?;
     Ok([plain, transposed])
 }
 
-/// The transpose, with columns of zeros up to what a contraction must be a multiple of. Zeros change no amax, no code of another
-/// element, and no sum.
+/// The transpose, with columns of zeros up to what a contraction must be a multiple of. Zeros change no amax and no code of another
+/// element.
 pub(super) fn padded_transpose(x: ArrayView2<f32>) -> Array2<f32> {
     let (rows, cols) = x.dim();
     let mut transposed = Array2::zeros((cols, rows.next_multiple_of(pair::K_MULTIPLE)));

@@ -5,18 +5,19 @@ mod form;
 
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
+pub use self::delayed_scales::DelayedState;
 use self::delayed_scales::{DelayedScales, Tensor};
-use self::form::{Form, form, padded_transpose, product, weight_forms};
+use self::form::{Form, form, in_type, padded_transpose, product, weight_forms};
 use crate::error::{Error, Result};
-use crate::format::{DType, GivenScale, LinearRecipe, pair};
+use crate::format::{DType, GivenScale, LinearRecipe, codec, pair};
 
 /// In what form X is kept from the forward pass to the weight gradient. The gradient is the same, bit for bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KeptInput {
-    /// As it came: tokens x in elements of its type, quantized in the backward pass. Costs nothing where the model keeps X anyway.
+    /// As it came: tokens x in elements of the layer's type, quantized in the backward pass.
     #[default]
     HighPrecision,
-    /// Transposed, and quantized along the tokens: a byte an element in FP8, and its scales. BF16 where the recipe says so.
+    /// Transposed, and quantized along the tokens: a byte an element in FP8, and its scales. BF16 where dW is a product of BF16.
     Quantized,
 }
 
@@ -28,13 +29,13 @@ named!(KeptInput, "way to keep an input", HighPrecision => "high-precision", Qua
 /// Y   = cast(sum X W^T + bias)
 /// dX  = cast(sum dY (W^T)^T)
 /// dW += sum dY^T (X^T)^T         FP32
-/// db += sum of dY over tokens    FP32; the sum is exact, rounded once
+/// db += sum of dY over tokens    FP32; a sum in f64, token after token, rounded once
 /// ```
 ///
-/// The sums are those of [`scaled_gemm`](super::scaled_gemm), dW and bias added in its epilogue; of BF16 operands they are FP32, in an order that is not
-/// specified. X, Y, dX and dY are of one type. Any number of tokens, also none: where a product contracts over them, they are padded
-/// with zeros to a multiple of 16, which changes neither codes nor scales nor sums. Runs on all cores; every call allocates what it
-/// gives and the operands that it quantizes.
+/// The sums are those of [`scaled_gemm`](super::scaled_gemm), dW and bias added in its epilogue; of BF16 operands they are FP32, in an order
+/// that is not specified. X, W, bias, dY, Y and dX are of one type, the layer's; numbers that are not of it are rounded to it first.
+/// Any number of tokens, also none: where a product contracts over them, they are padded with zeros to a multiple of 16, which
+/// changes neither codes nor scales. Runs on all cores; every call allocates what it gives and the operands that it quantizes.
 #[derive(Debug, Clone)]
 pub struct Linear {
     recipe: LinearRecipe,
@@ -50,30 +51,38 @@ pub struct Linear {
 /// X, kept for the weight gradient.
 #[derive(Debug, Clone)]
 pub struct SavedInput {
-    tokens: usize,
-    features: usize,
+    of: Made,
     kept: Kept,
 }
 
 #[derive(Debug, Clone)]
 enum Kept {
     /// With the scale that the forward pass had, where it was one of past steps: the backward pass has the same.
-    HighPrecision(Array2<f32>, DType, Option<GivenScale>),
+    HighPrecision(Array2<f32>, Option<GivenScale>),
     Transposed(Form),
 }
 
 /// dY, quantized for both gradients, and what it gives the bias.
 #[derive(Debug, Clone)]
 pub struct QuantizedGradient {
-    tokens: usize,
-    features: usize,
+    of: Made,
     rows: Form,
     transposed: Form,
     bias: Vec<f32>,
 }
 
+/// Whose X or dY it is: of two layers that agree in all of this, one takes the other's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Made {
+    recipe: LinearRecipe,
+    dtype: DType,
+    tokens: usize,
+    features: usize,
+}
+
 /// Gradients of a layer's parameters, to which each backward pass adds; start from [`Linear::zero_gradients`].
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct LinearGradients {
     /// dW, out x in.
     pub weight: Array2<f32>,
@@ -82,28 +91,27 @@ pub struct LinearGradients {
 }
 
 impl Linear {
-    /// A layer with this weight, out x in; `dtype` is the type of X, Y and their gradients, and the one that W's values were
-    /// widened from.
+    /// A layer with this weight, out x in; `dtype` is the type of all that enters and leaves it.
     ///
     /// # Errors
-    /// [`Error::Shape`] unless both numbers of features are multiples of 16; [`Error::DType`] for 8-bit types;
-    /// [`Error::Unsupported`] for delayed scaling with a window of 0.
+    /// [`Error::Shape`] unless both numbers of features are positive multiples of 16; [`Error::DType`] for 8-bit types.
     pub fn new(weight: ArrayView2<f32>, dtype: DType, recipe: LinearRecipe) -> Result<Self> {
         check_features(&weight)?;
         if !dtype.is_wide() {
             return Err(Error::dtype("X of a linear layer", dtype, "must be a wide type", "pass bf16, f16 or f32"));
         }
-        let mut scales = DelayedScales::new(recipe)?;
-        let [weight, transposed] = weight_forms(weight, dtype, recipe, &mut scales)?;
+        let mut scales = DelayedScales::new(recipe);
+        let [weight, transposed] = quantized_weight(weight, dtype, recipe, &mut scales)?;
         Ok(Self { recipe, dtype, kept: KeptInput::default(), bias: None, weight, transposed, scales })
     }
 
-    /// The same with a bias, one number for each out feature, widened from the layer's type.
+    /// The same with a bias, one number for each out feature.
     ///
     /// # Errors
     /// [`Error::Shape`] for another length.
-    pub fn with_bias(self, bias: Vec<f32>) -> Result<Self> {
+    pub fn with_bias(self, mut bias: Vec<f32>) -> Result<Self> {
         self.check_bias(bias.len())?;
+        codec::round_all(self.dtype, &mut bias);
         Ok(Self { bias: Some(bias), ..self })
     }
 
@@ -117,6 +125,21 @@ impl Linear {
         self.recipe
     }
 
+    /// The type of all that enters and leaves the layer.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// In what form X is kept.
+    pub fn kept_input(&self) -> KeptInput {
+        self.kept
+    }
+
+    /// The bias, if there is one.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
     /// Features of Y.
     pub fn out_features(&self) -> usize {
         self.weight.rows()
@@ -127,10 +150,11 @@ impl Linear {
         self.weight.cols()
     }
 
-    /// Takes a weight of the same shape, after an optimizer step: both forms are made again.
+    /// Takes a weight of the same shape, after an optimizer step: both forms are made again. With delayed scaling,
+    /// [`Linear::update_scales`] goes before: the other way round W has the factor of the step before.
     ///
     /// # Errors
-    /// [`Error::Shape`] for another shape.
+    /// [`Error::Shape`] for another shape; nothing is changed then.
     pub fn refresh(&mut self, weight: ArrayView2<f32>) -> Result<()> {
         let [out, features] = [self.out_features(), self.in_features()];
         if weight.dim() != (out, features) {
@@ -142,7 +166,7 @@ impl Linear {
                 "make another layer for another shape",
             ));
         }
-        [self.weight, self.transposed] = weight_forms(weight, self.dtype, self.recipe, &mut self.scales)?;
+        [self.weight, self.transposed] = quantized_weight(weight, self.dtype, self.recipe, &mut self.scales)?;
         Ok(())
     }
 
@@ -160,57 +184,54 @@ impl Linear {
             ));
         };
         old.copy_from_slice(bias);
+        codec::round_all(self.dtype, old);
         Ok(())
     }
 
-    /// Y. What a backward pass needs is not kept: for inference.
+    /// Y, for inference and evaluation: nothing is kept, and no amax is remembered.
     ///
     /// # Errors
     /// [`Error::Shape`] if X has not the layer's in features.
-    pub fn forward(&mut self, x: ArrayView2<f32>) -> Result<Array2<f32>> {
+    pub fn forward(&self, x: ArrayView2<f32>) -> Result<Array2<f32>> {
         self.check_input(&x)?;
-        let scale = self.given(Tensor::Input, &x);
-        let x = form(x, self.dtype, self.recipe.forward().map(|[x, _]| x), scale)?;
-        let bias = self.bias.as_deref().map(|bias| (bias, self.dtype));
-        product(&x, &self.weight, self.dtype, bias, None)
+        self.product_with(in_type(x, self.dtype).view())
     }
 
-    /// Y, and X in the form that [`Linear::with_kept_input`] asks for.
+    /// Y, and X in the form that [`Linear::with_kept_input`] asks for. Its amax is remembered for delayed scaling.
     ///
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward_saving(&mut self, x: ArrayView2<f32>) -> Result<(Array2<f32>, SavedInput)> {
-        let y = self.forward(x)?;
-        let (tokens, features) = x.dim();
-        let scale = self.scales.as_ref().map(|scales| scales.given(Tensor::Input));
+        self.check_input(&x)?;
+        let of = self.made(&x);
+        let x = in_type(x, self.dtype);
+        let y = self.product_with(x.view())?;
+        let scale = self.given(Tensor::Input);
+        self.record(Tensor::Input, &x.view());
         let kept = match self.kept {
-            KeptInput::HighPrecision => Kept::HighPrecision(x.to_owned(), self.dtype, scale),
-            KeptInput::Quantized => Kept::Transposed(self.input_transposed(x, scale)?),
+            KeptInput::HighPrecision => Kept::HighPrecision(x.into_owned(), scale),
+            KeptInput::Quantized => Kept::Transposed(self.input_transposed(x.view(), scale)?),
         };
-        Ok((y, SavedInput { tokens, features, kept }))
+        Ok((y, SavedInput { of, kept }))
     }
 
-    /// dY in the forms that both gradients read, and its sum over the tokens if the layer has a bias.
+    /// dY in the forms that both gradients read, and its sum over the tokens if the layer has a bias. Its amax is remembered for
+    /// delayed scaling.
     ///
     /// # Errors
     /// [`Error::Shape`] if dY has not the layer's out features.
     pub fn quantize_gradient(&mut self, dy: ArrayView2<f32>) -> Result<QuantizedGradient> {
-        let (tokens, features) = dy.dim();
-        if features != self.out_features() {
-            return Err(Error::shape(
-                "dY",
-                format!("{tokens} x {features}"),
-                format!("must have the {} out features of the layer", self.out_features()),
-                "dY has the shape of Y, tokens x out",
-            ));
-        }
-        let scale = self.given(Tensor::Gradient, &dy);
-        let rows = form(dy, self.dtype, self.recipe.input_gradient().map(|[dy, _]| dy), scale)?;
+        self.check_output(&dy)?;
+        let of = self.made(&dy);
+        let dy = in_type(dy, self.dtype);
+        let scale = self.given(Tensor::Gradient);
+        let rows = form(dy.view(), self.dtype, self.recipe.input_gradient().map(|[dy, _]| dy), scale)?;
         let recipe = self.recipe.weight_gradient().map(|[dy, _]| dy);
-        let transposed = form(padded_transpose(dy).view(), self.dtype, recipe, scale)?;
+        let transposed = form(padded_transpose(dy.view()).view(), self.dtype, recipe, scale)?;
         let sum = |col: ArrayView1<f32>| col.iter().map(|v| f64::from(*v)).sum::<f64>() as f32;
         let bias = if self.bias.is_some() { dy.columns().into_iter().map(sum).collect() } else { Vec::new() };
-        Ok(QuantizedGradient { tokens, features, rows, transposed, bias })
+        self.record(Tensor::Gradient, &dy.view());
+        Ok(QuantizedGradient { of, rows, transposed, bias })
     }
 
     /// dX.
@@ -225,8 +246,8 @@ impl Linear {
     /// Adds dW, and the gradient of the bias, to `gradients`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`] if they are of another
-    /// layer. `gradients` are then as they were.
+    /// [`Error::Shape`] if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`] if they are of a layer of
+    /// another recipe or type. `gradients` are then as they were.
     pub fn weight_gradient(
         &self,
         dy: &QuantizedGradient,
@@ -234,19 +255,14 @@ impl Linear {
         gradients: &mut LinearGradients,
     ) -> Result<()> {
         self.check_gradient(dy)?;
-        self.check_saved(dy, saved)?;
+        self.check_saved(dy.of.tokens, saved)?;
         self.check_gradients(gradients)?;
-        if dy.tokens > 0 {
+        if dy.of.tokens > 0 {
             let made;
             let x = match &saved.kept {
                 Kept::Transposed(x) => x,
-                Kept::HighPrecision(x, dtype, scale) => {
-                    made = form(
-                        padded_transpose(x.view()).view(),
-                        *dtype,
-                        self.recipe.weight_gradient().map(|[_, x]| x),
-                        *scale,
-                    )?;
+                Kept::HighPrecision(x, scale) => {
+                    made = self.input_transposed(x.view(), *scale)?;
                     &made
                 }
             };
@@ -259,13 +275,16 @@ impl Linear {
     /// All of a backward pass: dX, with dW and the gradient of the bias added to `gradients`.
     ///
     /// # Errors
-    /// As [`Linear::weight_gradient`].
+    /// As [`Linear::quantize_gradient`] and [`Linear::weight_gradient`]; neither layer nor `gradients` are then changed.
     pub fn backward(
         &mut self,
         dy: ArrayView2<f32>,
         saved: &SavedInput,
         gradients: &mut LinearGradients,
     ) -> Result<Array2<f32>> {
+        self.check_output(&dy)?;
+        self.check_saved(dy.nrows(), saved)?;
+        self.check_gradients(gradients)?;
         let dy = self.quantize_gradient(dy)?;
         self.weight_gradient(&dy, saved, gradients)?;
         self.input_gradient(&dy)
@@ -278,11 +297,41 @@ impl Linear {
     }
 
     /// Ends a step of delayed scaling: the amax of X, W and dY since the last call go into the factors of the next step
-    /// ([`delayed_update`](super::delayed_update)). W keeps its codes until [`Linear::refresh`]. Does nothing for other recipes.
+    /// ([`delayed_update`](super::delayed_update)). One that had none, or 0, keeps factor and history. W keeps its codes until
+    /// [`Linear::refresh`]. Does nothing for other recipes.
     pub fn update_scales(&mut self) {
         if let Some(scales) = &mut self.scales {
             scales.update();
         }
+    }
+
+    /// Factors and past amax of X, W and dY: what a checkpoint of the training keeps. `None` without delayed scaling.
+    pub fn delayed_states(&self) -> Option<[DelayedState; 3]> {
+        self.scales.as_ref().map(DelayedScales::states)
+    }
+
+    /// Takes what [`Linear::delayed_states`] gave: to go on with a training, or, before [`Linear::update_scales`], with the largest amax of all
+    /// ranks in front of each history. W keeps its codes until [`Linear::refresh`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for histories of another window, [`Error::Unsupported`] for numbers that none can be, or a recipe without delayed
+    /// scaling; nothing is changed then.
+    pub fn set_delayed_states(&mut self, states: [DelayedState; 3]) -> Result<()> {
+        match &mut self.scales {
+            Some(scales) => scales.set_states(states),
+            None => Err(Error::unsupported(
+                "a state of delayed scaling",
+                format!("a layer of {} finds its scales anew", self.recipe),
+                "leave it out",
+            )),
+        }
+    }
+
+    /// Y of an X that was checked and is in the layer's type.
+    fn product_with(&self, x: ArrayView2<f32>) -> Result<Array2<f32>> {
+        let x = form(x, self.dtype, self.recipe.forward().map(|[x, _]| x), self.given(Tensor::Input))?;
+        let bias = self.bias.as_deref().map(|bias| (bias, self.dtype));
+        product(&x, &self.weight, self.dtype, bias, None)
     }
 
     /// X^T as the weight gradient reads it.
@@ -290,9 +339,20 @@ impl Linear {
         form(padded_transpose(x).view(), self.dtype, self.recipe.weight_gradient().map(|[_, x]| x), scale)
     }
 
-    /// The factor of past steps, having remembered the amax of this one; `None` where a cast finds its own.
-    fn given(&mut self, tensor: Tensor, values: &ArrayView2<f32>) -> Option<GivenScale> {
-        self.scales.as_mut().map(|scales| scales.given_after(tensor, values))
+    /// The factor of past steps; `None` where a cast finds its own.
+    fn given(&self, tensor: Tensor) -> Option<GivenScale> {
+        self.scales.as_ref().map(|scales| scales.given(tensor))
+    }
+
+    fn record(&mut self, tensor: Tensor, values: &ArrayView2<f32>) {
+        if let Some(scales) = &mut self.scales {
+            scales.record(tensor, values);
+        }
+    }
+
+    fn made(&self, values: &ArrayView2<f32>) -> Made {
+        let (tokens, features) = values.dim();
+        Made { recipe: self.recipe, dtype: self.dtype, tokens, features }
     }
 
     fn check_input(&self, x: &ArrayView2<f32>) -> Result<()> {
@@ -308,6 +368,19 @@ impl Linear {
         ))
     }
 
+    fn check_output(&self, dy: &ArrayView2<f32>) -> Result<()> {
+        let (tokens, features) = dy.dim();
+        if features == self.out_features() {
+            return Ok(());
+        }
+        Err(Error::shape(
+            "dY",
+            format!("{tokens} x {features}"),
+            format!("must have the {} out features of the layer", self.out_features()),
+            "dY has the shape of Y, tokens x out",
+        ))
+    }
+
     fn check_bias(&self, len: usize) -> Result<()> {
         let out = self.out_features();
         if len == out {
@@ -316,11 +389,24 @@ impl Linear {
         Err(Error::shape("bias", format!("length {len}"), format!("must be {out}"), "one value for each out feature"))
     }
 
+    /// Refuses what a layer of another recipe or type has made.
+    fn check_made(&self, operand: &str, of: Made) -> Result<()> {
+        if (of.recipe, of.dtype) == (self.recipe, self.dtype) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("{operand} of a layer of {} in {}", of.recipe, of.dtype),
+            format!("this layer is one of {} in {}, and reads other bytes", self.recipe, self.dtype),
+            "pass what this layer's own calls gave",
+        ))
+    }
+
     fn check_gradient(&self, dy: &QuantizedGradient) -> Result<()> {
+        self.check_made("dY", dy.of)?;
         let remedy = "pass what quantize_gradient of this layer gave";
-        if dy.features != self.out_features() {
+        if dy.of.features != self.out_features() {
             let rule = format!("must have the {} out features of the layer", self.out_features());
-            return Err(Error::shape("dY", format!("{} x {}", dy.tokens, dy.features), rule, remedy));
+            return Err(Error::shape("dY", format!("{} x {}", dy.of.tokens, dy.of.features), rule, remedy));
         }
         let bias = self.bias.as_ref().map_or(0, Vec::len);
         if dy.bias.len() != bias {
@@ -330,14 +416,15 @@ impl Linear {
         Ok(())
     }
 
-    fn check_saved(&self, dy: &QuantizedGradient, saved: &SavedInput) -> Result<()> {
-        if (saved.tokens, saved.features) == (dy.tokens, self.in_features()) {
+    fn check_saved(&self, tokens: usize, saved: &SavedInput) -> Result<()> {
+        self.check_made("saved X", saved.of)?;
+        if (saved.of.tokens, saved.of.features) == (tokens, self.in_features()) {
             return Ok(());
         }
         Err(Error::shape(
             "saved X",
-            format!("{} x {}", saved.tokens, saved.features),
-            format!("must be {} x {}, the tokens of dY and the in features", dy.tokens, self.in_features()),
+            format!("{} x {}", saved.of.tokens, saved.of.features),
+            format!("must be {tokens} x {}, the tokens of dY and the in features", self.in_features()),
             "pass what forward_saving gave for the same tokens",
         ))
     }
@@ -360,28 +447,44 @@ impl Linear {
 impl SavedInput {
     /// Rows of X.
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.of.tokens
     }
 
     /// What is kept, in bytes as a GPU would hold it: elements of X's type, or codes and scales with padding.
     pub fn bytes(&self) -> usize {
         match &self.kept {
-            Kept::HighPrecision(x, dtype, _) => x.len() * dtype.bytes(),
+            Kept::HighPrecision(x, _) => x.len() * self.of.dtype.bytes(),
             Kept::Transposed(x) => x.bytes(),
         }
     }
 }
 
+/// Both forms of a weight, whose amax is remembered for delayed scaling.
+fn quantized_weight(
+    weight: ArrayView2<f32>,
+    dtype: DType,
+    recipe: LinearRecipe,
+    scales: &mut Option<DelayedScales>,
+) -> Result<[Form; 2]> {
+    let weight = in_type(weight, dtype);
+    let scale = scales.as_ref().map(|scales| scales.given(Tensor::Weight));
+    let forms = weight_forms(weight.view(), dtype, recipe, scale)?;
+    if let Some(scales) = scales {
+        scales.record(Tensor::Weight, &weight.view());
+    }
+    Ok(forms)
+}
+
 fn check_features(weight: &ArrayView2<f32>) -> Result<()> {
     let (out, features) = weight.dim();
     let multiple = pair::K_MULTIPLE;
-    if out.is_multiple_of(multiple) && features.is_multiple_of(multiple) {
+    if [out, features].iter().all(|n| *n > 0 && n.is_multiple_of(multiple)) {
         return Ok(());
     }
     Err(Error::shape(
         "weight of a linear layer",
         format!("{out} x {features}"),
-        format!("must have multiples of {multiple} of both features: Y contracts over one, dX over the other"),
+        format!("must have positive multiples of {multiple} of both features: Y contracts over one, dX over the other"),
         "pad it with zeros",
     ))
 }

@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, Dtype, printable};
 use serde_json::Value;
 
 use super::{Matrix, layers};
-use crate::folder::{COMFY_MARK, COMFY_MARKS};
+use crate::folder::{COMFY_MARK, COMFY_MARKS, broken_marks};
 use crate::output::shown;
 
 /// Most bytes of a mark that are looked at.
@@ -52,14 +52,10 @@ pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Vec<String> {
         }
     }
     let path = shown(input.path());
-    // One without layers marks none.
-    let is_broken = value.as_ref().is_some_and(|value| !value.is_object()) || of_file.is_some_and(|of| !of.is_object());
-    let broken = is_broken
-        .then(|| format!("{path}: {COMFY_MARKS} of the metadata is no JSON object of layers; write the file again"));
     let line = |(fault, names): (String, Vec<&str>)| {
         Some(format!("{path}: {} marked for ComfyUI, where {fault}; write the file again", layers(&names)?))
     };
-    faults.into_iter().filter_map(line).chain(broken).collect()
+    faults.into_iter().filter_map(line).chain(broken_marks(input)).collect()
 }
 
 /// What is wrong with the mark of a layer.

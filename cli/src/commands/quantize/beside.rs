@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, SCALE_ENDINGS, printable};
+use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, Dtype, SCALE_ENDINGS, TensorInfo, printable};
 use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
@@ -28,12 +28,13 @@ struct InTheWay<'a> {
 pub fn refuse_stale(
     input: &Checkpoint,
     plans: &Plans,
-    layout: &CheckpointLayout,
+    (layout, dialect): (&CheckpointLayout, Dialect),
     owners: &[usize],
 ) -> Result<(), Failure> {
     let mut known = HashSet::new();
     let found = experts(input, plans).into_iter().chain(twice(input, plans, layout, owners));
-    let found: Vec<_> = found.chain(scales(input, plans, layout)).filter(|one| known.insert(one.name)).collect();
+    let found: Vec<_> =
+        found.chain(scales(input, plans, layout, dialect)).filter(|one| known.insert(one.name)).collect();
     let path = shown(input.path());
     match &*found {
         [] => Ok(()),
@@ -111,26 +112,33 @@ fn twice<'a>(
 
 /// Tensors that would be taken for scales: of the codes that are written, where nothing would tell which belong to them, of what enters
 /// their layers, and of a tensor of experts, which is gone then.
-fn scales<'a>(input: &'a Checkpoint, plans: &'a Plans, layout: &CheckpointLayout) -> Vec<InTheWay<'a>> {
+fn scales<'a>(
+    input: &'a Checkpoint,
+    plans: &'a Plans,
+    layout: &CheckpointLayout,
+    dialect: Dialect,
+) -> Vec<InTheWay<'a>> {
     let items = || plans.weights().map(|(at, _)| &plans.items[at]);
     let matrices: HashMap<&str, &Item> = items().map(|item| (item.name.as_str(), item)).collect();
-    // Of experts in one tensor, that one's too.
-    let of_tensors = items().map(|item| (module(&input.tensors()[item.tensor].name), item));
-    let layers: HashMap<&str, &Item> = of_tensors.chain(items().map(|item| (module(&item.name), item))).collect();
     let slices = items().filter(|item| item.slice.is_some());
     let whole: HashMap<&str, &Item> = slices.map(|item| (input.tensors()[item.tensor].name.as_str(), item)).collect();
     let read =
         layout.scales_of_others().into_iter().filter(|(.., is_read)| *is_read).filter_map(|(name, matrix, _)| {
-            let why = format!("would be read as a scale of {}, which would be quantized", printable(matrix));
-            Some(InTheWay { name: &input.get(name)?.name, why, matrix: *matrices.get(matrix)? })
+            let (there, of) = (input.get(name)?, printable(matrix));
+            let why = match there.dtype {
+                dtype @ (Dtype::F8_E4M3 | Dtype::F8_E5M2) => {
+                    format!("is {dtype}, as codes are, with the name of a scale of {of}, which would be quantized")
+                }
+                _ => format!("would be read as a scale of {of}, which would be quantized"),
+            };
+            Some(InTheWay { name: &there.name, why, matrix: *matrices.get(matrix)? })
         });
-    let of_layer = |name: &'a str| {
-        let (layer, _) = name.rsplit_once('.').filter(|(_, last)| ACTIVATIONS.contains(last))?;
-        let matrix = *layers.get(layer)?;
+    let entering = entering_scales(input, plans, dialect).into_iter().filter(|(.., is_taken)| *is_taken);
+    let entering = entering.map(|(name, matrix, _)| {
         let of = printable(&matrix.name);
         let why = format!("engines would take it for the scale of what enters {of}, which would be quantized");
-        Some(InTheWay { name, why, matrix })
-    };
+        InTheWay { name, why, matrix }
+    });
     let of_whole = |name: &'a str| {
         let of = SCALE_ENDINGS.iter().filter_map(|ending| name.strip_suffix(ending));
         let (of, matrix) = of.into_iter().find_map(|of| Some((of, *whole.get(of).filter(|item| item.name != of)?)))?;
@@ -138,7 +146,43 @@ fn scales<'a>(input: &'a Checkpoint, plans: &'a Plans, layout: &CheckpointLayout
         Some(InTheWay { name, why, matrix })
     };
     let beside = input.tensors().iter().map(|tensor| tensor.name.as_str());
-    read.chain(beside.filter_map(|name| of_layer(name).or_else(|| of_whole(name)))).collect()
+    read.chain(entering).chain(beside.filter_map(of_whole)).collect()
+}
+
+/// Tensors with the name of a scale of what enters a layer that is quantized, with a matrix of it, and whether engines would take them for
+/// one: where they read what is written, a number, or one for each expert.
+fn entering_scales<'a>(input: &'a Checkpoint, plans: &'a Plans, dialect: Dialect) -> Vec<(&'a str, &'a Item, bool)> {
+    let items = || {
+        plans.weights().map(|(at, weight)| {
+            let item = &plans.items[at];
+            (item, &input.tensors()[item.tensor], dialect != Dialect::Plain && weight.target.product().is_some())
+        })
+    };
+    // Of experts in one tensor, that one's too.
+    let of_tensors = items().map(|found @ (_, tensor, _)| (module(&tensor.name), found));
+    let layers: HashMap<&str, _> = of_tensors.chain(items().map(|found| (module(&found.0.name), found))).collect();
+    let of_layer = |tensor: &'a TensorInfo| {
+        let (layer, _) = tensor.name.rsplit_once('.').filter(|(_, last)| ACTIVATIONS.contains(last))?;
+        let (item, whole, has_engine) = *layers.get(layer)?;
+        let is_wide = matches!(tensor.dtype, Dtype::F64 | Dtype::F32 | Dtype::BF16 | Dtype::F16);
+        let is_float = is_wide || matches!(tensor.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E8M0);
+        let number: usize = tensor.shape.iter().product();
+        let is_scale = number == 1 || (item.slice.is_some() && whole.shape.first() == Some(&number));
+        Some((tensor.name.as_str(), item, has_engine && is_float && is_scale))
+    };
+    input.tensors().iter().filter_map(of_layer).collect()
+}
+
+/// What there is to say of those that no engine takes for a scale: they are copied.
+pub fn entering(input: &Checkpoint, plans: &Plans, dialect: Dialect) -> Option<String> {
+    let names: Vec<_> = entering_scales(input, plans, dialect).into_iter().map(|(name, ..)| name).collect();
+    Some(format!(
+        "{}: {} ({}) with the name of a scale of what enters layers that are quantized, copied as they are: no engine takes them for it; \
+         if they are scales of what the layers were before, take them out of the input",
+        shown(input.path()),
+        count(names.len(), "tensor", "tensors"),
+        folder::some(names.iter().copied())?
+    ))
 }
 
 /// What there is to say of scales beside matrices that are quantized, which are copied since nobody takes them for theirs.
@@ -160,13 +204,14 @@ pub fn unread(input: &Checkpoint, layout: &CheckpointLayout) -> Option<String> {
     ))
 }
 
-/// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two.
-pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>) -> Vec<String> {
+/// What there is to say of what is copied, and wrong in a model that is quantized: what `info` says of it, in a line or two. `said`: scales
+/// beside matrices that are quantized, of which more was said.
+pub fn notes(input: &Checkpoint, config: Option<&ModelConfig>, said: &HashSet<String>) -> Vec<String> {
     let remains = remains::find(input, config);
     let more = match remains.problems.len() {
         0 | 1 => String::new(),
         all => format!("; {} more are named by info", all - 1),
     };
     let left = remains.problems.first().map(|problem| format!("copied as they are: {problem}{more}"));
-    left.into_iter().chain(copied::beside_plain(input)).collect()
+    left.into_iter().chain(copied::beside_plain(input, |name| said.contains(name))).collect()
 }

@@ -44,6 +44,7 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
         sources::refuse_output(output, &[&args.input], &read)?;
     }
     checks::refuse_quantized(&input, config.as_ref(), dialect)?;
+    input.check_marks()?;
     let of = Given { args, input: &input, config: config.as_ref(), model, dialect };
     let plans = Plans::new(of)?;
     // One for each place of the plans.
@@ -69,6 +70,8 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
     let amax = scales.as_ref().map(|scales| activations(args, &input, &plans, scales)).transpose()?;
     let (layout, inputs) = layout(args, &input, &plans, dialect, amax.as_deref().unwrap_or_default())?;
     let unread = beside::unread(&input, &layout);
+    let entering = beside::entering(&input, &plans, dialect);
+    let said: HashSet<String> = layout.scales_of_others().into_iter().map(|(name, ..)| name.to_string()).collect();
     let notes = || {
         unasked
             .into_iter()
@@ -78,8 +81,10 @@ pub fn run(args: &QuantizeArgs, choice: DeviceChoice) -> Result<Outcome, Failure
             .chain(unused.into_iter().flatten())
             .chain(untaken)
             .chain(folder::not_in_index(&input))
+            .chain(folder::broken_marks(&input))
             .chain(unread)
-            .chain(beside::notes(&input, config.as_ref()))
+            .chain(entering)
+            .chain(beside::notes(&input, config.as_ref(), &said))
     };
     if let Some(threads) = args.jobs {
         // Asked for once, before any work.
@@ -214,7 +219,7 @@ fn layout(
         }
         owners.resize(layout.names().len(), at);
     }
-    beside::refuse_stale(input, plans, &layout, &owners)?;
+    beside::refuse_stale(input, plans, (&layout, dialect), &owners)?;
     Ok((layout, inputs))
 }
 
