@@ -120,7 +120,7 @@ named!(
 );
 
 impl ActivationGradient {
-    /// The derivative at `x`, operation by operation as on the device.
+    /// The derivative at `x`, in the order of operations above.
     pub fn apply(self, x: f32) -> f32 {
         let gated = |z: f32, w: f32| {
             let e = exp(-z);

@@ -267,7 +267,7 @@ fn the_largest_number_is_found_in_every_place() {
 }
 
 #[test]
-fn scales_of_all_members_are_updated_as_each_alone() {
+fn scales_of_members_that_were_seen_are_updated_as_each_alone() {
     for (window, scales) in [(1, 1), (16, 70), (4, 0), (0, 3), (1024, 2)] {
         for (format, margin) in [(Fp8Format::E4M3, 0), (Fp8Format::E5M2, 1), (Fp8Format::E4M3, -2)] {
             for rule in AmaxHistory::ALL {
@@ -296,6 +296,18 @@ fn scales_of_all_members_are_updated_as_each_alone() {
                 }
             }
         }
+    }
+}
+
+/// By hand: a member without elements in this step keeps its factor and what it had, whichever amax decides; its neighbour does not.
+#[test]
+fn a_member_that_was_not_seen_forgets_nothing() {
+    for rule in AmaxHistory::ALL {
+        let mut history = Array2::from_shape_vec((3, 2), vec![0.0, 7.0, 4.0, 4.0, 2.0, 2.0]).unwrap();
+        let next = delayed_update_grouped(history.view_mut(), &[112.0, 112.0], Fp8Format::E4M3, 0, rule).unwrap();
+        assert_eq!(next.iter().map(|factor| factor.encode).collect::<Vec<_>>(), [112.0, 64.0]);
+        assert_eq!(history.column(0).to_vec(), [0.0, 4.0, 2.0], "{rule}");
+        assert_eq!(history.column(1).to_vec(), [0.0, 2.0, 7.0], "{rule}");
     }
 }
 

@@ -399,7 +399,7 @@ fn delayed_scaling_goes_on_from_a_saved_state() {
     let mut bad = states.clone();
     bad[2].history.pop();
     refused(other.set_delayed_states(bad), &["amax history of dY: 3 steps", "4 of the recipe's window"]);
-    for (place, number) in [(0, 0.0), (0, f32::NAN), (0, f32::INFINITY), (1, -1.0), (1, f32::NAN)] {
+    for (place, number) in [(0, 0.0), (0, 1e-40), (0, f32::NAN), (0, f32::INFINITY), (1, -1.0), (1, f32::NAN)] {
         let mut bad = states.clone();
         *(if place == 0 { &mut bad[1].encode } else { &mut bad[1].history[3] }) = number;
         refused(other.set_delayed_states(bad), &["delayed state of W", "delayed_states"]);

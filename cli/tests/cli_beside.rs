@@ -262,6 +262,22 @@ fn a_list_of_marks_that_is_broken_is_said_of_its_file() {
         assert_words(&bad(2, &["dequantize", &input, "-o", &output]), &words);
         assert!(fs::metadata(&output).is_err());
     }
+    // Nor is one in doubt whose scales do not fill tiles.
+    write(&folder.file("plain"), &[f32_tensor("l.weight", [64, 256], 1)]);
+    let (coded, broken) = (folder.file("coded"), folder.file("broken"));
+    good(&["quantize", &folder.file("plain"), "-o", &coded, "--recipe", "nvfp4", "--dialect", "modelopt"]);
+    let bytes = fs::read(&coded).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let metadata = HashMap::from([(MARKS.to_string(), "[".to_string())]);
+    fs::write(&broken, safetensors::serialize(tensors.iter(), Some(metadata)).unwrap()).unwrap();
+    let [want, got] = [&coded, &broken].map(|file| {
+        let _ = fs::remove_file(&plain);
+        said(&["dequantize", file, "-o", &plain]);
+        let bytes = fs::read(&plain).unwrap();
+        SafeTensors::deserialize(&bytes).unwrap().tensor("l.weight").unwrap().data().to_vec()
+    });
+    assert!(want == got);
+    fs::remove_file(&plain).unwrap();
     // Where no matrix depends on it, it is said, and no more.
     let (file, output) = (folder.file("file"), folder.file("quantized"));
     write_marked(&file, &[f32_tensor("l.weight", [128, 256], 1)], Some(&json!(["l"])));

@@ -501,11 +501,17 @@ impl Listing {
 
     /// Refuses a matrix that may lie in tiles, where the list that would say so is broken, and nothing else says it.
     pub(super) fn refuse_lost_mark(&self, name: &str, parts: &Parts<'_>) -> Result<()> {
-        let codes = match parts {
-            Parts::Packed { codes, meaning: Second::Factor, .. } => codes,
-            Parts::Bytes { codes, scale, .. } if is_e8m0(scale.dtype) => codes,
+        // Columns of codes that share a byte of scale.
+        let (codes, scale, block) = match parts {
+            Parts::Packed { codes, scale, meaning: Second::Factor, .. } => (codes, scale, NVFP4_BLOCK / 2),
+            Parts::Bytes { codes, scale, .. } if is_e8m0(scale.dtype) => (codes, scale, 32),
             _ => return Ok(()),
         };
+        // Others do not fill tiles.
+        let [rows, cols] = codes.shape[..] else { return Ok(()) };
+        if scale.shape != [rows.next_multiple_of(128), cols.div_ceil(block).next_multiple_of(4)] {
+            return Ok(());
+        }
         let is_said = || {
             self.written(name).and_then(|text| dialect(text)).is_some() || self.comfy.contains_key(comfy::layer(name))
         };

@@ -160,7 +160,8 @@ impl Checkpoint {
         &self.listing.header.tensors
     }
 
-    /// The metadata; of several files, where they differ, that of the first.
+    /// The metadata; of several files, where they differ, that of the first. Lists of ComfyUI's marks are one list, without those that are broken
+    /// ([`Checkpoint::broken_marks`]).
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.listing.header.metadata
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::cast_writer::PlannedCast;
 use super::header::{Header, TensorInfo};
@@ -41,8 +41,8 @@ pub struct CheckpointWriter {
     states: Vec<AtomicU8>,
     /// Every tensor is written, and has reached the disk.
     is_synced: bool,
-    /// A sync failed: bytes may be lost, of which the system tells once.
-    is_lost: AtomicBool,
+    /// The first shard of which bytes did not reach the disk: the system tells it once.
+    lost: OnceLock<usize>,
 }
 
 #[derive(Debug)]
@@ -66,9 +66,9 @@ impl CheckpointWriter {
         let (shards, open) = (Vec::with_capacity(count), OpenFiles::default());
         let (writeback, unsynced) = (Writeback::start(), AtomicU64::new(0));
         let PlannedMatrices { matrices, casts } = planned;
-        let (is_synced, is_lost) = (false, AtomicBool::new(false));
+        let (is_synced, lost) = (false, OnceLock::new());
         let mut writer =
-            Self { target, shards, open, writeback, unsynced, header, matrices, casts, states, is_synced, is_lost };
+            Self { target, shards, open, writeback, unsynced, header, matrices, casts, states, is_synced, lost };
         for (i, name) in shard_names(count).into_iter().enumerate() {
             let bytes = writer.header.to_bytes(i);
             let data_start = bytes.len() as u64;
@@ -105,7 +105,7 @@ impl CheckpointWriter {
 
     /// A sync that failed.
     fn failed(&self, shard: usize, source: io::Error) -> Error {
-        self.is_lost.store(true, Ordering::Release);
+        let _ = self.lost.set(shard);
         self.io(shard, source)
     }
 
@@ -192,8 +192,8 @@ impl CheckpointWriter {
         if self.is_synced {
             return Ok(());
         }
-        if self.is_lost.load(Ordering::Acquire) {
-            return Err(self.io(0, lost()));
+        if let Some(shard) = self.lost.get() {
+            return Err(self.io(*shard, lost()));
         }
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {

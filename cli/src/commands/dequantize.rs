@@ -17,7 +17,7 @@ use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, Scheme};
 use serde_json::{Value, json};
 
-use crate::activations::ACTIVATIONS;
+use crate::activations::{ACTIVATIONS, is_scale};
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
@@ -248,7 +248,7 @@ fn plan(
             }
             Some(None) => Plan::Drop,
             // The scales of activations are those of products that are no more.
-            None if is_input_scale(input, &tensor.name) || input.is_mark(&tensor.name) => Plan::Drop,
+            None if is_input_scale(input, tensor) || input.is_mark(&tensor.name) => Plan::Drop,
             None if remains.of_head.contains(&tensor.name.as_str()) => Plan::Drop,
             None => Plan::Copy,
         })
@@ -256,10 +256,14 @@ fn plan(
     input.tensors().iter().map(plan).collect()
 }
 
-/// True for the scale of the activations that meet a quantized matrix.
-fn is_input_scale(input: &Checkpoint, name: &str) -> bool {
-    let layer = ACTIVATIONS.iter().find_map(|suffix| name.strip_suffix(suffix));
-    layer.is_some_and(|layer| input.stored_scheme(&format!("{layer}weight")).is_ok())
+/// True for the scale of the activations that meet a quantized matrix. What only has the name of one stays.
+fn is_input_scale(input: &Checkpoint, tensor: &TensorInfo) -> bool {
+    let layer = ACTIVATIONS.iter().find_map(|suffix| tensor.name.strip_suffix(suffix));
+    let weight = layer.map(|layer| format!("{layer}weight"));
+    weight.is_some_and(|weight| {
+        let experts = input.quant_dimensions(&weight).ok().filter(|shape| shape.len() == 3).map(|shape| shape[0]);
+        input.stored_scheme(&weight).is_ok() && is_scale(tensor, experts)
+    })
 }
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {

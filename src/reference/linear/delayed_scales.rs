@@ -84,13 +84,13 @@ impl DelayedScales {
                     "take a state of a layer with this window",
                 ));
             }
-            let good = encode.is_finite() && *encode > 0.0;
+            let good = encode.is_finite() && *encode > 0.0 && (1.0 / encode).is_finite();
             if let Some(bad) =
                 (!good).then_some(encode).or_else(|| history.iter().find(|amax| amax.is_nan() || **amax < 0.0))
             {
                 return Err(Error::unsupported(
                     format!("the number {bad:e} in the delayed state of {name}"),
-                    "factors are finite and above 0, an amax is not negative",
+                    "factors and their inverses are finite and above 0, an amax is not negative",
                     "take what delayed_states gave",
                 ));
             }

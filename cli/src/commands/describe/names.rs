@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
 use super::{Matrix, layers};
-use crate::activations::ACTIVATIONS;
+use crate::activations::{ACTIVATIONS, is_scale};
 use crate::folder::{COMFY_MARK, COMFY_MARKS, module};
 
 /// What is done about names that are ComfyUI's, in the place of a method.
@@ -102,6 +102,9 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
         }
         let (module, known) = (module(matrix.name), names.activations(scheme));
         let is_there = |name: &&str| input.get(&[module, ".", name].concat()).is_some();
+        let experts = input.quant_dimensions(matrix.name).ok().filter(|shape| shape.len() == 3).map(|shape| shape[0]);
+        let is_scale_there =
+            |name: &&str| input.get(&[module, ".", name].concat()).is_some_and(|tensor| is_scale(tensor, experts));
         // Scales without blocks have one order, and a mark that is left of what a layer was says nothing of it.
         if input.is_tiled(matrix.name) {
             let mark = if is_there(&COMFY_MARK) { COMFY_MARK } else { COMFY_MARKS };
@@ -109,7 +112,8 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
             wrong.entry([mark.into(), what.into(), COMFY_REMEDY.into()]).or_default().push(module);
             continue;
         }
-        let there: Vec<&str> = ACTIVATIONS.into_iter().filter(|name| !known.contains(name)).filter(is_there).collect();
+        let there: Vec<&str> =
+            ACTIVATIONS.into_iter().filter(|name| !known.contains(name)).filter(is_scale_there).collect();
         if !there.is_empty() && !known.iter().any(is_there) {
             let what = format!("its engines look for {}", listed(known, "or"));
             wrong.entry([listed(&there, "and"), what, String::new()]).or_default().push(module);

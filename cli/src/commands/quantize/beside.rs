@@ -7,7 +7,7 @@ use scaled_gemm::model_folder::ModelConfig;
 
 use super::items::Item;
 use super::plan::Plans;
-use crate::activations::ACTIVATIONS;
+use crate::activations::{ACTIVATIONS, is_scale};
 use crate::copied;
 use crate::folder::{self, module};
 use crate::output::{Failure, count, shown};
@@ -164,11 +164,8 @@ fn entering_scales<'a>(input: &'a Checkpoint, plans: &'a Plans, dialect: Dialect
     let of_layer = |tensor: &'a TensorInfo| {
         let (layer, _) = tensor.name.rsplit_once('.').filter(|(_, last)| ACTIVATIONS.contains(last))?;
         let (item, whole, has_engine) = *layers.get(layer)?;
-        let is_wide = matches!(tensor.dtype, Dtype::F64 | Dtype::F32 | Dtype::BF16 | Dtype::F16);
-        let is_float = is_wide || matches!(tensor.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E8M0);
-        let number: usize = tensor.shape.iter().product();
-        let is_scale = number == 1 || (item.slice.is_some() && whole.shape.first() == Some(&number));
-        Some((tensor.name.as_str(), item, has_engine && is_float && is_scale))
+        let experts = item.slice.as_ref().and_then(|_| whole.shape.first().copied());
+        Some((tensor.name.as_str(), item, has_engine && is_scale(tensor, experts)))
     };
     input.tensors().iter().filter_map(of_layer).collect()
 }
@@ -177,8 +174,9 @@ fn entering_scales<'a>(input: &'a Checkpoint, plans: &'a Plans, dialect: Dialect
 pub fn entering(input: &Checkpoint, plans: &Plans, dialect: Dialect) -> Option<String> {
     let names: Vec<_> = entering_scales(input, plans, dialect).into_iter().map(|(name, ..)| name).collect();
     Some(format!(
-        "{}: {} ({}) with the name of a scale of what enters layers that are quantized, copied as they are: no engine takes them for it; \
-         if they are scales of what the layers were before, take them out of the input",
+        "{}: {} ({}) with the name of a scale of what enters layers that are quantized, copied as they are: no engine takes them for it, \
+         and one that refuses what it does not know does not load the model; if they are scales of what the layers were before, take them \
+         out of the input",
         shown(input.path()),
         count(names.len(), "tensor", "tensors"),
         folder::some(names.iter().copied())?
