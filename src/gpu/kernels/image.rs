@@ -62,7 +62,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 20] = [
+const HEADERS: [(&str, &str); 23] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -83,6 +83,9 @@ const HEADERS: [(&str, &str); 20] = [
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
     ("cast/nvfp4_rows.cuh", include_str!("../../../kernels/cast/nvfp4_rows.cuh")),
     ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
+    ("gemm/pipeline.cuh", include_str!("../../../kernels/gemm/pipeline.cuh")),
+    ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
+    ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
 ];
 
 /// Where kernel images come from.
