@@ -7,7 +7,7 @@
 //
 // A stage has two barriers. `full` has one arrival, the producer's, which also announces the bytes of its four copies. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies one half of it into both blocks,
-// and waits for both. With the first stage of a tile the producer says which it is; a stage without operands ends the work. Before a block ends its
+// and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
 #include "gemm/pipeline.cuh"
@@ -23,6 +23,13 @@ constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
 constexpr u32 STORE_COPIED = 2;
 
+constexpr u32 TRY_FIXED = 4;    // stages are compile-time constants where a tile starts at stage 0
+constexpr u32 TRY_FIRST = 8;    // the first k-block makes the sums: no zeros to add to
+constexpr u32 TRY_BOUND = 16;   // no promotion: wrong results, a bound for timings
+constexpr u32 TRY_SCALES = 32;  // a k-block's scales of A are loaded together, and multiplied after the products are asked for
+constexpr u32 TRY_UNSTORED = 64;  // D is not written: a bound for timings
+constexpr u32 TRY_LATER = 256;
+
 template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 32, 64, 128 or 192
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
@@ -30,10 +37,15 @@ template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 32, 64, 128 or 
           u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
           u32 UNROLL_,    // k-blocks of the loop's body
           u32 STORE_, u32 SLABS_,  // 16 x 64 pieces of D in shared memory, for each warp
-          u32 RESIDENT_ = 1>       // blocks on a multiprocessor
+          u32 RESIDENT_ = 1,       // blocks on a multiprocessor
+          u32 TRIES_ = 0>          // under trial, TRY_ bits; from TRY_LATER on: cycles that the second warpgroup starts later
 struct Sm90Config {
     static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
     static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, SLABS = SLABS_, RESIDENT = RESIDENT_;
+    static constexpr bool FIXED = TRIES_ & TRY_FIXED, FIRST = TRIES_ & TRY_FIRST;
+    static constexpr bool BOUND = TRIES_ & TRY_BOUND, SCALES = TRIES_ & TRY_SCALES, UNSTORED = TRIES_ & TRY_UNSTORED;
+    static constexpr u32 LATER = TRIES_ / TRY_LATER;
+    static_assert(!FIXED || UNROLL % STAGES == 0, "the loop's body ends where it began");
     static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
     static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
     static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
@@ -92,7 +104,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
         }
     }
 
-    __device__ __forceinline__ u32 across() const {
+    __device__ __forceinline__ static u32 across(const Sm90Problem& p) {
         constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::COLS : C::COLS;
         return (p.n + UNIT - 1) / UNIT;
     }
@@ -102,9 +114,8 @@ template <class C, bool GROUPED> struct Sm90Walk {
         return (rows + UNIT - 1) / UNIT;
     }
 
-    // Those of lanes from `first_group` on. What does not lie in A is no group.
-    __device__ __forceinline__ void load_groups() {
-        const u32 g = first_group + threadIdx.x % 32;
+    // Where the rows of a group start, and how many. What does not lie in A is no group.
+    __device__ __forceinline__ static void load_group(const Sm90Problem& p, u32 g, u32& start, u32& count) {
         start = 0;
         count = 0;
         if (g < p.groups) {
@@ -115,7 +126,29 @@ template <class C, bool GROUPED> struct Sm90Walk {
                 count = (u32)(rows < most ? rows : most);
             }
         }
-        units = down(count) * across();
+    }
+
+    // How many tiles the block has. All lanes of a warp together.
+    __device__ __forceinline__ static u32 tiles(const Sm90Problem& p) {
+        u32 all = down(p.m) * across(p);
+        if (GROUPED) {
+            all = 0;
+            for (u32 g = 0; g < p.groups; g += 32) {
+                u32 start, count;
+                load_group(p, g + threadIdx.x % 32, start, count);
+                all += down(count) * across(p);
+            }
+#pragma unroll
+            for (u32 step = 16; step > 0; step /= 2) all += __shfl_xor_sync(0xFFFFFFFFu, all, step);
+            all = __shfl_sync(0xFFFFFFFFu, all, 0);  // the same for all lanes, and known to be
+        }
+        const u32 first = blockIdx.x / C::CLUSTER, step = gridDim.x / C::CLUSTER;
+        return all > first ? (all - first - 1) / step + 1 : 0;
+    }
+
+    __device__ __forceinline__ void load_groups() {
+        load_group(p, first_group + threadIdx.x % 32, start, count);
+        units = down(count) * across(p);
         upto = units;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
@@ -141,11 +174,11 @@ template <class C, bool GROUPED> struct Sm90Walk {
             row = __shfl_sync(0xFFFFFFFFu, start, lane);
             rows = __shfl_sync(0xFFFFFFFFu, count, lane);
             tile.group = first_group + lane;
-        } else if (unit >= down(p.m) * across()) {
+        } else if (unit >= down(p.m) * across(p)) {
             return false;
         }
         // Bands of `raster` tiles along m, each walked along n: what the blocks of a moment read stays in L2.
-        const u32 band_units = p.raster * across(), band = inside / band_units, in_band = inside - band * band_units;
+        const u32 band_units = p.raster * across(p), band = inside / band_units, in_band = inside - band * band_units;
         const u32 height = min(p.raster, down(rows) - band * p.raster);
         u32 x = in_band / height, y = band * p.raster + in_band - x * height;
         if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
@@ -201,7 +234,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, 1});
+                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, 0});
                 barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + C::SCALES_B_BYTES);
                 if (C::SHARE == SHARE_A)
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
@@ -222,12 +255,8 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         __syncwarp();
     }
     if (threadIdx.x % 32 == 0)
-        for (u32 i = 0; i <= C::STAGES; i++) {
+        for (u32 i = 0; i < C::STAGES; i++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-            if (i == 0) {
-                shared_store(shared + C::WORK + 16 * ring.stage, {0, 0, 0, 0});
-                barrier_arrive(shared + C::FULL + 8 * ring.stage);
-            }
             ring.advance();
         }
 }
@@ -237,13 +266,14 @@ template <class C> using Sm90Sums = float[C::WAVES][C::ATOMS][C::ATOM / 2];
 
 template <class C> struct Sm90Math {
     u32 shared;
-    u32 a, b, scale_a;  // the warpgroup's (the thread's scales) in stage 0
+    u32 a, b;     // the warpgroup's operands in stage 0
+    u32 scale_a;  // the thread's first scale there
     Sm90Ring<C> ring;
 
     __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        a = shared + down * C::TALL * 128;
-        b = shared + C::B + across * C::WIDE * 128;
+        a = wgmma_operand(shared + down * C::TALL * 128);
+        b = wgmma_operand(shared + C::B + across * C::WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
     }
 
@@ -258,35 +288,51 @@ template <class C> struct Sm90Math {
     }
 
     // `BLOCKS` k-blocks from `block` on. `scale_b`: the scales of the first column in stage 0, `phase` its place in their tile.
-    template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, u32 scale_b, u32 phase) {
+    // `FIXED`: the ring is at stage 0, and BLOCKS a multiple of STAGES. `FIRST`: there are no sums yet.
+    template <u32 BLOCKS, bool FIXED = false, bool FIRST = false>
+    __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, u32 scale_b, u32 phase) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH];
         u32 from_a = 0, from_b = 0, scale = 0;
-        float tiles[C::SCALE_TILES];
+        float tiles[C::SCALE_TILES], rows[C::WAVES][2];
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
             if (i < ALL) {
                 const u32 wave = i % EACH / C::ATOMS, atom = i % C::ATOMS, now = i % C::DEPTH;
                 if (i % EACH == 0) {
                     const u32 quarter = BLOCKS % 4 == 0 ? i / EACH % 4 : (block + i / EACH) % 4;
-                    barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
-                    from_a = wgmma_operand(a + ring.stage * C::A_BYTES);
-                    from_b = wgmma_operand(b + ring.stage * C::B_BYTES);
-                    scale = scale_a + ring.stage * C::SCALES_A_BYTES;
+                    const u32 stage = FIXED ? i / EACH % C::STAGES : ring.stage;
+                    barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
+                    from_a = a + stage * (C::A_BYTES / 16);
+                    from_b = b + stage * (C::B_BYTES / 16);
+                    scale = scale_a + stage * C::SCALES_A_BYTES;
 #pragma unroll
                     for (u32 t = 0; t < C::SCALE_TILES; t++)
-                        tiles[t] = shared_float(scale_b + ring.stage * C::SCALES_B_BYTES + 16 * t + 4 * quarter);
-                    ring.advance();
+                        tiles[t] = shared_float(scale_b + stage * C::SCALES_B_BYTES + 16 * t + 4 * quarter);
+                    if (C::SCALES)
+#pragma unroll
+                        for (u32 w = 0; w < C::WAVES; w++) {
+                            rows[w][0] = shared_float(scale + w * 256);
+                            rows[w][1] = shared_float(scale + w * 256 + 32);
+                        }
+                    if (!FIXED) ring.advance();
+                    else if (stage == C::STAGES - 1) ring.parity ^= 1;
                 }
                 const float tile = C::SCALE_TILES == 1 || phase + atom * C::ATOM < 128 ? tiles[0] : tiles[C::SCALE_TILES - 1];
-                low[now] = shared_float(scale + wave * 256) * tile;
-                high[now] = shared_float(scale + wave * 256 + 32) * tile;
+                if (!C::SCALES) {
+                    low[now] = shared_float(scale + wave * 256) * tile;
+                    high[now] = shared_float(scale + wave * 256 + 32) * tile;
+                }
                 hold(part[now]);
                 wgmma_fence();
 #pragma unroll
                 for (u32 q = 0; q < 4; q++)
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
+                if (C::SCALES) {
+                    low[now] = rows[wave][0] * tile;
+                    high[now] = rows[wave][1] * tile;
+                }
             }
             if (i + 1 >= C::DEPTH) {
                 const u32 j = i + 1 - C::DEPTH, done = j % C::DEPTH, running = i < ALL ? C::DEPTH - 1 : ALL + C::DEPTH - 2 - i;
@@ -298,11 +344,19 @@ template <class C> struct Sm90Math {
                 if (j % EACH == EACH - 1) {
                     // One stage back for each k-block that is begun and not done.
                     const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
-                    give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
+                    if (FIXED) give_back(j / EACH % C::STAGES);
+                    else give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
                 }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
+                    if (FIRST && j < EACH) {
+                        to[e] = __fmul_rn(low[done], part[done][e]);
+                        to[e + 1] = __fmul_rn(low[done], part[done][e + 1]);
+                        to[e + 2] = __fmul_rn(high[done], part[done][e + 2]);
+                        to[e + 3] = __fmul_rn(high[done], part[done][e + 3]);
+                        continue;
+                    }
                     to[e] = __fmaf_rn(low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(low[done], part[done][e + 1], to[e + 1]);
                     to[e + 2] = __fmaf_rn(high[done], part[done][e + 2], to[e + 2]);
@@ -312,15 +366,69 @@ template <class C> struct Sm90Math {
         }
     }
 
-    // What the producer says with the first stage of a tile; false after the last one.
-    __device__ __forceinline__ bool next(Sm90Tile& tile) {
+    // Without scales, for the bound: products add to the sums themselves.
+    template <u32 BLOCKS, bool FIXED> __device__ __forceinline__ void add(Sm90Sums<C>& sum) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCKS; i++) {
+            const u32 stage = FIXED ? i % C::STAGES : ring.stage;
+            barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
+            const u32 from_a = a + stage * (C::A_BYTES / 16), from_b = b + stage * (C::B_BYTES / 16);
+#pragma unroll
+            for (u32 w = 0; w < C::WAVES; w++)
+#pragma unroll
+                for (u32 t = 0; t < C::ATOMS; t++) hold(sum[w][t]);
+            wgmma_fence();
+#pragma unroll
+            for (u32 w = 0; w < C::WAVES; w++)
+#pragma unroll
+                for (u32 t = 0; t < C::ATOMS; t++)
+#pragma unroll
+                    for (u32 q = 0; q < 4; q++)
+                        wgmma(sum[w][t], from_a + w * (64 * 128 / 16) + 2 * q, from_b + t * (C::ATOM * 128 / 16) + 2 * q, 1);
+            wgmma_commit();
+            if (i) {
+                wgmma_wait<1>();
+                give_back(FIXED ? (i - 1) % C::STAGES : ring.stage ? ring.stage - 1 : C::STAGES - 1);
+            }
+            if (!FIXED) ring.advance();
+            else if (stage == C::STAGES - 1) ring.parity ^= 1;
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (u32 w = 0; w < C::WAVES; w++)
+#pragma unroll
+            for (u32 t = 0; t < C::ATOMS; t++) hold(sum[w][t]);
+        give_back(FIXED ? (BLOCKS - 1) % C::STAGES : ring.stage ? ring.stage - 1 : C::STAGES - 1);
+    }
+
+    // All k-blocks of a tile.
+    template <bool FIXED> __device__ __forceinline__ void tile_sums(Sm90Sums<C>& sum, u32 blocks, u32 scale_b, u32 phase) {
+        constexpr u32 UNROLL = C::FIXED && !FIXED ? 1 : C::UNROLL;
+        u32 block = 0;
+        if constexpr (C::BOUND) {
+            for (; block + UNROLL <= blocks; block += UNROLL) add<UNROLL, FIXED>(sum);
+            for (; block < blocks; block++) add<1, false>(sum);
+        } else {
+            if (C::FIRST) {
+                if (blocks >= UNROLL) {
+                    multiply<UNROLL, FIXED, true>(sum, 0, scale_b, phase);
+                    block = UNROLL;
+                } else {
+                    multiply<1, false, true>(sum, 0, scale_b, phase);
+                    block = 1;
+                }
+            }
+            for (; block + UNROLL <= blocks; block += UNROLL) multiply<UNROLL, FIXED>(sum, block, scale_b, phase);
+            for (; block < blocks; block++) multiply<1>(sum, block, scale_b, phase);
+        }
+    }
+
+    // What the producer says with the first stage of a tile.
+    __device__ __forceinline__ Sm90Tile next() {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
-        tile = {work.x, work.y, (int)work.z, 0};
-        if (work.w) return true;
-        give_back(ring.stage);
-        return false;
+        return {work.x, work.y, (int)work.z, 0};
     }
 
     // The stages of a tile of which the warpgroup has no row.
@@ -379,20 +487,20 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 // Through slabs of 16 rows by 64 columns in shared memory, a warp's own, swizzled as the copy engine reads them: no warp waits for another.
 template <class C>
 __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const TensorMap& d, const Sm90Problem& p, const Sm90Tile& tile,
-                                                  u32 row, u32 col, u32 slabs, u32& slab) {
+                                                  u32 row, u32 col, u32 slabs) {
     constexpr u32 CHUNKS = C::SLAB_COLS / 8, PITCH = 16 * CHUNKS, AT_ONCE = 32 / CHUNKS;  // rows that the warp reads at once
     const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16;
     const auto place = [](u32 r, u32 chunk) { return r * PITCH + ((chunk ^ (r / (8 / CHUNKS) % CHUNKS)) << 4); };
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
         const u32 at = row + 64 * wave;
-        if ((int)at >= tile.rows) break;
-        const bool copied = C::STORE == STORE_COPIED && (int)at + 16 <= tile.rows;
+        // Votes, for the compiler to know that all lanes go the same way.
+        if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
+        const bool copied = C::STORE == STORE_COPIED && __any_sync(0xFFFFFFFFu, (int)at + 16 <= tile.rows);
 #pragma unroll
         for (u32 c = 0; c < C::WIDE; c += C::SLAB_COLS) {
-            const u32 here = slabs + slab * C::SLAB_BYTES;
-            if (C::SLABS > 1) slab = slab == C::SLABS - 1 ? 0 : slab + 1;
-            if (C::STORE == STORE_COPIED && lane == 0) stores_have_read<C::SLABS - 1>();
+            const u32 slab = (wave * C::WIDE + c) / C::SLAB_COLS % C::SLABS, here = slabs + slab * C::SLAB_BYTES;
+            if (C::STORE == STORE_COPIED && slab == 0 && lane == 0) stores_have_read<0>();
             __syncwarp();
 #pragma unroll
             for (u32 q = 0; q < CHUNKS / 2; q++) {
@@ -417,40 +525,49 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
     }
 }
 
-template <class C>
+template <class C, bool GROUPED>
 __device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Problem& p, u32 shared, u32 group) {
     const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
     const u32 row = down * C::TALL, col = across * C::WIDE;
     const u32 slabs = shared + C::SLAB + (4 * group + warp) * C::SLABS * C::SLAB_BYTES;
-    u32 slab = 0;
     Sm90Math<C> math(shared, down, across);
-    Sm90Tile tile;
-    while (math.next(tile)) {
+    [[maybe_unused]] bool late = group == 1;
+    // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
+    // loop that ends as shared memory says it moved each descriptor there between two products.
+    const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
+    for (u32 i = 0; i < tiles; i++) {
+        const Sm90Tile tile = math.next();
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
             math.pass(blocks);
             continue;
         }
         Sm90Sums<C> sum;
+        if (!C::FIRST)
 #pragma unroll
-        for (u32 w = 0; w < C::WAVES; w++)
+            for (u32 w = 0; w < C::WAVES; w++)
 #pragma unroll
-            for (u32 a = 0; a < C::ATOMS; a++)
+                for (u32 a = 0; a < C::ATOMS; a++)
 #pragma unroll
-                for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
+                    for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
+        if constexpr (C::LATER > 0) {
+            const u32 from = (u32)clock();
+            while (late && (u32)clock() - from < C::LATER) {}
+            late = false;
+        }
         const u32 place = tile.col + col;
         const u32 scale_b = shared + C::SCALES_B + (C::SCALE_TILES > 1 ? (place / 128 - tile.col / 128) * 16 : 0), phase = place % 128;
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        u32 block = 0;
-        for (; block + C::UNROLL <= blocks; block += C::UNROLL) math.template multiply<C::UNROLL>(sum, block, scale_b, phase);
-        for (; block < blocks; block++) math.template multiply<1>(sum, block, scale_b, phase);
+        if (C::FIXED && math.ring.stage == 0) math.template tile_sums<C::FIXED>(sum, blocks, scale_b, phase);
+        else math.template tile_sums<false>(sum, blocks, scale_b, phase);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
+        if (C::UNSTORED && p.raster != 0xFFFFFFFF) continue;
         if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
-        else sm90_store_staged<C>(sum, d, p, tile, row + 16 * warp, col, slabs, slab);
+        else sm90_store_staged<C>(sum, d, p, tile, row + 16 * warp, col, slabs);
     }
     if (C::STORE == STORE_COPIED && threadIdx.x % 32 == 0) stores_have_read<0>();
 #ifdef SCALED_GEMM_STAMPS
@@ -503,6 +620,6 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #endif
     } else {
         if (C::GROUPS > 1) more_registers<232>();
-        sm90_multiply<C>(d, p, shared, group);
+        sm90_multiply<C, GROUPED>(d, p, shared, group);
     }
 }
