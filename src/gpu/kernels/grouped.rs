@@ -13,7 +13,7 @@ use crate::gpu::device::stream::Queue;
 
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 4096;
-const CHUNK_BLOCKS: usize = 5;
+const CHUNK_BLOCKS: usize = 4;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
