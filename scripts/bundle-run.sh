@@ -94,7 +94,7 @@ case $what in
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
                 case $name in
                     gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) tests=(each_kernel_once dequantize refusals) ;;
-                    gpu_grouped) tests=(each_kernel_once any_numbers captured refusals) ;;
+                    gpu_grouped) tests=(each_kernel_once more_than_one any_numbers captured extreme refusals) ;;
                     gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
@@ -105,13 +105,13 @@ case $what in
                     case $name in
                         gpu_quantize) tests=(strided given amax_of dequantize refusals one_launch) ;;
                         gpu_gemm) tests=(e4m3_output) ;;
-                        gpu_grouped) tests=(each_kernel_once any_numbers) ;;
+                        gpu_grouped) tests=(each_kernel_once more_than_one any_numbers) ;;
                         gpu_epilogue | gpu_cast | gpu_cast_back | gpu_producers | gpu_produced_targets | gpu_fused | gpu_nvfp4 | gpu_mxfp8 | gpu_mxfp4) ;;
                         *) continue ;;
                     esac
                 fi
                 # It slows kernels a hundredfold: large matrices would take all of its time.
-                case $tool-$name in racecheck-gpu_grouped) tests=(each_kernel_once) ;; esac
+                case $tool-$name in racecheck-gpu_grouped) tests=(each_kernel_once more_than_one) ;; esac
                 case $tool-$name in racecheck-gpu_cast | racecheck-gpu_cast_back | racecheck-gpu_producers | racecheck-gpu_produced_targets | racecheck-gpu_fused)
                     tests=(each_kernel_once back fp4_to_fp8_counts) ;;
                 esac

@@ -37,9 +37,6 @@ __device__ __forceinline__ Before sum_before(u64 v, u64 (&warps)[32]) {
     return {(warp == 0 ? 0 : warps_before) + upto - v, __shfl_sync(0xFFFFFFFFu, all, 31)};
 }
 
-// An offset within [0, length].
-__device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
-
 // Which rows of each member lie where they may, and how many chunks and tiles lie before it. Member t may use [offset t, offset t + 1), the
 // last up to the end of the buffer. Rows that do not fit are cut. No row fits where a number is negative, and where an offset is below an
 // earlier one: members never overlap. One block.

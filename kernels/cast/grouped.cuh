@@ -18,14 +18,23 @@ struct GroupedMembers {
     u32 members;
 };
 
-// Extents of a member that has elements: begin + rows * cols is at most `length`.
+// An offset within [0, length].
+__device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
+
+// Extents of a member: begin + rows * cols is at most `length`. Of numbers that have not changed since `plan_grouped` they are the
+// plan's; of others they lie in the buffer all the same.
 struct Extents {
     u64 begin, rows, cols;
 };
 
 __device__ __forceinline__ Extents extents(const GroupedMembers& m, u32 t) {
-    return {(u64)m.offsets[t], m.fitting[t], (u64)m.cols[t]};
+    const u64 begin = within(m.offsets[t], m.length), cols = m.cols[t] < 0 ? 0 : (u64)m.cols[t];
+    return {begin, cols == 0 ? 0 : min(m.fitting[t], (m.length - begin) / cols), cols};
 }
+
+// Tiles of a member across its columns, and what of a tile there is from here on.
+__device__ __forceinline__ u64 tiles_across(const Extents& e) { return max((e.cols + SIDE - 1) / SIDE, (u64)1); }
+__device__ __forceinline__ u32 tile_part(u64 all, u64 from) { return (u32)min(all - min(from, all), (u64)SIDE); }
 
 // A block's part of all chunks or tiles, member by member. Every number is the same in all threads of the block.
 struct Walk {
@@ -228,7 +237,7 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
     write_scales(f, m.members);
     for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
         const Extents e = extents(m, walk.t);
-        const u64 across = (e.cols + SIDE - 1) / SIDE;
+        const u64 across = tiles_across(e);
         const u32 shared_or_own = f.shared ? 0 : walk.t;
         const float encode = grouped_scale(f, shared_or_own).encode;
         // Whether every row, and every column, begins at a multiple of eight elements.
@@ -237,7 +246,7 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
         float amax = 0.0f;
         for (u64 tile = walk.unit - walk.first; tile < walk.stop - walk.first; tile++) {
             const u64 row = tile / across * SIDE, col = tile % across * SIDE;
-            const u32 rows = (u32)min(e.rows - row, (u64)SIDE), cols = (u32)min(e.cols - col, (u64)SIDE);
+            const u32 rows = tile_part(e.rows, row), cols = tile_part(e.cols, col);
             const u64 from = e.begin + row * e.cols + col, to = e.begin + col * e.rows + row;
             if (eights) {
                 const u32 c = threadIdx.x % 8 * 8;
