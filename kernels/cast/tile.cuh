@@ -102,7 +102,7 @@ __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 ro
 struct TileOut {
     u8* codes;        // [rows rounded up to row_multiple][cols]; null: not wanted
     float* scales;    // scales of the plain output, in the scheme's order
-    u8* codes_t;      // [cols][rows]; null: not wanted
+    u8* codes_t;      // [cols][rows rounded up to 16], the rest zero; null: not wanted
     float* scales_t;  // scales of the transposed output
 };
 
@@ -233,8 +233,10 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             to += cols;
         }
     }
-    if (out.codes_t && row < rows) {  // rows is a multiple of 16 here
-        u8* to = out.codes_t + col * rows + row;
+    // What contracts over the rows asks for a multiple of 16 of them: the data beyond the matrix are zeros, and so are their codes.
+    const u64 pitch_t = round_up16(rows);
+    if (out.codes_t && row < pitch_t) {
+        u8* to = out.codes_t + col * pitch_t + row;
 #pragma unroll
         for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
@@ -245,7 +247,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
             *(uint2*)to = encode8<FORMAT>(v);
-            to += rows;
+            to += pitch_t;
         }
     }
 }
@@ -264,7 +266,7 @@ template <class T, bool ALIGNED> constexpr u32 tile_blocks = sizeof(T) == 4 || !
     extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) NAME##_##name(              \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
-        u32 rows,                 /* any; a multiple of 16 where the transposed output is wanted */                       \
+        u32 rows,                                                                                                         \
         u32 cols,                 /* multiple of 16 */                                                                    \
         ScaleRule rule, TileIn in, TileOut out)                                                                           \
     {                                                                                                                     \

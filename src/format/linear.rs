@@ -1,4 +1,4 @@
-//! [`LinearRecipe`]: what the three products of a linear layer read.
+//! [`LinearRecipe`]: what the three products of a linear layer read, and [`KeptInput`], what is kept for the last of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,6 +58,18 @@ pub enum TensorScaling {
     Delayed(DelayedScaling),
 }
 
+/// In what form X is kept from the forward pass to the weight gradient. The gradient is the same, bit for bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KeptInput {
+    /// As it came: tokens x in elements of the layer's type, quantized in the backward pass.
+    #[default]
+    HighPrecision,
+    /// Transposed, and quantized along the tokens: a byte an element in FP8, and its scales. BF16 where dW is a product of BF16.
+    Quantized,
+}
+
+named!(KeptInput, "way to keep an input", HighPrecision => "high-precision", Quantized => "quantized");
+
 impl LinearRecipe {
     /// One of each kind, delayed scaling with TransformerEngine's defaults.
     pub fn all() -> [Self; 6] {
@@ -99,6 +111,12 @@ impl LinearRecipe {
             Self::Fp8Row => Some([row(); 2]),
             Self::Fp8Tensor(_) => Some([tensor(Fp8Format::E5M2), tensor(Fp8Format::E4M3)]),
         }
+    }
+
+    /// Code formats of X, W and dY, where each has one scale.
+    pub(crate) fn tensor_formats(self) -> Option<[Fp8Format; 3]> {
+        let Self::Fp8Tensor(_) = self else { return None };
+        Some([Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2])
     }
 
     /// Delayed scaling, where that is how scales are found.

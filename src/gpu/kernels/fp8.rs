@@ -9,6 +9,7 @@ use super::operand::{
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
+use crate::format::pair::K_MULTIPLE;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -369,7 +370,8 @@ impl Kernels {
         )
     }
 
-    /// Tiles of 128x128: every scheme whose transposed codes are wanted.
+    /// Tiles of 128x128: every scheme whose transposed codes are wanted. The columns of the transpose are the rows of X, filled up with
+    /// zeros to a multiple of 16.
     ///
     /// `factor` is the computed encode factor of the tensor scheme, `amax` the row and column maxima of the row scheme.
     #[allow(clippy::too_many_arguments)]
@@ -385,15 +387,8 @@ impl Kernels {
     ) -> Result<()> {
         x.check()?;
         out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, x.rows))?;
-        if transposed.is_some() && !x.rows.is_multiple_of(16) {
-            return Err(Error::shape(
-                "input of a transposing cast",
-                format!("{} rows", x.rows),
-                "must be a multiple of 16 (they become the columns of an FP8 operand)",
-                "pad the rows with zeros",
-            ));
-        }
+        let cols_t = x.rows.next_multiple_of(K_MULTIPLE);
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, cols_t))?;
         let family = self.fp8(stream)?;
         let kernels = match recipe.granularity {
             Fp8Granularity::Tensor => &family.quantize_tensor_transposed,
