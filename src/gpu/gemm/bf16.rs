@@ -1,0 +1,257 @@
+//! [`Bf16Product`]: products of BF16 matrices by cuBLASLt, each as it lies in memory or transposed.
+
+use std::num::NonZeroUsize;
+
+use lru::LruCache;
+
+use crate::error::{Error, Result};
+use crate::format::DType;
+use crate::gpu::gemm::call::ALIGNMENT;
+use crate::gpu::gemm::desc::Accumulate;
+use crate::gpu::handle::Handle;
+use crate::gpu::lt::quirks::{self, Problem, Scaling};
+use crate::gpu::lt::{
+    self, Algo, Compute, DataType, EpilogueKind, Factors, Heuristic, Layouts, MatmulCall, MatmulDesc, MatrixLayout,
+    Operand, PointerAttr, Pointers, Preference, Reduction, Transpose, attr,
+};
+use crate::gpu::matrix::{MatMut, MatRef, VecRef};
+
+/// How an operand lies in memory, row-major.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Lies {
+    /// What the product contracts over is along its rows: A is m x k, B is n x k.
+    AlongK,
+    /// It is along its columns: A is k x m, B is k x n.
+    AcrossK,
+}
+
+impl Lies {
+    /// Rows and columns in memory of an operand with so many outer elements.
+    fn shape(self, outer: usize, k: usize) -> [usize; 2] {
+        match self {
+            Self::AlongK => [outer, k],
+            Self::AcrossK => [k, outer],
+        }
+    }
+}
+
+/// One problem: `D = A B^T + beta * D + bias` of BF16 matrices, D `m x n` in BF16 or F32. Strides count elements from row to row in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Bf16Desc {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: (Lies, usize),
+    pub(crate) b: (Lies, usize),
+    pub(crate) out: DType,
+    pub(crate) out_stride: usize,
+    /// The type of a bias, one number for each column of D.
+    pub(crate) bias: Option<DType>,
+    pub(crate) accumulate: Accumulate,
+}
+
+impl Bf16Desc {
+    /// A m x k, B n x k and D m x n in BF16, all packed.
+    pub(crate) fn packed(m: usize, n: usize, k: usize) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            a: (Lies::AlongK, k),
+            b: (Lies::AlongK, k),
+            out: DType::Bf16,
+            out_stride: n,
+            bias: None,
+            accumulate: Accumulate::Replace,
+        }
+    }
+}
+
+/// A problem with cuBLASLt's algorithms for it. Works on the handle that it was made for.
+pub(crate) struct Bf16Product {
+    problem: Bf16Desc,
+    matmul: MatmulDesc,
+    layouts: Layouts,
+    algos: Vec<Algo>,
+    chosen: usize,
+    handle_id: u64,
+}
+
+impl Bf16Product {
+    /// Asks for up to `candidates` algorithms. `reduction` says in what split sums are added; `None`: as the library likes.
+    pub(crate) fn new(
+        handle: &Handle,
+        problem: &Bf16Desc,
+        candidates: usize,
+        reduction: Option<Reduction>,
+    ) -> Result<Self> {
+        let &Bf16Desc { m, n, k, a, b, out, out_stride, bias, .. } = problem;
+        let mut matmul = MatmulDesc::new(Compute::F32, DataType::F32)?;
+        // cuBLASLt is column-major: it sees Dᵀ = B Aᵀ, so B goes first and m, n swap. What lies along k in rows lies there in
+        // columns of k elements.
+        matmul.set(attr::TransA, if b.0 == Lies::AlongK { Transpose::Yes } else { Transpose::No })?;
+        matmul.set(attr::TransB, if a.0 == Lies::AlongK { Transpose::No } else { Transpose::Yes })?;
+        if let Some(bias) = bias {
+            matmul.set(attr::Epilogue, EpilogueKind::Bias)?;
+            matmul.set(attr::BiasDataType, DataType::from(bias))?;
+            matmul.expect_pointers(&[PointerAttr::Bias], handle.placeholder())?;
+        }
+        let operand = |(lies, stride): (Lies, usize), outer| {
+            let [rows, cols] = lies.shape(outer, k);
+            MatrixLayout::new(DataType::Bf16, cols, rows, stride)
+        };
+        let result = || MatrixLayout::new(DataType::from(out), n, m, out_stride);
+        let layouts = Layouts { a: operand(b, n)?, b: operand(a, m)?, c: result()?, d: result()? };
+        let mut preference = Preference::new()?;
+        preference.workspace_bytes(handle.workspace().bytes)?;
+        // As for the products that are compared with it; the library would take 256 for granted.
+        for operand in [Operand::A, Operand::B, Operand::C, Operand::D] {
+            preference.alignment(operand, ALIGNMENT)?;
+        }
+        reduction.map_or(Ok(()), |reduction| preference.reduction(reduction))?;
+        match lt::heuristic(handle.lt(), &matmul, &layouts, &preference, candidates.max(1))? {
+            Heuristic::Offered(algos) => {
+                Ok(Self { problem: *problem, matmul, layouts, algos, chosen: 0, handle_id: handle.id() })
+            }
+            Heuristic::Refused(status) => Err(Error::unsupported(
+                format!("the BF16 product {m} x {n} x {k}"),
+                format!("cuBLASLt offers no algorithm: {status}"),
+                "use n and k that are multiples of 8",
+            )),
+        }
+    }
+
+    /// Enqueues the product. Allocates nothing and waits for nothing.
+    pub(crate) fn execute(
+        &mut self,
+        handle: &Handle,
+        a: &MatRef<'_>,
+        b: &MatRef<'_>,
+        d: &mut MatMut<'_>,
+        bias: Option<&VecRef<'_>>,
+    ) -> Result<()> {
+        handle.check_own(self.handle_id, "running a BF16 product")?;
+        let Bf16Desc { m, n, k, out, out_stride, accumulate, .. } = self.problem;
+        let ([a_rows, a_cols], [b_rows, b_cols]) = (self.problem.a.0.shape(m, k), self.problem.b.0.shape(n, k));
+        let (a_stride, b_stride) = (self.problem.a.1, self.problem.b.1);
+        let operands = [
+            ("A", a.rows(), a.cols(), a.row_stride(), a.dtype(), [a_rows, a_cols, a_stride], DType::Bf16),
+            ("B", b.rows(), b.cols(), b.row_stride(), b.dtype(), [b_rows, b_cols, b_stride], DType::Bf16),
+            ("D", d.rows(), d.cols(), d.row_stride(), d.dtype(), [m, n, out_stride], out),
+        ];
+        for (operand, rows, cols, stride, dtype, [want_rows, want_cols, want_stride], want_dtype) in operands {
+            if (rows, cols, stride, dtype) != (want_rows, want_cols, want_stride, want_dtype) {
+                return Err(Error::shape(
+                    operand,
+                    format!("{rows} x {cols} {dtype}, row stride {stride}"),
+                    format!("must be {want_rows} x {want_cols} {want_dtype}, row stride {want_stride}"),
+                    "plan the product for these operands",
+                ));
+            }
+        }
+        let stream = handle.queue();
+        let order = stream.order();
+        let (a, b, d) = (a.data().at(&order)?, b.data().at(&order)?, d.data_mut().at(&order)?);
+        let bias = bias.map(|bias| bias.data().at(&order)).transpose()?;
+        lt::matmul(MatmulCall {
+            handle: handle.lt(),
+            desc: &mut self.matmul,
+            layouts: &self.layouts,
+            algo: &self.algos[self.chosen],
+            factors: Factors::Host { alpha: 1.0, beta: if accumulate == Accumulate::Add { 1.0 } else { 0.0 } },
+            a: &b,
+            b: &a,
+            c: None,
+            d: &d,
+            pointers: Pointers { bias: bias.as_ref(), ..Pointers::default() },
+            workspace: &handle.workspace(),
+            stream,
+        })
+    }
+
+    /// The place of the algorithm in use.
+    pub(crate) fn chosen(&self) -> usize {
+        self.chosen
+    }
+
+    /// Number of algorithms cuBLASLt offered.
+    pub(crate) fn candidates(&self) -> usize {
+        self.algos.len()
+    }
+
+    /// Takes candidate `index` from now on (counted modulo [`Bf16Product::candidates`]).
+    pub(crate) fn choose(&mut self, index: usize) {
+        self.chosen = index % self.algos.len();
+    }
+}
+
+/// The products of a handle. The longest unused is forgotten first.
+struct Bf16State(LruCache<Bf16Desc, Bf16Product>);
+
+/// As many as there are plans of quantized products.
+const CACHED: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+
+impl Default for Bf16State {
+    fn default() -> Self {
+        Self(LruCache::new(CACHED))
+    }
+}
+
+impl Handle {
+    /// The product, planned at the first call for each problem and cached. Later calls allocate nothing and wait for nothing, also inside
+    /// graph capture.
+    pub(crate) fn bf16_gemm(
+        &self,
+        problem: &Bf16Desc,
+        a: &MatRef<'_>,
+        b: &MatRef<'_>,
+        d: &mut MatMut<'_>,
+        bias: Option<&VecRef<'_>>,
+    ) -> Result<()> {
+        let mut state = self.slot::<Bf16State>();
+        if let Some(product) = state.0.get_mut(problem) {
+            return product.execute(self, a, b, d, bias);
+        }
+        drop(state);
+        self.refuse_capture("the first BF16 product of a problem, or of one that was forgotten,")?;
+        let mut product = Bf16Product::new(self, problem, 1, Some(Reduction::ComputeType))?;
+        product.execute(self, a, b, d, bias)?;
+        self.slot::<Bf16State>().0.put(*problem, product);
+        Ok(())
+    }
+
+    /// Whether cuBLASLt may add a bias to a product of so many rows.
+    pub(crate) fn may_add_bias(&self, m: usize, n: usize, k: usize) -> bool {
+        let problem = Problem {
+            compute_capability: self.device().compute_capability,
+            m,
+            n,
+            k,
+            scaling: Scaling::Unscaled,
+            has_bias: true,
+            has_activation: false,
+            has_c: false,
+            fp32_out: false,
+            largest_bytes: 0,
+        };
+        quirks::unfuse(self.lt().version(), &problem).is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_lie_along_or_across_what_is_contracted() {
+        assert_eq!((Lies::AlongK.shape(5, 7), Lies::AcrossK.shape(5, 7)), ([5, 7], [7, 5]));
+        let packed = Bf16Desc::packed(3, 16, 32);
+        assert_eq!((packed.a, packed.b, packed.out_stride), ((Lies::AlongK, 32), (Lies::AlongK, 32), 16));
+    }
+
+    #[test]
+    fn products_can_move_to_another_thread() {
+        fn send<T: Send>() {}
+        send::<Bf16State>();
+    }
+}
