@@ -184,6 +184,26 @@ mod tests {
         }
     }
 
+    /// One cast writes both forms of X and of dY.
+    #[test]
+    fn an_input_and_a_gradient_have_one_recipe_in_both_forms() {
+        for recipe in LinearRecipe::all() {
+            if let (Some([x, _]), Some([dy, _]), Some([turned_dy, turned_x])) =
+                (recipe.forward(), recipe.input_gradient(), recipe.weight_gradient())
+            {
+                assert_eq!((x, dy), (turned_x, turned_dy), "{recipe}");
+            }
+            let formats = recipe.tensor_formats();
+            assert_eq!(formats.is_some(), matches!(recipe, LinearRecipe::Fp8Tensor(_)), "{recipe}");
+            if let (Some([x, w, dy]), Some(forward), Some([gradient, _])) =
+                (formats, recipe.forward(), recipe.input_gradient())
+            {
+                assert_eq!(forward, [x, w].map(tensor));
+                assert_eq!(gradient, tensor(dy));
+            }
+        }
+    }
+
     /// W^T may be made from W only where the same number gets the same scale in both.
     #[test]
     fn a_weight_has_one_granularity_in_both_forms() {
