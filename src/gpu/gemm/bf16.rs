@@ -77,6 +77,26 @@ pub(crate) struct Bf16Product {
     handle_id: u64,
 }
 
+/// The one place of the row-major swap: cuBLASLt is column-major and sees `Dᵀ = B Aᵀ`, so that B goes first and m, n swap. What lies along
+/// k in rows lies there in columns of k elements. `placeholder` stands for addresses that are not known yet.
+fn setup(placeholder: u64, problem: &Bf16Desc) -> Result<(MatmulDesc, Layouts)> {
+    let &Bf16Desc { m, n, k, a, b, out, out_stride, bias, .. } = problem;
+    let mut matmul = MatmulDesc::new(Compute::F32, DataType::F32)?;
+    matmul.set(attr::TransA, if b.0 == Lies::AlongK { Transpose::Yes } else { Transpose::No })?;
+    matmul.set(attr::TransB, if a.0 == Lies::AlongK { Transpose::No } else { Transpose::Yes })?;
+    if let Some(bias) = bias {
+        matmul.set(attr::Epilogue, EpilogueKind::Bias)?;
+        matmul.set(attr::BiasDataType, DataType::from(bias))?;
+        matmul.expect_pointers(&[PointerAttr::Bias], placeholder)?;
+    }
+    let operand = |(lies, stride): (Lies, usize), outer| {
+        let [rows, cols] = lies.shape(outer, k);
+        MatrixLayout::new(DataType::Bf16, cols, rows, stride)
+    };
+    let result = || MatrixLayout::new(DataType::from(out), n, m, out_stride);
+    Ok((matmul, Layouts { a: operand(b, n)?, b: operand(a, m)?, c: result()?, d: result()? }))
+}
+
 impl Bf16Product {
     /// Asks for up to `candidates` algorithms. `reduction` says in what split sums are added; `None`: as the library likes.
     pub(crate) fn new(
@@ -85,23 +105,8 @@ impl Bf16Product {
         candidates: usize,
         reduction: Option<Reduction>,
     ) -> Result<Self> {
-        let &Bf16Desc { m, n, k, a, b, out, out_stride, bias, .. } = problem;
-        let mut matmul = MatmulDesc::new(Compute::F32, DataType::F32)?;
-        // cuBLASLt is column-major: it sees Dᵀ = B Aᵀ, so B goes first and m, n swap. What lies along k in rows lies there in
-        // columns of k elements.
-        matmul.set(attr::TransA, if b.0 == Lies::AlongK { Transpose::Yes } else { Transpose::No })?;
-        matmul.set(attr::TransB, if a.0 == Lies::AlongK { Transpose::No } else { Transpose::Yes })?;
-        if let Some(bias) = bias {
-            matmul.set(attr::Epilogue, EpilogueKind::Bias)?;
-            matmul.set(attr::BiasDataType, DataType::from(bias))?;
-            matmul.expect_pointers(&[PointerAttr::Bias], handle.placeholder())?;
-        }
-        let operand = |(lies, stride): (Lies, usize), outer| {
-            let [rows, cols] = lies.shape(outer, k);
-            MatrixLayout::new(DataType::Bf16, cols, rows, stride)
-        };
-        let result = || MatrixLayout::new(DataType::from(out), n, m, out_stride);
-        let layouts = Layouts { a: operand(b, n)?, b: operand(a, m)?, c: result()?, d: result()? };
+        let &Bf16Desc { m, n, k, .. } = problem;
+        let (matmul, layouts) = setup(handle.placeholder(), problem)?;
         let mut preference = Preference::new()?;
         preference.workspace_bytes(handle.workspace().bytes)?;
         // As for the products that are compared with it; the library would take 256 for granted.
@@ -241,12 +246,46 @@ impl Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::lt::tests::found;
 
     #[test]
     fn operands_lie_along_or_across_what_is_contracted() {
         assert_eq!((Lies::AlongK.shape(5, 7), Lies::AcrossK.shape(5, 7)), ([5, 7], [7, 5]));
         let packed = Bf16Desc::packed(3, 16, 32);
         assert_eq!((packed.a, packed.b, packed.out_stride), ((Lies::AlongK, 32), (Lies::AlongK, 32), 16));
+    }
+
+    /// What cuBLASLt holds: its A is our B as n x k, its B our A as k x m, its D is n x m.
+    #[test]
+    fn every_way_to_lie_is_the_same_product() {
+        if found().is_none() {
+            return;
+        }
+        let (m, n, k) = (5, 48, 32);
+        for (a, b) in
+            [Lies::AlongK, Lies::AcrossK].into_iter().flat_map(|a| [Lies::AlongK, Lies::AcrossK].map(|b| (a, b)))
+        {
+            let strides = [a.shape(m, k)[1] + 8, b.shape(n, k)[1] + 16];
+            let problem = Bf16Desc {
+                a: (a, strides[0]),
+                b: (b, strides[1]),
+                out: DType::F32,
+                out_stride: n + 4,
+                bias: Some(DType::F32),
+                accumulate: Accumulate::Add,
+                ..Bf16Desc::packed(m, n, k)
+            };
+            let (matmul, layouts) = setup(4096, &problem).unwrap();
+            let read = |layout: &MatrixLayout, transpose: u32| {
+                let (_, rows, cols, stride) = layout.held().unwrap();
+                (if transpose == Transpose::Yes as u32 { (cols, rows) } else { (rows, cols) }, stride)
+            };
+            let (first, second) = (matmul.get(attr::TransA).unwrap(), matmul.get(attr::TransB).unwrap());
+            assert_eq!(read(&layouts.a, first), ((n as u64, k as u64), strides[1] as u64), "{a:?} {b:?}");
+            assert_eq!(read(&layouts.b, second), ((k as u64, m as u64), strides[0] as u64), "{a:?} {b:?}");
+            assert_eq!(layouts.d.held().unwrap(), (DataType::F32 as u32, n as u64, m as u64, n as u64 + 4));
+            assert_eq!(matmul.get(attr::Epilogue).unwrap(), EpilogueKind::Bias as u32);
+        }
     }
 
     #[test]

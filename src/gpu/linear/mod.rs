@@ -211,7 +211,7 @@ impl Linear {
     }
 
     /// Makes ready all that passes of so many tokens need: runs forward and backward once on zeros, so that products are planned, their
-    /// scratch memory is reserved and kernels are loaded. For packed rows. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
+    /// scratch memory is reserved and kernels are loaded. For packed rows, and after [`Linear::with_bias`]. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] for more than the most tokens; [`Error::Unsupported`] inside graph capture, or where this GPU offers no product;
@@ -440,4 +440,26 @@ fn check_max_tokens(tokens: usize, features: usize) -> Result<()> {
         format!("must be at most {most}, and matrices of them fit the address space"),
         "pass them in parts",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_can_move_to_another_thread() {
+        fn send<T: Send>() {}
+        send::<Linear>();
+        send::<SavedInput>();
+        send::<QuantizedGradient>();
+    }
+
+    #[test]
+    fn tokens_beyond_any_memory_are_refused() {
+        assert!(check_max_tokens(0, 16).is_ok() && check_max_tokens(1 << 20, 1 << 16).is_ok());
+        for (tokens, features) in [(usize::MAX, 16), (1 << 31, 16), (1 << 30, usize::MAX / 2)] {
+            let text = check_max_tokens(tokens, features).unwrap_err().to_string();
+            assert!(text.contains(&tokens.to_string()) && text.contains("at most"), "{text}");
+        }
+    }
 }
