@@ -107,23 +107,45 @@ impl Bf16Product {
     ) -> Result<Self> {
         let &Bf16Desc { m, n, k, .. } = problem;
         let (matmul, layouts) = setup(handle.placeholder(), problem)?;
-        let mut preference = Preference::new()?;
-        preference.workspace_bytes(handle.workspace().bytes)?;
-        // As for the products that are compared with it; the library would take 256 for granted.
-        for operand in [Operand::A, Operand::B, Operand::C, Operand::D] {
-            preference.alignment(operand, ALIGNMENT)?;
+        let (version, known) = (handle.lt().version(), known(handle, problem));
+        let refused = |reason: String| {
+            let what = format!("the BF16 product {m} x {n} x {k}");
+            Err(Error::unsupported(what, reason, "use n and k that are multiples of 8, or another cuBLAS"))
+        };
+        if let Some(quirk) = quirks::refuse(version, &known) {
+            return refused(format!("cuBLASLt {version}: {} ({})", quirk.effect, quirk.source));
         }
-        reduction.map_or(Ok(()), |reduction| preference.reduction(reduction))?;
-        match lt::heuristic(handle.lt(), &matmul, &layouts, &preference, candidates.max(1))? {
-            Heuristic::Offered(algos) => {
-                Ok(Self { problem: *problem, matmul, layouts, algos, chosen: 0, handle_id: handle.id() })
+        // Where all that split k are known to fail, no workspace leaves those that do not split.
+        let mut reason = String::new();
+        for workspace in [handle.workspace().bytes, 0] {
+            let mut preference = Preference::new()?;
+            preference.workspace_bytes(workspace)?;
+            // As for the products that are compared with it; the library would take 256 for granted.
+            for operand in [Operand::A, Operand::B, Operand::C, Operand::D] {
+                preference.alignment(operand, ALIGNMENT)?;
             }
-            Heuristic::Refused(status) => Err(Error::unsupported(
-                format!("the BF16 product {m} x {n} x {k}"),
-                format!("cuBLASLt offers no algorithm: {status}"),
-                "use n and k that are multiples of 8",
-            )),
+            reduction.map_or(Ok(()), |reduction| preference.reduction(reduction))?;
+            let offered = match lt::heuristic(handle.lt(), &matmul, &layouts, &preference, candidates.max(1))? {
+                Heuristic::Offered(algos) => algos,
+                Heuristic::Refused(_) if !reason.is_empty() => return refused(reason),
+                Heuristic::Refused(status) => return refused(format!("cuBLASLt offers no algorithm: {status}")),
+            };
+            let mut algos = Vec::with_capacity(offered.len());
+            for algo in offered {
+                let config = algo.config()?;
+                match quirks::drops(version, &known, config.id, config.split_k) {
+                    None => algos.push(algo),
+                    Some(quirk) => {
+                        let effect = quirk.effect;
+                        reason = format!("cuBLASLt {version} offers only algorithms that are known to fail: {effect}");
+                    }
+                }
+            }
+            if !algos.is_empty() {
+                return Ok(Self { problem: *problem, matmul, layouts, algos, chosen: 0, handle_id: handle.id() });
+            }
         }
+        refused(reason)
     }
 
     /// Enqueues the product. Allocates nothing and waits for nothing.
@@ -196,6 +218,9 @@ struct Bf16State(LruCache<Bf16Desc, Bf16Product>);
 /// As many as there are plans of quantized products.
 const CACHED: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
+/// Algorithms that are asked for: the first that is not known to fail is used.
+const CANDIDATES: usize = 8;
+
 impl Default for Bf16State {
     fn default() -> Self {
         Self(LruCache::new(CACHED))
@@ -219,27 +244,34 @@ impl Handle {
         }
         drop(state);
         self.refuse_capture("the first BF16 product of a problem, or of one that was forgotten,")?;
-        let mut product = Bf16Product::new(self, problem, 1, Some(Reduction::ComputeType))?;
+        let mut product = Bf16Product::new(self, problem, CANDIDATES, Some(Reduction::ComputeType))?;
         product.execute(self, a, b, d, bias)?;
         self.slot::<Bf16State>().0.put(*problem, product);
         Ok(())
     }
 
-    /// Whether cuBLASLt may add a bias to a product of so many rows.
-    pub(crate) fn may_add_bias(&self, m: usize, n: usize, k: usize) -> bool {
-        let problem = Problem {
-            compute_capability: self.device().compute_capability,
-            m,
-            n,
-            k,
-            scaling: Scaling::Unscaled,
-            has_bias: true,
-            has_activation: false,
-            has_c: false,
-            fp32_out: false,
-            largest_bytes: 0,
-        };
-        quirks::unfuse(self.lt().version(), &problem).is_none()
+    /// Whether cuBLASLt may add a bias to this product.
+    pub(crate) fn may_add_bias(&self, problem: &Bf16Desc) -> bool {
+        quirks::unfuse(self.lt().version(), &known(self, problem)).is_none()
+    }
+}
+
+/// The problem as the ledger of known bugs sees it.
+fn known(handle: &Handle, problem: &Bf16Desc) -> Problem {
+    let &Bf16Desc { m, n, k, a, b, out, out_stride, bias, accumulate } = problem;
+    let operand = |(lies, stride): (Lies, usize), outer| lies.shape(outer, k)[0] * stride * DType::Bf16.bytes();
+    let largest = [operand(a, m), operand(b, n), m * out_stride * out.bytes()];
+    Problem {
+        compute_capability: handle.device().compute_capability,
+        m,
+        n,
+        k,
+        scaling: Scaling::Unscaled,
+        has_bias: bias.is_some(),
+        has_activation: false,
+        has_c: accumulate == Accumulate::Add,
+        fp32_out: out == DType::F32,
+        largest_bytes: largest.into_iter().max().unwrap_or(0) as u64,
     }
 }
 

@@ -62,6 +62,7 @@ pub(super) fn bf16(
 
 /// Whether products of BF16 operands into this type go through FP32 sums in memory.
 pub(super) fn goes_wide(handle: &Handle, dtype: DType, has_bias: bool, [out, features]: [usize; 2]) -> bool {
-    let refused = |m| !handle.may_add_bias(m, out, features);
+    let product = |m| Bf16Desc { bias: Some(dtype), out: dtype, ..Bf16Desc::packed(m, out, features) };
+    let refused = |m| !handle.may_add_bias(&product(m));
     dtype == DType::F16 || (has_bias && (refused(1) || refused(128)))
 }
