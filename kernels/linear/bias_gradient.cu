@@ -1,17 +1,19 @@
-// The gradient of a bias: the sum of dY over the tokens, in f64 and in one order, whatever the GPU.
+// The gradient of a bias: the sum of dY over the tokens, in f64 and in one order, whatever the GPU. Sums of 128 rows come from here where
+// nothing casts dY, else from gradient.cu.
 #include "base/types.cuh"
 
 constexpr u32 WARPS = 8;
+constexpr u32 STRIP_ROWS = 128;
 constexpr u32 COLUMNS = 256;  // of a block: eight in each lane
 
 // sums[strip][column], rows of a strip one after the other in each warp, then the warps in order.
 template <class T, bool ALIGNED>
-__device__ __forceinline__ void sum_strip(const T* x, u64 x_stride, u32 rows, u32 cols, u32 strip_rows, double* sums) {
+__device__ __forceinline__ void sum_strip(const T* x, u64 x_stride, u32 rows, u32 cols, double* sums) {
     __shared__ double parts[WARPS][COLUMNS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u64 col = (u64)blockIdx.x * COLUMNS + 8 * lane;
-    const u64 first = (u64)blockIdx.y * strip_rows;
-    const u64 end = first + strip_rows < rows ? first + strip_rows : rows;
+    const u64 first = (u64)blockIdx.y * STRIP_ROWS;
+    const u64 end = first + STRIP_ROWS < rows ? first + STRIP_ROWS : rows;
     begin();
     double sum[8] = {};
     if (col < cols) {
@@ -39,9 +41,8 @@ __device__ __forceinline__ void sum_strip(const T* x, u64 x_stride, u32 rows, u3
         const T* __restrict__ x,     /* [rows][cols], row stride x_stride elements */                                     \
         u64 x_stride, u32 rows,                                                                                           \
         u32 cols,                    /* multiple of 8 */                                                                  \
-        u32 strip_rows,              /* rows that one block sums */                                                       \
-        double* __restrict__ sums)   /* [strips][cols] */                                                                 \
-    { sum_strip<T, ALIGNED>(x, x_stride, rows, cols, strip_rows, sums); }
+        double* __restrict__ sums)   /* [rows / 128 rounded up][cols] */                                                                 \
+    { sum_strip<T, ALIGNED>(x, x_stride, rows, cols, sums); }
 FOR_EACH_TYPE(BIAS_STRIPS)
 
 // The strips in order, rounded once.

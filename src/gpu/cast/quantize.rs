@@ -8,7 +8,7 @@ use crate::format::{
     Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Recipe, Recipe,
     Scheme,
 };
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
@@ -71,9 +71,31 @@ impl Handle {
         // No launch of another thread comes between the codes and what is derived from them.
         let _turn = self.queue().turn();
         match recipe {
-            Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?,
+            Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed], None)?,
             _ => self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?,
         }
+        self.rewritten(recipe, [plain, transposed])
+    }
+
+    /// [`Handle::quantize_into`] of both forms by an FP8 recipe, and in the same pass the column sums of each 128 rows of X, in f64.
+    pub(crate) fn quantize_summing_into(
+        &self,
+        x: &MatRef<'_>,
+        recipe: Recipe,
+        (plain, transposed): (&mut QuantMatrix, &mut QuantMatrix),
+        sums: &DeviceBuffer,
+    ) -> Result<()> {
+        check_input(x)?;
+        let (mut plain, mut transposed) = check_targets(x, recipe, QuantizeTo::Both(plain, transposed))?;
+        let Recipe::Fp8(fp8) = recipe else {
+            return Err(Error::unsupported(
+                format!("column sums beside a cast to {}", recipe.scheme()),
+                "the kernels of FP8 have them",
+                "report it: a layer asked for it",
+            ));
+        };
+        let _turn = self.queue().turn();
+        self.quantize_fp8(x, fp8, [&mut plain, &mut transposed], Some(sums))?;
         self.rewritten(recipe, [plain, transposed])
     }
 
@@ -105,9 +127,12 @@ impl Handle {
         x: &MatRef<'_>,
         recipe: Fp8Recipe,
         targets: [&mut Option<&mut QuantMatrix>; 2],
+        sums: Option<&DeviceBuffer>,
     ) -> Result<()> {
         let stream = self.queue();
         let order = stream.order();
+        let sums = sums.map(|sums| sums.write(&order)).transpose()?;
+        let sums = sums.as_ref();
         let source = x.data().at(&order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
@@ -141,6 +166,7 @@ impl Handle {
                         [None; 2],
                         plain.as_ref(),
                         transposed.as_ref(),
+                        sums,
                     ),
                 }
             }
@@ -161,13 +187,20 @@ impl Handle {
                 let col_amax = transposed.as_ref().map(|_| &col_amax);
                 kernels.amax_row_column(stream, &input, row_amax, col_amax)?;
                 let amax = [row_amax, col_amax];
-                kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
+                kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref(), sums)
             }
             (Fp8Granularity::Group1x128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
             (Fp8Granularity::Group128x128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
-            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => {
-                kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
-            }
+            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => kernels.quantize_tiles(
+                stream,
+                &input,
+                recipe,
+                None,
+                [None; 2],
+                plain.as_ref(),
+                transposed.as_ref(),
+                sums,
+            ),
         }
     }
 
@@ -326,13 +359,15 @@ impl Handle {
         Ok(())
     }
 
-    /// [`Handle::quantize_tensor_into`] of the transpose alone, whose columns are the rows of X filled up to a multiple of 16.
+    /// [`Handle::quantize_tensor_into`] of the transpose alone, whose columns are the rows of X filled up to a multiple of 16;
+    /// and the column sums of each 128 rows, where they are wanted.
     pub(crate) fn quantize_tensor_transposed_into(
         &self,
         x: &MatRef<'_>,
         format: Fp8Format,
         scale: &GivenScale<DeviceBytes<'_>>,
         out: &mut QuantMatrix,
+        sums: Option<&DeviceBuffer>,
     ) -> Result<()> {
         check_input(x)?;
         let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, format);
@@ -350,7 +385,9 @@ impl Handle {
         let target = output(&spans);
         let number = scale.number().at(&order)?;
         let factor = Some(factor(scale, &number)?);
-        self.kernels().quantize_tiles(stream, &input, recipe, factor, [None; 2], None, Some(&target))?;
+        let sums = sums.map(|sums| sums.write(&order)).transpose()?;
+        let sums = sums.as_ref();
+        self.kernels().quantize_tiles(stream, &input, recipe, factor, [None; 2], None, Some(&target), sums)?;
         drop(order);
         out.set_basis(Basis::Plain);
         Ok(())

@@ -12,12 +12,13 @@ use crate::gpu::device::stream::Queue;
 /// Columns of a block of `bias_strips`, as `kernels/linear/bias_gradient.cu` has them.
 const BIAS_COLUMNS: usize = 256;
 
-/// Rows of a strip at the least, and strips at the most.
+/// Rows of each sum of `bias_strips`, and of the tiles of `gradient.cu`.
 const STRIP_ROWS: usize = 128;
-const STRIPS: usize = 64;
 
 /// The kernels of the family.
 pub(super) struct LinearKernels {
+    /// One scale, one a row, 1x128.
+    pub(super) quantize_gradient: [ByInput; 3],
     bias_strips: ByInput,
     bias_gradient: Kernel,
     add_bias_gradient: Kernel,
@@ -27,8 +28,13 @@ pub(super) struct LinearKernels {
 
 impl LinearKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let bias = modules.file("linear/bias_gradient")?;
+        let (gradient, bias) = (modules.file("linear/gradient")?, modules.file("linear/bias_gradient")?);
         Ok(Self {
+            quantize_gradient: [
+                gradient.by_input("quantize_gradient_tensor")?,
+                gradient.by_input("quantize_gradient_row")?,
+                gradient.by_input("quantize_gradient_1x128")?,
+            ],
             bias_strips: bias.by_input("bias_strips")?,
             bias_gradient: bias.kernel("bias_gradient")?,
             add_bias_gradient: bias.kernel("add_bias_gradient")?,
@@ -62,46 +68,47 @@ impl DelayedRule {
     }
 }
 
-/// Rows of a strip of the column sum, and how many strips there are: as much as the scratch memory holds, whatever the GPU.
-fn strips(rows: usize, cols: usize, scratch_bytes: usize) -> (usize, usize) {
-    let room = (scratch_bytes / (8 * cols.max(1))).clamp(1, STRIPS);
-    let strip_rows = rows.div_ceil(room).max(STRIP_ROWS);
-    (strip_rows, rows.div_ceil(strip_rows))
+/// Bytes of the column sums of a matrix, FP64, one for each column of each 128 rows.
+pub(crate) fn column_sum_bytes(rows: usize, cols: usize) -> usize {
+    rows.div_ceil(STRIP_ROWS) * cols * 8
+}
+
+/// That so many sums have room.
+pub(super) fn check_column_sums(sums: &Span<'_>, rows: usize, cols: usize) -> Result<()> {
+    check_bytes("column sums", sums, column_sum_bytes(rows, cols))?;
+    check_aligned("column sums", sums, 8)
 }
 
 impl Kernels {
-    /// `out[j] = sum over i of x[i, j]`, FP32: sums in f64, in an order that the shape decides alone, rounded once.
+    /// The column sums of each 128 rows of X, in f64, for [`Kernels::bias_gradient`]: where no cast of X gives them.
+    pub(crate) fn column_sums(&self, stream: &Queue, x: &Input<'_>, sums: &Span<'_>) -> Result<()> {
+        x.check()?;
+        check_column_sums(sums, x.rows, x.cols)?;
+        if x.rows == 0 {
+            return Ok(());
+        }
+        // Strips are along y of the grid, which has room for eight million rows.
+        let blocks = Blocks::new((x.cols.div_ceil(BIAS_COLUMNS), x.rows.div_ceil(STRIP_ROWS)), THREADS);
+        enqueue_cast!(stream, self.linear(stream)?.bias_strips, x, blocks, sums.address)
+    }
+
+    /// `out[j] = sum over the rows` of a matrix whose column sums are these, FP32: in the order of the rows, rounded once.
     pub(crate) fn bias_gradient(
         &self,
         stream: &Queue,
-        x: &Input<'_>,
-        scratch: &Span<'_>,
+        sums: &Span<'_>,
+        (rows, cols): (usize, usize),
         out: &Span<'_>,
     ) -> Result<()> {
-        x.check()?;
-        check_floats("gradient of the bias", out, x.cols)?;
-        if x.rows == 0 {
-            return self.zero(stream, out, x.cols * 4);
-        }
-        let (strip_rows, strips) = strips(x.rows, x.cols, scratch.bytes);
-        check_bytes("sums of strips", scratch, strips * x.cols * 8)?;
-        check_aligned("sums of strips", scratch, 8)?;
-        let family = self.linear(stream)?;
-        enqueue_cast!(
-            stream,
-            family.bias_strips,
-            x,
-            Blocks::new((x.cols.div_ceil(BIAS_COLUMNS), strips), THREADS),
-            strip_rows as u32,
-            scratch.address,
-        )?;
+        check_column_sums(sums, rows, cols)?;
+        check_floats("gradient of the bias", out, cols)?;
         enqueue!(
             stream,
-            family.bias_gradient,
-            Blocks::new((x.cols.div_ceil(THREADS as usize), 1), THREADS),
-            scratch.address,
-            strips as u32,
-            x.cols as u32,
+            self.linear(stream)?.bias_gradient,
+            Blocks::new((cols.div_ceil(THREADS as usize).max(1), 1), THREADS),
+            sums.address,
+            rows.div_ceil(STRIP_ROWS) as u32,
+            cols as u32,
             out.address,
         )
     }
@@ -152,17 +159,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strips_fit_their_scratch_and_cover_all_rows() {
-        for rows in [1, 127, 128, 129, 8192, 100_000] {
-            for cols in [16, 14336, 1 << 20] {
-                for bytes in [8 << 20, 32 << 20] {
-                    let (strip_rows, count) = strips(rows, cols, bytes);
-                    assert!(strip_rows * count >= rows && strip_rows * (count - 1) < rows, "{rows} {cols}");
-                    assert!(count * cols * 8 <= bytes && count <= STRIPS, "{rows} {cols} {bytes}");
-                }
-            }
-        }
-        assert_eq!(strips(8192, 14336, 32 << 20), (128, 64));
+    fn each_128_rows_have_a_sum_of_each_column() {
+        assert_eq!([0, 1, 128, 129].map(|rows| column_sum_bytes(rows, 48)), [0, 384, 384, 768]);
+        let room = |bytes| check_column_sums(&Span::unguarded(4096, bytes), 129, 48);
+        assert!(room(768).is_ok() && room(767).is_err());
     }
 
     #[test]

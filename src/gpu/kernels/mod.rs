@@ -31,7 +31,7 @@ pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, NormCall};
 pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 pub use image::{KernelFamily, KernelSource};
-pub(crate) use linear::DelayedRule;
+pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
 use crate::error::{Error, Result};

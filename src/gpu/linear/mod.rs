@@ -22,7 +22,7 @@ use crate::format::{DType, DelayedState, KeptInput, LinearRecipe, Recipe, Scheme
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::DeviceBuffer;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::KernelFamily;
+use crate::gpu::kernels::{KernelFamily, column_sum_bytes};
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// `Y = X W^T + bias` with gradients, each product by quantized operands as [`LinearRecipe`] says; X is tokens x in, W out x in, Y
@@ -377,7 +377,7 @@ impl Linear {
             (Some(plain), None) | (None, Some(plain)) => QuantizeTo::Plain(plain),
             (None, None) => return Ok(()),
         };
-        cast(handle, &mut self.scales, (Tensor::Weight, true), weight, recipe, to)
+        cast(handle, &mut self.scales, (Tensor::Weight, true), weight, recipe, to, None)
     }
 
     /// Where X is transposed in the backward pass, if it is.
@@ -418,8 +418,9 @@ fn new_gradient(
         },
         _ => GradientForm::Bf16(Bf16Form::new(handle, dtype, false, tokens * out)?),
     };
-    let bias = has_bias.then(|| DeviceBuffer::zeros(handle.queue(), out * 4)).transpose()?;
-    Ok(QuantizedGradient { made_for: (recipe, dtype, out, tokens, has_bias), of: None, form, bias })
+    let buffer = |bytes: usize| has_bias.then(|| DeviceBuffer::zeros(handle.queue(), bytes)).transpose();
+    let (sums, bias) = (buffer(column_sum_bytes(tokens, out))?, buffer(out * 4)?);
+    Ok(QuantizedGradient { made_for: (recipe, dtype, out, tokens, has_bias), of: None, form, sums, bias })
 }
 
 /// Columns of a transpose over so many tokens.

@@ -15,7 +15,8 @@ use crate::gpu::handle::Handle;
 use crate::gpu::kernels::Input;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
-/// Casts by the recipe, or with the factor of past steps; then the amax is remembered where that is asked for.
+/// Casts by the recipe, or with the factor of past steps; then the amax is remembered where that is asked for. Of casts to both forms `sums` receives the
+/// column sums of each 128 rows.
 pub(super) fn cast(
     handle: &Handle,
     scales: &mut Option<DelayedScales>,
@@ -23,8 +24,16 @@ pub(super) fn cast(
     x: &MatRef<'_>,
     recipe: Recipe,
     to: QuantizeTo<'_>,
+    sums: Option<&DeviceBuffer>,
 ) -> Result<()> {
-    let Some(scales) = scales else { return handle.quantize_into(x, recipe, to) };
+    let Some(scales) = scales else {
+        return match (to, sums) {
+            (QuantizeTo::Both(plain, turned), Some(sums)) => {
+                handle.quantize_summing_into(x, recipe, (plain, turned), sums)
+            }
+            (to, _) => handle.quantize_into(x, recipe, to),
+        };
+    };
     let (plain, transposed) = match to {
         QuantizeTo::Plain(plain) => (Some(plain), None),
         QuantizeTo::Transposed(transposed) => (None, Some(transposed)),
@@ -37,7 +46,7 @@ pub(super) fn cast(
         handle.quantize_tensor_into(x, format, &given, plain, amax.as_mut())?;
     }
     match transposed {
-        Some(out) => handle.quantize_tensor_transposed_into(x, format, &scales.given(tensor), out),
+        Some(out) => handle.quantize_tensor_transposed_into(x, format, &scales.given(tensor), out, sums),
         None => Ok(()),
     }
 }
@@ -57,7 +66,7 @@ impl Linear {
         }
         if let (Some([recipe, _]), Some(room)) = (self.recipe.forward(), &self.x) {
             let mut rows = room.matrix(x.rows(), self.features)?;
-            cast(handle, &mut self.scales, (Tensor::Input, false), x, recipe, QuantizeTo::Plain(&mut rows))?;
+            cast(handle, &mut self.scales, (Tensor::Input, false), x, recipe, QuantizeTo::Plain(&mut rows), None)?;
             return self.product_of_rows(handle, &rows, y);
         }
         self.product_of_plain(handle, x, y)
@@ -94,9 +103,9 @@ impl Linear {
                     if let Kept::Transposed(room) = &saved.kept {
                         // X has one recipe in both forms (a test of LinearRecipe).
                         let mut turned = room.matrix(features, padded(tokens))?;
-                        cast(handle, &mut self.scales, of, x, recipe, QuantizeTo::Both(&mut rows, &mut turned))?;
+                        cast(handle, &mut self.scales, of, x, recipe, QuantizeTo::Both(&mut rows, &mut turned), None)?;
                     } else {
-                        cast(handle, &mut self.scales, of, x, recipe, QuantizeTo::Plain(&mut rows))?;
+                        cast(handle, &mut self.scales, of, x, recipe, QuantizeTo::Plain(&mut rows), None)?;
                     }
                     self.product_of_rows(handle, &rows, y)?;
                 }
@@ -127,24 +136,26 @@ impl Linear {
         self.check_gradient_room(into)?;
         let (tokens, out) = (dy.rows(), self.out);
         into.of = None;
+        let QuantizedGradient { form, sums, bias, .. } = into;
         if tokens > 0 {
-            match (&mut into.form, self.recipe.input_gradient()) {
+            match (form, self.recipe.input_gradient()) {
                 (GradientForm::Quantized { rows, transposed }, Some([recipe, _])) => {
                     let (mut rows, mut turned) = (rows.matrix(tokens, out)?, transposed.matrix(out, padded(tokens))?);
                     // dY has one recipe in both forms, too.
                     let to = QuantizeTo::Both(&mut rows, &mut turned);
-                    cast(handle, &mut self.scales, (Tensor::Gradient, true), dy, recipe, to)?;
+                    cast(handle, &mut self.scales, (Tensor::Gradient, true), dy, recipe, to, sums.as_ref())?;
                 }
-                (GradientForm::Bf16(form), _) => form.take(handle, "dY", dy)?,
+                (GradientForm::Bf16(form), _) => {
+                    form.take(handle, "dY", dy)?;
+                    sums.as_ref().map_or(Ok(()), |sums| column_sums(handle, dy, sums))?;
+                }
                 (GradientForm::Quantized { .. }, None) => return Err(nothing_there("a recipe of dY")),
             }
         }
-        if let Some(bias) = &mut into.bias {
+        if let (Some(bias), Some(sums)) = (bias, sums) {
             let order = handle.queue().order();
-            let source = dy.data().at(&order)?;
-            let input = Input { x: &source, dtype: dy.dtype(), rows: tokens, cols: out, row_stride: dy.row_stride() };
-            let scratch = handle.workspace();
-            handle.kernels().bias_gradient(handle.queue(), &input, &scratch, &bias.write(&order)?)?;
+            let (sums, bias) = (sums.read(&order)?, bias.write(&order)?);
+            handle.kernels().bias_gradient(handle.queue(), &sums, (tokens, out), &bias)?;
         }
         into.of = Some(self.made(tokens, out));
         Ok(())
@@ -294,7 +305,7 @@ impl Linear {
                 match (&self.scales, &saved.factor) {
                     (Some(scales), Some(factor)) => {
                         let (format, given) = (scales.format(Tensor::Input), GivenScale::Encode(factor.view()));
-                        handle.quantize_tensor_transposed_into(&x, format, &given, &mut turned)?;
+                        handle.quantize_tensor_transposed_into(&x, format, &given, &mut turned, None)?;
                     }
                     _ => handle.quantize_into(&x, recipe, QuantizeTo::Transposed(&mut turned))?,
                 }
@@ -316,6 +327,14 @@ impl Linear {
             _ => Err(other_form()),
         }
     }
+}
+
+/// The column sums of each 128 rows of dY, where nothing casts it.
+fn column_sums(handle: &Handle, dy: &MatRef<'_>, sums: &DeviceBuffer) -> Result<()> {
+    let order = handle.queue().order();
+    let source = dy.data().at(&order)?;
+    let input = Input { x: &source, dtype: dy.dtype(), rows: dy.rows(), cols: dy.cols(), row_stride: dy.row_stride() };
+    handle.kernels().column_sums(handle.queue(), &input, &sums.write(&order)?)
 }
 
 /// `to += from`.

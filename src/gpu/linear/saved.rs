@@ -75,7 +75,8 @@ pub struct QuantizedGradient {
     pub(super) made_for: (LinearRecipe, DType, usize, usize, bool),
     pub(super) of: Option<Made>,
     pub(super) form: GradientForm,
-    /// One FP32 for each out feature, if the layer has a bias.
+    /// If the layer has a bias: its column sums of each 128 rows, FP64, and all of them, one FP32 for each out feature.
+    pub(super) sums: Option<DeviceBuffer>,
     pub(super) bias: Option<DeviceBuffer>,
 }
 
@@ -92,8 +93,8 @@ impl QuantizedGradient {
 
     /// Bytes on the device that it keeps.
     pub fn bytes(&self) -> usize {
-        let bias = self.bias.as_ref().map_or(0, DeviceBuffer::len);
-        bias + match &self.form {
+        let sums = [&self.sums, &self.bias].into_iter().flatten().map(DeviceBuffer::len).sum::<usize>();
+        sums + match &self.form {
             GradientForm::Quantized { rows, transposed } => rows.bytes() + transposed.bytes(),
             GradientForm::Bf16(form) => form.bytes(),
         }
