@@ -3,8 +3,13 @@
 #include "cast/dequantize.cuh"
 #include "cast/tile.cuh"
 
-// The sums take registers: fewer blocks than a cast alone has.
-template <class T, bool ALIGNED> constexpr u32 gradient_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : 3;
+// The sums take registers: blocks of a multiprocessor that fit without spilling.
+#if __CUDA_ARCH__ >= 1000
+constexpr u32 GRADIENT_BLOCKS = 2;
+#else
+constexpr u32 GRADIENT_BLOCKS = 3;
+#endif
+template <class T, bool ALIGNED> constexpr u32 gradient_blocks = sizeof(T) == 4 || !ALIGNED ? 2 : GRADIENT_BLOCKS;
 
 #define QUANTIZE_GRADIENT(name, T, ALIGNED, NAME, GROUP)                                                                  \
     extern "C" __global__ void __launch_bounds__(256, (gradient_blocks<T, ALIGNED>)) quantize_gradient_##NAME##_##name(   \
