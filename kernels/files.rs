@@ -25,5 +25,9 @@ kernel_files! {
     Nvfp4, "cast/nvfp4_tile", 80..=u32::MAX;
     Mxfp8, "cast/mxfp8", 80..=u32::MAX;
     Mxfp4, "cast/mxfp4", 80..=u32::MAX;
+    Linear, "linear/gradient", 80..=u32::MAX;
+    Linear, "linear/bias_gradient", 80..=u32::MAX;
+    Linear, "linear/delayed_update", 80..=u32::MAX;
+    Linear, "linear/to_bf16", 80..=u32::MAX;
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
 }

@@ -11,7 +11,7 @@
 #![cfg_attr(
     feature = "cuda",
     doc = "On a GPU: [`Handle`] is a stream with all that work on it needs, [`Handle::quantize`] makes a [`QuantMatrix`] by a \
-           [`Recipe`], and [`Handle::scaled_gemm`] or a [`GemmPlan`] multiplies."
+           [`Recipe`], and [`Handle::scaled_gemm`] or a [`GemmPlan`] multiplies. [`Linear`] is a layer that trains."
 )]
 #![cfg_attr(
     not(feature = "cuda"),

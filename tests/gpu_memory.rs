@@ -7,8 +7,8 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
-    Activation, DType, Fp8Format, Handle, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantizeTo, Recipe,
-    RescaleArgs, Scheme,
+    Activation, DType, Fp8Format, Handle, KeptInput, Linear, LinearGradientsInto, LinearRecipe, MatMut, MatRef,
+    Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, Scheme, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -111,6 +111,37 @@ fn every_way(handle: &Handle, pool: Option<&Pool>, ops: &impl Product, extras: &
     }
 }
 
+/// A training step of every kind of layer, once its products are planned.
+fn layers(handle: &Handle, pool: Option<&Pool>) {
+    let (tokens, features, out, dtype) = (100, 272, 144, DType::Bf16);
+    let zeros = |elements: usize, dtype: DType| handle.alloc(elements * dtype.bytes()).unwrap();
+    let (x, w, dy) = (zeros(tokens * features, dtype), zeros(out * features, dtype), zeros(tokens * out, dtype));
+    let (mut y, mut dx) = (zeros(tokens * out, dtype), zeros(tokens * features, dtype));
+    let (mut dw, mut db) = (zeros(out * features, DType::F32), zeros(out, DType::F32));
+    let bias = zeros(out, dtype);
+    for (recipe, kept) in LinearRecipe::all().into_iter().flat_map(|recipe| KeptInput::ALL.map(|kept| (recipe, kept))) {
+        let weight = MatRef::new(&w, dtype, out, features).unwrap();
+        let bias = VecRef::new(&bias, dtype, out).unwrap();
+        let layer = Linear::new(handle, &weight, recipe, 128).unwrap().with_bias(handle, &bias).unwrap();
+        let mut layer = layer.with_kept_input(handle, kept).unwrap();
+        layer.prepare(handle, tokens).unwrap();
+        let mut saved = layer.saved_input(handle).unwrap();
+        allocates_nothing(handle, pool, &format!("a step of a layer of {recipe}, kept {kept}"), || {
+            layer.update_scales(handle).unwrap();
+            layer.refresh(handle, &weight).unwrap();
+            layer.refresh_bias(handle, &bias).unwrap();
+            let x = MatRef::new(&x, dtype, tokens, features).unwrap();
+            let y = MatMut::new(&mut y, dtype, tokens, out).unwrap();
+            layer.forward_saving_into(handle, &x, y, &mut saved).unwrap();
+            let dy = MatRef::new(&dy, dtype, tokens, out).unwrap();
+            let dx = MatMut::new(&mut dx, dtype, tokens, features).unwrap();
+            let weight = MatMut::new(&mut dw, DType::F32, out, features).unwrap();
+            let gradients = LinearGradientsInto { weight, bias: Some(db.view_mut()) };
+            layer.backward_into(handle, &dy, &saved, dx, gradients).unwrap();
+        });
+    }
+}
+
 /// One test, so that nothing else runs beside it.
 #[test]
 fn execute_and_the_into_calls_allocate_nothing() {
@@ -169,6 +200,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
         });
     }
     block_products(&handle, pool, &mut rng);
+    layers(&handle, pool);
     let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
     allocates_nothing(&handle, pool, "rescale_into", || {
         let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();

@@ -4,12 +4,12 @@
 use ndarray::{Array2, ArrayView2, Axis, concatenate, s};
 use scaled_gemm::codec::round_to;
 use scaled_gemm::reference::{
-    Accumulator, Gelu, GemmInputs, KeptInput, Linear, Noise, SavedInput, amax, delayed_update, gemm_bound, quantize,
+    Accumulator, Gelu, GemmInputs, Linear, Noise, SavedInput, amax, delayed_update, gemm_bound, quantize,
     quantize_tensor, quantize_transposed, sqnr_db,
 };
 use scaled_gemm::{
     AmaxHistory, DType, DelayedScaling, Error, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale,
-    HostQuantMatrix, LinearRecipe, Nvfp4Recipe, Recipe, TensorScaling,
+    HostQuantMatrix, KeptInput, LinearRecipe, Nvfp4Recipe, Recipe, TensorScaling,
 };
 
 const IN: usize = 272;

@@ -1,6 +1,6 @@
 //! The scales of what enters a quantized layer: their names, and which tensors of such a name are one.
 
-use scaled_gemm::checkpoint::{Dtype, TensorInfo};
+use scaled_gemm::checkpoint::{Checkpoint, Dtype, TensorInfo};
 
 /// The last parts of their names: of most files, of compressed-tensors' NVFP4, of transformers, and of ComfyUI's older files.
 pub const ACTIVATIONS: [&str; 4] = ["input_scale", "input_global_scale", "activation_scale", "scale_input"];
@@ -18,4 +18,10 @@ pub fn is_scale(tensor: &TensorInfo, experts: Option<usize>) -> bool {
     };
     let numbers: usize = tensor.shape.iter().product();
     is_float && (numbers == 1 || numbers == fused || Some(numbers) == experts)
+}
+
+/// How many experts lie in the tensor of this quantized matrix, if it is one of experts: rank 3.
+pub fn experts(input: &Checkpoint, matrix: &str) -> Option<usize> {
+    let shape = input.quant_dimensions(matrix).ok()?;
+    (shape.len() == 3).then(|| shape[0])
 }

@@ -2,16 +2,12 @@
 
 use ndarray::{Array2, Axis, s};
 use scaled_gemm::reference::{
-    Linear, LinearGradients, Noise, RmsNorm, SavedInput, Swiglu, rms_norm, round_values, swiglu, swiglu_backward,
+    Linear, LinearGradients, Noise, RmsNorm, SavedInput, Swiglu, rms_norm, swiglu, swiglu_backward,
 };
 use scaled_gemm::{DType, LinearRecipe, Result};
 
-/// Numbers between layers are BF16, as on a GPU; master weights, norms and the residual stream are FP32.
+/// What enters and leaves a linear layer is BF16, as on a GPU: the layer rounds to it. Master weights, norms and the residual stream are FP32.
 const DTYPE: DType = DType::Bf16;
-
-fn bf16(x: &Array2<f32>) -> Array2<f32> {
-    round_values(x.clone(), DTYPE)
-}
 
 /// FP32 numbers that Adam trains.
 pub struct Weights {
@@ -55,12 +51,12 @@ pub struct Dense {
 impl Dense {
     pub fn new(out: usize, features: usize, recipe: LinearRecipe, noise: &mut Noise) -> Result<Self> {
         let weight = noise.matrix(out, features, DType::F32) / (features as f32).sqrt();
-        let layer = Linear::new(bf16(&weight).view(), DTYPE, recipe)?;
+        let layer = Linear::new(weight.view(), DTYPE, recipe)?;
         Ok(Self { gradients: layer.zero_gradients(), layer, weight: Weights::new(weight), saved: None })
     }
 
     pub fn forward(&mut self, x: &Array2<f32>) -> Result<Array2<f32>> {
-        let (y, saved) = self.layer.forward_saving(bf16(x).view())?;
+        let (y, saved) = self.layer.forward_saving(x.view())?;
         self.saved = Some(saved);
         Ok(y)
     }
@@ -68,7 +64,7 @@ impl Dense {
     /// dX of the last forward pass; dW is added up.
     pub fn backward(&mut self, dy: &Array2<f32>) -> Result<Array2<f32>> {
         let saved = self.saved.take().expect("a backward pass follows a forward pass");
-        self.layer.backward(bf16(dy).view(), &saved, &mut self.gradients)
+        self.layer.backward(dy.view(), &saved, &mut self.gradients)
     }
 
     pub fn step(&mut self, rate: f32) -> Result<()> {
@@ -76,7 +72,7 @@ impl Dense {
         self.gradients = self.layer.zero_gradients();
         self.weight.step(rate);
         self.layer.update_scales();
-        self.layer.refresh(bf16(&self.weight.value).view())
+        self.layer.refresh(self.weight.value.view())
     }
 }
 

@@ -3,6 +3,7 @@
 #include "base/types.cuh"
 
 __device__ __forceinline__ u64 round_up4(u64 n) { return (n + 3) / 4 * 4; }
+__device__ __forceinline__ u64 round_up16(u64 n) { return (n + 15) / 16 * 16; }
 
 // 1x128 groups of a matrix with `rows` rows: row contiguous, pitch rounded up to 4.
 __device__ __forceinline__ u64 vec128_index(u64 rows, u64 row, u64 block) { return block * round_up4(rows) + row; }

@@ -37,9 +37,6 @@ __device__ __forceinline__ Before sum_before(u64 v, u64 (&warps)[32]) {
     return {(warp == 0 ? 0 : warps_before) + upto - v, __shfl_sync(0xFFFFFFFFu, all, 31)};
 }
 
-// An offset within [0, length].
-__device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
-
 // Which rows of each member lie where they may, and how many chunks and tiles lie before it. Member t may use [offset t, offset t + 1), the
 // last up to the end of the buffer. Rows that do not fit are cut. No row fits where a number is negative, and where an offset is below an
 // earlier one: members never overlap. One block.
@@ -131,28 +128,42 @@ FOR_EACH_TYPE(QUANTIZE_GROUPED)
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_chunks(const u8* codes, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
     begin();
-    constexpr u32 STEP = 256 * 8;
+    constexpr u32 STEP = 256 * 8, AT_ONCE = CHUNK / STEP;
     for (Walk walk(m.chunks, m.members); walk.any(); walk.next()) {
         const Extents e = extents(m, walk.t);
         const u64 end = e.begin + e.rows * e.cols;
         const float scale = __ldg(scales + (shared ? 0 : walk.t));
         u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
-        const u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP);
-        for (u64 step = 0; step < steps; step++, at += STEP) {
-            float v[8];
-            if (at >= e.begin && at + 8 <= end) {
-                decode8(format, __ldg((const uint2*)(codes + at)), v);
+        u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP / AT_ONCE);
+        const auto is_whole = [&](u64 here) { return here >= e.begin && here + 8 <= end; };
+        uint2 raw[AT_ONCE], next[AT_ONCE];
+        const auto ask = [&](uint2 (&to)[AT_ONCE], u64 from) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
-                store<ALIGNED>(y + at, v);
-            } else if (at < end) {
-                const u64 to = min(at + 8, end);
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (is_whole(from + i * STEP)) to[i] = __ldg((const uint2*)(codes + from + i * STEP));
+        };
+        ask(raw, at);
+        for (; steps > 0; steps--, at += AT_ONCE * STEP) {
+            if (steps > 1) ask(next, at + AT_ONCE * STEP);
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                const u64 here = at + j * STEP;
+                float v[8];
+                if (is_whole(here)) {
+                    decode8(format, raw[j], v);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
+                    store<ALIGNED>(y + here, v);
+                } else if (here < end) {
+                    const u64 to = min(here + 8, end);
 #pragma unroll 1
-                for (u64 k = max(at, e.begin); k < to; k++) {
-                    float unused;
-                    decode_pair(format, codes[k], v[0], unused);
-                    y[k] = from_float<T>(__fmul_rn(v[0], scale));
+                    for (u64 k = max(here, e.begin); k < to; k++) {
+                        float unused;
+                        decode_pair(format, codes[k], v[0], unused);
+                        y[k] = from_float<T>(__fmul_rn(v[0], scale));
+                    }
                 }
+                raw[j] = next[j];
             }
         }
     }

@@ -18,14 +18,23 @@ struct GroupedMembers {
     u32 members;
 };
 
-// Extents of a member that has elements: begin + rows * cols is at most `length`.
+// An offset within [0, length].
+__device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
+
+// Extents of a member: begin + rows * cols is at most `length`. Of numbers that have not changed since `plan_grouped` they are the
+// plan's; of others they lie in the buffer all the same.
 struct Extents {
     u64 begin, rows, cols;
 };
 
 __device__ __forceinline__ Extents extents(const GroupedMembers& m, u32 t) {
-    return {(u64)m.offsets[t], m.fitting[t], (u64)m.cols[t]};
+    const u64 begin = within(m.offsets[t], m.length), cols = m.cols[t] < 0 ? 0 : (u64)m.cols[t];
+    return {begin, cols == 0 ? 0 : min(m.fitting[t], (m.length - begin) / cols), cols};
 }
+
+// Tiles of a member across its columns, and what of a tile there is from here on.
+__device__ __forceinline__ u64 tiles_across(const Extents& e) { return max((e.cols + SIDE - 1) / SIDE, (u64)1); }
+__device__ __forceinline__ u32 tile_part(u64 all, u64 from) { return (u32)min(all - min(from, all), (u64)SIDE); }
 
 // A block's part of all chunks or tiles, member by member. Every number is the same in all threads of the block.
 struct Walk {
@@ -44,12 +53,15 @@ struct Walk {
 
     __device__ __forceinline__ bool any() const { return unit < last; }
 
-    // The last member from `low` on with before[t] <= unit: its next one begins behind `unit`, so that it is not empty.
+    // The last member from `low` on with before[t] <= unit: its next one begins behind `unit`, so that it is not empty. All threads ask at
+    // once, each for the first of as many neighbours: one or two waits for memory where halving would take ten.
     __device__ __forceinline__ void find(u32 low) {
-        u32 high = members;
-        while (high - low > 1) {
-            const u32 middle = low + (high - low) / 2;
-            if (before[middle] <= unit) low = middle; else high = middle;
+        u32 count = members - low;
+        while (count > 1) {
+            const u32 each = (count + blockDim.x - 1) / blockDim.x, at = threadIdx.x * each;
+            const u32 found = __syncthreads_count(at < count && before[low + at] <= unit) - 1;
+            low += found * each;
+            count = min(each, count - found * each);
         }
         enter(low);
     }
@@ -106,12 +118,14 @@ struct RaiseAmax {
 };
 
 // A source: `load` eight elements at a multiple of eight, as `Raw`; `values` makes numbers of them; `one` is the number of an element.
-// `enter` is called once for each member. Places count from the start of the buffer.
+// `enter` is called once for each member. Places count from the start of the buffer. AT_ONCE: eights that a thread asks for together; AHEAD:
+// it asks for the next ones before it computes.
 //
 // ALIGNED: the buffer begins at a multiple of 16 bytes, and so do eight elements at a multiple of eight, whatever member they are of.
 template <class T, bool ALIGNED> struct PlainSource {
     using Raw = Vec8<T>;
     static constexpr u32 AT_ONCE = sizeof(T) == 4 || !ALIGNED ? 1 : 2;
+    static constexpr bool AHEAD = ALIGNED;
     const T* x;
     __device__ __forceinline__ void enter(u32, u64) {}
     __device__ __forceinline__ Raw load(u64 at) const { return ::load<ALIGNED>(x + at); }
@@ -135,8 +149,8 @@ __device__ __forceinline__ float amax_of(const float (&v)[8], float amax) {
 }
 
 // Blocks of a multiprocessor, all of them at once, each with its part of the chunks or tiles: src/gpu/kernels/grouped.rs launches as many.
-// Six would be the most that every GPU holds; they leave 40 registers, too few on sm_80 and sm_120.
-constexpr u32 CHUNK_BLOCKS = 5, TILE_BLOCKS_GROUPED = 3;
+// Four leave 64 registers: what a thread asks for ahead takes 8 to 16.
+constexpr u32 CHUNK_BLOCKS = 4, TILE_BLOCKS_GROUPED = 3;
 constexpr u32 GRADIENT_BLOCKS = 3, GRADIENT_TILE_BLOCKS = 2;
 
 // In place of a format: no codes are written.
@@ -159,19 +173,23 @@ __device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m
         source.enter(walk.t, e.begin);
         float amax = 0.0f;
         u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
-        const u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP / S::AT_ONCE);
-        for (u64 step = 0; step < steps; step++, at += S::AT_ONCE * STEP) {
-            typename S::Raw raw[S::AT_ONCE];
-            bool whole[S::AT_ONCE];
+        u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP / S::AT_ONCE);
+        const auto is_whole = [&](u64 here) { return here >= e.begin && here + 8 <= end; };
+        typename S::Raw raw[S::AT_ONCE], next[S::AT_ONCE];
+        const auto ask = [&](typename S::Raw (&to)[S::AT_ONCE], u64 from) {
 #pragma unroll
-            for (u32 i = 0; i < S::AT_ONCE; i++) {
-                whole[i] = at + i * STEP >= e.begin && at + i * STEP + 8 <= end;
-                if (whole[i]) raw[i] = source.load(at + i * STEP);
-            }
+            for (u32 i = 0; i < S::AT_ONCE; i++)
+                if (is_whole(from + i * STEP)) to[i] = source.load(from + i * STEP);
+        };
+        if (S::AHEAD) ask(raw, at);
+        // No block has a part of a member without a chunk of it.
+        for (; steps > 0; steps--, at += S::AT_ONCE * STEP) {
+            if (!S::AHEAD) ask(raw, at);
+            else if (steps > 1) ask(next, at + S::AT_ONCE * STEP);
 #pragma unroll
             for (u32 i = 0; i < S::AT_ONCE; i++) {
                 const u64 here = at + i * STEP;
-                if (whole[i]) {
+                if (is_whole(here)) {
                     float v[8];
                     source.values(raw[i], v);
                     amax = amax_of(v, amax);
@@ -185,6 +203,7 @@ __device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m
                         if constexpr (FORMAT != NO_CODES) codes[k] = encode_byte<FORMAT>(v, encode);
                     }
                 }
+                if (S::AHEAD) raw[i] = next[i];
             }
         }
         if (amax_out) raise.raise(amax_out + shared_or_own, amax, scratch);
@@ -218,7 +237,7 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
     write_scales(f, m.members);
     for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
         const Extents e = extents(m, walk.t);
-        const u64 across = (e.cols + SIDE - 1) / SIDE;
+        const u64 across = tiles_across(e);
         const u32 shared_or_own = f.shared ? 0 : walk.t;
         const float encode = grouped_scale(f, shared_or_own).encode;
         // Whether every row, and every column, begins at a multiple of eight elements.
@@ -227,7 +246,7 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
         float amax = 0.0f;
         for (u64 tile = walk.unit - walk.first; tile < walk.stop - walk.first; tile++) {
             const u64 row = tile / across * SIDE, col = tile % across * SIDE;
-            const u32 rows = (u32)min(e.rows - row, (u64)SIDE), cols = (u32)min(e.cols - col, (u64)SIDE);
+            const u32 rows = tile_part(e.rows, row), cols = tile_part(e.cols, col);
             const u64 from = e.begin + row * e.cols + col, to = e.begin + col * e.rows + row;
             if (eights) {
                 const u32 c = threadIdx.x % 8 * 8;

@@ -17,6 +17,7 @@ template <class T, bool ALIGNED> struct GradientSource {
         uint4 x[2];
     };
     static constexpr u32 AT_ONCE = 1;
+    static constexpr bool AHEAD = false;
     const T* g;
     GroupedForward forward;
     i64 shift;    // from a place in the gradient to that in x

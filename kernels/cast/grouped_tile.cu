@@ -21,12 +21,12 @@ __device__ __forceinline__ void dequantize_tiles(const u8* codes_t, const float*
     begin();
     for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
         const Extents e = extents(m, walk.t);
-        const u64 across = (e.cols + SIDE - 1) / SIDE;
+        const u64 across = tiles_across(e);
         const float scale = __ldg(scales + (shared ? 0 : walk.t));
         const bool eights = e.begin % 8 == 0 && e.cols % 8 == 0, eights_t = e.begin % 8 == 0 && e.rows % 8 == 0;
         for (u64 tile = walk.unit - walk.first; tile < walk.stop - walk.first; tile++) {
             const u64 row = tile / across * SIDE, col = tile % across * SIDE;
-            const u32 rows = (u32)min(e.rows - row, (u64)SIDE), cols = (u32)min(e.cols - col, (u64)SIDE);
+            const u32 rows = tile_part(e.rows, row), cols = tile_part(e.cols, col);
             const u64 from = e.begin + col * e.rows + row, to = e.begin + row * e.cols + col;
             if (eights_t) {
                 for (u32 slot = threadIdx.x; slot < SIDE * SIDE / 8; slot += 256) {

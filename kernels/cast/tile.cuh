@@ -102,7 +102,7 @@ __device__ __forceinline__ void amax_row_column(const T* x, u64 x_stride, u32 ro
 struct TileOut {
     u8* codes;        // [rows rounded up to row_multiple][cols]; null: not wanted
     float* scales;    // scales of the plain output, in the scheme's order
-    u8* codes_t;      // [cols][rows]; null: not wanted
+    u8* codes_t;      // [cols][rows rounded up to 16], the rest zero; null: not wanted
     float* scales_t;  // scales of the transposed output
 };
 
@@ -125,8 +125,30 @@ struct TileIn {
     u32 factor_kind;        // PER_TENSOR: FACTOR_ENCODE, FACTOR_DECODE or FACTOR_COMPUTED
 };
 
-template <class T, u32 GROUP, bool ALIGNED, u32 FORMAT>
-__device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, const TileIn& in, const TileOut& out) {
+// The sum of each of the tile's columns in f64: of a thread's 8 rows, of the 32 of a warp, then the four bands of 32 in order.
+template <class T>
+__device__ __forceinline__ void column_sums(Vec8<T> (&data)[8], double* sums, u64 first, u32 cols) {
+    __shared__ double band[512];  // [4 row bands][128]
+    const Place p = place();
+    const u32 i = threadIdx.x % 128;
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        double sum = (double)element(data[0], c);
+#pragma unroll
+        for (int r = 1; r < 8; r++) sum += (double)element(data[r], c);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 8);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 16);
+        if (threadIdx.x % 32 / 8 == c % 4) band[p.row / 32 * 128 + p.col + c] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 128 && first + i < cols) sums[first + i] = ((band[i] + band[128 + i]) + band[256 + i]) + band[384 + i];
+#pragma unroll
+    for (int r = 0; r < 8; r++) forget(data[r]);
+}
+
+// `sums`, where SUMS: of the columns of each 128 rows, [rows / 128 rounded up][cols].
+template <class T, u32 GROUP, bool ALIGNED, u32 FORMAT, bool SUMS = false>
+__device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, const TileIn& in, const TileOut& out, double* sums = nullptr) {
     constexpr bool LINES = GROUP == PER_1X128 || GROUP == PER_ROW;  // factors of their own for each row and column
     __shared__ float row_encode[LINES ? 256 : 1];  // PER_1X128: maxima [2 column halves][128]; then encode factors
     __shared__ float col_encode[LINES ? 512 : 1];  // PER_1X128: maxima [4 row bands][128]; then encode factors
@@ -141,6 +163,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
     begin();
     Vec8<T> data[8];
     load_tile<ALIGNED>(data, x, x_stride, row, col, rows, cols);
+    if constexpr (SUMS) column_sums(data, sums + (u64)tile_row * cols, (u64)tile_col * 128, cols);
 
     float encode = 0.0f;
     if constexpr (GROUP == PER_TENSOR) {
@@ -233,8 +256,10 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
             to += cols;
         }
     }
-    if (out.codes_t && row < rows) {  // rows is a multiple of 16 here
-        u8* to = out.codes_t + col * rows + row;
+    // What contracts over the rows asks for a multiple of 16 of them: the data beyond the matrix are zeros, and so are their codes.
+    const u64 pitch_t = round_up16(rows);
+    if (out.codes_t && row < pitch_t) {
+        u8* to = out.codes_t + col * pitch_t + row;
 #pragma unroll
         for (int r = 0; r < 8; r++) forget(data[r]);
 #pragma unroll
@@ -245,7 +270,7 @@ __device__ __forceinline__ void quantize_tile(const T* x, u64 x_stride, u32 rows
 #pragma unroll
             for (int r = 0; r < 8; r++) v[r] = __fmul_rn(element(data[r], c), e);
             *(uint2*)to = encode8<FORMAT>(v);
-            to += rows;
+            to += pitch_t;
         }
     }
 }
@@ -264,7 +289,7 @@ template <class T, bool ALIGNED> constexpr u32 tile_blocks = sizeof(T) == 4 || !
     extern "C" __global__ void __launch_bounds__(256, (tile_blocks<T, ALIGNED>)) NAME##_##name(              \
         const T* __restrict__ x,  /* [rows][cols], row stride x_stride elements */                                        \
         u64 x_stride,                                                                                                     \
-        u32 rows,                 /* any; a multiple of 16 where the transposed output is wanted */                       \
+        u32 rows,                                                                                                         \
         u32 cols,                 /* multiple of 16 */                                                                    \
         ScaleRule rule, TileIn in, TileOut out)                                                                           \
     {                                                                                                                     \

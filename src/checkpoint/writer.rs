@@ -381,6 +381,18 @@ mod tests {
         );
     }
 
+    /// A device has nothing to sync, and says so. It is taken for this shard once the thread waits for one.
+    fn lose(writer: &CheckpointWriter, shard: usize) {
+        let device = Arc::new(File::open("/dev/null").unwrap());
+        for _ in 0..1000 {
+            writer.writeback.begin(shard, &device);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            if writer.writeback.is_over() {
+                break;
+            }
+        }
+    }
+
     /// (The second time, of which the system says nothing, it was whole.)
     #[test]
     fn what_did_not_reach_the_disk_is_not_forgotten() {
@@ -392,19 +404,28 @@ mod tests {
         // What is missing is said, and may be written yet.
         assert!(writer.sync().unwrap_err().to_string().contains("was not written"));
         writer.write("a", &[1, 2]).unwrap();
-        // A device has nothing to sync, and says so. It is taken once the thread waits for one.
-        let device = Arc::new(File::open("/dev/null").unwrap());
-        for _ in 0..1000 {
-            writer.writeback.begin(0, &device);
-            std::thread::sleep(std::time::Duration::from_millis(1));
-            if writer.writeback.is_over() {
-                break;
-            }
-        }
+        lose(&writer, 0);
         writer.sync().unwrap_err();
         for error in [writer.sync().unwrap_err(), writer.finish().unwrap_err()] {
             let error = error.to_string();
             assert!(error.contains("out") && error.contains("did not reach the disk"), "{error}");
+        }
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_shard_that_did_not_reach_the_disk_is_named_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out");
+        let mut layout = super::super::CheckpointLayout::new();
+        ["a", "b", "c"].iter().for_each(|name| layout.tensor(*name, safetensors::Dtype::U8, &[2]));
+        let output = OutputFolder::create(&path).unwrap();
+        let mut writer = layout.create_folder(output, 2, &[]).unwrap();
+        ["a", "b", "c"].iter().for_each(|name| writer.write(name, &[1, 2]).unwrap());
+        lose(&writer, 1);
+        for error in [writer.sync().unwrap_err(), writer.sync().unwrap_err(), writer.finish().unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains("model-00002-of-00003.safetensors"), "{error}");
         }
         assert!(!path.exists());
     }

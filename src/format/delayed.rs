@@ -1,4 +1,4 @@
-//! [`DelayedScaling`]: the scale of a step from the amax of steps before it.
+//! [`DelayedScaling`]: the scale of a step from the amax of steps before it, and [`DelayedState`], what of a tensor goes from step to step.
 
 use crate::error::{Error, Result};
 
@@ -73,5 +73,46 @@ impl Default for DelayedScaling {
     /// TransformerEngine's: 1024 steps, no margin, the largest.
     fn default() -> Self {
         Self { window: 1024, margin: 0, rule: AmaxHistory::Max }
+    }
+}
+
+/// What delayed scaling knows of a tensor: what a checkpoint of the training keeps, and what ranks that share a tensor agree on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DelayedState {
+    /// The factor of this step.
+    pub encode: f32,
+    /// The amax of the step that runs, then those of steps before it, as [`delayed_update`](crate::reference::delayed_update) has them.
+    pub history: Vec<f32>,
+}
+
+impl DelayedState {
+    /// Before the first step: the factor 1, and no amax.
+    pub(crate) fn new(rule: DelayedScaling) -> Self {
+        Self { encode: 1.0, history: vec![0.0; rule.window()] }
+    }
+
+    /// Refuses states of X, W and dY that none can be.
+    pub(crate) fn check_all(states: &[Self; 3], rule: DelayedScaling) -> Result<()> {
+        for (name, Self { encode, history }) in ["X", "W", "dY"].iter().zip(states) {
+            if history.len() != rule.window() {
+                return Err(Error::shape(
+                    format!("amax history of {name}"),
+                    format!("{} steps", history.len()),
+                    format!("must be the {} of the recipe's window", rule.window()),
+                    "take a state of a layer with this window",
+                ));
+            }
+            let good = encode.is_finite() && *encode > 0.0 && (1.0 / encode).is_finite();
+            if let Some(bad) =
+                (!good).then_some(encode).or_else(|| history.iter().find(|amax| amax.is_nan() || **amax < 0.0))
+            {
+                return Err(Error::unsupported(
+                    format!("the number {bad:e} in the delayed state of {name}"),
+                    "factors and their inverses are finite and above 0, an amax is not negative",
+                    "take what delayed_states gave",
+                ));
+            }
+        }
+        Ok(())
     }
 }

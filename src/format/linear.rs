@@ -1,4 +1,4 @@
-//! [`LinearRecipe`]: what the three products of a linear layer read.
+//! [`LinearRecipe`]: what the three products of a linear layer read, and [`KeptInput`], what is kept for the last of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,6 +58,18 @@ pub enum TensorScaling {
     Delayed(DelayedScaling),
 }
 
+/// In what form X is kept from the forward pass to the weight gradient. The gradient is the same, bit for bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KeptInput {
+    /// As it came: tokens x in elements of the layer's type, quantized in the backward pass.
+    #[default]
+    HighPrecision,
+    /// Transposed, and quantized along the tokens: a byte an element in FP8, and its scales. BF16 where dW is a product of BF16.
+    Quantized,
+}
+
+named!(KeptInput, "way to keep an input", HighPrecision => "high-precision", Quantized => "quantized");
+
 impl LinearRecipe {
     /// One of each kind, delayed scaling with TransformerEngine's defaults.
     pub fn all() -> [Self; 6] {
@@ -99,6 +111,12 @@ impl LinearRecipe {
             Self::Fp8Row => Some([row(); 2]),
             Self::Fp8Tensor(_) => Some([tensor(Fp8Format::E5M2), tensor(Fp8Format::E4M3)]),
         }
+    }
+
+    /// Code formats of X, W and dY, where each has one scale.
+    pub(crate) fn tensor_formats(self) -> Option<[Fp8Format; 3]> {
+        let Self::Fp8Tensor(_) = self else { return None };
+        Some([Fp8Format::E4M3, Fp8Format::E4M3, Fp8Format::E5M2])
     }
 
     /// Delayed scaling, where that is how scales are found.
@@ -163,6 +181,26 @@ mod tests {
             }
             assert!(names.insert(recipe.to_string()), "{recipe}");
             assert_eq!(recipe.to_string().parse(), Ok(recipe));
+        }
+    }
+
+    /// One cast writes both forms of X and of dY.
+    #[test]
+    fn an_input_and_a_gradient_have_one_recipe_in_both_forms() {
+        for recipe in LinearRecipe::all() {
+            if let (Some([x, _]), Some([dy, _]), Some([turned_dy, turned_x])) =
+                (recipe.forward(), recipe.input_gradient(), recipe.weight_gradient())
+            {
+                assert_eq!((x, dy), (turned_x, turned_dy), "{recipe}");
+            }
+            let formats = recipe.tensor_formats();
+            assert_eq!(formats.is_some(), matches!(recipe, LinearRecipe::Fp8Tensor(_)), "{recipe}");
+            if let (Some([x, w, dy]), Some(forward), Some([gradient, _])) =
+                (formats, recipe.forward(), recipe.input_gradient())
+            {
+                assert_eq!(forward, [x, w].map(tensor));
+                assert_eq!(gradient, tensor(dy));
+            }
         }
     }
 

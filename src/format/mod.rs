@@ -20,7 +20,7 @@ mod recipe;
 mod scheme;
 
 pub use cast::{CastGroup, CastRecipe, CastScales, CastScheme};
-pub use delayed::{AmaxHistory, DelayedScaling};
+pub use delayed::{AmaxHistory, DelayedScaling, DelayedState};
 pub use dtype::DType;
 pub use fp8::{Fp8Recipe, Fp8Rule, Fp8Scales};
 pub use given::{GivenScale, GroupScale};
@@ -30,7 +30,7 @@ pub use host_cast::HostCastMatrix;
 #[cfg(feature = "cuda")]
 pub(crate) use host_cast::{check_scales, logical_scales};
 pub use host_grouped::HostGroupedTensor;
-pub use linear::{LinearRecipe, TensorScaling};
+pub use linear::{KeptInput, LinearRecipe, TensorScaling};
 pub use mx::{MxScaleRule, Mxfp4Recipe, Mxfp8Recipe};
 pub use nvfp4::{
     Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, ErrorMath, ErrorMetric, Nvfp4Options, Nvfp4Rule,

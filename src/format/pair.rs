@@ -262,6 +262,24 @@ pub fn check_quantize_cols(operand: &str, cols: usize) -> Result<()> {
     ))
 }
 
+/// Checks weight and type of a linear layer, out x in.
+pub(crate) fn check_linear((out, features): (usize, usize), dtype: DType) -> Result<()> {
+    if ![out, features].iter().all(|n| *n > 0 && n.is_multiple_of(K_MULTIPLE)) {
+        return Err(Error::shape(
+            "weight of a linear layer",
+            format!("{out} x {features}"),
+            format!(
+                "must have positive multiples of {K_MULTIPLE} of both features: Y contracts over one, dX over the other"
+            ),
+            "pad it with zeros",
+        ));
+    }
+    if !dtype.is_wide() {
+        return Err(Error::dtype("X of a linear layer", dtype, "must be a wide type", "pass bf16, f16 or f32"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ mod device;
 mod gemm;
 mod handle;
 mod kernels;
+mod linear;
 mod lt;
 mod matrix;
 mod measure;
@@ -34,6 +35,7 @@ pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource};
+pub use linear::{Linear, LinearGradientsInto, QuantizedGradient, SavedInput};
 pub use matrix::{
     CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,
 };

@@ -31,3 +31,18 @@ pub fn delayed_update(
     }
     GroupScale { encode, scale: 1.0 / encode }
 }
+
+/// [`delayed_update`] of a tensor that may not have been seen in the step: with an amax of 0 it keeps factor and history, as in
+/// TransformerEngine's update of a whole model. An expert without tokens and a weight that stays the same forget nothing.
+pub(super) fn delayed_update_if_seen(
+    history: &mut [f32],
+    previous_encode: f32,
+    format: Fp8Format,
+    margin: i32,
+    rule: AmaxHistory,
+) -> GroupScale {
+    match history.first() {
+        Some(&0.0) => GroupScale { encode: previous_encode, scale: 1.0 / previous_encode },
+        _ => delayed_update(history, previous_encode, format, margin, rule),
+    }
+}

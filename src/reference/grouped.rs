@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use ndarray::ArrayViewMut2;
 
-use super::delayed::delayed_update;
+use super::delayed::delayed_update_if_seen;
 use super::parallel;
 use super::quantize::amax;
 use crate::epilogue::ActivationGradient;
@@ -236,7 +236,7 @@ pub fn raise_amax(running: &mut [f32], amax: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// [`delayed_update`] of every scale of a grouped tensor: its factors of the next step.
+/// [`delayed_update`](super::delayed_update) of every scale of a grouped tensor: its factors of the next step.
 ///
 /// `history` is `[window][scales]`, row 0 that of the step just finished; afterwards every column is rotated as there. A scale whose amax in
 /// row 0 is 0 keeps `previous_encode` and its column, as in TransformerEngine's update of a whole model: a member that had no elements in this
@@ -261,10 +261,7 @@ pub fn delayed_update_grouped(
     }
     let update = |(mut column, previous): (ndarray::ArrayViewMut1<f32>, &f32)| {
         let mut steps = column.to_vec();
-        if steps.first() == Some(&0.0) {
-            return GroupScale { encode: *previous, scale: 1.0 / previous };
-        }
-        let factors = delayed_update(&mut steps, *previous, format, margin, rule);
+        let factors = delayed_update_if_seen(&mut steps, *previous, format, margin, rule);
         column.iter_mut().zip(steps).for_each(|(to, amax)| *to = amax);
         factors
     };

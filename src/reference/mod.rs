@@ -33,7 +33,7 @@ pub use grouped::{
     quantize_grouped_with_scales, raise_amax,
 };
 pub use hadamard::{hadamard16, hadamard16_inverse};
-pub use linear::{DelayedState, KeptInput, Linear, LinearGradients, QuantizedGradient, SavedInput};
+pub use linear::{Linear, LinearGradients, QuantizedGradient, SavedInput};
 pub use metrics::{calc_diff, sqnr_db};
 pub use noise::Noise;
 pub use operand::HostOperand;

@@ -3,7 +3,7 @@
 //! Not a module of `common`: the other suites compile without it.
 #![allow(dead_code)]
 
-use ndarray::Array2;
+use ndarray::{Array2, Axis};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric,
@@ -48,9 +48,13 @@ impl Source {
     /// Quantizes in every direction; each must give the reference's bytes, or refuse where the reference refuses.
     pub fn check(&self, handle: &Handle, recipe: impl Into<Recipe>) {
         let recipe = recipe.into();
+        // What is transposed to FP8 is filled up with rows of zeros.
+        let mut filled = self.x.clone();
+        let zeros = Array2::zeros((turned_cols(recipe, self.x.nrows()) - self.x.nrows(), self.x.ncols()));
+        filled.append(Axis(0), zeros.view()).unwrap();
         let want = [
             reference::quantize(self.x.view(), self.dtype, recipe),
-            reference::quantize_transposed(self.x.view(), self.dtype, recipe),
+            reference::quantize_transposed(filled.view(), self.dtype, recipe),
         ];
         let input = self.matrix();
         self.compare(handle, recipe, "", want, |to| handle.quantize_into(&input, recipe, to));
@@ -91,7 +95,7 @@ impl Source {
                 assert!(refused.contains("multiple of 16"), "{context}: {refused}");
                 None
             }
-            false => Some(poisoned_matrix(handle, scheme, cols, rows)),
+            false => Some(poisoned_matrix(handle, scheme, cols, turned_cols(recipe, rows))),
         };
         let refused = |result: Result<()>, direction: &str| {
             let text = result.expect_err(&format!("{direction}: {context}: the reference refuses")).to_string();
@@ -131,6 +135,11 @@ impl Source {
     pub fn quantized(&self, handle: &Handle, recipe: Recipe) -> HostQuantMatrix {
         handle.quantize(&self.matrix(), recipe).unwrap().to_host(handle).unwrap()
     }
+}
+
+/// Columns of the quantized transpose of a matrix with so many rows.
+pub fn turned_cols(recipe: Recipe, rows: usize) -> usize {
+    if matches!(recipe, Recipe::Fp8(_)) { rows.next_multiple_of(16) } else { rows }
 }
 
 /// Every recipe on spread data of every type, for each of these shapes.

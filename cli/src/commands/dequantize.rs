@@ -17,7 +17,7 @@ use scaled_gemm::model_folder::{self, ModelConfig};
 use scaled_gemm::{Basis, DType, Scheme};
 use serde_json::{Value, json};
 
-use crate::activations::{ACTIVATIONS, is_scale};
+use crate::activations::{ACTIVATIONS, experts, is_scale};
 use crate::args::{DequantizeArgs, DeviceChoice};
 use crate::coded::Coded;
 use crate::data::undo_hadamard;
@@ -260,10 +260,7 @@ fn plan(
 fn is_input_scale(input: &Checkpoint, tensor: &TensorInfo) -> bool {
     let layer = ACTIVATIONS.iter().find_map(|suffix| tensor.name.strip_suffix(suffix));
     let weight = layer.map(|layer| format!("{layer}weight"));
-    weight.is_some_and(|weight| {
-        let experts = input.quant_dimensions(&weight).ok().filter(|shape| shape.len() == 3).map(|shape| shape[0]);
-        input.stored_scheme(&weight).is_ok() && is_scale(tensor, experts)
-    })
+    weight.is_some_and(|weight| input.stored_scheme(&weight).is_ok() && is_scale(tensor, experts(input, &weight)))
 }
 
 fn layout(args: &DequantizeArgs, input: &Checkpoint, plans: &[Plan]) -> CheckpointLayout {

@@ -137,6 +137,9 @@ impl Handle {
         if let Some(amax) = amax.as_deref() {
             scales.check_count("amax of a grouped tensor", count, floats(amax.len()))?;
         }
+        if let How::Given(given) = &how {
+            scales.check_count("given scales of a grouped tensor", count, floats(given.number().len()))?;
+        }
         let [scratch, own_amax] = self.grouped_scratch(count, scales)?;
 
         let (stream, kernels) = (self.queue(), self.kernels());
@@ -155,13 +158,13 @@ impl Handle {
         let amax = amax.map(|amax| amax.at(&order)).transpose()?;
         let what: (Fp8Format, GroupedScales) = (scheme.format(), scales);
 
+        // A call that is refused leaves no work behind, in a capture neither.
+        input.check(&members)?;
         kernels.plan_grouped(stream, &members, input.forward.as_ref(), &clamped)?;
         debug_assert_eq!(members.length, length);
         match how {
             How::Given(given) => {
-                let numbers = given.number();
-                scales.check_count("given scales of a grouped tensor", count, floats(numbers.len()))?;
-                let numbers = numbers.at(&order)?;
+                let numbers = given.number().at(&order)?;
                 let factors = match given {
                     GivenScale::Decode(_) => GroupedFactors::Decode(&numbers),
                     GivenScale::Encode(_) | GivenScale::Amax(_) => GroupedFactors::Encode(&numbers),
@@ -205,12 +208,13 @@ impl Handle {
         let workspace = self.workspace();
         let plan = GroupedMembers::scratch_bytes(count).filter(|plan| *plan <= workspace.bytes);
         let amax = scales.count(count).saturating_mul(4);
+        let each = if scales == GroupedScales::Shared { 24 } else { 28 };
         match plan.filter(|plan| amax <= workspace.bytes - plan) {
             Some(plan) => Ok([workspace.slice(0, plan), workspace.slice(plan, amax)]),
             None => Err(Error::shape(
                 "members of a grouped tensor",
                 count.to_string(),
-                format!("must be at most {}, which the workspace has room for", (workspace.bytes - 16) / 28),
+                format!("must be at most {}, which the workspace has room for", (workspace.bytes - 16) / each),
                 "split the tensor",
             )),
         }

@@ -3,12 +3,12 @@
 //! The bytes are those of [`crate::reference`], for every recipe, input type and shape.
 
 use crate::error::{Error, Result};
-use crate::format::pair::check_quantize_cols;
+use crate::format::pair::{K_MULTIPLE, check_quantize_cols};
 use crate::format::{
     Basis, DType, Fp8Format, Fp8Granularity, Fp8Recipe, GivenScale, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Recipe, Recipe,
     Scheme,
 };
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Capture;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, Factor, Input, Kernels, Output};
@@ -17,7 +17,8 @@ use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans};
 /// Which operands a quantizer writes.
 ///
 /// The transposed matrix is `Xᵀ` quantized with the same recipe: its groups run along the rows of X. It is the K-major
-/// operand of the backward products. X's number of rows must then be a multiple of 16.
+/// operand of the backward products. Its columns are the rows of X: to FP8 any number, which zeros fill up to a multiple of 16; to the
+/// other schemes a multiple of 16.
 pub enum QuantizeTo<'a> {
     /// X.
     Plain(&'a mut QuantMatrix),
@@ -49,12 +50,12 @@ impl Handle {
     /// Quantizes X and `Xᵀ`. Allocates both results; waits for nothing. A first use loads kernels, as in [`Handle::quantize`].
     ///
     /// # Errors
-    /// As [`Handle::quantize`]; [`Error::Shape`] if X's rows are not a multiple of 16.
+    /// As [`Handle::quantize`]; [`Error::Shape`] if X's rows are no multiple of 16 and the scheme is not FP8.
     pub fn quantize_both(&self, x: &MatRef<'_>, recipe: impl Into<Recipe>) -> Result<(QuantMatrix, QuantMatrix)> {
         let recipe = recipe.into();
         check_input(x)?;
         let mut out = QuantMatrix::zeros(self, recipe.scheme(), x.rows(), x.cols())?;
-        let mut transposed = QuantMatrix::zeros(self, recipe.scheme(), x.cols(), x.rows())?;
+        let mut transposed = QuantMatrix::zeros(self, recipe.scheme(), x.cols(), transposed_cols(recipe, x.rows()))?;
         self.quantize_into(x, recipe, QuantizeTo::Both(&mut out, &mut transposed))?;
         Ok((out, transposed))
     }
@@ -70,9 +71,31 @@ impl Handle {
         // No launch of another thread comes between the codes and what is derived from them.
         let _turn = self.queue().turn();
         match recipe {
-            Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed])?,
+            Recipe::Fp8(recipe) => self.quantize_fp8(x, recipe, [&mut plain, &mut transposed], None)?,
             _ => self.quantize_blocks(x, recipe, None, [&mut plain, &mut transposed])?,
         }
+        self.rewritten(recipe, [plain, transposed])
+    }
+
+    /// [`Handle::quantize_into`] of both forms by an FP8 recipe, and in the same pass the column sums of each 128 rows of X, in f64.
+    pub(crate) fn quantize_summing_into(
+        &self,
+        x: &MatRef<'_>,
+        recipe: Recipe,
+        (plain, transposed): (&mut QuantMatrix, &mut QuantMatrix),
+        sums: &DeviceBuffer,
+    ) -> Result<()> {
+        check_input(x)?;
+        let (mut plain, mut transposed) = check_targets(x, recipe, QuantizeTo::Both(plain, transposed))?;
+        let Recipe::Fp8(fp8) = recipe else {
+            return Err(Error::unsupported(
+                format!("column sums beside a cast to {}", recipe.scheme()),
+                "the kernels of FP8 have them",
+                "report it: a layer asked for it",
+            ));
+        };
+        let _turn = self.queue().turn();
+        self.quantize_fp8(x, fp8, [&mut plain, &mut transposed], Some(sums))?;
         self.rewritten(recipe, [plain, transposed])
     }
 
@@ -104,9 +127,12 @@ impl Handle {
         x: &MatRef<'_>,
         recipe: Fp8Recipe,
         targets: [&mut Option<&mut QuantMatrix>; 2],
+        sums: Option<&DeviceBuffer>,
     ) -> Result<()> {
         let stream = self.queue();
         let order = stream.order();
+        let sums = sums.map(|sums| sums.write(&order)).transpose()?;
+        let sums = sums.as_ref();
         let source = x.data().at(&order)?;
         let input = input(x, &source);
         let [plain, transposed] = targets;
@@ -140,6 +166,7 @@ impl Handle {
                         [None; 2],
                         plain.as_ref(),
                         transposed.as_ref(),
+                        sums,
                     ),
                 }
             }
@@ -160,13 +187,20 @@ impl Handle {
                 let col_amax = transposed.as_ref().map(|_| &col_amax);
                 kernels.amax_row_column(stream, &input, row_amax, col_amax)?;
                 let amax = [row_amax, col_amax];
-                kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref())
+                kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref(), sums)
             }
             (Fp8Granularity::Group1x128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
             (Fp8Granularity::Group128x128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
-            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => {
-                kernels.quantize_tiles(stream, &input, recipe, None, [None; 2], plain.as_ref(), transposed.as_ref())
-            }
+            (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => kernels.quantize_tiles(
+                stream,
+                &input,
+                recipe,
+                None,
+                [None; 2],
+                plain.as_ref(),
+                transposed.as_ref(),
+                sums,
+            ),
         }
     }
 
@@ -325,6 +359,40 @@ impl Handle {
         Ok(())
     }
 
+    /// [`Handle::quantize_tensor_into`] of the transpose alone, whose columns are the rows of X filled up to a multiple of 16;
+    /// and the column sums of each 128 rows, where they are wanted.
+    pub(crate) fn quantize_tensor_transposed_into(
+        &self,
+        x: &MatRef<'_>,
+        format: Fp8Format,
+        scale: &GivenScale<DeviceBytes<'_>>,
+        out: &mut QuantMatrix,
+        sums: Option<&DeviceBuffer>,
+    ) -> Result<()> {
+        check_input(x)?;
+        let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, format);
+        let cols = transposed_cols(recipe.into(), x.rows());
+        check_target("transposed target", out, recipe.scheme(), x.cols(), cols)?;
+        if x.rows() == 0 || x.cols() == 0 {
+            return Ok(());
+        }
+        let stream = self.queue();
+        let order = stream.order();
+        let source = x.data().at(&order)?;
+        let input = input(x, &source);
+        self.check_basis(Basis::Plain, out)?;
+        let spans = out.write(&order)?;
+        let target = output(&spans);
+        let number = scale.number().at(&order)?;
+        let factor = Some(factor(scale, &number)?);
+        let sums = sums.map(|sums| sums.write(&order)).transpose()?;
+        let sums = sums.as_ref();
+        self.kernels().quantize_tiles(stream, &input, recipe, factor, [None; 2], None, Some(&target), sums)?;
+        drop(order);
+        out.set_basis(Basis::Plain);
+        Ok(())
+    }
+
     /// `y = round(fl(code * f))` with `f = fl(block_scale * scale)`, to BF16, F16 or F32. Allocates nothing and waits for nothing.
     ///
     /// What a scheme lacks counts as 1. Rows in a Hadamard basis stay in it: `y` holds the transformed values, as
@@ -447,10 +515,19 @@ fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Resu
         check_target("target", out, recipe.scheme(), x.rows(), x.cols())?;
     }
     if let Some(out) = &transposed {
-        check_target("transposed target", out, recipe.scheme(), x.cols(), x.rows())?;
-        check_quantize_cols("transposed target (the rows of X)", x.rows())?;
+        let cols = transposed_cols(recipe, x.rows());
+        check_target("transposed target", out, recipe.scheme(), x.cols(), cols)?;
+        check_quantize_cols("transposed target (the rows of X)", cols)?;
     }
     Ok((plain, transposed))
+}
+
+/// Columns of the quantized transpose of a matrix with so many rows: the kernels of FP8 fill them up.
+fn transposed_cols(recipe: Recipe, rows: usize) -> usize {
+    match recipe {
+        Recipe::Fp8(_) => rows.next_multiple_of(K_MULTIPLE),
+        _ => rows,
+    }
 }
 
 pub(super) fn check_target(name: &str, out: &QuantMatrix, scheme: Scheme, rows: usize, cols: usize) -> Result<()> {

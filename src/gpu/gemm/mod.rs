@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 pub(crate) mod baseline;
+pub(crate) mod bf16;
 pub(crate) mod cache;
 pub(crate) mod call;
 pub(crate) mod desc;

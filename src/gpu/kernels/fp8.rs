@@ -2,6 +2,7 @@
 
 use super::Kernels;
 use super::launch::{Blocks, ByInput, GRID_Y, THREADS, enqueue, enqueue_cast};
+use super::linear::check_column_sums;
 use super::module::Modules;
 use super::operand::{
     Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, extent, format_code,
@@ -9,6 +10,7 @@ use super::operand::{
 };
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
+use crate::format::pair::K_MULTIPLE;
 use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
@@ -369,7 +371,8 @@ impl Kernels {
         )
     }
 
-    /// Tiles of 128x128: every scheme whose transposed codes are wanted.
+    /// Tiles of 128x128: every scheme whose transposed codes are wanted. The columns of the transpose are the rows of X, filled up with
+    /// zeros to a multiple of 16. `sums` receives the column sums of each 128 rows, in f64, for [`Kernels::bias_gradient`].
     ///
     /// `factor` is the computed encode factor of the tensor scheme, `amax` the row and column maxima of the row scheme.
     #[allow(clippy::too_many_arguments)]
@@ -382,18 +385,12 @@ impl Kernels {
         amax: [Option<&Span<'_>>; 2],
         out: Option<&Output<'_>>,
         transposed: Option<&Output<'_>>,
+        sums: Option<&Span<'_>>,
     ) -> Result<()> {
         x.check()?;
         out.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.rows, x.cols))?;
-        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, x.rows))?;
-        if transposed.is_some() && !x.rows.is_multiple_of(16) {
-            return Err(Error::shape(
-                "input of a transposing cast",
-                format!("{} rows", x.rows),
-                "must be a multiple of 16 (they become the columns of an FP8 operand)",
-                "pad the rows with zeros",
-            ));
-        }
+        let cols_t = x.rows.next_multiple_of(K_MULTIPLE);
+        transposed.map_or(Ok(()), |o| check_output(o, recipe.scheme(), x.cols, cols_t))?;
         let family = self.fp8(stream)?;
         let kernels = match recipe.granularity {
             Fp8Granularity::Tensor => &family.quantize_tensor_transposed,
@@ -420,15 +417,24 @@ impl Kernels {
             codes_t: address(transposed.map(|o| o.codes)),
             scales_t: address(transposed.map(|o| o.scales)),
         };
-        enqueue_cast!(
-            stream,
-            kernels,
-            x,
-            Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128), 1), THREADS),
-            ScaleRule::new(recipe, x.dtype),
-            tile_in,
-            tile_out,
-        )
+        let blocks = Blocks::new((x.rows.div_ceil(128) * x.cols.div_ceil(128), 1), THREADS);
+        let rule = ScaleRule::new(recipe, x.dtype);
+        let Some(sums) = sums else { return enqueue_cast!(stream, kernels, x, blocks, rule, tile_in, tile_out) };
+        check_column_sums(sums, x.rows, x.cols)?;
+        let [tensor, row, vector] = &self.linear(stream)?.quantize_gradient;
+        let summing = match recipe.granularity {
+            Fp8Granularity::Tensor => tensor,
+            Fp8Granularity::Row => row,
+            Fp8Granularity::Group1x128 => vector,
+            Fp8Granularity::Group128x128 => {
+                return Err(Error::unsupported(
+                    "column sums beside a cast to fp8-128x128",
+                    "tiles are for weights, of which nothing needs them",
+                    "cast to fp8-1x128",
+                ));
+            }
+        };
+        enqueue_cast!(stream, summing, x, blocks, rule, tile_in, tile_out, sums.address)
     }
 
     /// Raises each row's and each column's amax to that of its elements.

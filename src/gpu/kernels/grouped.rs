@@ -1,6 +1,7 @@
 //! Launches for grouped tensors: `kernels/cast/grouped*.cu`.
 
 use super::Kernels;
+use super::cast_call::check_apart;
 use super::fp8::ScaleRule;
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
@@ -13,7 +14,7 @@ use crate::gpu::device::stream::Queue;
 
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 4096;
-const CHUNK_BLOCKS: usize = 5;
+const CHUNK_BLOCKS: usize = 4;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
@@ -74,6 +75,15 @@ struct Members {
 }
 
 impl GroupedMembers<'_> {
+    /// What the kernels read while they write: nothing of it may be written.
+    fn numbers(&self) -> [(&'static str, &Span<'_>); 3] {
+        [
+            ("rows of the layout", self.rows),
+            ("columns of the layout", self.cols),
+            ("offsets of the layout", self.offsets),
+        ]
+    }
+
     /// Bytes of scratch: rows that fit, and prefix sums of chunks and of tiles with their totals. `None`: no machine has so many.
     pub(crate) fn scratch_bytes(count: usize) -> Option<usize> {
         count.checked_mul(24)?.checked_add(16)
@@ -81,7 +91,7 @@ impl GroupedMembers<'_> {
 
     fn checked(&self) -> Result<Members> {
         let Self { count, length, .. } = *self;
-        for (name, span) in [("rows", self.rows), ("columns", self.cols), ("offsets", self.offsets)] {
+        for (name, span) in self.numbers() {
             check_bytes(name, span, count * 8)?;
             check_aligned(name, span, 8)?;
         }
@@ -110,6 +120,14 @@ pub(crate) struct GroupedInput<'a> {
     pub(crate) x: &'a Span<'a>,
     pub(crate) dtype: DType,
     pub(crate) forward: Option<GroupedForward<'a>>,
+}
+
+impl GroupedInput<'_> {
+    /// Whether buffers are as long as members need, and aligned: before any work.
+    pub(crate) fn check(&self, members: &GroupedMembers<'_>) -> Result<()> {
+        check_buffer("input", self.x, members.length, self.dtype)?;
+        self.forward.as_ref().map_or(Ok(()), |forward| forward.checked(members).map(drop))
+    }
 }
 
 /// The second input of an activation's gradient: what the activation was given in the forward pass, members of the same shapes.
@@ -237,8 +255,9 @@ impl Kernels {
         scales: GroupedScales,
         amax: &Span<'_>,
     ) -> Result<()> {
-        check_buffer("input", input.x, members.length, input.dtype)?;
+        input.check(members)?;
         check_floats("amax", amax, scales.count(members.count))?;
+        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &[("amax", amax)])?;
         let kernels = &self.grouped(stream)?.amax;
         // Neither factors nor a rule are used.
         let rule = ScaleRule::new(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3), DType::F32);
@@ -267,9 +286,13 @@ impl Kernels {
         [out, transposed]: [Option<&GroupedCodes<'_>>; 2],
         amax: Option<&Span<'_>>,
     ) -> Result<()> {
-        check_buffer("input", input.x, members.length, input.dtype)?;
-        [out, transposed].into_iter().flatten().try_for_each(|out| out.check(members, scales))?;
+        input.check(members)?;
+        let outputs = [out, transposed].into_iter().flatten();
+        outputs.clone().try_for_each(|out| out.check(members, scales))?;
         check_floats("amax", amax, scales.count(members.count))?;
+        let outputs = outputs.flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
+        let outputs: Vec<_> = outputs.chain(amax.map(|amax| ("amax", amax))).collect();
+        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &outputs)?;
         let unused = Fp8Recipe::new(Fp8Granularity::Tensor, format);
         let (factor, kind, recipe) = match factors {
             GroupedFactors::Encode(span) => (span, 0, unused),
@@ -322,6 +345,8 @@ impl Kernels {
     ) -> Result<()> {
         q.check(members, scales)?;
         check_buffer("output", y, members.length, dtype)?;
+        let read = members.numbers().into_iter().chain([("codes", q.codes), ("scales", q.scales)]);
+        check_apart(read, &[("output", y)])?;
         let kernel = self.grouped(stream)?.dequantize[usize::from(transposed)].of(dtype, is_buffer_aligned(y))?;
         let blocks = match transposed {
             false => self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS),

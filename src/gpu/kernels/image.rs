@@ -39,13 +39,15 @@ pub enum KernelFamily {
     Mxfp4,
     /// Quantizers and dequantizer of NVFP4.
     Nvfp4,
+    /// What a linear layer that trains needs beside casts and products.
+    Linear,
     /// What follows a product: the FP32 epilogue, and what prepares factors and scales for cuBLASLt.
     Epilogue,
 }
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Epilogue => "epilogue",
+    Linear => "linear", Epilogue => "epilogue",
 );
 
 macro_rules! kernel_files {

@@ -16,6 +16,7 @@ mod fused;
 mod grouped;
 mod image;
 mod launch;
+mod linear;
 mod module;
 mod mx;
 mod nvfp4;
@@ -30,6 +31,7 @@ pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, NormCall};
 pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 pub use image::{KernelFamily, KernelSource};
+pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 
 use crate::error::{Error, Result};
@@ -54,6 +56,7 @@ pub(crate) struct Kernels {
     mxfp8: OnceLock<mx::MxKernels>,
     mxfp4: OnceLock<mx::MxKernels>,
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
+    linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm_count: usize,
 }
@@ -84,6 +87,7 @@ impl Kernels {
             mxfp8: OnceLock::new(),
             mxfp4: OnceLock::new(),
             nvfp4: OnceLock::new(),
+            linear: OnceLock::new(),
             epilogue: OnceLock::new(),
             sm_count: sm_count as usize,
         });
@@ -106,6 +110,7 @@ impl Kernels {
             KernelFamily::Mxfp8 => self.mxfp8(stream).map(drop),
             KernelFamily::Mxfp4 => self.mxfp4(stream).map(drop),
             KernelFamily::Nvfp4 => self.nvfp4(stream).map(drop),
+            KernelFamily::Linear => self.linear(stream).map(drop),
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
         }
     }
@@ -150,6 +155,10 @@ impl Kernels {
 
     fn nvfp4(&self, stream: &Queue) -> Result<&nvfp4::Nvfp4Kernels> {
         self.family(&self.nvfp4, KernelFamily::Nvfp4, nvfp4::Nvfp4Kernels::of, stream)
+    }
+
+    fn linear(&self, stream: &Queue) -> Result<&linear::LinearKernels> {
+        self.family(&self.linear, KernelFamily::Linear, linear::LinearKernels::of, stream)
     }
 
     fn epilogue_kernels(&self, stream: &Queue) -> Result<&epilogue::EpilogueKernels> {

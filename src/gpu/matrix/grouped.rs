@@ -112,6 +112,8 @@ impl GroupedDeviceLayout {
         let numbers = |of: fn(&crate::format::GroupedMember) -> usize| -> Vec<i64> {
             layout.members().iter().map(|member| i64::try_from(of(member)).unwrap_or(i64::MAX)).collect()
         };
+        // No call of another thread finds one without the others.
+        let _turn = handle.queue().turn();
         handle.write(&mut self.rows.view_mut(), &numbers(|member| member.rows()))?;
         handle.write(&mut self.cols.view_mut(), &numbers(|member| member.cols()))?;
         handle.write(&mut self.offsets.view_mut(), &numbers(|member| member.offset()))
@@ -132,6 +134,7 @@ impl GroupedDeviceLayout {
             };
             numbers.iter().enumerate().map(number).collect()
         };
+        let _turn = handle.queue().turn();
         let (rows, cols) = (read("rows", &self.rows)?, read("columns", &self.cols)?);
         let shapes: Vec<_> = rows.into_iter().zip(cols).map(|(rows, cols)| [rows, cols]).collect();
         GroupedLayout::new(&shapes, &read("offset", &self.offsets)?, self.buffer_len)

@@ -10,6 +10,7 @@ pub use cast::CastMatrix;
 pub use derived::KeptWeights;
 pub(crate) use grouped::GroupedPlaces;
 pub use grouped::{GroupedDeviceLayout, GroupedTensor};
+pub(crate) use plain::SharedMatrix;
 pub use plain::{MatMut, MatRef, VecRef};
 pub(crate) use quantized::QuantSpans;
 pub use quantized::{Parts, QuantMatrix};

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::DType;
-use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut};
 
 /// A plain row-major matrix on the device, borrowed for reading.
 pub struct MatRef<'a> {
@@ -27,6 +27,25 @@ pub struct VecRef<'a> {
     data: DeviceBytes<'a>,
     dtype: DType,
     len: usize,
+}
+
+/// A plain row-major matrix in a buffer whose ownership is shared: it lives as long as somebody holds it.
+pub(crate) struct SharedMatrix {
+    data: DeviceBuffer,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl SharedMatrix {
+    pub(crate) fn matrix(&self) -> Result<MatRef<'_>> {
+        MatRef::new(&self.data, self.dtype, self.rows, self.cols)?.with_row_stride(self.row_stride)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.rows * self.cols * self.dtype.bytes()
+    }
 }
 
 /// Bytes from the first to past the last element of a strided matrix; `None` if the number overflows.
@@ -126,6 +145,12 @@ impl<'a> MatRef<'a> {
 
     pub(crate) fn data(&self) -> &DeviceBytes<'a> {
         &self.data
+    }
+
+    /// The same matrix, its memory shared and not copied: `None` for memory that this crate does not own.
+    pub(crate) fn share(&self) -> Option<Result<SharedMatrix>> {
+        let &Self { dtype, rows, cols, row_stride, .. } = self;
+        Some(self.data.share()?.map(|data| SharedMatrix { data, dtype, rows, cols, row_stride }))
     }
 }
 

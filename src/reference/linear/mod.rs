@@ -5,23 +5,10 @@ mod form;
 
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
-pub use self::delayed_scales::DelayedState;
 use self::delayed_scales::{DelayedScales, Tensor};
 use self::form::{Form, form, in_type, padded_transpose, product, weight_forms};
 use crate::error::{Error, Result};
-use crate::format::{DType, GivenScale, LinearRecipe, codec, pair};
-
-/// In what form X is kept from the forward pass to the weight gradient. The gradient is the same, bit for bit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum KeptInput {
-    /// As it came: tokens x in elements of the layer's type, quantized in the backward pass.
-    #[default]
-    HighPrecision,
-    /// Transposed, and quantized along the tokens: a byte an element in FP8, and its scales. BF16 where dW is a product of BF16.
-    Quantized,
-}
-
-named!(KeptInput, "way to keep an input", HighPrecision => "high-precision", Quantized => "quantized");
+use crate::format::{DType, DelayedState, GivenScale, KeptInput, LinearRecipe, codec, pair};
 
 /// `Y = X W^T + bias` with gradients; X is tokens x in, W out x in, Y tokens x out. [`LinearRecipe`] says what is quantized how.
 ///
@@ -96,10 +83,7 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`] unless both numbers of features are positive multiples of 16; [`Error::DType`] for 8-bit types.
     pub fn new(weight: ArrayView2<f32>, dtype: DType, recipe: LinearRecipe) -> Result<Self> {
-        check_features(&weight)?;
-        if !dtype.is_wide() {
-            return Err(Error::dtype("X of a linear layer", dtype, "must be a wide type", "pass bf16, f16 or f32"));
-        }
+        pair::check_linear(weight.dim(), dtype)?;
         let mut scales = DelayedScales::new(recipe);
         let [weight, transposed] = quantized_weight(weight, dtype, recipe, &mut scales)?;
         Ok(Self { recipe, dtype, kept: KeptInput::default(), bias: None, weight, transposed, scales })
@@ -356,29 +340,11 @@ impl Linear {
     }
 
     fn check_input(&self, x: &ArrayView2<f32>) -> Result<()> {
-        let (tokens, features) = x.dim();
-        if features == self.in_features() {
-            return Ok(());
-        }
-        Err(Error::shape(
-            "X",
-            format!("{tokens} x {features}"),
-            format!("must have the {} in features of the layer", self.in_features()),
-            "X is tokens x in, W is out x in",
-        ))
+        check_tokens("X", x.dim(), (self.in_features(), "in"), "X is tokens x in, W is out x in")
     }
 
     fn check_output(&self, dy: &ArrayView2<f32>) -> Result<()> {
-        let (tokens, features) = dy.dim();
-        if features == self.out_features() {
-            return Ok(());
-        }
-        Err(Error::shape(
-            "dY",
-            format!("{tokens} x {features}"),
-            format!("must have the {} out features of the layer", self.out_features()),
-            "dY has the shape of Y, tokens x out",
-        ))
+        check_tokens("dY", dy.dim(), (self.out_features(), "out"), "dY has the shape of Y, tokens x out")
     }
 
     fn check_bias(&self, len: usize) -> Result<()> {
@@ -404,10 +370,7 @@ impl Linear {
     fn check_gradient(&self, dy: &QuantizedGradient) -> Result<()> {
         self.check_made("dY", dy.of)?;
         let remedy = "pass what quantize_gradient of this layer gave";
-        if dy.of.features != self.out_features() {
-            let rule = format!("must have the {} out features of the layer", self.out_features());
-            return Err(Error::shape("dY", format!("{} x {}", dy.of.tokens, dy.of.features), rule, remedy));
-        }
+        check_tokens("dY", (dy.of.tokens, dy.of.features), (self.out_features(), "out"), remedy)?;
         let bias = self.bias.as_ref().map_or(0, Vec::len);
         if dy.bias.len() != bias {
             let found = format!("{} sums for a bias", dy.bias.len());
@@ -475,16 +438,16 @@ fn quantized_weight(
     Ok(forms)
 }
 
-fn check_features(weight: &ArrayView2<f32>) -> Result<()> {
-    let (out, features) = weight.dim();
-    let multiple = pair::K_MULTIPLE;
-    if [out, features].iter().all(|n| *n > 0 && n.is_multiple_of(multiple)) {
+/// Refuses a matrix of tokens with other features than the layer's.
+fn check_tokens(
+    operand: &str,
+    (tokens, features): (usize, usize),
+    (wanted, which): (usize, &str),
+    remedy: &str,
+) -> Result<()> {
+    if features == wanted {
         return Ok(());
     }
-    Err(Error::shape(
-        "weight of a linear layer",
-        format!("{out} x {features}"),
-        format!("must have positive multiples of {multiple} of both features: Y contracts over one, dX over the other"),
-        "pad it with zeros",
-    ))
+    let rule = format!("must have the {wanted} {which} features of the layer");
+    Err(Error::shape(operand, format!("{tokens} x {features}"), rule, remedy))
 }

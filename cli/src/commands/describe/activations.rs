@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::configs::{Method, Said};
 use super::{Matrix, formats, layers};
-use crate::activations::{ACTIVATIONS, is_scale};
+use crate::activations::{ACTIVATIONS, experts, is_scale};
 use crate::folder::{module, some};
 use crate::output::{count, shown};
 
@@ -18,9 +18,7 @@ pub fn values(input: &Checkpoint, matrices: &[Matrix<'_>]) -> Option<String> {
     for matrix in matrices {
         for name in ACTIVATIONS.map(|name| format!("{}.{name}", module(matrix.name))) {
             let is_float = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16);
-            // One for each expert of one tensor, if there are such.
-            let experts =
-                input.quant_dimensions(matrix.name).ok().filter(|shape| shape.len() == 3).map(|shape| shape[0]);
+            let experts = experts(input, matrix.name);
             let is_read = |t: &TensorInfo| is_float(t.dtype) && t.bytes() <= MOST_BYTES && is_scale(t, experts);
             let is_read = input.get(&name).is_some_and(is_read);
             let values = if is_read { input.values(&name).ok() } else { None };

@@ -6,7 +6,7 @@ use scaled_gemm::checkpoint::{Checkpoint, printable};
 
 use super::configs::{Method, Said};
 use super::{Matrix, layers};
-use crate::activations::{ACTIVATIONS, is_scale};
+use crate::activations::{ACTIVATIONS, experts, is_scale};
 use crate::folder::{COMFY_MARK, COMFY_MARKS, module};
 
 /// What is done about names that are ComfyUI's, in the place of a method.
@@ -102,7 +102,7 @@ pub fn problems(input: &Checkpoint, said: &Said<'_>, matrices: &[&Matrix<'_>]) -
         }
         let (module, known) = (module(matrix.name), names.activations(scheme));
         let is_there = |name: &&str| input.get(&[module, ".", name].concat()).is_some();
-        let experts = input.quant_dimensions(matrix.name).ok().filter(|shape| shape.len() == 3).map(|shape| shape[0]);
+        let experts = experts(input, matrix.name);
         let is_scale_there =
             |name: &&str| input.get(&[module, ".", name].concat()).is_some_and(|tensor| is_scale(tensor, experts));
         // Scales without blocks have one order, and a mark that is left of what a layer was says nothing of it.

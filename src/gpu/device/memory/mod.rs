@@ -196,6 +196,14 @@ impl<'a> DeviceBytes<'a> {
         }
     }
 
+    /// The memory itself, shared and not copied, where this crate owns it: of nothing but buffers.
+    pub(crate) fn share(&self) -> Option<Result<DeviceBuffer>> {
+        match &self.source {
+            Source::Buffer(buffer) => Some(buffer.part(0..self.bytes)),
+            Source::View(_) | Source::Raw(..) => None,
+        }
+    }
+
     /// The address for work in this order: waits, on the GPU, for the last writer.
     pub(crate) fn at<'s, 'q: 's>(&'q self, order: &'s Order<'q>) -> Result<Span<'s>> {
         match &self.source {
