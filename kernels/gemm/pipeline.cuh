@@ -68,19 +68,6 @@ __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// A box from shared memory to a matrix; what would lie outside of the matrix is left out.
-__device__ __forceinline__ void store_box(const TensorMap& map, u32 x, u32 y, u32 from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until shared memory has been read by all but `PENDING` of this thread's stores.
-template <u32 PENDING> __device__ __forceinline__ void stores_have_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-// Makes what this thread wrote to shared memory visible to the copy engine.
-__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
 // ---- clusters and registers ----

@@ -18,48 +18,35 @@ constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
 constexpr u32 SHARE_B = 2;
 
-// How a warp writes its part of D: from registers, or through shared memory, from where it or the copy engine takes it.
+// How a warp writes its part of D: from registers, or through shared memory.
 constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
-constexpr u32 STORE_COPIED = 2;
 
-constexpr u32 TRY_FIXED = 4;    // stages are compile-time constants where a tile starts at stage 0
-constexpr u32 TRY_FIRST = 8;    // the first k-block makes the sums: no zeros to add to
-constexpr u32 TRY_BOUND = 16;   // no promotion: wrong results, a bound for timings
-constexpr u32 TRY_SCALES = 32;  // a k-block's scales of A are loaded together, and multiplied after the products are asked for
-constexpr u32 TRY_UNSTORED = 64;  // D is not written: a bound for timings
-constexpr u32 TRY_LATER = 256;
-
-template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 32, 64, 128 or 192
+template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
-          u32 ATOM_,      // columns of one product: 32, 64 or 128
+          u32 ATOM_,      // columns of one product: 64 or 128
           u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
           u32 UNROLL_,    // k-blocks of the loop's body
-          u32 STORE_, u32 SLABS_,  // 16 x 64 pieces of D in shared memory, for each warp
-          u32 RESIDENT_ = 1,       // blocks on a multiprocessor
-          u32 TRIES_ = 0>          // under trial, TRY_ bits; from TRY_LATER on: cycles that the second warpgroup starts later
+          u32 STORE_,
+          u32 RESIDENT_>  // blocks on a multiprocessor
 struct Sm90Config {
     static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
-    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, SLABS = SLABS_, RESIDENT = RESIDENT_;
-    static constexpr bool FIXED = TRIES_ & TRY_FIXED, FIRST = TRIES_ & TRY_FIRST;
-    static constexpr bool BOUND = TRIES_ & TRY_BOUND, SCALES = TRIES_ & TRY_SCALES, UNSTORED = TRIES_ & TRY_UNSTORED;
-    static constexpr u32 LATER = TRIES_ / TRY_LATER;
-    static_assert(!FIXED || UNROLL % STAGES == 0, "the loop's body ends where it began");
+    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_;
     static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
     static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
     static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
     static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : COLS;
-    static constexpr u32 SLAB_COLS = WIDE < 64 ? WIDE : 64, SLAB_BYTES = 16 * 2 * SLAB_COLS;
+    static constexpr u32 SLAB_BYTES = 16 * 64 * 2;  // 16 x 64 of D, for each warp
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
-    static constexpr u32 SCALE_TILES = COLS > 128 ? 2 : 1, SCALES_B_BYTES = 16 * SCALE_TILES;
+    static constexpr u32 SCALES_B_BYTES = 16;  // of four k-blocks
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
-    static constexpr u32 SCALES_A = SLAB + (STORE == STORE_DIRECT ? 0 : 4 * GROUPS * SLABS * SLAB_BYTES);
+    static constexpr u32 SCALES_A = SLAB + (STORE == STORE_DIRECT ? 0 : 4 * GROUPS * SLAB_BYTES);
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
-    static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && (COLS <= 128 || ATOM == 64), "atoms lie in one tile of scales");
+    static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && WIDE % 64 == 0 && COLS <= 128, "a tile lies in one tile of scales");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
 };
 
@@ -77,6 +64,7 @@ struct Sm90Problem {
     const i64* counts;
     u32 groups, slot_rows;
     u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
+    float alpha;               // multiplies every sum
 #ifdef SCALED_GEMM_STAMPS
     u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
 #endif
@@ -226,10 +214,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             // Of a tile without rows, whichever: its sums are not stored.
             const u32 scale_row = min(tile.row, p.pitch_a - 4), scale_bytes = min(C::ROWS, p.pitch_a - scale_row) * 4;
             const float* scales_a = p.scales_a + scale_row;
-            const float* scales_b[C::SCALE_TILES];
-#pragma unroll
-            for (u32 i = 0; i < C::SCALE_TILES; i++)
-                scales_b[i] = p.scales_b + (u64)(min(tile.col / 128 + i, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
             for (u32 block = 0; block < blocks; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
@@ -246,9 +231,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box(to_b, b, 128 * block, group_row + tile.col, full);
                 copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                 // Of four k-blocks, as copies have no less than 16 bytes.
-#pragma unroll
-                for (u32 i = 0; i < C::SCALE_TILES; i++)
-                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES + 16 * i, scales_b[i] + block / 4 * 4, 16, full);
+                copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, scales_b + block / 4 * 4, 16, full);
                 ring.advance();
             }
         }
@@ -287,39 +270,33 @@ template <class C> struct Sm90Math {
         }
     }
 
-    // `BLOCKS` k-blocks from `block` on. `scale_b`: the scales of the first column in stage 0, `phase` its place in their tile.
-    // `FIXED`: the ring is at stage 0, and BLOCKS a multiple of STAGES. `FIRST`: there are no sums yet.
-    template <u32 BLOCKS, bool FIXED = false, bool FIRST = false>
-    __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block, u32 scale_b, u32 phase) {
+    // `BLOCKS` k-blocks from `block` on.
+    template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
-        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH];
+        // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
+        constexpr bool TOGETHER = C::DEPTH > 1;
+        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
         u32 from_a = 0, from_b = 0, scale = 0;
-        float tiles[C::SCALE_TILES], rows[C::WAVES][2];
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
             if (i < ALL) {
                 const u32 wave = i % EACH / C::ATOMS, atom = i % C::ATOMS, now = i % C::DEPTH;
                 if (i % EACH == 0) {
-                    const u32 quarter = BLOCKS % 4 == 0 ? i / EACH % 4 : (block + i / EACH) % 4;
-                    const u32 stage = FIXED ? i / EACH % C::STAGES : ring.stage;
+                    const u32 quarter = BLOCKS % 4 == 0 ? i / EACH % 4 : (block + i / EACH) % 4, stage = ring.stage;
                     barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-#pragma unroll
-                    for (u32 t = 0; t < C::SCALE_TILES; t++)
-                        tiles[t] = shared_float(scale_b + stage * C::SCALES_B_BYTES + 16 * t + 4 * quarter);
-                    if (C::SCALES)
+                    tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
                             rows[w][0] = shared_float(scale + w * 256);
                             rows[w][1] = shared_float(scale + w * 256 + 32);
                         }
-                    if (!FIXED) ring.advance();
-                    else if (stage == C::STAGES - 1) ring.parity ^= 1;
+                    ring.advance();
                 }
-                const float tile = C::SCALE_TILES == 1 || phase + atom * C::ATOM < 128 ? tiles[0] : tiles[C::SCALE_TILES - 1];
-                if (!C::SCALES) {
+                if (!TOGETHER) {
                     low[now] = shared_float(scale + wave * 256) * tile;
                     high[now] = shared_float(scale + wave * 256 + 32) * tile;
                 }
@@ -329,7 +306,7 @@ template <class C> struct Sm90Math {
                 for (u32 q = 0; q < 4; q++)
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
-                if (C::SCALES) {
+                if (TOGETHER) {
                     low[now] = rows[wave][0] * tile;
                     high[now] = rows[wave][1] * tile;
                 }
@@ -344,82 +321,17 @@ template <class C> struct Sm90Math {
                 if (j % EACH == EACH - 1) {
                     // One stage back for each k-block that is begun and not done.
                     const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
-                    if (FIXED) give_back(j / EACH % C::STAGES);
-                    else give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
+                    give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
                 }
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
-                    if (FIRST && j < EACH) {
-                        to[e] = __fmul_rn(low[done], part[done][e]);
-                        to[e + 1] = __fmul_rn(low[done], part[done][e + 1]);
-                        to[e + 2] = __fmul_rn(high[done], part[done][e + 2]);
-                        to[e + 3] = __fmul_rn(high[done], part[done][e + 3]);
-                        continue;
-                    }
                     to[e] = __fmaf_rn(low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(low[done], part[done][e + 1], to[e + 1]);
                     to[e + 2] = __fmaf_rn(high[done], part[done][e + 2], to[e + 2]);
                     to[e + 3] = __fmaf_rn(high[done], part[done][e + 3], to[e + 3]);
                 }
             }
-        }
-    }
-
-    // Without scales, for the bound: products add to the sums themselves.
-    template <u32 BLOCKS, bool FIXED> __device__ __forceinline__ void add(Sm90Sums<C>& sum) {
-#pragma unroll
-        for (u32 i = 0; i < BLOCKS; i++) {
-            const u32 stage = FIXED ? i % C::STAGES : ring.stage;
-            barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
-            const u32 from_a = a + stage * (C::A_BYTES / 16), from_b = b + stage * (C::B_BYTES / 16);
-#pragma unroll
-            for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-                for (u32 t = 0; t < C::ATOMS; t++) hold(sum[w][t]);
-            wgmma_fence();
-#pragma unroll
-            for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-                for (u32 t = 0; t < C::ATOMS; t++)
-#pragma unroll
-                    for (u32 q = 0; q < 4; q++)
-                        wgmma(sum[w][t], from_a + w * (64 * 128 / 16) + 2 * q, from_b + t * (C::ATOM * 128 / 16) + 2 * q, 1);
-            wgmma_commit();
-            if (i) {
-                wgmma_wait<1>();
-                give_back(FIXED ? (i - 1) % C::STAGES : ring.stage ? ring.stage - 1 : C::STAGES - 1);
-            }
-            if (!FIXED) ring.advance();
-            else if (stage == C::STAGES - 1) ring.parity ^= 1;
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-            for (u32 t = 0; t < C::ATOMS; t++) hold(sum[w][t]);
-        give_back(FIXED ? (BLOCKS - 1) % C::STAGES : ring.stage ? ring.stage - 1 : C::STAGES - 1);
-    }
-
-    // All k-blocks of a tile.
-    template <bool FIXED> __device__ __forceinline__ void tile_sums(Sm90Sums<C>& sum, u32 blocks, u32 scale_b, u32 phase) {
-        constexpr u32 UNROLL = C::FIXED && !FIXED ? 1 : C::UNROLL;
-        u32 block = 0;
-        if constexpr (C::BOUND) {
-            for (; block + UNROLL <= blocks; block += UNROLL) add<UNROLL, FIXED>(sum);
-            for (; block < blocks; block++) add<1, false>(sum);
-        } else {
-            if (C::FIRST) {
-                if (blocks >= UNROLL) {
-                    multiply<UNROLL, FIXED, true>(sum, 0, scale_b, phase);
-                    block = UNROLL;
-                } else {
-                    multiply<1, false, true>(sum, 0, scale_b, phase);
-                    block = 1;
-                }
-            }
-            for (; block + UNROLL <= blocks; block += UNROLL) multiply<UNROLL, FIXED>(sum, block, scale_b, phase);
-            for (; block < blocks; block++) multiply<1>(sum, block, scale_b, phase);
         }
     }
 
@@ -484,55 +396,41 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
         }
 }
 
-// Through slabs of 16 rows by 64 columns in shared memory, a warp's own, swizzled as the copy engine reads them: no warp waits for another.
+// Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
 template <class C>
-__device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const TensorMap& d, const Sm90Problem& p, const Sm90Tile& tile,
-                                                  u32 row, u32 col, u32 slabs) {
-    constexpr u32 CHUNKS = C::SLAB_COLS / 8, PITCH = 16 * CHUNKS, AT_ONCE = 32 / CHUNKS;  // rows that the warp reads at once
-    const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16;
-    const auto place = [](u32 r, u32 chunk) { return r * PITCH + ((chunk ^ (r / (8 / CHUNKS) % CHUNKS)) << 4); };
+__device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
+    const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
         const u32 at = row + 64 * wave;
-        // Votes, for the compiler to know that all lanes go the same way.
+        // A vote, for the compiler to know that all lanes go the same way.
         if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
-        const bool copied = C::STORE == STORE_COPIED && __any_sync(0xFFFFFFFFu, (int)at + 16 <= tile.rows);
 #pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += C::SLAB_COLS) {
-            const u32 slab = (wave * C::WIDE + c) / C::SLAB_COLS % C::SLABS, here = slabs + slab * C::SLAB_BYTES;
-            if (C::STORE == STORE_COPIED && slab == 0 && lane == 0) stores_have_read<0>();
+        for (u32 c = 0; c < C::WIDE; c += 64) {
             __syncwarp();
 #pragma unroll
-            for (u32 q = 0; q < CHUNKS / 2; q++) {
+            for (u32 q = 0; q < 4; q++) {
                 const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + 2 * q) * 4];
                 const u32 words[4] = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
-                store_matrices(here + place(in_row, 2 * q + in_chunk), words);
+                store_matrices(slab + place(in_row, 2 * q + in_chunk), words);
             }
-            if (copied) {
-                show_to_copies();
-                __syncwarp();
-                if (lane == 0) store_box(d, tile.col + col + c, tile.row + at, here);
-            } else {
-                __syncwarp();
-                const u32 chunk = lane % CHUNKS, to_col = tile.col + col + c + 8 * chunk;
+            __syncwarp();
+            const u32 to_col = tile.col + col + c + 8 * chunk;
 #pragma unroll
-                for (u32 r = lane / CHUNKS; r < 16; r += AT_ONCE) {
-                    const uint4 v = shared_vector(here + place(r, chunk));
-                    if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)(p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
-                }
+            for (u32 r = lane / 8; r < 16; r += 4) {
+                const uint4 v = shared_vector(slab + place(r, chunk));
+                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)(p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
             }
         }
     }
 }
 
-template <class C, bool GROUPED>
-__device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Problem& p, u32 shared, u32 group) {
+template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
     const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
     const u32 row = down * C::TALL, col = across * C::WIDE;
-    const u32 slabs = shared + C::SLAB + (4 * group + warp) * C::SLABS * C::SLAB_BYTES;
     Sm90Math<C> math(shared, down, across);
-    [[maybe_unused]] bool late = group == 1;
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
@@ -543,40 +441,38 @@ __device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Prob
             continue;
         }
         Sm90Sums<C> sum;
-        if (!C::FIRST)
+#pragma unroll
+        for (u32 w = 0; w < C::WAVES; w++)
+#pragma unroll
+            for (u32 a = 0; a < C::ATOMS; a++)
+#pragma unroll
+                for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
+#ifdef SCALED_GEMM_STAMPS
+        if (threadIdx.x == 0) loop_cycles -= (u32)clock();
+#endif
+        u32 block = 0;
+        for (; block + C::UNROLL <= blocks; block += C::UNROLL) math.template multiply<C::UNROLL>(sum, block);
+        for (; block < blocks; block++) math.template multiply<1>(sum, block);
+#ifdef SCALED_GEMM_STAMPS
+        if (threadIdx.x == 0) loop_cycles += (u32)clock();
+#endif
+        if (p.alpha != 1.0f)
 #pragma unroll
             for (u32 w = 0; w < C::WAVES; w++)
 #pragma unroll
                 for (u32 a = 0; a < C::ATOMS; a++)
 #pragma unroll
-                    for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] = 0.0f;
-        if constexpr (C::LATER > 0) {
-            const u32 from = (u32)clock();
-            while (late && (u32)clock() - from < C::LATER) {}
-            late = false;
-        }
-        const u32 place = tile.col + col;
-        const u32 scale_b = shared + C::SCALES_B + (C::SCALE_TILES > 1 ? (place / 128 - tile.col / 128) * 16 : 0), phase = place % 128;
-#ifdef SCALED_GEMM_STAMPS
-        if (threadIdx.x == 0) loop_cycles -= (u32)clock();
-#endif
-        if (C::FIXED && math.ring.stage == 0) math.template tile_sums<C::FIXED>(sum, blocks, scale_b, phase);
-        else math.template tile_sums<false>(sum, blocks, scale_b, phase);
-#ifdef SCALED_GEMM_STAMPS
-        if (threadIdx.x == 0) loop_cycles += (u32)clock();
-#endif
-        if (C::UNSTORED && p.raster != 0xFFFFFFFF) continue;
+                    for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] *= p.alpha;
         if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
-        else sm90_store_staged<C>(sum, d, p, tile, row + 16 * warp, col, slabs);
+        else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES);
     }
-    if (C::STORE == STORE_COPIED && threadIdx.x % 32 == 0) stores_have_read<0>();
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
 #endif
 }
 
 template <class C, bool GROUPED>
-__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const Sm90Problem& p) {
+__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const u32 group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // the same for all lanes, and known to be
@@ -590,7 +486,6 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #endif
         prefetch_map(a);
         prefetch_map(b);
-        if (C::STORE == STORE_COPIED) prefetch_map(d);
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_init(shared + C::FULL + 8 * i, 1);
@@ -620,6 +515,6 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #endif
     } else {
         if (C::GROUPS > 1) more_registers<232>();
-        sm90_multiply<C, GROUPED>(d, p, shared, group);
+        sm90_multiply<C, GROUPED>(p, shared, group);
     }
 }
