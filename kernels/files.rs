@@ -30,4 +30,5 @@ kernel_files! {
     Linear, "linear/delayed_update", 80..=u32::MAX;
     Linear, "linear/to_bf16", 80..=u32::MAX;
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
+    Sm90, "gemm/sm90_block", 90..=90;
 }

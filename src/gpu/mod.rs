@@ -34,7 +34,7 @@ pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use handle::{Handle, LibraryInfo};
 
-pub use kernels::{KernelFamily, KernelSource};
+pub use kernels::{KernelFamily, KernelSource, Sm90Config};
 pub use linear::{Linear, LinearGradientsInto, QuantizedGradient, SavedInput};
 pub use matrix::{
     CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,

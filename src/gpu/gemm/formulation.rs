@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, Operand};
+use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
@@ -25,11 +25,14 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
+    /// 1x128 x 128x128 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next, into BF16. A row of
+    /// D has the same bits whatever m is and whichever rows stand beside it.
+    Sm90,
 }
 
 named!(
     Formulation, "formulation", Native => "native", RepeatedScales => "repeated-scales", Rescaled => "rescaled",
-    DequantizedBf16 => "dequantized-bf16",
+    DequantizedBf16 => "dequantized-bf16", Sm90 => "sm90",
 );
 
 /// Where the sum goes, and who does the epilogue.
@@ -37,7 +40,7 @@ named!(
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Finish {
-    /// cuBLASLt writes D and does the whole epilogue.
+    /// The product writes D and does the whole epilogue.
     Fused,
     /// cuBLASLt writes a scratch matrix with m padded to a multiple of 4; the m rows are copied to D.
     PaddedCopy,
@@ -99,7 +102,7 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
 
 /// Whether this formulation serves this pair on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
-    use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled};
+    use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled, Sm90};
     let (major, minor) = facts.cc;
     let kind = pair_kind(desc);
     match (formulation, kind) {
@@ -107,6 +110,7 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
             Err(format!("sm_{major}{minor} has no FP8 tensor cores (sm_89 and up have)"))
         }
         (Native | RepeatedScales | Rescaled, PairKind::Fp8(a, b)) => available_fp8(desc, facts, formulation, (a, b)),
+        (Sm90, _) => available_sm90(desc, facts),
         (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row, mxfp4 and mxfp8 weights".to_string()),
         (DequantizedBf16, _) if facts.cc < AMPERE => {
             Err(format!("sm_{major}{minor} has no BF16 tensor cores (sm_80 and up have)"))
@@ -124,6 +128,25 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
         (RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
         (Rescaled, _) => Err(RESCALED_SERVES.to_string()),
     }
+}
+
+/// Our product for sm_90: no library has a part in it.
+fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
+    sm90_pair(desc.a, desc.b)?;
+    let (major, minor) = facts.cc;
+    if facts.cc != HOPPER {
+        return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
+    }
+    Ok(())
+}
+
+/// Why the kernels for sm_90 do not multiply these.
+pub(crate) fn sm90_pair(a: Operand, b: Scheme) -> Result<(), String> {
+    let served = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
+    if a != Operand::Quantized(served.0) || b != served.1 {
+        return Err(format!("it serves {} x {}", served.0, served.1));
+    }
+    Ok(())
 }
 
 const REPEATED_SERVES: &str = "it serves fp8-1x128 x fp8-128x128";
@@ -155,7 +178,7 @@ fn available_fp8(
         (Formulation::Rescaled, (Outer, Outer)) => Ok(()),
         (Formulation::RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
         (Formulation::Rescaled, _) => Err(RESCALED_SERVES.to_string()),
-        (Formulation::Native | Formulation::DequantizedBf16, _) => {
+        (Formulation::Native | Formulation::DequantizedBf16 | Formulation::Sm90, _) => {
             Err(format!("cuBLASLt has no scale modes for {} x {}", desc.a, desc.b))
         }
     }
@@ -181,7 +204,7 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::format::DType;
 
     const F: Fp8Format = Fp8Format::E4M3;
     const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
@@ -196,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_table_of_pairs_by_gpu_and_version() {
-        use Formulation::{Native, RepeatedScales, Rescaled};
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
         let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let ada = Facts { cc: ADA, ..H200 };
@@ -206,7 +229,7 @@ mod tests {
         let cases: [(GemmDesc, [&[Formulation]; 5]); 5] = [
             (desc(4, tensor, tensor), [&[Native], &[Native], &[Native], &[], &[Native]]),
             (desc(4, row, row), [&[Native, Rescaled], &[Rescaled], &[Rescaled], &[], &[Rescaled]]),
-            (desc(4, vec, blk), [&[Native, RepeatedScales], &[], &[], &[], &[]]),
+            (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90], &[], &[], &[], &[Sm90]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
             (desc(4, vec, vec), [&[Native], &[], &[], &[], &[]]),
         ];
@@ -214,6 +237,12 @@ mod tests {
             for (facts, wanted) in [H200, ada, blackwell, ampere, old].into_iter().zip(wanted) {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
             }
+        }
+        assert!(available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100"));
+        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+        for (a, b) in [(wide, blk), (vec, vec), (tensor, tensor), (Scheme::Nvfp4, Scheme::Nvfp4)] {
+            let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
+            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
         }
         assert!(available(&desc(4, vec, vec), ada, Native).unwrap_err().contains("sm_89"));
         assert!(available(&desc(4, vec, vec), old, Native).unwrap_err().contains("12.8.4"));

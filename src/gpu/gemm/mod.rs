@@ -17,5 +17,7 @@ pub(crate) mod prepare;
 pub(crate) mod record;
 pub(crate) mod rescale;
 pub(crate) mod rules;
+pub(crate) mod sm90_rules;
+pub(crate) mod sm90_step;
 pub(crate) mod steps;
 pub(crate) mod tune;

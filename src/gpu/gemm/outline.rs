@@ -214,24 +214,44 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     }
 }
 
+/// Why our product for sm_90 does not end so, if it does not: it writes BF16 of alpha times the sum, and nothing else yet.
+fn not_by_sm90(desc: &GemmDesc, finish: Finish) -> Option<String> {
+    let Epilogue { bias, activation, residual } = desc.epilogue;
+    match finish {
+        Finish::PaddedCopy => return Some("it takes any m".to_string()),
+        Finish::EpilogueKernel => return Some("it writes bf16, and the epilogue kernel reads sums in f32".to_string()),
+        Finish::Fused => {}
+    }
+    if desc.out != DType::Bf16 {
+        return Some(format!("it writes bf16, not {}", desc.out));
+    }
+    let more = [
+        (bias.is_some(), "adds no bias"),
+        (activation != Activation::None, "applies no activation"),
+        (residual.is_some(), "adds no residual"),
+        (desc.accumulate == Accumulate::Add, "does not add to D"),
+    ];
+    more.into_iter().find(|(asked, _)| *asked).map(|(_, what)| format!("it {what}"))
+}
+
 /// The outline of one formulation and finish, or why this finish does not fit.
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
         (Formulation::Native, PairKind::WeightOnly | PairKind::Mxfp4)
         | (Formulation::DequantizedBf16, PairKind::Fp8(..))
         | (
-            Formulation::RepeatedScales | Formulation::Rescaled,
+            Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90,
             PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly,
         ) => {
             return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
         }
         _ => {}
     }
-    let rows = gemm_rows(desc);
+    let rows = if formulation == Formulation::Sm90 { desc.m } else { gemm_rows(desc) };
     let padded = rows != desc.m;
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
-        (Formulation::Native, PairKind::Fp8(a, b)) => (a, b),
-        (Formulation::Native, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
+        (Formulation::Native | Formulation::Sm90, PairKind::Fp8(a, b)) => (a, b),
+        (Formulation::Native | Formulation::Sm90, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
         (Formulation::RepeatedScales, _) => (ScaleLayout::Vec128, ScaleLayout::Vec128),
         (Formulation::Rescaled, _) => (ScaleLayout::Scalar, ScaleLayout::Scalar),
         (Formulation::DequantizedBf16, _) => (ScaleLayout::Absent, ScaleLayout::Absent),
@@ -254,7 +274,9 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let accumulation = if scalar_or_row { desc.accumulation } else { Accumulation::Precise };
     let scales = match formulation {
         Formulation::Rescaled => ScaleSource::Ones,
-        Formulation::Native | Formulation::RepeatedScales | Formulation::DequantizedBf16 => ScaleSource::Matrices,
+        Formulation::Native | Formulation::RepeatedScales | Formulation::DequantizedBf16 | Formulation::Sm90 => {
+            ScaleSource::Matrices
+        }
     };
     let fused = Sum {
         rows,
@@ -273,6 +295,9 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         accumulation,
     };
     let base = Outline { formulation, finish, sum: fused, rescale, scratch };
+    if formulation == Formulation::Sm90 {
+        return not_by_sm90(desc, finish).map_or(Ok(base), Err);
+    }
     if finish == Finish::EpilogueKernel {
         let sum = Sum {
             target: Target::Scratch,
@@ -359,6 +384,31 @@ mod tests {
         assert_eq!((padded.sum.a_scales, padded.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
         let wide = outline(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
         assert_eq!(wide.scratch.bytes(), 8 * 4096 * 4);
+    }
+
+    #[test]
+    fn the_product_for_sm90_is_fused_or_not_at_all() {
+        let pair = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
+        let plain = desc(7, pair.0, pair.1).with_out_stride(8192);
+        assert_eq!(finishes(&plain, Formulation::Sm90), [Finish::Fused]);
+        let call = outline(&plain, Formulation::Sm90, Finish::Fused).unwrap();
+        assert_eq!((call.sum.rows, call.sum.d_stride, call.scratch.bytes()), (7, 8192, 0));
+        assert_eq!((call.sum.a_scales, call.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Blk128));
+        let epilogue = |bias, activation, residual| plain.with_epilogue(Epilogue { bias, activation, residual });
+        let f32_out = GemmDesc { out: DType::F32, ..plain };
+        for (desc, word) in [
+            (f32_out, "it writes bf16, not f32"),
+            (epilogue(Some(DType::Bf16), Activation::None, None), "no bias"),
+            (epilogue(None, Activation::Relu, None), "no activation"),
+            (epilogue(None, Activation::None, Some(DType::F16)), "no residual"),
+            (GemmDesc { out: DType::Bf16, accumulate: Accumulate::Add, ..plain }, "does not add to D"),
+        ] {
+            assert!(finishes(&desc, Formulation::Sm90).is_empty(), "{desc}");
+            let why = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap_err();
+            assert!(why.contains(word), "{desc}: {why}");
+        }
+        let nvfp4 = desc(7, Scheme::Nvfp4, Scheme::Nvfp4);
+        assert!(outline(&nvfp4, Formulation::Sm90, Finish::Fused).unwrap_err().contains("sm90 does not serve"));
     }
 
     #[test]

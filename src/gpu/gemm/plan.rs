@@ -139,6 +139,9 @@ impl Handle {
             plan.choose(self)?;
         }
         self.reserve_scratch(plan.scratch_bytes())?;
+        if let Some(family) = plan.candidate.as_ref().and_then(|candidate| candidate.product()?.kernels()) {
+            self.load_kernels(&[family])?;
+        }
         if self.slot::<PlanState>().is_first_time(desc) {
             tracing::info!(choice = %plan.headline(), reason = %plan.reason, "planned {desc}");
         }

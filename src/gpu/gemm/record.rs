@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::kernels::Sm90Config;
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// Layout of the JSON. Version 1, which knew cuBLASLt's algorithms only, is read too; a record of another is refused.
@@ -92,13 +93,15 @@ impl From<&GemmDesc> for ProblemRecord {
     }
 }
 
-/// The algorithm of a product, as a record names it. One of our kernels would be a variant with its configuration.
+/// The algorithm of a product, as a record names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Algorithm {
     /// One of cuBLASLt's.
     CublasLt(LtAlgorithm),
+    /// Our product for sm_90, in this configuration.
+    Sm90(Sm90Config),
 }
 
 /// An algorithm of cuBLASLt.
@@ -122,6 +125,7 @@ impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CublasLt(lt) => write!(f, "cuBLASLt {}", lt.config()),
+            Self::Sm90(config) => write!(f, "sm90 {config}"),
         }
     }
 }
@@ -426,6 +430,24 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_of_ours_survives_json_too() {
+        for config in Sm90Config::ALL {
+            let ours = TuneRecord {
+                formulation: Formulation::Sm90,
+                algorithm: Algorithm::Sm90(config),
+                workspace_bytes: 0,
+                ..record()
+            };
+            let text = ours.to_json().unwrap();
+            assert!(text.contains(&format!("\"sm90\": \"{config}\"")), "{text}");
+            assert_eq!(TuneRecord::from_json(&text).unwrap(), ours);
+            assert_eq!(ours.algorithm().to_string(), format!("sm90 {config}"));
+            let unknown = TuneRecord::from_json(&text.replace(config.name(), "512x512")).unwrap_err().to_string();
+            assert!(unknown.contains("512x512") && unknown.contains("128x128"), "{unknown}");
+        }
+    }
+
+    #[test]
     fn another_machine_library_or_problem_is_refused_with_both_values() {
         let refusal = |e: &Environment, d: &GemmDesc| record().check(e, d).unwrap_err().to_string();
         let other = Environment { gpu: "NVIDIA L4".into(), ..environment() };
@@ -485,7 +507,7 @@ mod tests {
     #[test]
     fn records_of_version_1_still_hold() {
         let now = record().to_json().unwrap();
-        let Algorithm::CublasLt(LtAlgorithm { words, config }) = algorithm();
+        let Algorithm::CublasLt(LtAlgorithm { words, config }) = algorithm() else { panic!("cuBLASLt's") };
         let mut old: serde_json::Value = serde_json::from_str(&now).unwrap();
         old["version"] = 1.into();
         old["algorithm"] = words.into();

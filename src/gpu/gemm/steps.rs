@@ -11,8 +11,9 @@ use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
 use crate::gpu::gemm::record::Algorithm;
+use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::BlockCodes;
+use crate::gpu::kernels::{BlockCodes, KernelFamily};
 
 /// How many algorithms to ask for, and how much workspace they may use.
 #[derive(Clone, Copy)]
@@ -42,10 +43,12 @@ pub(crate) enum Step {
     Epilogue([ScaleUse; 2]),
 }
 
-/// Who computes a product. A kernel of ours is one more variant.
+/// Who computes a product.
 pub(crate) enum Product {
     /// cuBLASLt.
     Lt(Box<LtProduct>),
+    /// Our kernels for sm_90.
+    Sm90(Box<Sm90Product>),
 }
 
 /// An answer, or the words for why there is none.
@@ -54,6 +57,10 @@ pub(crate) type Offered<T> = std::result::Result<T, String>;
 impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
+        if outline.formulation == Formulation::Sm90 {
+            let product = Sm90Product::ask(desc, handle.device().sm_count as usize, search);
+            return Ok(Ok(Self::Sm90(Box::new(product))));
+        }
         Ok(LtProduct::ask(handle, desc, &outline.sum, search)?.map(|lt| Self::Lt(Box::new(lt))))
     }
 
@@ -65,11 +72,25 @@ impl Product {
         algorithm: &Algorithm,
         search: Search,
     ) -> Result<Offered<Self>> {
-        match algorithm {
-            Algorithm::CublasLt(recorded) => {
+        match (algorithm, outline.formulation) {
+            (Algorithm::Sm90(config), Formulation::Sm90) => {
+                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, handle.device().sm_count as usize, *config)))))
+            }
+            (Algorithm::Sm90(_), other) | (Algorithm::CublasLt(_), other @ Formulation::Sm90) => {
+                Ok(Err(format!("{other} has no such algorithm")))
+            }
+            (Algorithm::CublasLt(recorded), _) => {
                 let product = LtProduct::recorded(handle, desc, &outline.sum, recorded, search)?;
                 Ok(product.map(|lt| Self::Lt(Box::new(lt))))
             }
+        }
+    }
+
+    /// The kernels that a call launches, beside those that every plan loads.
+    pub(crate) fn kernels(&self) -> Option<KernelFamily> {
+        match self {
+            Self::Lt(_) => None,
+            Self::Sm90(_) => Some(KernelFamily::Sm90),
         }
     }
 
@@ -77,24 +98,25 @@ impl Product {
     pub(crate) fn algorithm(&self) -> Algorithm {
         match self {
             Self::Lt(lt) => Algorithm::CublasLt(lt.algorithm()),
+            Self::Sm90(sm90) => Algorithm::Sm90(sm90.config()),
         }
     }
 
     /// The algorithm in use in words, and what else is known of it.
     pub(crate) fn describe(&self) -> String {
-        let algorithm = self.algorithm();
-        match self {
-            Self::Lt(lt) => {
-                let (place, offered) = lt.place();
-                format!("{algorithm}, {:.2} waves (number {} of {offered} offered)", lt.waves(), place + 1)
-            }
-        }
+        let (algorithm, (place, offered)) = (self.algorithm(), self.place());
+        let waves = match self {
+            Self::Lt(lt) => lt.waves(),
+            Self::Sm90(sm90) => sm90.waves(),
+        };
+        format!("{algorithm}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
     }
 
     /// Bytes of the handle's workspace that the algorithm in use takes.
     pub(crate) fn workspace_bytes(&self) -> usize {
         match self {
             Self::Lt(lt) => lt.workspace_bytes(),
+            Self::Sm90(_) => 0,
         }
     }
 
@@ -102,6 +124,7 @@ impl Product {
     pub(crate) fn place(&self) -> (usize, usize) {
         match self {
             Self::Lt(lt) => lt.place(),
+            Self::Sm90(sm90) => sm90.place(),
         }
     }
 
@@ -109,12 +132,14 @@ impl Product {
     pub(crate) fn choose(&mut self, index: usize) {
         match self {
             Self::Lt(lt) => lt.choose(index),
+            Self::Sm90(sm90) => sm90.choose(index),
         }
     }
 
     fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
         match self {
             Self::Lt(lt) => lt.enqueue(call),
+            Self::Sm90(sm90) => sm90.enqueue(call),
         }
     }
 }
@@ -279,7 +304,7 @@ mod tests {
         let word = |step: &Step| match step {
             Step::Dequantize(side, scheme, dtype) => format!("dequantize {side:?} {scheme} {dtype}"),
             Step::Factors(accumulate) => format!("factors {accumulate:?}"),
-            Step::Product(Product::Lt(_)) => "product".to_string(),
+            Step::Product(_) => "product".to_string(),
             Step::Copy => "copy".to_string(),
             Step::Epilogue(scales) => format!("epilogue {scales:?}"),
         };

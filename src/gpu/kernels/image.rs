@@ -43,11 +43,20 @@ pub enum KernelFamily {
     Linear,
     /// What follows a product: the FP32 epilogue, and what prepares factors and scales for cuBLASLt.
     Epilogue,
+    /// Products of our own on sm_90, and on no other GPU.
+    Sm90,
+}
+
+impl KernelFamily {
+    /// Whether a GPU of this compute capability (major, minor) can run every kernel of the family; others are refused when it is loaded.
+    pub fn runs_on(self, (major, minor): (u32, u32)) -> bool {
+        FILES.iter().filter(|file| file.family == self).all(|file| file.gpus.contains(&(major * 10 + minor)))
+    }
 }
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Linear => "linear", Epilogue => "epilogue",
+    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90",
 );
 
 macro_rules! kernel_files {
@@ -272,7 +281,9 @@ mod tests {
         let threads = rayon::ThreadPoolBuilder::new().build().unwrap();
         let compile = || {
             all.into_par_iter().filter(|((gpu, _), file)| file.gpus.contains(gpu)).for_each(|((gpu, arch), file)| {
-                let (gpu, ptx) = (*gpu, file.nvrtc(arch).unwrap());
+                // As in build.rs, the forward image is not for a file that its own few GPUs can run.
+                let arch = if *file.gpus.end() == u32::MAX { arch.clone() } else { architecture(*gpu) };
+                let (gpu, ptx) = (*gpu, file.nvrtc(&arch).unwrap());
                 let entries = entries(&ptx);
                 assert!(!entries.is_empty(), "{} for {arch}", file.name);
                 for (name, body) in entries {

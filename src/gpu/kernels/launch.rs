@@ -40,6 +40,13 @@ impl Kernel {
         Ok(Self { function, waits: waits(compiled_for) })
     }
 
+    /// Lets launches ask for so many bytes of dynamic shared memory. The context is bound, as for [`Kernel::new`].
+    pub(super) fn allow_shared(&self, bytes: u32) -> std::result::Result<(), DriverError> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of an image that is never unloaded.
+        unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) }
+    }
+
     /// Whether its code knows clusters: they came with the wait.
     pub(super) fn has_clusters(&self) -> bool {
         self.waits
@@ -96,8 +103,7 @@ impl Blocks {
         Self { cluster, ..self }
     }
 
-    /// Dynamic shared memory, at most 48 KiB without an attribute of the kernel.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
+    /// Dynamic shared memory, at most 48 KiB unless [`Kernel::allow_shared`] was told of more.
     pub(super) fn shared(self, shared: u32) -> Self {
         Self { shared, ..self }
     }

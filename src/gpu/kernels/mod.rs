@@ -23,7 +23,7 @@ mod nvfp4;
 mod operand;
 mod produced;
 mod ptx_cache;
-#[cfg_attr(not(test), expect(dead_code, reason = "for the sm_90 products, which come next"))]
+mod sm90;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -33,6 +33,8 @@ pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedIn
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
+pub use sm90::Sm90Config;
+pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -58,6 +60,7 @@ pub(crate) struct Kernels {
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
+    sm90: OnceLock<sm90::Sm90Kernels>,
     sm_count: usize,
 }
 
@@ -89,6 +92,7 @@ impl Kernels {
             nvfp4: OnceLock::new(),
             linear: OnceLock::new(),
             epilogue: OnceLock::new(),
+            sm90: OnceLock::new(),
             sm_count: sm_count as usize,
         });
         loaded.push((key, source, kernels.clone()));
@@ -112,6 +116,7 @@ impl Kernels {
             KernelFamily::Nvfp4 => self.nvfp4(stream).map(drop),
             KernelFamily::Linear => self.linear(stream).map(drop),
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
+            KernelFamily::Sm90 => self.sm90(stream).map(drop),
         }
     }
 
@@ -163,6 +168,10 @@ impl Kernels {
 
     fn epilogue_kernels(&self, stream: &Queue) -> Result<&epilogue::EpilogueKernels> {
         self.family(&self.epilogue, KernelFamily::Epilogue, epilogue::EpilogueKernels::of, stream)
+    }
+
+    fn sm90(&self, stream: &Queue) -> Result<&sm90::Sm90Kernels> {
+        self.family(&self.sm90, KernelFamily::Sm90, sm90::Sm90Kernels::of, stream)
     }
 
     /// A loaded family, or one that is loaded now. Drivers before CUDA 12.3 cannot load while a stream is captured, and NVRTC may

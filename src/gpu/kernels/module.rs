@@ -94,6 +94,17 @@ impl Module {
         unsafe { Kernel::new(function) }.map_err(|e| refused(&e))
     }
 
+    /// A kernel that is launched with this much dynamic shared memory, in bytes: more than 48 KiB must be allowed once.
+    pub(super) fn kernel_with_shared(&self, name: &str, shared: u32) -> Result<Kernel> {
+        let kernel = self.kernel(name)?;
+        kernel.allow_shared(shared).map_err(|e| Error::Kernel {
+            kernel: format!("{name} of kernels/{}.cu", self.file),
+            reason: format!("{shared} bytes of shared memory: {e}"),
+            remedy: "use another formulation: this GPU gives a thread block less".into(),
+        })?;
+        Ok(kernel)
+    }
+
     /// Its variants for each element type, aligned and not: `FOR_EACH_TYPE` of `kernels/base/types.cuh`.
     pub(super) fn by_input(&self, pattern: &str) -> Result<ByInput> {
         let kernel = |dtype: &str| self.kernel(&format!("{pattern}_{dtype}"));

@@ -1,0 +1,82 @@
+//! [`order`]: which configuration of our sm_90 product is tried first. Pure.
+
+use crate::gpu::kernels::Sm90Config;
+
+/// Cycles of a multiprocessor: for 128 of k of one tile, and for the rest of a tile.
+struct Cost {
+    block: usize,
+    tile: usize,
+}
+
+/// Observed (H200, 2026-11-23, `docs/performance.md`): loops of 16 to 128 blocks of k, with operands that come from L2, and what a tile
+/// takes beside its loop where blocks have several.
+fn cost(config: Sm90Config) -> Cost {
+    let (block, tile) = match config {
+        Sm90Config::Tile256x128 => (1110, 2600),
+        Sm90Config::Tile128x128 => (656, 1800),
+        Sm90Config::Tile64x128 => (524, 1500),
+        Sm90Config::Tile64x64 => (450, 1200),
+        Sm90Config::Tile64x64Two => (511, 1600),
+    };
+    Cost { block, tile }
+}
+
+/// Cycles of a product of so many groups, each of m rows: whole waves of tiles, as every block takes its tiles one after the other.
+fn cycles(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> usize {
+    let (tile, Cost { block, tile: rest }) = (config.tile(), cost(config));
+    let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
+    waves * (k.div_ceil(128) * block + rest)
+}
+
+/// The configurations, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
+pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
+    let mut all = Sm90Config::ALL.to_vec();
+    all.sort_by_key(|config| cycles(*config, groups, mnk, sm_count));
+    all
+}
+
+/// How often the tiles of the configuration fill the GPU.
+pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) -> f32 {
+    config.tile().tiles(m, n) as f32 / config.tile().blocks_at_once(sm_count) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fastest of each, in run 2 (H200): microseconds after a pause stand beside those that were near it.
+    #[test]
+    fn what_was_fastest_comes_first() {
+        use Sm90Config::{Tile64x64, Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
+        let cases: [([usize; 3], &[Sm90Config]); 12] = [
+            ([128, 4096, 7168], &[Tile64x64]),                     // 16.5; 19.0, 19.4, 25.0
+            ([256, 4096, 7168], &[Tile64x128, Tile64x64Two]),      // 19.7, 19.8; 24.1, 31.7
+            ([512, 4096, 7168], &[Tile128x128]),                   // 25.3; 37.4, 37.7, 39.1
+            ([1024, 4096, 7168], &[Tile256x128]),                  // 43.1; 48.6
+            ([128, 7168, 2048], &[Tile64x64Two, Tile64x128]),      // 6.7, 6.8; 8.9, 10.4
+            ([256, 7168, 2048], &[Tile128x128]),                   // 9.2; 12.2
+            ([512, 7168, 2048], &[Tile256x128]),                   // 14.8; 16.2
+            ([1024, 7168, 2048], &[Tile256x128]),                  // 26.9; 30.0
+            ([4096, 4096, 7168], &[Tile256x128]),                  // 174; 204
+            ([4096, 7168, 16384], &[Tile256x128]),                 // 672; 828
+            ([4096, 24576, 1536], &[Tile256x128]),                 // 252; 278
+            ([8192, 8192, 8192], &[Tile256x128]),                  // 784; 939
+        ];
+        for (mnk, fastest) in cases {
+            let order = order(1, mnk, 132);
+            assert!(fastest.contains(&order[0]), "{mnk:?}: {order:?}");
+            let mut all = order;
+            all.sort();
+            assert_eq!(all, Sm90Config::ALL, "none is lost");
+        }
+        // Groups: 8 of 1024 rows, and 4 of 8192.
+        assert_eq!(order(8, [1024, 4096, 7168], 132)[0], Tile256x128);
+        assert_eq!(order(4, [8192, 4096, 7168], 132)[0], Tile256x128);
+    }
+
+    #[test]
+    fn waves_count_whole_clusters() {
+        assert_eq!(waves(Sm90Config::Tile256x128, [1024, 4096, 7168], 132), 128.0 / 132.0);
+        assert_eq!(waves(Sm90Config::Tile64x64Two, [64, 64, 16], 132), 1.0 / 264.0);
+    }
+}

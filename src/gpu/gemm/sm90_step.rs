@@ -1,0 +1,93 @@
+//! [`Sm90Product`]: the product step by our kernels for sm_90. Configurations are chosen beforehand, and tensor maps made once for each place
+//! of the operands, so that [`Sm90Product::enqueue`] only launches.
+
+use crate::error::{Error, Result};
+
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::call::{Call, Spans};
+use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::sm90_rules::{order, waves};
+use crate::gpu::gemm::steps::Search;
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand};
+
+/// A product by our kernels for sm_90, ready apart from addresses.
+pub(crate) struct Sm90Product {
+    configs: Vec<Sm90Config>,
+    chosen: usize,
+    waves: f32,
+    mnk: [usize; 3],
+    sm_count: usize,
+    maps: Sm90Maps,
+}
+
+impl Sm90Product {
+    /// Configurations, the one that should be fastest first.
+    pub(crate) fn ask(desc: &GemmDesc, sm_count: usize, search: Search) -> Self {
+        let mut configs = order(1, [desc.m, desc.n, desc.k], sm_count);
+        configs.truncate(search.candidates.max(1));
+        Self::new(desc, sm_count, configs)
+    }
+
+    /// With the configuration of a record.
+    pub(crate) fn recorded(desc: &GemmDesc, sm_count: usize, config: Sm90Config) -> Self {
+        Self::new(desc, sm_count, vec![config])
+    }
+
+    fn new(desc: &GemmDesc, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
+        let mnk = [desc.m, desc.n, desc.k];
+        Self { waves: waves(configs[0], mnk, sm_count), configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+    }
+
+    /// The configuration in use.
+    pub(crate) fn config(&self) -> Sm90Config {
+        self.configs[self.chosen]
+    }
+
+    /// How often the tiles of the configuration in use fill the GPU.
+    pub(crate) fn waves(&self) -> f32 {
+        self.waves
+    }
+
+    /// Place of the configuration in use, and how many are offered.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.chosen, self.configs.len())
+    }
+
+    /// Uses another configuration; out of range keeps the one in use.
+    pub(crate) fn choose(&mut self, index: usize) {
+        if index < self.configs.len() {
+            self.chosen = index;
+            self.waves = waves(self.configs[index], self.mnk, self.sm_count);
+        }
+    }
+
+    /// Enqueues the product. Allocates nothing, waits for nothing.
+    pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
+        let (desc, (alpha, _)) = (call.desc, call.factors(Accumulate::Replace));
+        let product = Sm90Call {
+            config: self.config(),
+            m: desc.m,
+            n: desc.n,
+            k: desc.k,
+            a: operand("A", &call.a)?,
+            b: operand("B", &call.b)?,
+            d: &call.d,
+            d_stride: desc.out_stride,
+            alpha,
+            groups: None,
+        };
+        call.handle.kernels().sm90_product(call.queue, &product, &mut self.maps)
+    }
+}
+
+fn operand<'s>(name: &str, spans: &'s Spans<'s>) -> Result<Sm90Operand<'s>> {
+    let scales: Option<&Span<'s>> = spans.scales.as_ref();
+    let scales = scales.ok_or_else(|| {
+        Error::unsupported(
+            format!("{name} without scales in the sm90 formulation"),
+            "its kernels read them",
+            "this is a bug of scaled-gemm: please report it",
+        )
+    })?;
+    Ok(Sm90Operand { codes: &spans.numbers, scales })
+}

@@ -1,0 +1,123 @@
+//! Needs no GPU.
+
+use super::*;
+
+const SOURCE: &str = include_str!("../../../../kernels/gemm/sm90_block.cu");
+
+fn span(bytes: usize) -> Span<'static> {
+    Span::unguarded(0x7F00_0000_0000, bytes)
+}
+
+/// A product whose operands are exactly as long as it needs, with something changed.
+fn check(
+    [m, n, k]: [usize; 3],
+    d_stride: usize,
+    slots: Option<(usize, usize)>,
+    lengths: [isize; 6],
+) -> std::result::Result<(), String> {
+    let groups = slots.map_or(1, |(count, _)| count);
+    let [a, a_scales, b, b_scales, d, counts] = [
+        m * k,
+        m.next_multiple_of(4) * k.div_ceil(128) * 4,
+        groups * n * k,
+        groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4) * 4,
+        extent(m, n, d_stride) * 2,
+        groups * 8,
+    ];
+    let exact = [a, a_scales, b, b_scales, d, counts];
+    let spans: Vec<_> = exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect();
+    let call = Sm90Call {
+        config: Sm90Config::Tile128x128,
+        m,
+        n,
+        k,
+        a: Sm90Operand { codes: &spans[0], scales: &spans[1] },
+        b: Sm90Operand { codes: &spans[2], scales: &spans[3] },
+        d: &spans[4],
+        d_stride,
+        alpha: 1.0,
+        groups: slots.map(|(count, rows)| Sm90Groups { count, rows: Sm90Rows::Slots(rows), counts: &spans[5] }),
+    };
+    call.check().map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_table_is_that_of_the_kernels() {
+    let rows: Vec<Vec<&str>> = SOURCE
+        .lines()
+        .filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'))
+        .map(|row| row.split(", ").collect())
+        .collect();
+    assert_eq!(rows.len(), Sm90Config::ALL.len());
+    for (config, row) in Sm90Config::ALL.into_iter().zip(rows) {
+        let number = |at: usize| -> usize { row[at].parse().unwrap() };
+        let cluster = match row[4] {
+            "SHARE_A" => 2,
+            "SHARE_NONE" => 1,
+            other => panic!("{other}: boxes of the other operand would be halved"),
+        };
+        let tile = Sm90Tile {
+            rows: number(1),
+            cols: number(2),
+            warpgroups: number(3) as u32,
+            cluster,
+            residents: number(10),
+            shared: number(11) as u32,
+        };
+        assert_eq!((config.kernel(), config.tile()), (format!("gemm_fp8_block_{}", row[0]), tile), "{config}");
+        // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
+        assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
+        assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
+    }
+}
+
+#[test]
+fn problems_have_the_size_that_the_kernels_take() {
+    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (96, 128));
+    assert!(SOURCE.contains("sizeof(Sm90Problem) == 96 && sizeof(TensorMap) == 128"));
+    assert_eq!(std::mem::offset_of!(Sm90Problem, alpha), 88);
+    assert_eq!(std::mem::offset_of!(Sm90Problem, d), 40);
+}
+
+#[test]
+fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
+    let large = Sm90Config::Tile256x128.tile();
+    assert_eq!((large.blocks_at_once(132), large.blocks_at_once(133), large.blocks_at_once(1)), (132, 132, 2));
+    assert_eq!(Sm90Config::Tile64x64Two.tile().blocks_at_once(132), 264);
+    // 3 x 5 tiles, the last along n with a neighbour that has no columns.
+    assert_eq!((large.tiles(513, 520), large.tiles(1, 8)), (18, 2));
+    assert_eq!(Sm90Config::Tile64x64.tile().tiles(65, 520), 18);
+}
+
+#[test]
+fn exact_lengths_are_taken_and_shorter_ones_refused() {
+    for shape in [[1, 8, 16], [127, 136, 144], [4099, 520, 7168], [0, 8, 16], [3, 0, 16]] {
+        check(shape, shape[1] + 16, None, [0; 6]).unwrap();
+    }
+    check([512, 256, 400], 256, Some((4, 128)), [0; 6]).unwrap();
+    check([512, 256, 400], 256, Some((0, 128)), [0; 6]).unwrap();
+    for (at, word) in ["A", "scales of A", "B", "scales of B", "D", "counts"].into_iter().enumerate() {
+        let mut lengths = [0; 6];
+        lengths[at] = -1;
+        let error = check([512, 256, 400], 264, Some((4, 128)), lengths).unwrap_err();
+        assert!(error.starts_with(word) && error.contains("must be at least"), "{word}: {error}");
+    }
+}
+
+#[test]
+fn what_the_kernel_cannot_touch_is_refused() {
+    for (shape, stride, slots, words) in [
+        ([4, 12, 32], 16, None, "n a multiple of 8"),
+        ([4, 16, 24], 16, None, "k must be a multiple of 16"),
+        ([4, 16, 0], 16, None, "above 0"),
+        ([4, 16, 32], 8, None, "row stride 8 for n = 16"),
+        ([4, 16, 32], 20, None, "multiple of 8 elements"),
+        ([1 << 31, 8, 16], 8, None, "below 2^31"),
+        ([256, 136, 128], 136, Some((2, 128)), "multiple of 128: no 128x128 scale"),
+        ([256, 128, 128], 128, Some((3, 128)), "256 rows for 3 slots of 128"),
+        ([256, 128, 128], 128, Some((2, 126)), "multiple of 4 rows"),
+    ] {
+        let error = check(shape, stride, slots, [0; 6]).unwrap_err();
+        assert!(error.contains(words), "{shape:?}: {error}");
+    }
+}
