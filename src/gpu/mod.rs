@@ -7,6 +7,7 @@ mod cast;
 mod clocks;
 mod device;
 mod gemm;
+mod grouped;
 mod handle;
 mod kernels;
 mod linear;
@@ -32,6 +33,7 @@ pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
+pub use grouped::{GroupedGemmArgs, GroupedRows};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource, Sm90Config};

@@ -1,0 +1,169 @@
+//! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
+//!
+//! One launch of our kernels for sm_90, which read on the device where groups lie. There is no other way yet.
+
+use crate::error::{Error, Result};
+use crate::format::{DType, Operand, pair};
+use crate::gpu::device::memory::DeviceBytes;
+use crate::gpu::gemm::formulation::{HOPPER, sm90_pair};
+use crate::gpu::gemm::sm90_rules;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
+use crate::gpu::matrix::{MatMut, QuantMatrix};
+
+/// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
+/// reads anew; nobody reads them back. Rows of no group are neither read nor written.
+///
+/// Counts are clamped: a group has no more rows than lie there, and none where its count is negative. Groups must not share rows: such rows
+/// of D hold the result of either.
+pub enum GroupedRows<'a> {
+    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on. Casts begin groups at multiples of 128; a group
+    /// that begins outside of A, or at no multiple of 4, is left out.
+    Contiguous {
+        /// First row of each group.
+        starts: DeviceBytes<'a>,
+        /// Rows of each group.
+        counts: DeviceBytes<'a>,
+    },
+    /// In slots of equal length: group g has the first `counts[g]` rows from `g * slot_rows` on, and no more than `slot_rows`.
+    Masked {
+        /// Rows of a slot: a multiple of 4.
+        slot_rows: usize,
+        /// Rows of each group.
+        counts: DeviceBytes<'a>,
+    },
+}
+
+/// The operands of one grouped product `D_g = alpha * A_g B_gᵀ`, sums in FP32.
+pub struct GroupedGemmArgs<'a> {
+    a: &'a QuantMatrix,
+    b: &'a QuantMatrix,
+    groups: usize,
+    rows: GroupedRows<'a>,
+    d: MatMut<'a>,
+    alpha: f32,
+    expected_rows: Option<usize>,
+    config: Option<Sm90Config>,
+}
+
+impl<'a> GroupedGemmArgs<'a> {
+    /// A: `fp8-1x128:e4m3`, the rows of all groups, k columns. B: `fp8-128x128:e4m3`, `groups * n` rows, those of group 0 first; n a multiple
+    /// of 128. D: BF16, A's rows by n.
+    pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self { a, b, groups, rows, d, alpha: 1.0, expected_rows: None, config: None }
+    }
+
+    /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
+    pub fn alpha(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
+    /// equal share of A's rows.
+    pub fn expected_rows(self, rows: usize) -> Self {
+        Self { expected_rows: Some(rows), ..self }
+    }
+
+    /// This configuration and no other. Results are the same in every bit.
+    pub fn config(self, config: Sm90Config) -> Self {
+        Self { config: Some(config), ..self }
+    }
+
+    /// Refuses operands that do not fit together.
+    fn check(&self, handle: &Handle) -> Result<()> {
+        let Self { a, b, groups, d, .. } = self;
+        let (major, minor) = handle.device().compute_capability;
+        let reason = match sm90_pair(Operand::Quantized(a.scheme()), b.scheme()) {
+            Ok(()) if (major, minor) == HOPPER => None,
+            Ok(()) => Some(format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}")),
+            Err(reason) => Some(format!("the grouped product is ours for sm_90: {reason}")),
+        };
+        if let Some(reason) = reason {
+            return Err(Error::Pair {
+                a: Operand::Quantized(a.scheme()),
+                b: b.scheme(),
+                device: handle.device().to_string(),
+                reason,
+                remedy: "multiply the groups one by one with Handle::scaled_gemm".to_string(),
+            });
+        }
+        pair::check_basis(a.basis(), b.basis())?;
+        let (n, k) = (d.cols(), a.cols());
+        if Some(b.rows()) != groups.checked_mul(n) || b.cols() != k {
+            return Err(Error::shape(
+                "B",
+                format!("{} x {}", b.rows(), b.cols()),
+                format!("must be {groups} * {n} x {k}: as many rows as D has columns for each group, and A's columns"),
+                "stack the matrices of all groups, rows upon rows",
+            ));
+        }
+        if d.rows() != a.rows() {
+            return Err(Error::shape(
+                "D",
+                format!("{} x {n}", d.rows()),
+                format!("must have A's {} rows, those between groups too", a.rows()),
+                "pass D of that shape",
+            ));
+        }
+        if d.dtype() != DType::Bf16 {
+            return Err(Error::dtype("D", d.dtype(), "is not bf16", "store bf16"));
+        }
+        Ok(())
+    }
+
+    /// The configuration asked for, or the one that should be fastest.
+    fn chosen(&self, sm_count: usize) -> Sm90Config {
+        let expected = self.expected_rows.unwrap_or_else(|| match self.rows {
+            GroupedRows::Masked { slot_rows, .. } => slot_rows,
+            GroupedRows::Contiguous { .. } => self.a.rows().div_ceil(self.groups.max(1)),
+        });
+        let mnk = [expected.clamp(1, self.a.rows().max(1)), self.d.cols(), self.a.cols()];
+        self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
+    }
+}
+
+impl Handle {
+    /// `D_g = alpha * A_g B_gᵀ` for every group g, in one launch. Rows of D that belong to no group are not touched. Equal rows have equal
+    /// results, whatever else is multiplied.
+    ///
+    /// Allocates nothing and waits for nothing: safe inside graph capture once the kernels are loaded ([`Handle::load_kernels`]:
+    /// [`KernelFamily::Sm90`]). Groups may have other places and counts at each launch.
+    ///
+    /// # Errors
+    /// [`Error::Pair`] for other schemes and GPUs; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
+    /// [`Error::Kernel`]; [`Error::Driver`] if the launch fails.
+    pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
+        args.check(self)?;
+        let config = args.chosen(self.device().sm_count as usize);
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, .. } = &mut args;
+        let (m, n, k, d_stride) = (a.rows(), d.cols(), a.cols(), d.row_stride());
+        let (queue, kernels) = (self.queue(), self.kernels());
+        kernels.load(queue, KernelFamily::Sm90)?;
+        let order = queue.order();
+        let (a, b) = (a.read(&order)?, b.read(&order)?);
+        let (GroupedRows::Contiguous { counts, .. } | GroupedRows::Masked { counts, .. }) = &*rows;
+        let counts = counts.at(&order)?;
+        let starts;
+        let places = match &*rows {
+            GroupedRows::Contiguous { starts: at, .. } => {
+                starts = at.at(&order)?;
+                Sm90Rows::Starts(&starts)
+            }
+            GroupedRows::Masked { slot_rows, .. } => Sm90Rows::Slots(*slot_rows),
+        };
+        let d = d.data_mut().at(&order)?;
+        let call = Sm90Call {
+            config,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &a.codes, scales: &a.scales },
+            b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+            d: &d,
+            d_stride,
+            alpha: *alpha,
+            groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
+        };
+        kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+    }
+}

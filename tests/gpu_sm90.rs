@@ -1,0 +1,433 @@
+//! Our product for sm_90: every configuration within the f64 bound at shapes that cut tiles, stages and clusters; the same bits in every
+//! configuration, run, graph and for any m; groups of rows, whose places and counts the device alone knows; refusals in words.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::gemm::*;
+use common::*;
+use ndarray::{Array2, s};
+use scaled_gemm::cudarc::driver::CudaSlice;
+use scaled_gemm::reference::Gelu;
+use scaled_gemm::{
+    Accumulation, Activation, DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, GroupedGemmArgs,
+    GroupedRows, Handle, KernelFamily, MatMut, PlanOptions, QuantMatrix, Scheme, Sm90Config, TuneRecord,
+};
+
+const E4M3: Fp8Format = Fp8Format::E4M3;
+const VEC: Scheme = Scheme::Fp8Group1x128(E4M3);
+const BLK: Scheme = Scheme::Fp8Group128x128(E4M3);
+
+/// A handle on an sm_90.
+fn hopper() -> Option<Handle> {
+    let handle = handle()?;
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} is no sm_90", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
+/// A plan in this configuration, by way of a record.
+fn planned(handle: &Handle, desc: &GemmDesc, config: Sm90Config) -> GemmPlan {
+    let text = plan(handle, desc, Formulation::Sm90).record().unwrap().to_json().unwrap();
+    let (before, rest) = text.split_once("\"sm90\": \"").unwrap_or_else(|| panic!("no configuration in {text}"));
+    let (_, after) = rest.split_once('"').unwrap();
+    let record = TuneRecord::from_json(&format!("{before}\"sm90\": \"{config}\"{after}")).unwrap();
+    let plan = handle.plan_with(desc, &PlanOptions::default().with_record(record)).unwrap();
+    assert!(plan.explain().contains(&format!("algorithm: sm90 {config}, ")), "{}", plan.explain());
+    plan
+}
+
+/// Every configuration gives D within the bound, and all of them the same bits.
+fn check(handle: &Handle, rng: &mut Noise, shape: [usize; 3], case: Case) -> f64 {
+    let ops = Operands::new(handle, rng, shape, (VEC, BLK));
+    let extras = Extras::new(handle, rng, shape[0], shape[1], &[]);
+    let desc = case.desc(&ops);
+    let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(&ops, &case), Gelu::Ieee).unwrap();
+    let mut first = None;
+    let mut worst = 0f64;
+    for config in Sm90Config::ALL {
+        let mut plan = planned(handle, &desc, config);
+        let stored = execute(handle, &mut plan, &ops, &extras, &case);
+        let found = bound.check(stored.values(&ops, &case).view());
+        worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
+        let again = execute(handle, &mut plan, &ops, &extras, &case);
+        assert!(again == stored, "a second run differs\n{}", plan.explain());
+        let first = first.get_or_insert_with(|| stored.clone());
+        assert!(*first == stored, "{config} differs from {}\n{}", Sm90Config::ALL[0], plan.explain());
+    }
+    worst
+}
+
+/// Small, for runs under a sanitizer: each kernel without groups.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(141);
+    for shape in [[1, 8, 16], [131, 136, 400]] {
+        check(&handle, &mut rng, shape, Case { gap: 8, ..Case::new(DType::Bf16) });
+    }
+}
+
+#[test]
+fn shapes_that_cut_tiles_stages_and_clusters() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, mut worst) = (Noise::new(142), 0f64);
+    for (i, k) in [16, 112, 128, 144, 1040].into_iter().enumerate() {
+        for (j, n) in [8, 120, 136, 264].into_iter().enumerate() {
+            for m in [1, 63, 65, 127, 129, 300] {
+                let gap = [0, 8, 40][(i + j) % 3];
+                worst = worst.max(check(&handle, &mut rng, [m, n, k], Case { gap, ..Case::new(DType::Bf16) }));
+            }
+        }
+    }
+    for shape in [[257, 520, 2064], [1000, 1544, 272], [17, 72, 8192], [4099, 136, 128]] {
+        worst = worst.max(check(&handle, &mut rng, shape, Case::new(DType::Bf16)));
+    }
+    println!("largest error {worst:.3} of its tolerance");
+}
+
+#[test]
+fn alpha_multiplies_the_sum() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(143);
+    for alpha in [0.0, -0.75, 3.0, 1e-6] {
+        check(&handle, &mut rng, [130, 136, 400], Case { alpha, gap: 8, ..Case::new(DType::Bf16) });
+    }
+}
+
+/// A NaN scale or code stays in the rows and columns that it is of.
+#[test]
+fn not_a_number_stays_in_its_row() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(144);
+    let (m, n, k) = (131, 136, 400);
+    let host = quantized(&tiled(&mut rng, m, k), VEC);
+    let mut codes = host.logical_codes().to_vec();
+    codes[70 * k + 390] = 0x7F;
+    let host = scaled_gemm::HostQuantMatrix::from_logical(VEC, m, k, codes, &host.logical_scales()).unwrap();
+    let ops = Operands::of(&handle, host, quantized(&tiled(&mut rng, n, k), BLK));
+    let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
+    for config in Sm90Config::ALL {
+        let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+        let d = stored.values(&ops, &case);
+        let nan = |row: usize| d.row(row).iter().all(|v| v.is_nan());
+        let finite = |row: usize| d.row(row).iter().all(|v| v.is_finite());
+        assert!(nan(70) && (0..m).filter(|row| *row != 70).all(finite), "{config}");
+    }
+}
+
+/// A row of D has the same bits whatever m is and wherever the row stands.
+#[test]
+fn equal_rows_have_equal_results_for_any_m() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(145);
+    let (most, n, k) = (1200, 520, 1168);
+    let (x, w) = (tiled(&mut rng, most, k), quantized(&tiled(&mut rng, n, k), BLK));
+    let case = Case::new(DType::Bf16);
+    let rows = |start: usize, m: usize| {
+        let part = x.slice(s![start..start + m, ..]).to_owned();
+        let ops = Operands::of(&handle, quantized(&part, VEC), w.clone());
+        let extras = Extras::new(&handle, &mut Noise::new(146), m, n, &[]);
+        let mut plan = plan(&handle, &case.desc(&ops), Formulation::Sm90);
+        let stored = execute(&handle, &mut plan, &ops, &extras, &case);
+        (stored.bytes, plan.explain())
+    };
+    let (want, _) = rows(0, most);
+    for (start, m) in [(0, 1), (0, 64), (7, 1), (100, 63), (300, 129), (128, 128), (1, 300), (0, 700), (600, 600)] {
+        let (found, words) = rows(start, m);
+        assert!(found == want[start * n * 2..(start + m) * n * 2], "rows {start} to {}\n{words}", start + m);
+    }
+}
+
+#[test]
+fn graphs_give_the_eager_bits_and_follow_a() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(147);
+    let (m, n, k) = (300, 520, 656);
+    for config in Sm90Config::ALL {
+        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
+        let extras = Extras::new(&handle, &mut rng, m, n, &[]);
+        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let mut plan = planned(&handle, &case.desc(&ops), config);
+        let want = execute(&handle, &mut plan, &ops, &extras, &case);
+        let mut output = Output::new(&handle, &ops, &extras, &case);
+        let graph =
+            capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
+        let mut replay = |output: &mut Output| {
+            output.reset(&handle);
+            handle.launch(&graph).unwrap();
+            output.read(&handle, "replay")
+        };
+        for _ in 0..3 {
+            assert!(replay(&mut output) == want, "{config}: a replay differs");
+        }
+        rewrite(&handle, &tiled(&mut rng, m, k), &mut ops.a);
+        let follows = execute(&handle, &mut plan, &ops, &extras, &case);
+        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
+        // Maps are made anew for operands elsewhere, and again for the first ones.
+        let other = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
+        let elsewhere = execute(&handle, &mut plan, &other, &extras, &case);
+        assert!(elsewhere != follows && execute(&handle, &mut plan, &ops, &extras, &case) == follows, "{config}");
+    }
+}
+
+#[test]
+fn what_it_does_not_do_is_refused_with_the_reason() {
+    let Some(handle) = hopper() else { return };
+    let ask = |desc: GemmDesc| {
+        desc.check("test").unwrap();
+        handle.plan_with(&desc, &PlanOptions::default().with_formulation(Formulation::Sm90))
+    };
+    let desc = |a, b, out| GemmDesc::new(20, 520, 576, a, b, out);
+    let good = desc(VEC, BLK, DType::Bf16);
+    let epilogue = |case: Case| {
+        let epilogue = scaled_gemm::Epilogue { bias: case.bias, activation: case.activation, residual: case.residual };
+        good.with_epilogue(epilogue)
+    };
+    let plain = Case::new(DType::Bf16);
+    refused(ask(desc(VEC, BLK, DType::F32)), &["sm90", "it writes bf16, not f32", "supports"]);
+    refused(ask(desc(VEC, BLK, DType::F16)), &["it writes bf16, not f16"]);
+    refused(ask(epilogue(Case { bias: Some(DType::Bf16), ..plain })), &["adds no bias"]);
+    refused(ask(epilogue(Case { activation: Activation::Silu, ..plain })), &["applies no activation"]);
+    refused(ask(epilogue(Case { residual: Some(DType::Bf16), ..plain })), &["adds no residual"]);
+    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+    for (a, b) in [(VEC, VEC), (BLK, VEC), (wide, BLK)] {
+        refused(ask(desc(a, b, DType::Bf16)), &["sm90", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"]);
+    }
+    let plan = ask(good).unwrap();
+    assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0));
+    assert!(plan.explain().contains("it was asked for"), "{}", plan.explain());
+    // Not first anywhere yet, and never left out.
+    let words = handle.plan(&good).unwrap().explain();
+    assert!(words.contains("not taken: sm90: "), "{words}");
+}
+
+/// A, B and D of a grouped product, with as many rows between groups as there are.
+struct Groups {
+    a: QuantMatrix,
+    b: QuantMatrix,
+    x: Array2<f32>,
+    w: Array2<f32>,
+    n: usize,
+}
+
+impl Groups {
+    fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], groups: usize) -> Self {
+        let (x, w) = (tiled(rng, m, k), tiled(rng, groups * n, k));
+        let a = QuantMatrix::from_host(handle, &quantized(&x, VEC)).unwrap();
+        let b = QuantMatrix::from_host(handle, &quantized(&w, BLK)).unwrap();
+        Self { a, b, x, w, n }
+    }
+
+    /// D, packed rows of 2 n bytes, as the product of each group alone leaves it: 0xFF where no group is.
+    fn want(&self, handle: &Handle, alpha: f32, groups: &[(i64, i64)]) -> Vec<u8> {
+        let row = 2 * self.n;
+        let mut d = vec![0xFF; self.x.nrows() * row];
+        for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
+            let (start, count) = (start as usize, count as usize);
+            let x = self.x.slice(s![start..start + count, ..]).to_owned();
+            let w = self.w.slice(s![g * self.n..(g + 1) * self.n, ..]).to_owned();
+            let ops = Operands::of(handle, quantized(&x, VEC), quantized(&w, BLK));
+            let case = Case { alpha, ..Case::new(DType::Bf16) };
+            let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
+            let stored =
+                execute(handle, &mut plan(handle, &case.desc(&ops), Formulation::Sm90), &ops, &extras, &case);
+            d[start * row..(start + count) * row].copy_from_slice(&stored.bytes);
+        }
+        d
+    }
+
+    /// Enqueues the product into `d`, whose rows lie `gap` elements apart.
+    fn enqueue(
+        &self,
+        handle: &Handle,
+        groups: usize,
+        rows: GroupedRows<'_>,
+        d: &mut CudaSlice<u8>,
+        gap: usize,
+        change: impl FnOnce(GroupedGemmArgs<'_>) -> GroupedGemmArgs<'_>,
+    ) -> Result<(), Error> {
+        let d = MatMut::new(d, DType::Bf16, self.x.nrows(), self.n)?.with_row_stride(self.n + gap)?;
+        handle.grouped_gemm(change(GroupedGemmArgs::new(&self.a, &self.b, groups, rows, d)))
+    }
+}
+
+fn numbers(handle: &Handle, numbers: &[i64]) -> CudaSlice<i64> {
+    handle.stream().clone_htod(if numbers.is_empty() { &[0] } else { numbers }).unwrap()
+}
+
+/// The rows of D without what lies between them, which nobody may have written, nor what lies behind.
+fn rows_of_d(handle: &Handle, d: &CudaSlice<u8>, m: usize, n: usize, gap: usize) -> Vec<u8> {
+    let bytes = handle.stream().clone_dtoh(d).unwrap();
+    handle.synchronize().unwrap();
+    let mut rows = Vec::new();
+    for i in 0..m {
+        let row = &bytes[i * (n + gap) * 2..][..(n + gap) * 2];
+        rows.extend_from_slice(&row[..2 * n]);
+        assert!(row[2 * n..].iter().all(|b| *b == 0xFF), "written behind row {i}");
+    }
+    assert!(bytes[m * (n + gap) * 2..].iter().all(|b| *b == 0xFF), "written behind D");
+    rows
+}
+
+/// Small, for runs under a sanitizer: each kernel of groups; every group as if it were multiplied alone.
+#[test]
+fn groups_are_what_each_is_alone() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(151);
+    let (n, k, gap) = (256, 400, 8);
+    // Empty ones, one row, whole tiles and cut ones, a start at no multiple of 128, and rows between them.
+    let places = [(0, 128), (128, 0), (128, 1), (256, 129), (512, 0), (388, 60), (512, 257), (896, 5)];
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
+    let m = 1000;
+    let of = Groups::new(&handle, &mut rng, [m, n, k], places.len());
+    for alpha in [1.0, -0.5] {
+        let want = of.want(&handle, alpha, &places);
+        for config in Sm90Config::ALL {
+            let mut d = poisoned(&handle, m * (n + gap) * 2 + 1024);
+            let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            of.enqueue(&handle, places.len(), rows, &mut d, gap, |args| args.alpha(alpha).config(config)).unwrap();
+            assert!(rows_of_d(&handle, &d, m, n, gap) == want, "{config}, alpha {alpha}");
+        }
+    }
+}
+
+#[test]
+fn slots_hold_their_first_rows() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(152);
+    let (n, k, slot, counts) = (128, 144, 256, [0i64, 16, 300, 256, 200, -3, 1, 129]);
+    let of = Groups::new(&handle, &mut rng, [slot * counts.len(), n, k], counts.len());
+    let clamped: Vec<_> =
+        counts.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).clamp(0, slot as i64))).collect();
+    let want = of.want(&handle, 1.0, &clamped);
+    for config in Sm90Config::ALL {
+        let mut d = poisoned(&handle, slot * counts.len() * n * 2 + 1024);
+        let counts_there = numbers(&handle, &counts);
+        let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts_there).into() };
+        of.enqueue(&handle, counts.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+        assert!(rows_of_d(&handle, &d, slot * counts.len(), n, 0) == want, "{config}");
+    }
+}
+
+/// More groups than a warp has lanes, most of them empty; none at all; the configuration that the host takes by itself.
+#[test]
+fn any_number_of_groups() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(153);
+    let (n, k) = (128, 272);
+    for groups in [1, 2, 33, 70, 257] {
+        let mut places = Vec::new();
+        let mut at = 0;
+        for g in 0..groups as i64 {
+            let count = if groups > 60 && g % 9 != 4 { 0 } else { [5, 128, 0, 77, 200][g as usize % 5] };
+            places.push((at, count));
+            at += (count + 127) / 128 * 128;
+        }
+        let m = at as usize + 128;
+        let of = Groups::new(&handle, &mut rng, [m, n, k], groups);
+        let (starts, counts): (Vec<i64>, Vec<i64>) = places.iter().copied().unzip();
+        let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+        for expected in [None, Some(1), Some(4096)] {
+            let mut d = poisoned(&handle, m * n * 2 + 1024);
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            let tell = |args: GroupedGemmArgs<'_>| match expected {
+                Some(rows) => args.expected_rows(rows),
+                None => args,
+            };
+            handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
+            let d_rows = MatMut::new(&mut d, DType::Bf16, m, n).unwrap();
+            handle.grouped_gemm(tell(GroupedGemmArgs::new(&of.a, &of.b, groups, rows, d_rows))).unwrap();
+            assert!(rows_of_d(&handle, &d, m, n, 0) == of.want(&handle, 1.0, &places), "{groups}, {expected:?}");
+        }
+    }
+    let none = Groups::new(&handle, &mut rng, [128, n, k], 0);
+    let mut d = poisoned(&handle, 128 * n * 2);
+    let nothing = numbers(&handle, &[]);
+    let rows = GroupedRows::Masked { slot_rows: 128, counts: (&nothing).into() };
+    none.enqueue(&handle, 0, rows, &mut d, 0, |args| args).unwrap();
+    assert!(handle.stream().clone_dtoh(&d).unwrap().iter().all(|b| *b == 0xFF));
+}
+
+/// Whatever the device's numbers say, nothing outside of A and D is touched, and groups that make sense are multiplied.
+#[test]
+fn numbers_that_make_no_sense_are_left_out() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(154);
+    let (m, n, k) = (640, 128, 144);
+    // The second and fourth begin outside, the third has a negative count, the fifth begins at an odd row, the last has too many rows.
+    let told = [(0, 100), (1 << 40, 10), (128, -5), (-128, 64), (129, 10), (512, i64::MAX)];
+    let taken = [(0, 100), (0, 0), (0, 0), (0, 0), (0, 0), (512, 128)];
+    let of = Groups::new(&handle, &mut rng, [m, n, k], told.len());
+    let want = of.want(&handle, 1.0, &taken);
+    let (starts, counts): (Vec<i64>, Vec<i64>) = told.into_iter().unzip();
+    let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+    for config in Sm90Config::ALL {
+        let mut d = poisoned(&handle, m * n * 2 + 1024);
+        let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+        of.enqueue(&handle, told.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+        assert!(rows_of_d(&handle, &d, m, n, 0) == want, "{config}");
+    }
+}
+
+/// One captured graph takes the counts that the device has by then.
+#[test]
+fn graphs_follow_counts() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(155);
+    let (slot, n, k) = (256, 256, 656);
+    let of = Groups::new(&handle, &mut rng, [4 * slot, n, k], 4);
+    let mut counts = numbers(&handle, &[0; 4]);
+    let mut d = poisoned(&handle, 4 * slot * n * 2);
+    handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
+    let graph = capture_among_others(&handle, || {
+        let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts).into() };
+        of.enqueue(&handle, 4, rows, &mut d, 0, |args| args)
+    });
+    let graph = graph.unwrap();
+    for now in [[0i64; 4], [256; 4], [1, 0, 130, 7], [300, 256, 0, 0], [0; 4]] {
+        handle.stream().memcpy_htod(&now, &mut counts).unwrap();
+        handle.stream().memcpy_htod(&vec![0xFFu8; 4 * slot * n * 2], &mut d).unwrap();
+        handle.launch(&graph).unwrap();
+        let places: Vec<_> = now.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).min(256))).collect();
+        assert!(rows_of_d(&handle, &d, 4 * slot, n, 0) == of.want(&handle, 1.0, &places), "{now:?}");
+    }
+}
+
+#[test]
+fn grouped_refusals_name_operand_numbers_and_rule() {
+    let Some(handle) = hopper() else { return };
+    let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+    let mut buffer = poisoned(&handle, 1 << 20);
+    let counts = numbers(&handle, &[1, 1]);
+    let mut call = |a: (Scheme, usize, usize), b: (Scheme, usize, usize), slot_rows: usize, d: (DType, usize, usize)| {
+        let (a, b) = (zeros(a.0, a.1, a.2), zeros(b.0, b.1, b.2));
+        let rows = GroupedRows::Masked { slot_rows, counts: (&counts).into() };
+        let d = MatMut::new(&mut buffer, d.0, d.1, d.2).unwrap();
+        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d))
+    };
+    let bf16 = DType::Bf16;
+    call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
+    let row = Scheme::Fp8Row(E4M3);
+    refused(
+        call((row, 256, 128), (row, 256, 128), 128, (bf16, 256, 128)),
+        &["fp8-row:e4m3 x fp8-row:e4m3", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "one by one"],
+    );
+    refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "2 * 128 x 128"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 128, 128)), &["D: 128 x 128", "A's 256 rows"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (DType::F32, 256, 128)), &["D", "f32", "is not bf16"]);
+    refused(call((VEC, 256, 128), (BLK, 272, 128), 128, (bf16, 256, 136)), &["B: n = 136", "multiple of 128"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 256, (bf16, 256, 128)), &["256 rows for 2 slots of 256"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 30, (bf16, 256, 128)), &["2 slots of 30", "multiple of 4"]);
+    let (a, b, one) = (zeros(VEC, 256, 128), zeros(BLK, 256, 128), numbers(&handle, &[1]));
+    let rows = GroupedRows::Masked { slot_rows: 128, counts: (&one).into() };
+    let d = MatMut::new(&mut buffer, bf16, 256, 128).unwrap();
+    refused(
+        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d)),
+        &["counts of groups: 8 bytes", "at least 16"],
+    );
+}
