@@ -153,9 +153,8 @@ fn graphs_give_the_eager_bits_and_follow_a() {
         let mut plan = planned(&handle, &case.desc(&ops), config);
         let want = execute(&handle, &mut plan, &ops, &extras, &case);
         let mut output = Output::new(&handle, &ops, &extras, &case);
-        let graph =
-            capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
-        let mut replay = |output: &mut Output| {
+        let graph = capture_among_others(&handle, || plan.execute(&handle, output.args(&ops, &extras, &case))).unwrap();
+        let replay = |output: &mut Output| {
             output.reset(&handle);
             handle.launch(&graph).unwrap();
             output.read(&handle, "replay")
@@ -232,8 +231,7 @@ impl Groups {
             let ops = Operands::of(handle, quantized(&x, VEC), quantized(&w, BLK));
             let case = Case { alpha, ..Case::new(DType::Bf16) };
             let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
-            let stored =
-                execute(handle, &mut plan(handle, &case.desc(&ops), Formulation::Sm90), &ops, &extras, &case);
+            let stored = execute(handle, &mut plan(handle, &case.desc(&ops), Formulation::Sm90), &ops, &extras, &case);
             d[start * row..(start + count) * row].copy_from_slice(&stored.bytes);
         }
         d
@@ -255,7 +253,7 @@ impl Groups {
 }
 
 fn numbers(handle: &Handle, numbers: &[i64]) -> CudaSlice<i64> {
-    handle.stream().clone_htod(if numbers.is_empty() { &[0] } else { numbers }).unwrap()
+    handle.stream().clone_htod(if numbers.is_empty() { &[0][..] } else { numbers }).unwrap()
 }
 
 /// The rows of D without what lies between them, which nobody may have written, nor what lies behind.
@@ -334,13 +332,12 @@ fn any_number_of_groups() {
         for expected in [None, Some(1), Some(4096)] {
             let mut d = poisoned(&handle, m * n * 2 + 1024);
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-            let tell = |args: GroupedGemmArgs<'_>| match expected {
-                Some(rows) => args.expected_rows(rows),
-                None => args,
-            };
-            handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
             let d_rows = MatMut::new(&mut d, DType::Bf16, m, n).unwrap();
-            handle.grouped_gemm(tell(GroupedGemmArgs::new(&of.a, &of.b, groups, rows, d_rows))).unwrap();
+            let mut args = GroupedGemmArgs::new(&of.a, &of.b, groups, rows, d_rows);
+            if let Some(rows) = expected {
+                args = args.expected_rows(rows);
+            }
+            handle.grouped_gemm(args).unwrap();
             assert!(rows_of_d(&handle, &d, m, n, 0) == of.want(&handle, 1.0, &places), "{groups}, {expected:?}");
         }
     }
@@ -403,12 +400,13 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
     let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
     let mut buffer = poisoned(&handle, 1 << 20);
     let counts = numbers(&handle, &[1, 1]);
-    let mut call = |a: (Scheme, usize, usize), b: (Scheme, usize, usize), slot_rows: usize, d: (DType, usize, usize)| {
-        let (a, b) = (zeros(a.0, a.1, a.2), zeros(b.0, b.1, b.2));
-        let rows = GroupedRows::Masked { slot_rows, counts: (&counts).into() };
-        let d = MatMut::new(&mut buffer, d.0, d.1, d.2).unwrap();
-        handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d))
-    };
+    let mut call =
+        |a: (Scheme, usize, usize), b: (Scheme, usize, usize), slot_rows: usize, d: (DType, usize, usize)| {
+            let (a, b) = (zeros(a.0, a.1, a.2), zeros(b.0, b.1, b.2));
+            let rows = GroupedRows::Masked { slot_rows, counts: (&counts).into() };
+            let d = MatMut::new(&mut buffer, d.0, d.1, d.2).unwrap();
+            handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, d))
+        };
     let bf16 = DType::Bf16;
     call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
     let row = Scheme::Fp8Row(E4M3);

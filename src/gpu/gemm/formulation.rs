@@ -238,7 +238,9 @@ mod tests {
                 assert_eq!(offered(&desc, facts), wanted, "{desc} on {facts:?}");
             }
         }
-        assert!(available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100"));
+        assert!(
+            available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100")
+        );
         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
         for (a, b) in [(wide, blk), (vec, vec), (tensor, tensor), (Scheme::Nvfp4, Scheme::Nvfp4)] {
             let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();

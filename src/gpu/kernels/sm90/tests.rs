@@ -25,7 +25,8 @@ fn check(
         groups * 8,
     ];
     let exact = [a, a_scales, b, b_scales, d, counts];
-    let spans: Vec<_> = exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect();
+    let spans: Vec<_> =
+        exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect();
     let call = Sm90Call {
         config: Sm90Config::Tile128x128,
         m,
