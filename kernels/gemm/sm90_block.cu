@@ -18,7 +18,7 @@
 static_assert(sizeof(Sm90Problem) == 96 && sizeof(TensorMap) == 128, "as src/gpu/kernels/sm90.rs has them");
 
 // The table that Sm90Config in src/gpu/kernels/sm90.rs mirrors; a test there reads these lines. What was measured of them, and of others
-// that did not win, is in docs/performance.md.
+// that did not win: benches/record/2026-11-23-nvidia-h200/sm90-kernels.md.
 // name, rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
 SM90(256x128, 256, 128, 2, SHARE_A, 4, 128, 1, 8, STORE_DIRECT, 1, 201920)
 SM90(128x128, 128, 128, 2, SHARE_A, 6, 128, 1, 8, STORE_STAGED, 1, 217376)

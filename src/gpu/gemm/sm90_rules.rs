@@ -8,7 +8,7 @@ struct Cost {
     tile: usize,
 }
 
-/// Observed (H200, 2026-11-23, `docs/performance.md`): loops of 16 to 128 blocks of k, with operands that come from L2, and what a tile
+/// Observed (H200, `benches/record/2026-11-23-nvidia-h200/sm90-kernels.md`): loops of 16 to 128 blocks of k, with operands that come from L2, and what a tile
 /// takes beside its loop where blocks have several.
 fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
