@@ -1,0 +1,189 @@
+//! Products of groups of rows, each with a matrix of its own, as experts are: 1x128 x 128x128 to BF16 by one launch of our kernels for sm_90, in every
+//! configuration, against one product a group, and against one BF16 product a group.
+//!
+//! `cargo bench --bench grouped`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of the last group of every
+//! way are checked against the f64 bound. The target is 1.4 times BF16.
+
+mod common;
+
+use common::check::Check;
+use common::*;
+use scaled_gemm::cudarc::driver::CudaSlice;
+use scaled_gemm::reference::Accumulator;
+use scaled_gemm::{
+    Activation, Bf16Gemm, Cadence, ClockWatch, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc,
+    GemmPlan, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, Recipe,
+    Result, Scheme, Sm90Config, Timing,
+};
+
+const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
+const N: usize = 4096;
+const K: usize = 7168;
+const TARGET: f64 = 1.4;
+
+/// Groups, rows of each, and rows from one to the next.
+const CASES: [[usize; 3]; 3] = [[8, 1024, 1024], [4, 8192, 8192], [64, 16, 128]];
+
+/// What is multiplied, together and group by group.
+struct Operands {
+    groups: usize,
+    rows: usize,
+    step: usize,
+    x: CudaSlice<u8>,
+    w: CudaSlice<u8>,
+    a: QuantMatrix,
+    b: QuantMatrix,
+    alone: Vec<(QuantMatrix, QuantMatrix)>,
+    starts: DeviceBuffer,
+    counts: DeviceBuffer,
+}
+
+impl Operands {
+    fn new(handle: &Handle, [groups, rows, step]: [usize; 3]) -> Self {
+        let x = random(handle, 1, groups * step * K, DType::Bf16);
+        let w = random(handle, 2, groups * N * K, DType::Bf16);
+        let quantized = |x: &MatRef<'_>, scheme| handle.quantize(x, Recipe::new(scheme)).unwrap();
+        let one = |g: usize| (quantized(&rows_of(&x, g * step, rows), A), quantized(&rows_of(&w, g * N, N), B));
+        let starts: Vec<i64> = (0..groups).map(|g| (g * step) as i64).collect();
+        Self {
+            a: quantized(&rows_of(&x, 0, groups * step), A),
+            b: quantized(&rows_of(&w, 0, groups * N), B),
+            alone: (0..groups).map(one).collect(),
+            starts: handle.upload(&starts).unwrap(),
+            counts: handle.upload(&vec![rows as i64; groups]).unwrap(),
+            groups,
+            rows,
+            step,
+            x,
+            w,
+        }
+    }
+
+    /// Where D of a group begins, in bytes.
+    fn place(&self, g: usize) -> usize {
+        g * self.step * N * 2
+    }
+}
+
+fn rows_of(x: &CudaSlice<u8>, start: usize, rows: usize) -> MatRef<'_> {
+    MatRef::new(x.slice(2 * start * K..), DType::Bf16, rows, K).unwrap()
+}
+
+/// How groups are multiplied.
+enum Way {
+    Bf16(Bf16Gemm),
+    OneByOne(Box<GemmPlan>),
+    Contiguous(Option<Sm90Config>),
+    Masked,
+}
+
+impl Way {
+    fn name(&self) -> String {
+        match self {
+            Self::Bf16(_) => "BF16, one by one".to_string(),
+            Self::OneByOne(plan) => format!("one by one, {}", plan.formulation()),
+            Self::Contiguous(Some(config)) => format!("grouped, {config}"),
+            Self::Contiguous(None) => "grouped, as chosen".to_string(),
+            Self::Masked => "grouped, in slots, as chosen".to_string(),
+        }
+    }
+
+    fn call(&mut self, handle: &Handle, of: &Operands, d: &mut CudaSlice<u8>) -> Result<()> {
+        let config = match self {
+            Self::Bf16(product) => {
+                return (0..of.groups).try_for_each(|g| {
+                    let mut part = d.slice_mut(of.place(g)..);
+                    let mut d = MatMut::new(&mut part, DType::Bf16, of.rows, N)?;
+                    let (x, w) = (rows_of(&of.x, g * of.step, of.rows), rows_of(&of.w, g * N, N));
+                    product.execute(handle, &x, &w, &mut d)
+                });
+            }
+            Self::OneByOne(plan) => {
+                return of.alone.iter().enumerate().try_for_each(|(g, (a, b))| {
+                    let mut part = d.slice_mut(of.place(g)..);
+                    let d = MatMut::new(&mut part, DType::Bf16, of.rows, N)?;
+                    plan.execute(handle, GemmArgs::new(a, b, d))
+                });
+            }
+            Self::Contiguous(config) => *config,
+            Self::Masked => None,
+        };
+        let counts = of.counts.view();
+        let rows = match self {
+            Self::Masked => GroupedRows::Masked { slot_rows: of.step, counts },
+            _ => GroupedRows::Contiguous { starts: of.starts.view(), counts },
+        };
+        let d = MatMut::new(d, DType::Bf16, of.groups * of.step, N)?;
+        let args = GroupedGemmArgs::new(&of.a, &of.b, of.groups, rows, d).expected_rows(of.rows);
+        handle.grouped_gemm(match config {
+            Some(config) => args.config(config),
+            None => args,
+        })
+    }
+}
+
+fn main() {
+    main_with_gpu(|handle, watch| {
+        head(handle, "Products of groups of rows, E4M3 1x128 x 128x128 to BF16");
+        if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+            println!("\n{} has no grouped product", handle.device());
+            return;
+        }
+        for case in CASES {
+            measure(handle, watch, case);
+        }
+    });
+}
+
+fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3]) {
+    let of = Operands::new(handle, case);
+    let Operands { groups, rows, step, .. } = of;
+    println!("\n## {groups} groups of {rows} rows, {step} from one to the next, n = {N}, k = {K}");
+    let mut ways = vec![Way::Bf16(Bf16Gemm::new(handle, rows, N, K, 8).unwrap())];
+    let desc = GemmDesc::new(rows, N, K, A, B, DType::Bf16);
+    for options in [PlanOptions::default(), PlanOptions::default().with_formulation(Formulation::Sm90)] {
+        let mut plan = handle.plan_with(&desc, &options).unwrap();
+        of.alone.iter().for_each(|(_, b)| plan.prepare(handle, b).unwrap());
+        ways.push(Way::OneByOne(Box::new(plan)));
+    }
+    ways.extend(Sm90Config::ALL.map(|config| Way::Contiguous(Some(config))));
+    ways.extend([Way::Contiguous(None), Way::Masked]);
+
+    let mut d = handle.stream().alloc_zeros::<u8>(groups * step * N * 2).unwrap();
+    let (a, b) = &of.alone[groups - 1];
+    let check = Check::new(handle, a, &b.to_host(handle).unwrap(), Accumulator::TensorCorePromoted);
+    // BF16 is another product: of values before they were quantized.
+    for way in ways.iter_mut().skip(1) {
+        handle.stream().memset_zeros(&mut d).unwrap();
+        way.call(handle, &of, &mut d).unwrap();
+        let last = d.slice(of.place(groups - 1)..of.place(groups - 1) + rows * N * 2);
+        let last = handle.stream().clone_dtod(&last).unwrap();
+        check.assert(handle, &last, DType::Bf16, Activation::None, &way.name());
+    }
+    println!("| cadence | way | us | x | TFLOP/s | TB/s of B |\n|---|---|---|---|---|---|");
+    for cadence in Cadence::ALL {
+        let start = std::time::Instant::now();
+        let timing = borrowing(Timing::of(cadence));
+        if let Some(Way::Bf16(product)) = ways.first_mut() {
+            let short = timing.with_calls(4).with_launches(3);
+            let (x, w) = (rows_of(&of.x, 0, rows), rows_of(&of.w, 0, N));
+            let run = |product: &mut Bf16Gemm, _: usize| {
+                product.execute(handle, &x, &w, &mut MatMut::new(&mut d, DType::Bf16, rows, N)?)
+            };
+            product.choose_fastest(handle, &short, run).unwrap();
+        }
+        let times = timing.in_turns(handle, ways.len(), |who, _| ways[who].call(handle, &of, &mut d)).unwrap();
+        let bf16 = times[0].median();
+        for (way, time) in ways.iter().zip(&times) {
+            let us = time.median();
+            let (flop, bytes) = (2 * groups * rows * N * K, groups * N * K);
+            let (tflops, tbs) = (flop as f64 / us / 1e6, bytes as f64 / us / 1e6);
+            println!("| {cadence} | {} | {time} | {:.2} | {tflops:.0} | {tbs:.2} |", way.name(), bf16 / us);
+            if matches!(way, Way::Contiguous(None)) && bf16 / us < TARGET {
+                println!("| | below the target of {TARGET} | | | | |");
+            }
+        }
+        println!("{}", watch.since(start));
+    }
+}
