@@ -209,8 +209,8 @@ impl Handle {
     /// that exists, or of [`Handle::amax_into`] and its like alone.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if there is no image for this GPU; [`Error::Library`] if NVRTC is needed and missing;
-    /// [`Error::Unsupported`] inside graph capture, unless all are loaded already.
+    /// [`Error::Kernel`] if there is no image for this GPU, or a family is not for it ([`KernelFamily::runs_on`]); [`Error::Library`] if
+    /// NVRTC is needed and missing; [`Error::Unsupported`] inside graph capture, unless all are loaded already.
     pub fn load_kernels(&self, families: &[KernelFamily]) -> Result<()> {
         families.iter().try_for_each(|&family| self.kernels.load(&self.queue, family))
     }

@@ -6,7 +6,7 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_serves};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
@@ -214,26 +214,6 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     }
 }
 
-/// Why our product for sm_90 does not end so, if it does not: it writes BF16 of alpha times the sum, and nothing else yet.
-fn not_by_sm90(desc: &GemmDesc, finish: Finish) -> Option<String> {
-    let Epilogue { bias, activation, residual } = desc.epilogue;
-    match finish {
-        Finish::PaddedCopy => return Some("it takes any m".to_string()),
-        Finish::EpilogueKernel => return Some("it writes bf16, and the epilogue kernel reads sums in f32".to_string()),
-        Finish::Fused => {}
-    }
-    if desc.out != DType::Bf16 {
-        return Some(format!("it writes bf16, not {}", desc.out));
-    }
-    let more = [
-        (bias.is_some(), "adds no bias"),
-        (activation != Activation::None, "applies no activation"),
-        (residual.is_some(), "adds no residual"),
-        (desc.accumulate == Accumulate::Add, "does not add to D"),
-    ];
-    more.into_iter().find(|(asked, _)| *asked).map(|(_, what)| format!("it {what}"))
-}
-
 /// The outline of one formulation and finish, or why this finish does not fit.
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
@@ -247,7 +227,12 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         }
         _ => {}
     }
-    let rows = if formulation == Formulation::Sm90 { desc.m } else { gemm_rows(desc) };
+    let ours = formulation == Formulation::Sm90;
+    if ours {
+        // Records come here, too: what the kernels would take for other codes is refused.
+        sm90_serves(desc)?;
+    }
+    let rows = if ours { desc.m } else { gemm_rows(desc) };
     let padded = rows != desc.m;
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
         (Formulation::Native | Formulation::Sm90, PairKind::Fp8(a, b)) => (a, b),
@@ -295,8 +280,11 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         accumulation,
     };
     let base = Outline { formulation, finish, sum: fused, rescale, scratch };
-    if formulation == Formulation::Sm90 {
-        return not_by_sm90(desc, finish).map_or(Ok(base), Err);
+    match finish {
+        Finish::Fused if ours => return Ok(base),
+        Finish::PaddedCopy if ours => return Err("it takes any m".to_string()),
+        Finish::EpilogueKernel if ours => return Err("it writes bf16, and the epilogue kernel reads f32".to_string()),
+        _ => {}
     }
     if finish == Finish::EpilogueKernel {
         let sum = Sum {
@@ -407,8 +395,11 @@ mod tests {
             let why = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap_err();
             assert!(why.contains(word), "{desc}: {why}");
         }
-        let nvfp4 = desc(7, Scheme::Nvfp4, Scheme::Nvfp4);
-        assert!(outline(&nvfp4, Formulation::Sm90, Finish::Fused).unwrap_err().contains("sm90 does not serve"));
+        // Also of a record, which nobody asks whether the formulation is available.
+        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (wide, pair.1), (pair.0, pair.0)] {
+            assert!(outline(&desc(7, a, b), Formulation::Sm90, Finish::Fused).unwrap_err().contains("serve"));
+        }
     }
 
     #[test]

@@ -343,6 +343,9 @@ impl GemmPlan {
             if let Some(chosen) = &self.candidate {
                 let chosen = chosen.outline().formulation;
                 let reason = match formulation::available(&self.desc, Facts::of(handle), formulation) {
+                    Ok(()) if formulation == Formulation::Sm90 => {
+                        format!("{chosen} comes first: sm90 is not among the measured choices yet; ask for it, or tune")
+                    }
                     Ok(()) => format!("{chosen} comes first: {why}"),
                     Err(reason) => reason,
                 };
