@@ -42,17 +42,21 @@ fn planned(handle: &Handle, desc: &GemmDesc, config: Sm90Config) -> GemmPlan {
 /// Every configuration gives D within the bound, and all of them the same bits.
 fn check(handle: &Handle, rng: &mut Noise, shape: [usize; 3], case: Case) -> f64 {
     let ops = Operands::new(handle, rng, shape, (VEC, BLK));
-    let extras = Extras::new(handle, rng, shape[0], shape[1], &[]);
-    let desc = case.desc(&ops);
-    let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(&ops, &case), Gelu::Ieee).unwrap();
+    let extras = Extras::new(handle, rng, shape[0], shape[1], &[case.gap]);
+    check_operands(handle, &ops, &extras, case)
+}
+
+fn check_operands(handle: &Handle, ops: &Operands, extras: &Extras, case: Case) -> f64 {
+    let desc = case.desc(ops);
+    let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
     let mut first = None;
     let mut worst = 0f64;
     for config in Sm90Config::ALL {
         let mut plan = planned(handle, &desc, config);
-        let stored = execute(handle, &mut plan, &ops, &extras, &case);
-        let found = bound.check(stored.values(&ops, &case).view());
+        let stored = execute(handle, &mut plan, ops, extras, &case);
+        let found = bound.check(stored.values(ops, &case).view());
         worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
-        let again = execute(handle, &mut plan, &ops, &extras, &case);
+        let again = execute(handle, &mut plan, ops, extras, &case);
         assert!(again == stored, "a second run differs\n{}", plan.explain());
         let first = first.get_or_insert_with(|| stored.clone());
         assert!(*first == stored, "{config} differs from {}\n{}", Sm90Config::ALL[0], plan.explain());
@@ -65,8 +69,8 @@ fn check(handle: &Handle, rng: &mut Noise, shape: [usize; 3], case: Case) -> f64
 fn each_kernel_once() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(141);
-    for shape in [[1, 8, 16], [131, 136, 400]] {
-        check(&handle, &mut rng, shape, Case { gap: 8, ..Case::new(DType::Bf16) });
+    for (shape, out) in [([1, 8, 16], DType::Bf16), ([131, 136, 400], DType::Bf16), ([131, 136, 400], DType::F32)] {
+        check(&handle, &mut rng, shape, Case { gap: 8, ..Case::new(out) });
     }
 }
 
@@ -77,8 +81,12 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     for (i, k) in [16, 112, 128, 144, 1040].into_iter().enumerate() {
         for (j, n) in [8, 120, 136, 264].into_iter().enumerate() {
             for m in [1, 63, 65, 127, 129, 300] {
+                let ops = Operands::new(&handle, &mut rng, [m, n, k], (VEC, BLK));
                 let gap = [0, 8, 40][(i + j) % 3];
-                worst = worst.max(check(&handle, &mut rng, [m, n, k], Case { gap, ..Case::new(DType::Bf16) }));
+                let extras = Extras::new(&handle, &mut rng, m, n, &[gap, 4]);
+                let narrow = check_operands(&handle, &ops, &extras, Case { gap, ..Case::new(DType::Bf16) });
+                let wide = check_operands(&handle, &ops, &extras, Case { gap: 4, ..Case::new(DType::F32) });
+                worst = worst.max(narrow).max(wide);
             }
         }
     }
@@ -97,7 +105,31 @@ fn alpha_multiplies_the_sum() {
     }
 }
 
-/// A NaN scale or code stays in the rows and columns that it is of.
+/// Our epilogue kernel does what the product does not store itself.
+#[test]
+fn epilogues_are_left_to_their_kernel() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(148);
+    let plain = Case::new(DType::Bf16);
+    let f32_out = Case::new(DType::F32);
+    for case in [
+        Case::new(DType::F16),
+        Case { bias: Some(DType::F32), activation: Activation::Gelu, ..plain },
+        Case { activation: Activation::Silu, residual: Some(DType::F16), alpha: -0.75, gap: 8, ..plain },
+        Case { beta: Some(0.5), alpha: 3.0, ..f32_out },
+        layer(),
+    ] {
+        for shape in [[17, 136, 400], [300, 520, 656]] {
+            check(&handle, &mut rng, shape, case);
+        }
+        let desc = case.desc(&Operands::new(&handle, &mut rng, [17, 136, 400], (VEC, BLK)));
+        let plan = plan(&handle, &desc, Formulation::Sm90);
+        assert_eq!(plan.finish(), Finish::EpilogueKernel, "{}", plan.explain());
+        assert!(plan.explain().contains("finish not taken: fused: our product "), "{}", plan.explain());
+    }
+}
+
+/// A NaN code stays in the row that it is of.
 #[test]
 fn not_a_number_stays_in_its_row() {
     let Some(handle) = hopper() else { return };
@@ -179,21 +211,23 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
         desc.check("test").unwrap();
         handle.plan_with(&desc, &PlanOptions::default().with_formulation(Formulation::Sm90))
     };
-    let desc = |a, b, out| GemmDesc::new(20, 520, 576, a, b, out);
-    let good = desc(VEC, BLK, DType::Bf16);
-    let epilogue = |case: Case| {
-        let epilogue = scaled_gemm::Epilogue { bias: case.bias, activation: case.activation, residual: case.residual };
-        good.with_epilogue(epilogue)
-    };
-    let plain = Case::new(DType::Bf16);
-    refused(ask(desc(VEC, BLK, DType::F32)), &["sm90", "it writes bf16, not f32", "supports"]);
-    refused(ask(desc(VEC, BLK, DType::F16)), &["it writes bf16, not f16"]);
-    refused(ask(epilogue(Case { bias: Some(DType::Bf16), ..plain })), &["adds no bias"]);
-    refused(ask(epilogue(Case { activation: Activation::Silu, ..plain })), &["applies no activation"]);
-    refused(ask(epilogue(Case { residual: Some(DType::Bf16), ..plain })), &["adds no residual"]);
-    let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-    for (a, b) in [(VEC, VEC), (BLK, VEC), (wide, BLK)] {
-        refused(ask(desc(a, b, DType::Bf16)), &["sm90", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"]);
+    let desc = |a, b| GemmDesc::new(20, 520, 576, a, b, DType::Bf16);
+    let good = desc(VEC, BLK);
+    let e5m2 = (Scheme::Fp8Group1x128(Fp8Format::E5M2), Scheme::Fp8Group128x128(Fp8Format::E5M2));
+    for (a, b) in [(VEC, VEC), (BLK, VEC), (e5m2.0, BLK), (VEC, e5m2.1)] {
+        refused(ask(desc(a, b)), &["sm90", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "supports"]);
+    }
+    // A record of it is for its own codes, and its algorithm for its own formulation.
+    let record = ask(good).unwrap().record().unwrap().to_json().unwrap();
+    for (from, to, why) in [
+        ("\"a\": \"fp8-1x128:e4m3\"", "\"a\": \"fp8-1x128:e5m2\"", "it serves"),
+        ("\"formulation\": \"sm90\"", "\"formulation\": \"native\"", "native has no such algorithm"),
+    ] {
+        assert!(record.contains(from), "{from} is not in {record}");
+        let forged = TuneRecord::from_json(&record.replacen(from, to, 1)).unwrap();
+        let wanted = if to.contains("e5m2") { desc(e5m2.0, BLK) } else { good };
+        let planned = handle.plan_with(&wanted, &PlanOptions::default().with_record(forged));
+        refused(planned, &["tuning record refused", why]);
     }
     let plan = ask(good).unwrap();
     assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0));
@@ -210,26 +244,27 @@ struct Groups {
     x: Array2<f32>,
     w: Array2<f32>,
     n: usize,
+    out: DType,
 }
 
 impl Groups {
-    fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], groups: usize) -> Self {
+    fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], groups: usize, out: DType) -> Self {
         let (x, w) = (tiled(rng, m, k), tiled(rng, groups * n, k));
         let a = QuantMatrix::from_host(handle, &quantized(&x, VEC)).unwrap();
         let b = QuantMatrix::from_host(handle, &quantized(&w, BLK)).unwrap();
-        Self { a, b, x, w, n }
+        Self { a, b, x, w, n, out }
     }
 
-    /// D, packed rows of 2 n bytes, as the product of each group alone leaves it: 0xFF where no group is.
+    /// D, packed rows, as the product of each group alone leaves it: 0xFF where no group is.
     fn want(&self, handle: &Handle, alpha: f32, groups: &[(i64, i64)]) -> Vec<u8> {
-        let row = 2 * self.n;
+        let row = self.n * self.out.bytes();
         let mut d = vec![0xFF; self.x.nrows() * row];
         for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let (start, count) = (start as usize, count as usize);
             let x = self.x.slice(s![start..start + count, ..]).to_owned();
             let w = self.w.slice(s![g * self.n..(g + 1) * self.n, ..]).to_owned();
             let ops = Operands::of(handle, quantized(&x, VEC), quantized(&w, BLK));
-            let case = Case { alpha, ..Case::new(DType::Bf16) };
+            let case = Case { alpha, ..Case::new(self.out) };
             let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
             let stored = execute(handle, &mut plan(handle, &case.desc(&ops), Formulation::Sm90), &ops, &extras, &case);
             d[start * row..(start + count) * row].copy_from_slice(&stored.bytes);
@@ -247,7 +282,7 @@ impl Groups {
         gap: usize,
         change: impl FnOnce(GroupedGemmArgs<'_>) -> GroupedGemmArgs<'_>,
     ) -> Result<(), Error> {
-        let d = MatMut::new(d, DType::Bf16, self.x.nrows(), self.n)?.with_row_stride(self.n + gap)?;
+        let d = MatMut::new(d, self.out, self.x.nrows(), self.n)?.with_row_stride(self.n + gap)?;
         handle.grouped_gemm(change(GroupedGemmArgs::new(&self.a, &self.b, groups, rows, d)))
     }
 }
@@ -256,17 +291,17 @@ fn numbers(handle: &Handle, numbers: &[i64]) -> CudaSlice<i64> {
     handle.stream().clone_htod(if numbers.is_empty() { &[0][..] } else { numbers }).unwrap()
 }
 
-/// The rows of D without what lies between them, which nobody may have written, nor what lies behind.
-fn rows_of_d(handle: &Handle, d: &CudaSlice<u8>, m: usize, n: usize, gap: usize) -> Vec<u8> {
+/// The rows of D without what lies between them, which nobody may have written, nor what lies behind. Bytes of a row and of a gap.
+fn rows_of_d(handle: &Handle, d: &CudaSlice<u8>, m: usize, row: usize, gap: usize) -> Vec<u8> {
     let bytes = handle.stream().clone_dtoh(d).unwrap();
     handle.synchronize().unwrap();
     let mut rows = Vec::new();
     for i in 0..m {
-        let row = &bytes[i * (n + gap) * 2..][..(n + gap) * 2];
-        rows.extend_from_slice(&row[..2 * n]);
-        assert!(row[2 * n..].iter().all(|b| *b == 0xFF), "written behind row {i}");
+        let (inside, between) = bytes[i * (row + gap)..][..row + gap].split_at(row);
+        rows.extend_from_slice(inside);
+        assert!(between.iter().all(|b| *b == 0xFF), "written behind row {i}");
     }
-    assert!(bytes[m * (n + gap) * 2..].iter().all(|b| *b == 0xFF), "written behind D");
+    assert!(bytes[m * (row + gap)..].iter().all(|b| *b == 0xFF), "written behind D");
     rows
 }
 
@@ -280,15 +315,16 @@ fn groups_are_what_each_is_alone() {
     let places = [(0, 128), (128, 0), (128, 1), (256, 129), (512, 0), (388, 60), (512, 257), (896, 5)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let m = 1000;
-    let of = Groups::new(&handle, &mut rng, [m, n, k], places.len());
-    for alpha in [1.0, -0.5] {
+    for (alpha, out) in [(1.0, DType::Bf16), (-0.5, DType::Bf16), (1.0, DType::F32)] {
+        let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
+        let size = out.bytes();
         let want = of.want(&handle, alpha, &places);
         for config in Sm90Config::ALL {
-            let mut d = poisoned(&handle, m * (n + gap) * 2 + 1024);
+            let mut d = poisoned(&handle, m * (n + gap) * size + 1024);
             let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
             let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
             of.enqueue(&handle, places.len(), rows, &mut d, gap, |args| args.alpha(alpha).config(config)).unwrap();
-            assert!(rows_of_d(&handle, &d, m, n, gap) == want, "{config}, alpha {alpha}");
+            assert!(rows_of_d(&handle, &d, m, n * size, gap * size) == want, "{config}, alpha {alpha}, {out}");
         }
     }
 }
@@ -298,7 +334,7 @@ fn slots_hold_their_first_rows() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(152);
     let (n, k, slot, counts) = (128, 144, 256, [0i64, 16, 300, 256, 200, -3, 1, 129]);
-    let of = Groups::new(&handle, &mut rng, [slot * counts.len(), n, k], counts.len());
+    let of = Groups::new(&handle, &mut rng, [slot * counts.len(), n, k], counts.len(), DType::Bf16);
     let clamped: Vec<_> =
         counts.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).clamp(0, slot as i64))).collect();
     let want = of.want(&handle, 1.0, &clamped);
@@ -307,7 +343,7 @@ fn slots_hold_their_first_rows() {
         let counts_there = numbers(&handle, &counts);
         let rows = GroupedRows::Masked { slot_rows: slot, counts: (&counts_there).into() };
         of.enqueue(&handle, counts.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-        assert!(rows_of_d(&handle, &d, slot * counts.len(), n, 0) == want, "{config}");
+        assert!(rows_of_d(&handle, &d, slot * counts.len(), 2 * n, 0) == want, "{config}");
     }
 }
 
@@ -326,7 +362,7 @@ fn any_number_of_groups() {
             at += (count + 127) / 128 * 128;
         }
         let m = at as usize + 128;
-        let of = Groups::new(&handle, &mut rng, [m, n, k], groups);
+        let of = Groups::new(&handle, &mut rng, [m, n, k], groups, DType::Bf16);
         let (starts, counts): (Vec<i64>, Vec<i64>) = places.iter().copied().unzip();
         let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
         for expected in [None, Some(1), Some(4096)] {
@@ -338,10 +374,10 @@ fn any_number_of_groups() {
                 args = args.expected_rows(rows);
             }
             handle.grouped_gemm(args).unwrap();
-            assert!(rows_of_d(&handle, &d, m, n, 0) == of.want(&handle, 1.0, &places), "{groups}, {expected:?}");
+            assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == of.want(&handle, 1.0, &places), "{groups}, {expected:?}");
         }
     }
-    let none = Groups::new(&handle, &mut rng, [128, n, k], 0);
+    let none = Groups::new(&handle, &mut rng, [128, n, k], 0, DType::Bf16);
     let mut d = poisoned(&handle, 128 * n * 2);
     let nothing = numbers(&handle, &[]);
     let rows = GroupedRows::Masked { slot_rows: 128, counts: (&nothing).into() };
@@ -358,7 +394,7 @@ fn numbers_that_make_no_sense_are_left_out() {
     // The second and fourth begin outside, the third has a negative count, the fifth begins at an odd row, the last has too many rows.
     let told = [(0, 100), (1 << 40, 10), (128, -5), (-128, 64), (129, 10), (512, i64::MAX)];
     let taken = [(0, 100), (0, 0), (0, 0), (0, 0), (0, 0), (512, 128)];
-    let of = Groups::new(&handle, &mut rng, [m, n, k], told.len());
+    let of = Groups::new(&handle, &mut rng, [m, n, k], told.len(), DType::Bf16);
     let want = of.want(&handle, 1.0, &taken);
     let (starts, counts): (Vec<i64>, Vec<i64>) = told.into_iter().unzip();
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
@@ -366,7 +402,7 @@ fn numbers_that_make_no_sense_are_left_out() {
         let mut d = poisoned(&handle, m * n * 2 + 1024);
         let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
         of.enqueue(&handle, told.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-        assert!(rows_of_d(&handle, &d, m, n, 0) == want, "{config}");
+        assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}");
     }
 }
 
@@ -376,7 +412,7 @@ fn graphs_follow_counts() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(155);
     let (slot, n, k) = (256, 256, 656);
-    let of = Groups::new(&handle, &mut rng, [4 * slot, n, k], 4);
+    let of = Groups::new(&handle, &mut rng, [4 * slot, n, k], 4, DType::Bf16);
     let mut counts = numbers(&handle, &[0; 4]);
     let mut d = poisoned(&handle, 4 * slot * n * 2);
     handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
@@ -390,7 +426,7 @@ fn graphs_follow_counts() {
         handle.stream().memcpy_htod(&vec![0xFFu8; 4 * slot * n * 2], &mut d).unwrap();
         handle.launch(&graph).unwrap();
         let places: Vec<_> = now.iter().enumerate().map(|(g, c)| ((g * slot) as i64, (*c).min(256))).collect();
-        assert!(rows_of_d(&handle, &d, 4 * slot, n, 0) == of.want(&handle, 1.0, &places), "{now:?}");
+        assert!(rows_of_d(&handle, &d, 4 * slot, 2 * n, 0) == of.want(&handle, 1.0, &places), "{now:?}");
     }
 }
 
@@ -417,7 +453,7 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
     refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
     refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "2 * 128 x 128"]);
     refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 128, 128)), &["D: 128 x 128", "A's 256 rows"]);
-    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (DType::F32, 256, 128)), &["D", "f32", "is not bf16"]);
+    refused(call((VEC, 256, 128), (BLK, 256, 128), 128, (DType::F16, 256, 128)), &["D", "f16", "is not bf16 or f32"]);
     refused(call((VEC, 256, 128), (BLK, 272, 128), 128, (bf16, 256, 136)), &["B: n = 136", "multiple of 128"]);
     refused(call((VEC, 256, 128), (BLK, 256, 128), 256, (bf16, 256, 128)), &["256 rows for 2 slots of 256"]);
     refused(call((VEC, 256, 128), (BLK, 256, 128), 30, (bf16, 256, 128)), &["2 slots of 30", "multiple of 4"]);

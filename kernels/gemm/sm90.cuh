@@ -57,7 +57,7 @@ struct Sm90Problem {
     const float* scales_a;  // vec128, `pitch_a` apart
     const float* scales_b;  // blk128, `pitch_b` apart, one group after the other
     u32 pitch_a, pitch_b;
-    Bf16* d;
+    void* d;  // BF16, or FP32 where `wide`
     u64 stride_d;
     // Groups: rows `starts[g]` (a multiple of 128) or g * slot_rows, and the next `counts[g]`.
     const i64* starts;
@@ -65,6 +65,7 @@ struct Sm90Problem {
     u32 groups, slot_rows;
     u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
     float alpha;               // multiplies every sum
+    u32 wide;                  // D is FP32
 #ifdef SCALED_GEMM_STAMPS
     u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
 #endif
@@ -381,7 +382,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 at = row + 64 * wave + 8 * half + lane / 4;
-            Bf16* to = p.d + (u64)(tile.row + at) * p.stride_d + first;
+            Bf16* to = (Bf16*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
             for (u32 c = 0; c < C::WIDE; c += 32) {
                 u32 w[4];
@@ -420,10 +421,29 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
 #pragma unroll
             for (u32 r = lane / 8; r < 16; r += 4) {
                 const uint4 v = shared_vector(slab + place(r, chunk));
-                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)(p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
+                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)((Bf16*)p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
             }
         }
     }
+}
+
+// FP32, from registers: each thread eight bytes of a row, four neighbours 32.
+template <class C>
+__device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first = tile.col + col + 2 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            float* to = (float*)p.d + (u64)(tile.row + at) * p.stride_d + first;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8) {
+                const float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                if ((int)at < tile.rows && first + c < p.n) *(float2*)(to + c) = {pair[0], pair[1]};
+            }
+        }
 }
 
 template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
@@ -463,7 +483,8 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
                 for (u32 a = 0; a < C::ATOMS; a++)
 #pragma unroll
                     for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] *= p.alpha;
-        if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
+        if (p.wide) sm90_store_wide<C>(sum, p, tile, row + 16 * warp, col);
+        else if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
         else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES);
     }
 #ifdef SCALED_GEMM_STAMPS

@@ -1,5 +1,5 @@
-// Products on Hopper of E4M3 codes with 1x128 scales (A) and 128x128 scales (B) into BF16: gemm_fp8_block_<configuration>, and
-// gemm_fp8_block_<configuration>_grouped for groups of rows, each with a B of its own.
+// Products on Hopper of E4M3 codes with 1x128 scales (A) and 128x128 scales (B) into BF16 or FP32: gemm_fp8_block_<configuration>,
+// and gemm_fp8_block_<configuration>_grouped for groups of rows, each with a B of its own.
 #include "gemm/sm90.cuh"
 
 // What these have in common: {A's map, B's map, the problem}.

@@ -3,7 +3,7 @@
 //! One launch of our kernels for sm_90, which read on the device where groups lie. There is no other way yet.
 
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand, pair};
+use crate::format::{Operand, pair};
 use crate::gpu::device::memory::DeviceBytes;
 use crate::gpu::gemm::formulation::{HOPPER, sm90_pair};
 use crate::gpu::gemm::sm90_rules;
@@ -48,7 +48,7 @@ pub struct GroupedGemmArgs<'a> {
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: `fp8-1x128:e4m3`, the rows of all groups, k columns. B: `fp8-128x128:e4m3`, `groups * n` rows, those of group 0 first; n a multiple
-    /// of 128. D: BF16, A's rows by n.
+    /// of 128. D: BF16 or F32, A's rows by n.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         Self { a, b, groups, rows, d, alpha: 1.0, expected_rows: None, config: None }
     }
@@ -105,9 +105,6 @@ impl<'a> GroupedGemmArgs<'a> {
                 "pass D of that shape",
             ));
         }
-        if d.dtype() != DType::Bf16 {
-            return Err(Error::dtype("D", d.dtype(), "is not bf16", "store bf16"));
-        }
         Ok(())
     }
 
@@ -136,7 +133,7 @@ impl Handle {
         args.check(self)?;
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, .. } = &mut args;
-        let (m, n, k, d_stride) = (a.rows(), d.cols(), a.cols(), d.row_stride());
+        let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         let (queue, kernels) = (self.queue(), self.kernels());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
@@ -161,6 +158,7 @@ impl Handle {
             b: Sm90Operand { codes: &b.codes, scales: &b.scales },
             d: &d,
             d_stride,
+            d_type,
             alpha: *alpha,
             groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
         };

@@ -3,11 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::epilogue::{Activation, Epilogue};
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, DType, Fp8Format, Operand, Scheme};
+use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
 
-use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
@@ -26,8 +25,8 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
-    /// 1x128 x 128x128 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next, into BF16. A row of
-    /// D has the same bits whatever m is and whichever rows stand beside it.
+    /// 1x128 x 128x128 in E4M3 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next. A row of D has
+    /// the same bits whatever m is and whichever rows stand beside it.
     Sm90,
 }
 
@@ -138,23 +137,7 @@ fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     if facts.cc != HOPPER {
         return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
     }
-    sm90_serves(desc)
-}
-
-/// Why our product for sm_90 does not compute this, if it does not: it writes BF16 of alpha times the sum, and nothing else yet.
-pub(crate) fn sm90_serves(desc: &GemmDesc) -> Result<(), String> {
-    sm90_pair(desc.a, desc.b)?;
-    if desc.out != DType::Bf16 {
-        return Err(format!("it writes bf16, not {}", desc.out));
-    }
-    let Epilogue { bias, activation, residual } = desc.epilogue;
-    let more = [
-        (bias.is_some(), "adds no bias"),
-        (activation != Activation::None, "applies no activation"),
-        (residual.is_some(), "adds no residual"),
-        (desc.accumulate == Accumulate::Add, "does not add to D"),
-    ];
-    more.into_iter().find(|(asked, _)| *asked).map_or(Ok(()), |(_, what)| Err(format!("it {what}")))
+    Ok(())
 }
 
 /// Why the kernels for sm_90 do not multiply these.
@@ -221,6 +204,7 @@ fn available_block(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::DType;
 
     const F: Fp8Format = Fp8Format::E4M3;
     const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
@@ -262,8 +246,6 @@ mod tests {
             let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
             assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
         }
-        let wide = GemmDesc { out: DType::F32, ..desc(4, vec, blk) };
-        assert!(available(&wide, H200, Sm90).unwrap_err().contains("it writes bf16, not f32"));
         assert!(available(&desc(4, vec, vec), ada, Native).unwrap_err().contains("sm_89"));
         assert!(available(&desc(4, vec, vec), old, Native).unwrap_err().contains("12.8.4"));
         assert!(available(&desc(4, tensor, tensor), ampere, Native).unwrap_err().contains("sm_80 has no FP8"));

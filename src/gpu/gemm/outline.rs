@@ -6,7 +6,7 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_serves};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_pair};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
@@ -214,6 +214,21 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     }
 }
 
+/// Why our product for sm_90 does not write D itself, if it does not: it stores alpha times the sum, and nothing else yet.
+fn not_by_sm90(desc: &GemmDesc) -> Option<String> {
+    if !matches!(desc.out, DType::Bf16 | DType::F32) {
+        return Some(format!("our product stores bf16 or f32, not {}", desc.out));
+    }
+    let Epilogue { bias, activation, residual } = desc.epilogue;
+    let more = [
+        (bias.is_some(), "adds no bias"),
+        (activation != Activation::None, "applies no activation"),
+        (residual.is_some(), "adds no residual"),
+        (desc.accumulate == Accumulate::Add, "does not add to D"),
+    ];
+    more.into_iter().find(|(asked, _)| *asked).map(|(_, what)| format!("our product {what}"))
+}
+
 /// The outline of one formulation and finish, or why this finish does not fit.
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
@@ -230,7 +245,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let ours = formulation == Formulation::Sm90;
     if ours {
         // Records come here, too: what the kernels would take for other codes is refused.
-        sm90_serves(desc)?;
+        sm90_pair(desc.a, desc.b)?;
     }
     let rows = if ours { desc.m } else { gemm_rows(desc) };
     let padded = rows != desc.m;
@@ -280,12 +295,6 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         accumulation,
     };
     let base = Outline { formulation, finish, sum: fused, rescale, scratch };
-    match finish {
-        Finish::Fused if ours => return Ok(base),
-        Finish::PaddedCopy if ours => return Err("it takes any m".to_string()),
-        Finish::EpilogueKernel if ours => return Err("it writes bf16, and the epilogue kernel reads f32".to_string()),
-        _ => {}
-    }
     if finish == Finish::EpilogueKernel {
         let sum = Sum {
             target: Target::Scratch,
@@ -303,7 +312,8 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     if rescale != [ScaleUse::Nothing; 2] {
         return Err("scaling rows and columns is the epilogue kernel's work".to_string());
     }
-    if let Some(reason) = not_fusable(desc, values) {
+    let not_fused = if ours { not_by_sm90(desc) } else { not_fusable(desc, values) };
+    if let Some(reason) = not_fused {
         return Err(reason);
     }
     match (finish, padded) {
@@ -375,30 +385,36 @@ mod tests {
     }
 
     #[test]
-    fn the_product_for_sm90_is_fused_or_not_at_all() {
+    fn the_product_for_sm90_takes_any_m_and_leaves_epilogues_to_the_kernel() {
+        use Finish::{EpilogueKernel, Fused};
         let pair = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let plain = desc(7, pair.0, pair.1).with_out_stride(8192);
-        assert_eq!(finishes(&plain, Formulation::Sm90), [Finish::Fused]);
-        let call = outline(&plain, Formulation::Sm90, Finish::Fused).unwrap();
-        assert_eq!((call.sum.rows, call.sum.d_stride, call.scratch.bytes()), (7, 8192, 0));
-        assert_eq!((call.sum.a_scales, call.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Blk128));
-        let epilogue = |bias, activation, residual| plain.with_epilogue(Epilogue { bias, activation, residual });
         let f32_out = GemmDesc { out: DType::F32, ..plain };
+        for desc in [plain, f32_out] {
+            assert_eq!(finishes(&desc, Formulation::Sm90), [Fused, EpilogueKernel], "{desc}");
+            let call = outline(&desc, Formulation::Sm90, Fused).unwrap();
+            assert_eq!((call.sum.rows, call.sum.d_stride, call.sum.d_type), (7, 8192, desc.out));
+            assert_eq!((call.sum.a_scales, call.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Blk128));
+            assert_eq!(call.scratch.bytes(), 0);
+        }
+        let wide = outline(&plain, Formulation::Sm90, EpilogueKernel).unwrap();
+        assert_eq!((wide.sum.d_type, wide.sum.d_stride, wide.scratch.bytes()), (DType::F32, 4096, 7 * 4096 * 4));
+        let epilogue = |bias, activation, residual| plain.with_epilogue(Epilogue { bias, activation, residual });
         for (desc, word) in [
-            (f32_out, "it writes bf16, not f32"),
-            (epilogue(Some(DType::Bf16), Activation::None, None), "no bias"),
-            (epilogue(None, Activation::Relu, None), "no activation"),
-            (epilogue(None, Activation::None, Some(DType::F16)), "no residual"),
-            (GemmDesc { out: DType::Bf16, accumulate: Accumulate::Add, ..plain }, "does not add to D"),
+            (GemmDesc { out: DType::F16, ..plain }, "stores bf16 or f32, not f16"),
+            (epilogue(Some(DType::Bf16), Activation::None, None), "adds no bias"),
+            (epilogue(None, Activation::Relu, None), "applies no activation"),
+            (epilogue(None, Activation::None, Some(DType::F16)), "adds no residual"),
+            (f32_out.with_accumulate(Accumulate::Add), "does not add to D"),
         ] {
-            assert!(finishes(&desc, Formulation::Sm90).is_empty(), "{desc}");
-            let why = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap_err();
+            assert_eq!(finishes(&desc, Formulation::Sm90), [EpilogueKernel], "{desc}");
+            let why = outline(&desc, Formulation::Sm90, Fused).unwrap_err();
             assert!(why.contains(word), "{desc}: {why}");
         }
         // Also of a record, which nobody asks whether the formulation is available.
-        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (wide, pair.1), (pair.0, pair.0)] {
-            assert!(outline(&desc(7, a, b), Formulation::Sm90, Finish::Fused).unwrap_err().contains("serve"));
+        let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
+            assert!(outline(&desc(7, a, b), Formulation::Sm90, Fused).unwrap_err().contains("serve"));
         }
     }
 

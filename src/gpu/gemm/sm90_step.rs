@@ -5,13 +5,15 @@ use crate::error::{Error, Result};
 
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
-use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
+    sum: Sum,
     configs: Vec<Sm90Config>,
     chosen: usize,
     waves: f32,
@@ -22,20 +24,21 @@ pub(crate) struct Sm90Product {
 
 impl Sm90Product {
     /// Configurations, the one that should be fastest first.
-    pub(crate) fn ask(desc: &GemmDesc, sm_count: usize, search: Search) -> Self {
+    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
         let mut configs = order(1, [desc.m, desc.n, desc.k], sm_count);
         configs.truncate(search.candidates.max(1));
-        Self::new(desc, sm_count, configs)
+        Self::new(desc, sum, sm_count, configs)
     }
 
     /// With the configuration of a record.
-    pub(crate) fn recorded(desc: &GemmDesc, sm_count: usize, config: Sm90Config) -> Self {
-        Self::new(desc, sm_count, vec![config])
+    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, sm_count: usize, config: Sm90Config) -> Self {
+        Self::new(desc, sum, sm_count, vec![config])
     }
 
-    fn new(desc: &GemmDesc, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
+    fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<Sm90Config>) -> Self {
         let mnk = [desc.m, desc.n, desc.k];
-        Self { waves: waves(configs[0], mnk, sm_count), configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
+        let waves = waves(configs[0], mnk, sm_count);
+        Self { sum: *sum, waves, configs, chosen: 0, mnk, sm_count, maps: Sm90Maps::default() }
     }
 
     /// The configuration in use.
@@ -63,7 +66,7 @@ impl Sm90Product {
 
     /// Enqueues the product. Allocates nothing, waits for nothing.
     pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
-        let (desc, (alpha, _)) = (call.desc, call.factors(Accumulate::Replace));
+        let (desc, sum, (alpha, _)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
         let product = Sm90Call {
             config: self.config(),
             m: desc.m,
@@ -71,8 +74,12 @@ impl Sm90Product {
             k: desc.k,
             a: operand("A", &call.a)?,
             b: operand("B", &call.b)?,
-            d: &call.d,
-            d_stride: desc.out_stride,
+            d: match sum.target {
+                Target::D => &call.d,
+                Target::Scratch => &call.scratch.sum,
+            },
+            d_stride: sum.d_stride,
+            d_type: sum.d_type,
             alpha,
             groups: None,
         };

@@ -58,7 +58,7 @@ impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
         if outline.formulation == Formulation::Sm90 {
-            let product = Sm90Product::ask(desc, handle.device().sm_count as usize, search);
+            let product = Sm90Product::ask(desc, &outline.sum, handle.device().sm_count as usize, search);
             return Ok(Ok(Self::Sm90(Box::new(product))));
         }
         Ok(LtProduct::ask(handle, desc, &outline.sum, search)?.map(|lt| Self::Lt(Box::new(lt))))
@@ -74,7 +74,8 @@ impl Product {
     ) -> Result<Offered<Self>> {
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => {
-                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, handle.device().sm_count as usize, *config)))))
+                let sm_count = handle.device().sm_count as usize;
+                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, &outline.sum, sm_count, *config)))))
             }
             (Algorithm::Sm90(_), other) | (Algorithm::CublasLt(_), other @ Formulation::Sm90) => {
                 Ok(Err(format!("{other} has no such algorithm")))

@@ -9,6 +9,7 @@ use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::error::{Error, Result};
+use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 use crate::gpu::device::memory::{Span, driver};
 use crate::gpu::device::stream::Queue;
@@ -151,9 +152,10 @@ pub(crate) struct Sm90Call<'a> {
     pub(crate) a: Sm90Operand<'a>,
     /// E4M3 `[n][k]`, one group after the other, scales [`ScaleLayout::Blk128`].
     pub(crate) b: Sm90Operand<'a>,
-    /// BF16 `[m][n]`.
+    /// `[m][n]`, BF16 or F32.
     pub(crate) d: &'a Span<'a>,
     pub(crate) d_stride: usize,
+    pub(crate) d_type: DType,
     pub(crate) alpha: f32,
     pub(crate) groups: Option<Sm90Groups<'a>>,
 }
@@ -179,6 +181,7 @@ struct Sm90Problem {
     group_b: u32,
     group_tiles: u32,
     alpha: f32,
+    wide: u32,
 }
 
 /// What maps were made of: matrices, addresses and lengths.
@@ -235,15 +238,18 @@ impl Sm90Call<'_> {
         self.check_operand("A", self.a, m, ScaleLayout::Vec128.len(m, k_blocks(k)))?;
         let b_scales = groups * ScaleLayout::Blk128.len(n.div_ceil(128), k_blocks(k));
         self.check_operand("B", self.b, groups * n, b_scales)?;
-        if self.d_stride < n || !self.d_stride.is_multiple_of(8) {
+        if !matches!(self.d_type, DType::Bf16 | DType::F32) {
+            return Err(Error::dtype("D", self.d_type, "is not bf16 or f32", "store one of them"));
+        }
+        if self.d_stride < n || !(self.d_stride * self.d_type.bytes()).is_multiple_of(16) {
             return Err(Error::shape(
                 "D",
-                format!("row stride {} for n = {n}", self.d_stride),
-                "must be a multiple of 8 elements, no shorter than a row",
+                format!("row stride {} ({}) for n = {n}", self.d_stride, self.d_type),
+                "must be a multiple of 16 bytes, no shorter than a row",
                 "pad the rows of D",
             ));
         }
-        check_bytes("D", self.d, extent(m, n, self.d_stride) * 2)?;
+        check_bytes("D", self.d, extent(m, n, self.d_stride) * self.d_type.bytes())?;
         check_aligned("D", self.d, 16)?;
         self.groups.map_or(Ok(()), |groups| groups.check(m, n))
     }
@@ -273,7 +279,7 @@ impl Sm90Call<'_> {
     }
 
     fn problem(&self) -> Sm90Problem {
-        let &Self { config, m, n, k, a, b, d, d_stride, alpha, groups } = self;
+        let &Self { config, m, n, k, a, b, d, d_stride, d_type, alpha, groups } = self;
         let starts = groups.and_then(|groups| match groups.rows {
             Sm90Rows::Starts(starts) => Some(starts),
             Sm90Rows::Slots(_) => None,
@@ -300,6 +306,7 @@ impl Sm90Call<'_> {
             group_b: n as u32,
             group_tiles: n.div_ceil(128) as u32,
             alpha,
+            wide: u32::from(d_type == DType::F32),
         }
     }
 

@@ -36,6 +36,7 @@ fn check(
         b: Sm90Operand { codes: &spans[2], scales: &spans[3] },
         d: &spans[4],
         d_stride,
+        d_type: DType::Bf16,
         alpha: 1.0,
         groups: slots.map(|(count, rows)| Sm90Groups { count, rows: Sm90Rows::Slots(rows), counts: &spans[5] }),
     };
@@ -76,7 +77,7 @@ fn the_table_is_that_of_the_kernels() {
 fn problems_have_the_size_that_the_kernels_take() {
     assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (96, 128));
     assert!(SOURCE.contains("sizeof(Sm90Problem) == 96 && sizeof(TensorMap) == 128"));
-    assert_eq!(std::mem::offset_of!(Sm90Problem, alpha), 88);
+    assert_eq!([std::mem::offset_of!(Sm90Problem, alpha), std::mem::offset_of!(Sm90Problem, wide)], [88, 92]);
     assert_eq!(std::mem::offset_of!(Sm90Problem, d), 40);
 }
 
@@ -111,8 +112,8 @@ fn what_the_kernel_cannot_touch_is_refused() {
         ([4, 12, 32], 16, None, "n a multiple of 8"),
         ([4, 16, 24], 16, None, "k must be a multiple of 16"),
         ([4, 16, 0], 16, None, "above 0"),
-        ([4, 16, 32], 8, None, "row stride 8 for n = 16"),
-        ([4, 16, 32], 20, None, "multiple of 8 elements"),
+        ([4, 16, 32], 8, None, "row stride 8 (bf16) for n = 16"),
+        ([4, 16, 32], 20, None, "row stride 20 (bf16) for n = 16 must be a multiple of 16 bytes"),
         ([1 << 31, 8, 16], 8, None, "below 2^31"),
         ([256, 136, 128], 136, Some((2, 128)), "multiple of 128: no 128x128 scale"),
         ([256, 128, 128], 128, Some((3, 128)), "256 rows for 3 slots of 128"),
