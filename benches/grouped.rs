@@ -72,7 +72,7 @@ fn rows_of(x: &CudaSlice<u8>, start: usize, rows: usize) -> MatRef<'_> {
 
 /// How groups are multiplied.
 enum Way {
-    Bf16(Bf16Gemm),
+    Bf16(Box<Bf16Gemm>),
     OneByOne(Box<GemmPlan>),
     Contiguous(Option<Sm90Config>),
     Masked,
@@ -140,7 +140,7 @@ fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3]) {
     let of = Operands::new(handle, case);
     let Operands { groups, rows, step, .. } = of;
     println!("\n## {groups} groups of {rows} rows, {step} from one to the next, n = {N}, k = {K}");
-    let mut ways = vec![Way::Bf16(Bf16Gemm::new(handle, rows, N, K, 8).unwrap())];
+    let mut ways = vec![Way::Bf16(Box::new(Bf16Gemm::new(handle, rows, N, K, 8).unwrap()))];
     let desc = GemmDesc::new(rows, N, K, A, B, DType::Bf16);
     for options in [PlanOptions::default(), PlanOptions::default().with_formulation(Formulation::Sm90)] {
         let mut plan = handle.plan_with(&desc, &options).unwrap();

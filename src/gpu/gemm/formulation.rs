@@ -44,7 +44,7 @@ pub enum Finish {
     Fused,
     /// cuBLASLt writes a scratch matrix with m padded to a multiple of 4; the m rows are copied to D.
     PaddedCopy,
-    /// cuBLASLt writes an FP32 scratch matrix; our kernel does scales, bias, activation, residual and the cast.
+    /// The product writes an FP32 scratch matrix; our kernel does scales, bias, activation, residual and the cast.
     EpilogueKernel,
 }
 

@@ -98,3 +98,30 @@ fn operand<'s>(name: &str, spans: &'s Spans<'s>) -> Result<Sm90Operand<'s>> {
     })?;
     Ok(Sm90Operand { codes: &spans.numbers, scales })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::gpu::gemm::formulation::{Finish, Formulation};
+    use crate::gpu::gemm::outline::outline;
+
+    #[test]
+    fn configurations_are_what_is_tuned() {
+        let f = Fp8Format::E4M3;
+        let (a, b) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f));
+        let desc = GemmDesc::new(1024, 4096, 7168, a, b, DType::Bf16);
+        let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
+        let search = |candidates| Search { candidates, workspace_limit: 0 };
+        let mut product = Sm90Product::ask(&desc, &sum, 132, search(8));
+        assert_eq!((product.place(), product.config()), ((0, 5), Sm90Config::Tile256x128));
+        let waves = product.waves();
+        product.choose(1);
+        assert!(product.config() != Sm90Config::Tile256x128 && product.waves() != waves);
+        product.choose(5);
+        assert_eq!(product.place(), (1, 5), "out of range keeps the one in use");
+        assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
+        let recorded = Sm90Product::recorded(&desc, &sum, 132, Sm90Config::Tile64x64);
+        assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
+    }
+}
