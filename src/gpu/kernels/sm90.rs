@@ -235,9 +235,9 @@ impl Sm90Call<'_> {
                 "split the product",
             ));
         }
-        self.check_operand("A", self.a, m, ScaleLayout::Vec128.len(m, k_blocks(k)))?;
+        self.check_operand(["A", "scales of A"], self.a, m, ScaleLayout::Vec128.len(m, k_blocks(k)))?;
         let b_scales = groups * ScaleLayout::Blk128.len(n.div_ceil(128), k_blocks(k));
-        self.check_operand("B", self.b, groups * n, b_scales)?;
+        self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
         if !matches!(self.d_type, DType::Bf16 | DType::F32) {
             return Err(Error::dtype("D", self.d_type, "is not bf16 or f32", "store one of them"));
         }
@@ -254,13 +254,17 @@ impl Sm90Call<'_> {
         self.groups.map_or(Ok(()), |groups| groups.check(m, n))
     }
 
-    fn check_operand(&self, name: &str, operand: Sm90Operand<'_>, rows: usize, scales: usize) -> Result<()> {
-        // The codes' length is the tensor map's business, too.
-        check_bytes(name, operand.codes, rows * self.k)?;
-        check_aligned(name, operand.codes, 16)?;
-        let name = format!("scales of {name}");
-        check_bytes(&name, operand.scales, scales * 4)?;
-        check_aligned(&name, operand.scales, 16)
+    fn check_operand(
+        &self,
+        [codes, scales]: [&str; 2],
+        operand: Sm90Operand<'_>,
+        rows: usize,
+        scale_count: usize,
+    ) -> Result<()> {
+        check_bytes(codes, operand.codes, rows * self.k)?;
+        check_aligned(codes, operand.codes, 16)?;
+        check_bytes(scales, operand.scales, scale_count * 4)?;
+        check_aligned(scales, operand.scales, 16)
     }
 
     /// A's and B's boxes.
