@@ -160,7 +160,7 @@ pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Resul
     if !source.is_wide() {
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
-    recipe.check_rows(x.nrows())?;
+    recipe.check(x.nrows())?;
     pair::check_quantize_cols("x", x.ncols())
 }
 
