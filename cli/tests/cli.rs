@@ -86,7 +86,7 @@ fn verify_passes() {
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true);
     let recipes = value["recipes"].as_array().unwrap();
-    assert_eq!(recipes.len(), 80 + 10 + 5 + 32);
+    assert_eq!(recipes.len(), 64 + 10 + 5 + 32);
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
     assert!(recipes.iter().any(|r| r["options"]["hadamard"] == true && r["options"]["stochastic"] == 1));
     let pairs = value["pairs"].as_array().unwrap();

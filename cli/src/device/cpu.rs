@@ -100,6 +100,10 @@ impl Device for Cpu {
         2 << 20
     }
 
+    fn divides_stochastic(&self) -> bool {
+        true
+    }
+
     /// One: it takes all cores for each part.
     fn casters(&self) -> Vec<Box<dyn Caster>> {
         vec![self.caster()]
@@ -257,12 +261,12 @@ impl Caster for CpuCaster {
         &mut self,
         x: &PlainRows,
         recipe: Recipe,
-        whole: Option<GivenScale>,
+        whole: Option<(GivenScale, usize)>,
         _buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix> {
         let values = self.widen(x);
         match whole {
-            Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
+            Some((whole, first_row)) => reference::quantize_rows(values, x.dtype(), recipe, whole, first_row),
             None => reference::quantize(values, x.dtype(), recipe),
         }
     }

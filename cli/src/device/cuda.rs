@@ -280,6 +280,11 @@ impl Device for Cuda {
         CudaCaster::PART
     }
 
+    /// The kernel counts random bytes from the first row that it is given.
+    fn divides_stochastic(&self) -> bool {
+        false
+    }
+
     fn casters(&self) -> Vec<Box<dyn Caster>> {
         (0..CudaCaster::side_by_side()).map(|_| self.caster()).collect()
     }

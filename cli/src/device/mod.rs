@@ -127,12 +127,13 @@ pub struct Support {
 /// Quantizes and dequantizes matrices, or parts of them, in host memory.
 pub trait Caster: Send {
     /// Quantizes some rows of a matrix, or all; `whole` is the scale of all of it, where its scheme has one that is not found from
-    /// these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part). The result may take the memory of `buffer`.
+    /// these rows, with the number of the first of them. See [`quantize_rows`](scaled_gemm::reference::quantize_rows). The result may
+    /// take the memory of `buffer`.
     fn quantize_part(
         &mut self,
         x: &PlainRows,
         recipe: Recipe,
-        whole: Option<GivenScale>,
+        whole: Option<(GivenScale, usize)>,
         buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix>;
 
@@ -173,6 +174,9 @@ pub trait Device {
 
     /// Bytes of the parts that it takes of a matrix, about: enough that its work is worth passing on.
     fn part_bytes(&self) -> usize;
+
+    /// True if it rounds parts of a matrix at random one by one; else it takes the matrix whole.
+    fn divides_stochastic(&self) -> bool;
 
     /// What quantizes and dequantizes here, as many as do so side by side; each is for a thread of its own.
     fn casters(&self) -> Vec<Box<dyn Caster>>;
