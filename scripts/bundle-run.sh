@@ -88,7 +88,7 @@ case $what in
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
