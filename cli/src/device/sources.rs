@@ -12,6 +12,8 @@ use crate::quantizers::Function;
 #[derive(Clone, Copy)]
 pub struct Wide<'a> {
     pub values: &'a Array2<f32>,
+    /// How they lie on a GPU; the CPU reads them as they are.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub dtype: DType,
 }
 
