@@ -36,7 +36,7 @@ pub struct Cli {
 pub enum Command {
     /// The device, its libraries, and which pairs of schemes run there and how; or what a file or a model's folder holds.
     Info(InfoArgs),
-    /// Every scheme and recipe on this device: codes and scales as defined, products within their bound, SQNR.
+    /// Every scheme, recipe, cast and producer on this device: codes and scales as defined, products within their bound, SQNR.
     Verify(VerifyArgs),
     /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
