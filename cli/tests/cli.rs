@@ -53,6 +53,28 @@ fn info_lists_the_pairs_and_why_not() {
     assert_words(&text, &["cpu", "fp8-1x128:e4m3", "fp8-128x128:e4m3", "reference"]);
     let value = json(&["info", "--json"]);
     assert_eq!(value["device"], "cpu");
+    let sources = value["sources"].as_array().unwrap();
+    for (source, to) in [
+        ("codes of e4m3 1x128 row-major", "casts"),
+        ("chosen rows", "casts"),
+        ("scales alone", "casts"),
+        ("codes by given scales", "casts"),
+        ("codes of e2m1 1x32 row-major", "e4m3 1x128 ue8m0, lossless"),
+        ("swiglu, clamp, weights and experts", "casts"),
+        ("swiglu", "what products read"),
+        ("silu", "casts"),
+        ("gelu", "what products read"),
+        ("rms norm of x and a residual", "casts along rows"),
+        ("rms norm", "what products read"),
+        ("gradients of swiglu, x in codes", "1x32 and 1x128"),
+    ] {
+        let found = sources.iter().find(|check| check["source"] == source && check["to"] == to);
+        assert!(
+            found.is_some_and(|check| check["casts"].as_u64().unwrap() >= 4 && check["passed"] == true),
+            "{source} to {to}"
+        );
+    }
+    assert_eq!((value["casts"].as_array().unwrap().len(), sources.len()), (26, 35));
     let pairs = value["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 15 * 13);
     let by = |a: &str, b: &str| {

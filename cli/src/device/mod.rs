@@ -6,6 +6,11 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_caster;
+#[cfg(feature = "cuda")]
+mod cuda_quantizers;
+#[cfg(feature = "cuda")]
+mod cuda_sources;
+pub mod sources;
 
 use std::path::Path;
 
@@ -20,6 +25,7 @@ use scaled_gemm::{
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::Failure;
 use crate::quantizers::Quantizer;
+use sources::Sources;
 
 /// How A comes to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +190,9 @@ pub trait Device {
     /// One of them.
     fn caster(&self) -> Box<dyn Caster>;
 
+    /// Casts from every source.
+    fn sources(&self) -> Box<dyn Sources + '_>;
+
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
 
@@ -206,8 +215,8 @@ pub trait Device {
     /// cadence that matters at this shape, the sustained one last.
     fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>>;
 
-    /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns, or why there are none. `step` hears
-    /// of each.
+    /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns (of gradients that of the forward pass),
+    /// or why there are none. `step` hears of each.
     fn time_quantizers(
         &mut self,
         shape: [usize; 2],
