@@ -88,7 +88,7 @@ impl ModelConfig {
     /// of queries.
     pub fn heads(&self) -> Option<Heads> {
         const QUERIES: &str = "num_attention_heads";
-        let says = |entries: &&Map<String, Value>| entries.contains_key(QUERIES);
+        let says = |entries: &&Map<String, Value>| entries.get(QUERIES).is_some_and(|value| !value.is_null());
         let inner = || self.entries.get("text_config").and_then(Value::as_object).filter(says);
         let entries = Some(&self.entries).filter(says).or_else(inner)?;
         // Not said, said, or said in a way that is no number.

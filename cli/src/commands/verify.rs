@@ -183,7 +183,7 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
     let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
     for (i, dtype) in WIDE.into_iter().enumerate() {
-        let x = test_matrix(rows, cols, dtype, seed + i as u64);
+        let x = test_matrix(rows, cols, dtype, seed.wrapping_add(i as u64));
         let want = definition::quantize(x.view(), dtype, recipe)?;
         let got = caster.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None, Vec::new())?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
@@ -258,11 +258,11 @@ fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Fi
                 reference::quantize(test_matrix(rows, k, DType::Bf16, seed).view(), DType::Bf16, recipe)
             };
             let qa = match pair.a {
-                Activations::Quantized(recipe) => HostA::Quantized(quantized(m, recipe, seed + 10)?),
-                Activations::Plain(dtype) => HostA::Plain(test_matrix(m, k, dtype, seed + 10), dtype),
+                Activations::Quantized(recipe) => HostA::Quantized(quantized(m, recipe, seed.wrapping_add(10))?),
+                Activations::Plain(dtype) => HostA::Plain(test_matrix(m, k, dtype, seed.wrapping_add(10)), dtype),
             };
-            let qb = quantized(n, pair.b, seed + 20)?;
-            let bias = normal(1, n, DType::Bf16, seed + 30).into_raw_vec_and_offset().0;
+            let qb = quantized(n, pair.b, seed.wrapping_add(20))?;
+            let bias = normal(1, n, DType::Bf16, seed.wrapping_add(30)).into_raw_vec_and_offset().0;
             let mut inputs = GemmInputs::new(qa.operand(), &qb, out);
             // One shape bare, one with a bias, one with all of the epilogue that files can have.
             if i > 0 {

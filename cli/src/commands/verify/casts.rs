@@ -24,7 +24,7 @@ pub fn check(caster: &mut dyn Caster, scheme: CastScheme, seed: u64, found: &mut
             let kinds = if recipe.scheme() == scheme { &Kind::ALL[..] } else { &Kind::ALL[..1] };
             let types = types.iter().map(|dtype| (*dtype, Kind::Normal));
             for (i, (dtype, kind)) in types.chain(kinds[1..].iter().map(|kind| (WIDE[0], *kind))).enumerate() {
-                let x = kind.matrix(rows, cols, dtype, seed + i as u64);
+                let x = kind.matrix(rows, cols, dtype, seed.wrapping_add(i as u64));
                 let want = definition::cast(&x.view().into(), recipe)?;
                 let got = caster.cast(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe)?;
                 codes += differences(want.codes(), got.codes(), |a, b| a == b);

@@ -16,12 +16,16 @@ const STEPS: f64 = 6e-45;
 /// Where exp(-l) is infinite in FP32 the sigmoid, below 1 / 3.4e38, becomes zero: lost times what it is multiplied by.
 const LEAST_SIGMOID: f64 = 3e-39;
 
+/// How much of what something may be off it is. A NaN is far from everything.
+fn part_of(off: f64, may: f64) -> f64 {
+    let fraction = off / may;
+    if fraction.is_nan() { f64::INFINITY } else { fraction }
+}
+
 /// The worst fraction of what an element may be off; beyond 1 is wrong.
 fn worst(got: &Array2<f32>, want: &Array2<f64>, may: impl Fn([usize; 2], f64) -> f64) -> f64 {
     let fraction = |(((i, j), got), want): (((usize, usize), &f32), &f64)| {
-        let off = (f64::from(*got) - want).abs();
-        // A NaN is far from everything.
-        if off.is_nan() { f64::INFINITY } else { off / may([i, j], *want) }
+        part_of((f64::from(*got) - want).abs(), may([i, j], *want))
     };
     got.indexed_iter().zip(want).map(fraction).fold(0.0, f64::max)
 }
@@ -93,6 +97,6 @@ pub fn of_gradients(
     got.1.iter().zip(&of_w).enumerate().fold(fraction, |fraction, (i, (got, want))| {
         let term = |j: usize| halves(i, j).iter().product::<f64>() * f64::from(gradient[(i, j)].abs());
         let terms: f64 = (0..half).map(term).sum();
-        fraction.max((f64::from(*got) - want).abs() / (NEAR_TERMS * terms + STEPS * half as f64))
+        fraction.max(part_of((f64::from(*got) - want).abs(), NEAR_TERMS * terms + STEPS * half as f64))
     })
 }

@@ -154,13 +154,16 @@ fn e2m1(group: CastGroup) -> Result<CastScheme, Failure> {
     Ok(CastScheme::new(CodeFormat::E2M1, group)?)
 }
 
-/// Every cast, exact scales and powers of two in turns, with the data for it.
+/// Every cast, exact scales and powers of two in turns, with data whose codes and scales differ, and for every second one also with data that
+/// says little else: zeros, and numbers below every scale.
 fn turns(shift: usize) -> impl Iterator<Item = (CastRecipe, Kind, DType)> {
-    cast_schemes().into_iter().enumerate().map(move |(at, scheme)| {
-        let order = CastScales::ALL[at % 3];
-        let recipe = CastRecipe::new(scheme.with_scales(order));
+    cast_schemes().into_iter().enumerate().flat_map(move |(at, scheme)| {
+        let recipe = CastRecipe::new(scheme.with_scales(CastScales::ALL[at % 3]));
         let recipe = if (at + shift).is_multiple_of(5) { recipe.power_of_two() } else { recipe };
-        (recipe, Kind::ALL[(at + shift) % 4], WIDE[(at + shift) % 3])
+        let turn = at + shift;
+        let telling = [Kind::Normal, Kind::Outliers][turn / 2 % 2];
+        let other = turn.is_multiple_of(2).then(|| [Kind::Zeros, Kind::Subnormal][turn / 2 % 2]);
+        [Some(telling), other].into_iter().flatten().map(move |kind| (recipe, kind, WIDE[turn % 3]))
     })
 }
 
@@ -174,7 +177,7 @@ fn codes(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
     for (shift, from) in from.into_iter().enumerate() {
         let (mut again, mut gathered) = (Tally::default(), Tally::default());
         for (recipe, kind, dtype) in turns(shift) {
-            let x = kind.matrix(rows, cols, dtype, seed + shift as u64);
+            let x = kind.matrix(rows, cols, dtype, seed.wrapping_add(shift as u64));
             let q = reference::cast(&x.view().into(), CastRecipe::new(from))?;
             let source = HostSource::from(HostValues::Coded(&q));
             let want = definition::cast(&(&q).into(), recipe)?;
@@ -230,9 +233,9 @@ fn lossless(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Res
     let [rows, cols] = SHAPE;
     for group in [Group1x16, Group1x32, Group1x64, Group1x128] {
         let mut tally = Tally::default();
-        for (kind, order) in Kind::ALL.into_iter().zip(CastScales::ALL.into_iter().cycle()) {
-            // Outliers are more than 11 powers of two beyond their neighbours: those are refused.
-            let kind = if kind == Kind::Outliers { Kind::Normal } else { kind };
+        // Outliers are more than 11 powers of two beyond their neighbours: those are refused.
+        let kinds = [Kind::Normal, Kind::Zeros, Kind::Subnormal];
+        for (kind, order) in kinds.into_iter().flat_map(|kind| CastScales::ALL.map(|order| (kind, order))) {
             let x = kind.matrix(rows, cols, DType::F32, seed);
             let recipe = CastRecipe::new(e2m1(group)?.with_scales(order)).power_of_two();
             let q = reference::cast(&x.view().into(), recipe)?;
@@ -305,7 +308,7 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Res
         let width = if way < 2 { 2 * cols } else { cols };
         let mut tally = Tally::default();
         for (recipe, kind, dtype) in turns(way) {
-            let x = kind.matrix(rows, width, dtype, seed + way as u64);
+            let x = kind.matrix(rows, width, dtype, seed.wrapping_add(way as u64));
             let values = values_of(way, Wide { values: &x, dtype }, all, &columns);
             let (computed, _) = values.computed()?;
             tally.off(near::of_values(&values, &computed), kind);
@@ -323,7 +326,7 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Res
         for (at, (recipe, given)) in products()?.into_iter().enumerate() {
             for kind in [Kind::ALL[at % 4], Kind::ALL[(at + 2) % 4]] {
                 let dtype = WIDE[(at + way) % 3];
-                let x = kind.matrix(rows, width, dtype, seed + way as u64);
+                let x = kind.matrix(rows, width, dtype, seed.wrapping_add(way as u64));
                 let values = values_of(way, Wide { values: &x, dtype }, all, &columns);
                 let (computed, _) = values.computed()?;
                 tally.off(near::of_values(&values, &computed), kind);
@@ -345,7 +348,8 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
         // Whose groups lie along rows.
         let along = turns(usize::from(added)).filter(|(recipe, ..)| recipe.scheme().group().grid(128, 128)[0] == 128);
         for (recipe, kind, dtype) in along {
-            let (x, residual) = (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed + 1));
+            let (x, residual) =
+                (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed.wrapping_add(1)));
             let residual = added.then(|| residual.view());
             let norm = RmsNorm { weight: &weight, epsilon: 1e-6, residual, dtype };
             let want = reference::rms_norm(x.view(), &norm)?;
@@ -363,7 +367,8 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
         for (at, granularity) in [Fp8Granularity::Row, Fp8Granularity::Group1x128].into_iter().enumerate() {
             for kind in Kind::ALL {
                 let dtype = WIDE[at];
-                let (x, residual) = (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed + 1));
+                let (x, residual) =
+                    (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed.wrapping_add(1)));
                 let residual = added.then(|| residual.view());
                 let norm = RmsNorm { weight: &weight, epsilon: 1e-6, residual, dtype };
                 let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
@@ -394,7 +399,7 @@ fn gradients(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Re
                 let options = if (at + way) % 2 == 0 { Swiglu::default() } else { all };
                 let recipe = CastRecipe::new(e4m3(group)?.with_scales(CastScales::ALL[(at + way) % 3]));
                 let x = kind.matrix(rows, 2 * half, dtype, seed);
-                let gradient = test_matrix(rows, half, dtype, seed + 1);
+                let gradient = test_matrix(rows, half, dtype, seed.wrapping_add(1));
                 let q = reference::cast(&x.view().into(), CastRecipe::new(from))?;
                 let input = if coded { GatedInput::Coded(&q) } else { GatedInput::Plain(Wide { values: &x, dtype }) };
                 let want = reference::swiglu_backward(input.values().view(), gradient.view(), &options)?;
