@@ -57,8 +57,8 @@ impl Linear {
     /// capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or Y does not fit the layer; [`Error::Alignment`] unless matrices begin at multiples of 16
-    /// bytes; [`Error::Unsupported`] on another handle, or inside a capture where a product is left to be planned.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if X or Y does not fit the layer; [`Error::Alignment`](crate::Error::Alignment) unless matrices begin at multiples of 16
+    /// bytes; [`Error::Unsupported`](crate::Error::Unsupported) on another handle, or inside a capture where a product is left to be planned.
     pub fn forward_into(&mut self, handle: &Handle, x: &MatRef<'_>, y: MatMut<'_>) -> Result<()> {
         self.check_forward(handle, x, &y)?;
         if x.rows() == 0 {
@@ -76,7 +76,7 @@ impl Linear {
     /// [`Linear::forward_into`].
     ///
     /// # Errors
-    /// As [`Linear::forward_into`]; [`Error::Unsupported`] for a `saved` of a layer that is made otherwise, or, where X is kept in high
+    /// As [`Linear::forward_into`]; [`Error::Unsupported`](crate::Error::Unsupported) for a `saved` of a layer that is made otherwise, or, where X is kept in high
     /// precision, for an X in memory that this crate does not own.
     pub fn forward_saving_into(
         &mut self,
@@ -123,7 +123,7 @@ impl Linear {
     /// delayed scaling. Allocates nothing and waits for nothing; safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if dY does not fit the layer; [`Error::Unsupported`] for an `into` of a layer that is made otherwise, on
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dY does not fit the layer; [`Error::Unsupported`](crate::Error::Unsupported) for an `into` of a layer that is made otherwise, on
     /// another handle, or, where gradients are products of BF16 in a layer of BF16, for a dY in memory that this crate does not own.
     pub fn quantize_gradient_into(
         &mut self,
@@ -164,7 +164,7 @@ impl Linear {
     /// dX, tokens x in, of the layer's type. Allocates nothing and waits for nothing once planned; safe inside graph capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if dX does not fit; [`Error::Unsupported`] for a gradient of another layer, or none.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dX does not fit; [`Error::Unsupported`](crate::Error::Unsupported) for a gradient of another layer, or none.
     pub fn input_gradient_into(&mut self, handle: &Handle, dy: &QuantizedGradient, dx: MatMut<'_>) -> Result<()> {
         self.check_handle(handle)?;
         let Made { tokens, .. } = self.check_gradient(dy)?;
@@ -191,7 +191,7 @@ impl Linear {
     /// capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`] if they are of a
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`](crate::Error::Unsupported) if they are of a
     /// layer of another recipe or type, or nothing was written to them. `gradients` are then as they were.
     pub fn weight_gradient_into(
         &mut self,
@@ -236,7 +236,7 @@ impl Linear {
     /// Allocates nothing and waits for nothing once planned; safe inside graph capture then.
     ///
     /// # Errors
-    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; [`Error::Shape`] for a dX in
+    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; [`Error::Shape`](crate::Error::Shape) for a dX in
     /// the memory of an X that is kept in high precision. `gradients` are then as they were.
     pub fn backward_into(
         &mut self,
