@@ -281,6 +281,26 @@ fn with_results(handle: &Handle, rows: usize, half: usize) {
             handle.rms_norm_cast_into(norm, recipe, &mut normed[i])
         })
     });
+    // What one pass does not write: the factors of rows first, then the norm as a source. The bytes are those of one pass.
+    let mut factors: Vec<_> = g.iter().map(|_| handle.alloc(4 * rows).unwrap()).collect();
+    let number = handle.upload(&[8.0f32]).unwrap();
+    let given = GivenScale::Amax(DeviceBytes::from(&number));
+    for read in [Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3)), Recipe::new(Scheme::Nvfp4)] {
+        let scheme = read.scheme();
+        let mut product: Vec<_> = g.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, half).unwrap()).collect();
+        let bytes = quantize_bytes(read, DType::Bf16, rows, half, false);
+        section.row(&format!("norm to {scheme}, two passes"), bytes, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let columns = || VecRef::new(&weight, DType::Bf16, half);
+                handle.rms_norm(RmsNormArgs::new(&g[i], columns()?, 1e-6)?.with_rstd(&mut factors[i])?)?;
+                let source = CastSource::normed(&g[i], VecRef::new(&factors[i], DType::F32, rows)?, columns()?)?;
+                match scheme {
+                    Scheme::Nvfp4 => handle.quantize_source_nvfp4_into(source, read, &given, &mut product[i]),
+                    _ => handle.quantize_source_into(source, read, &mut product[i]),
+                }
+            })
+        });
+    }
 }
 
 fn scheme(format: CodeFormat, group: CastGroup) -> CastScheme {

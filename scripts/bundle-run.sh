@@ -66,7 +66,7 @@ case $what in
     bench) run_benches "$@" ;;
     exhaustive) SCALED_GEMM_EXHAUSTIVE=1 run_tests -- gpu_e2m1 ;;
     nvrtc)
-        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90
+        [ $# -gt 0 ] || set -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90
         SCALED_GEMM_KERNELS=nvrtc run_tests -- "$@" ;;
     sanitize)
         # memcheck must be clean for every kernel. The other tools know nothing of the barriers in cuBLASLt's kernels and
@@ -88,7 +88,7 @@ case $what in
         for tool in "$@"; do
             echo "## compute-sanitizer --tool $tool"
             ran=()
-            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
+            for name in gpu_epilogue gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_cast_captures gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90 gpu_gemm gpu_gemm_block gpu_graph gpu_threads gpu_tune gpu_memory \
                 gpu_plan gpu_kernels gpu_lifetimes gpu_captures gpu_owned_graphs gpu_foreign_captures; do
                 tests=()
                 # These reach each kernel for block scales, aligned and not: small matrices, and one of many rows.
@@ -98,7 +98,7 @@ case $what in
                     gpu_sm90) tests=(each_kernel_once groups_are slots_hold no_sense refus) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;
-                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;
+                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
                     # Under a tool the host's time is not what it is.
@@ -118,7 +118,7 @@ case $what in
                 # It slows kernels a hundredfold: large matrices would take all of its time.
                 case $tool-$name in racecheck-gpu_grouped) tests=(each_kernel_once more_than_one) ;; esac
                 case $tool-$name in racecheck-gpu_cast | racecheck-gpu_cast_back | racecheck-gpu_producers | racecheck-gpu_produced_targets | racecheck-gpu_fused)
-                    tests=(each_kernel_once back fp4_to_fp8_counts) ;;
+                    tests=(each_kernel_once each_activation_once back fp4_to_fp8_counts) ;;
                 esac
                 ran+=("$name")
                 # This one asks how much memory the GPU has free, and runs when the others have ended.
@@ -141,7 +141,7 @@ case $what in
             done
         done ;;
     where) echo "$here" ;;
-    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90; run_benches ;;
+    all) run_tests --; SCALED_GEMM_KERNELS=nvrtc run_tests -- gpu_quantize gpu_grouped gpu_cast gpu_cast_back gpu_amax gpu_producers gpu_produced_targets gpu_fused gpu_nvfp4 gpu_mxfp8 gpu_mxfp4 gpu_linear gpu_sm90; run_benches ;;
     *) echo "usage: run.sh test | bench | exhaustive | sanitize | nvrtc | all | where" >&2; exit 2 ;;
 esac
 exit $failed

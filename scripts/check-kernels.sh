@@ -2,7 +2,7 @@
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
 # looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs that can run it, and PTX for later ones,
 # compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh). No machine code may have
-# a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers.
+# a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says.
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,11 +17,13 @@ unset SCALED_GEMM_GPUS
 messages=$(cargo build --quiet --package scaled-gemm --lib --message-format=json-render-diagnostics)
 python3 - <(printf '%s\n' "$messages") <<'PY'
 import json
+import os
 import pathlib
 import re
 import struct
 import subprocess
 import sys
+import tempfile
 
 out = None
 for line in open(sys.argv[1]):
@@ -66,7 +68,25 @@ def narrow_maxima(image):
     return functions, narrow
 
 
+# That a maximum of packed 16-bit floats is found where there is one, on every GPU.
+CONTROL = """#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+extern "C" __global__ void largest_bf16(__nv_bfloat162 *x) { x[0] = __hmax2(x[1], x[2]); }
+extern "C" __global__ void largest_f16(__half2 *x) { x[0] = __hmax2(x[1], x[2]); }
+"""
 failed = False
+with tempfile.TemporaryDirectory() as folder:
+    source = pathlib.Path(folder) / "control.cu"
+    source.write_text(CONTROL)
+    for gpu in sorted(set(re.findall(r'"(sm_\d+a?)"', pathlib.Path("build.rs").read_text()))):
+        image = source.with_name(f"{gpu}.cubin")
+        subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", f"-arch={gpu}", "-cubin", "-o", image, source], check=True)
+        functions, narrow = narrow_maxima(image)
+        found = {name.split()[0] for name in narrow}
+        if found != {"largest_bf16", "largest_f16"}:
+            print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(found)} of largest_bf16 and largest_f16: this check sees nothing there")
+            failed = True
+
 for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
     image = out / source.relative_to("kernels").with_suffix(".fatbin")
     if not image.exists() or image.stat().st_size == 0:

@@ -18,6 +18,8 @@ mod casts;
 mod folders;
 #[path = "checkpoint/formats.rs"]
 mod formats;
+#[path = "checkpoint/limits.rs"]
+mod limits;
 #[path = "checkpoint/output.rs"]
 mod output;
 
@@ -477,9 +479,17 @@ fn mutated_files_never_panic() {
             }
         }
         fs::write(&path, &bytes).unwrap();
-        if let Ok(file) = Checkpoint::open(&path) {
+        let what = || format!("{:?}", String::from_utf8_lossy(&bytes));
+        let good = limits::within_a_second(what, || {
+            let (file, most) = limits::memory_of(|| Checkpoint::open(&path));
+            let header = limits::header_of(&bytes);
+            let allowed = limits::allowed(header);
+            assert!(most <= allowed, "{most} bytes in use of {allowed}, with a header of {header}: {}", what());
+            file.ok().map(|file| read_everything(&file))
+        });
+        if let Some(good) = good {
             opened += 1;
-            partial += usize::from(read_everything(&file) < everything);
+            partial += usize::from(good < everything);
         }
     }
     assert!(opened > 500 && partial > 100, "too few mutants got past the header: {opened} opened, {partial} damaged");

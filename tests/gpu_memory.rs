@@ -7,8 +7,10 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
-    Activation, DType, Fp8Format, Handle, KeptInput, Linear, LinearGradientsInto, LinearRecipe, MatMut, MatRef,
-    Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, Scheme, VecRef,
+    Activation, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Fp8Format,
+    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, KeptInput, Linear, LinearGradientsInto, LinearRecipe, MatMut, MatRef,
+    Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto,
+    SwigluSource, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -142,6 +144,67 @@ fn layers(handle: &Handle, pool: Option<&Pool>) {
     }
 }
 
+/// Casts from every kind of source to every kind of target, parts of casts, producers with results beside a cast.
+fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
+    let (rows, cols) = (144, 256);
+    let x = upload(handle, &bytes_of(DType::Bf16, tiled(rng, rows, 2 * cols).iter()));
+    let gated = MatRef::new(&x, DType::Bf16, rows, 2 * cols).unwrap();
+    let matrix = MatRef::new(&x, DType::Bf16, rows, cols).unwrap();
+    let scheme = |format, group| CastScheme::new(format, group).unwrap();
+    let codes = handle.cast(&matrix, CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x128))).unwrap();
+    let index: Vec<i32> = (0..rows as i32).map(|i| if i % 9 == 4 { -1 } else { i * 7 % rows as i32 }).collect();
+    let index = RowIndex::new(handle, &index, rows).unwrap();
+    for group in CastGroup::ALL {
+        for format in [CodeFormat::E4M3, CodeFormat::E2M1] {
+            let recipe = CastRecipe::new(scheme(format, group));
+            let mut out = CastMatrix::zeros(handle, recipe.scheme(), rows, cols).unwrap();
+            let mut y = poisoned(handle, rows * cols * 2);
+            allocates_nothing(handle, pool, &format!("casts to {}", recipe.scheme()), || {
+                handle.cast_into(&matrix, recipe, &mut out).unwrap();
+                handle.cast_into(&codes, recipe, &mut out).unwrap();
+                handle.cast_into(CastSource::from(&codes).gathered(&index).unwrap(), recipe, &mut out).unwrap();
+                handle.cast_into(SwigluSource::new(&gated).unwrap(), recipe, &mut out).unwrap();
+                handle.cast_scales_into(&matrix, recipe, &mut out).unwrap();
+                handle.cast_with_scales_into(&matrix, &mut out).unwrap();
+                handle.cast_back_into(&out, &mut MatMut::new(&mut y, DType::Bf16, rows, cols).unwrap()).unwrap();
+            });
+        }
+    }
+    let bytes = |scheme: CastScheme| scheme.with_scales(CastScales::Ue8m0);
+    let narrow = bytes(scheme(CodeFormat::E2M1, CastGroup::Group1x32));
+    let fp4 = handle.cast(&matrix, CastRecipe::new(narrow)).unwrap();
+    let wide = bytes(scheme(CodeFormat::E4M3, CastGroup::Group1x128));
+    let mut fp8 = CastMatrix::zeros(handle, wide, rows, cols).unwrap();
+    allocates_nothing(handle, pool, "fp4_to_fp8_into", || handle.fp4_to_fp8_into(&fp4, &mut fp8, None).unwrap());
+
+    let ones = upload(handle, &bytes_of(DType::F32, [1.0f32; 256].iter()));
+    let columns = || VecRef::new(&ones, DType::F32, cols).unwrap();
+    let group = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x128));
+    let read = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let mxfp8 = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
+    let mut normed = CastMatrix::zeros(handle, group.scheme(), rows, cols).unwrap();
+    let mut products = [Recipe::Fp8(read), mxfp8].map(|recipe| poisoned_matrix(handle, recipe.scheme(), rows, cols));
+    let mut rstd = handle.alloc(4 * rows).unwrap();
+    let mut dx = CastMatrix::zeros(handle, group.scheme(), rows, 2 * cols).unwrap();
+    let [mut again, mut wide] = [1, 2].map(|halves| poisoned(handle, halves * rows * cols * 2));
+    let mut dw = handle.alloc(4 * rows).unwrap();
+    allocates_nothing(handle, pool, "norms and gradients", || {
+        let norm = || RmsNormArgs::new(&matrix, columns(), 1e-6).unwrap();
+        handle.rms_norm_cast_into(norm(), group, &mut normed).unwrap();
+        handle.rms_norm_quantize_into(norm(), read, &mut products[0]).unwrap();
+        handle.rms_norm(norm().with_rstd(&mut rstd).unwrap()).unwrap();
+        let source = CastSource::normed(&matrix, VecRef::new(&rstd, DType::F32, rows).unwrap(), columns()).unwrap();
+        handle.quantize_source_into(source, mxfp8, &mut products[1]).unwrap();
+        let into = SwigluGradientsInto {
+            x: Some((group, &mut dx)),
+            x_bf16: Some(MatMut::new(&mut wide, DType::Bf16, rows, 2 * cols).unwrap()),
+            out: Some(MatMut::new(&mut again, DType::Bf16, rows, cols).unwrap()),
+            weights: Some((&mut dw).into()),
+        };
+        handle.swiglu_backward(SwigluSource::new(&gated).unwrap(), &matrix, into).unwrap();
+    });
+}
+
 /// One test, so that nothing else runs beside it.
 #[test]
 fn execute_and_the_into_calls_allocate_nothing() {
@@ -201,6 +264,7 @@ fn execute_and_the_into_calls_allocate_nothing() {
     }
     block_products(&handle, pool, &mut rng);
     layers(&handle, pool);
+    casts(&handle, pool, &mut rng);
     let (acc, mut d) = (poisoned(&handle, 64 * 520 * 4), poisoned(&handle, 64 * 520 * 2));
     allocates_nothing(&handle, pool, "rescale_into", || {
         let acc = MatRef::new(&acc, DType::F32, 64, 520).unwrap();

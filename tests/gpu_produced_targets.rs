@@ -17,7 +17,7 @@ use scaled_gemm::{
     BlockScaleRule, BlockShape, CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, CodeRounding,
     DType, DeviceBuffer, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe,
     GivenScale, Handle, HostQuantMatrix, MatRef, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe,
-    Nvfp4Rule, QuantMatrix, Recipe, Result, RowIndex, Scheme, SourceActivation, SwigluSource,
+    Nvfp4Rule, QuantMatrix, Recipe, Result, RowIndex, Scheme, SourceActivation, SwigluSource, VecRef,
 };
 
 /// What a source is quantized to, and by which call.
@@ -168,6 +168,30 @@ fn each_kernel_once() {
                 let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
                 few().into_iter().for_each(|target| check_swiglu(&handle, &gated, true, target));
             }
+        }
+    }
+}
+
+/// Small, for runs under a sanitizer: every activation, and a norm by its factors.
+#[test]
+fn each_activation_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(970);
+    for (rows, cols) in [(5, 96), (1, 16416)] {
+        let gated = Gated::strided(&handle, &mut rng, (rows, cols / 2), DType::Bf16, cols + 3);
+        let (matrix, x) = (gated.matrix(), gated.x.view());
+        let ones = handle.upload(&vec![1.0f32; cols]).unwrap();
+        for target in few() {
+            for activation in SourceActivation::ALL {
+                let values = match activation {
+                    SourceActivation::Silu => reference::silu(x),
+                    SourceActivation::Gelu => reference::gelu(x),
+                    SourceActivation::GeluTanh => reference::gelu_tanh(x),
+                };
+                target.check(&handle, CastSource::activated(&matrix, activation), values.view(), activation.name());
+            }
+            let [factors, columns] = [rows, cols].map(|len| VecRef::new(&ones, DType::F32, len).unwrap());
+            target.check(&handle, CastSource::normed(&matrix, factors, columns).unwrap(), x, "norm");
         }
     }
 }

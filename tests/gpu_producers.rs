@@ -70,6 +70,29 @@ fn each_kernel_once() {
     }
 }
 
+/// Small, for runs under a sanitizer: every activation, of which the exact GELU has a polynomial of its own.
+#[test]
+fn each_activation_once() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(949);
+    for (rows, cols, apart) in [(48, 288, 0), (5, 96, 3), (1, 16416, 0)] {
+        let gated = Gated::strided(&handle, &mut rng, (rows, cols / 2), DType::Bf16, cols + apart);
+        let (matrix, x) = (gated.matrix(), gated.x.view());
+        for activation in SourceActivation::ALL {
+            let values = match activation {
+                SourceActivation::Silu => reference::silu(x),
+                SourceActivation::Gelu => reference::gelu(x),
+                SourceActivation::GeluTanh => reference::gelu_tanh(x),
+            };
+            for recipe in recipes(rows) {
+                let want = reference::cast(&values.view().into(), recipe).unwrap();
+                let got = handle.cast(CastSource::activated(&matrix, activation), recipe).unwrap();
+                assert_cast(&handle, &got, &want, &format!("{activation} to {}", recipe.scheme()));
+            }
+        }
+    }
+}
+
 #[test]
 fn swiglu_shapes() {
     let Some(handle) = handle() else { return };

@@ -184,8 +184,8 @@ fn unsafe_and_raw_bindings_stay_in_their_files() {
 
 #[test]
 fn no_file_is_too_long() {
-    for folder in ["src", "sys", "cli", "engines", "kernels", "tests", "benches", "examples"] {
-        for (path, text) in files(folder, &["rs", "cu", "cuh"]) {
+    for folder in ["src", "sys", "cli", "engines", "kernels", "tests", "benches", "examples", "scripts", "fuzz"] {
+        for (path, text) in files(folder, &["rs", "cu", "cuh", "py", "sh"]) {
             let lines = text.lines().count();
             let generated = path.ends_with("sys/src/bindings.rs");
             assert!(generated || lines <= LONGEST_FILE, "{}: {lines} lines, at most {LONGEST_FILE}", path.display());

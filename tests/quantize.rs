@@ -296,3 +296,20 @@ fn empty_matrices_work_and_wrong_columns_are_refused() {
     let error = quantize_tensor(Array2::zeros((2, 16)).view(), E4M3, GivenScale::Amax(1.0)).unwrap_err().to_string();
     assert!(error.contains("amax") && error.contains("group_scale"), "{error}");
 }
+
+/// DeepGEMM has no codes of E5M2: its rules are refused with them, by quantizers of matrices and of grouped tensors, and not listed.
+#[test]
+fn a_rule_has_the_codes_of_its_project() {
+    let x = Array2::<f32>::ones((4, 128));
+    for rule in [Fp8Rule::DeepGemm, Fp8Rule::DeepGemmCpu] {
+        for granularity in Fp8Granularity::ALL {
+            let recipe = Fp8Recipe::new(granularity, Fp8Format::E5M2).with_rule(rule);
+            let error = quantize(x.view(), DType::F32, recipe).unwrap_err().to_string();
+            for word in [rule.name(), "e5m2", "E4M3 codes only"] {
+                assert!(error.contains(word), "{error}");
+            }
+            assert!(!Fp8Recipe::all().any(|listed| listed == recipe), "{recipe:?}");
+        }
+    }
+    assert_eq!(Fp8Recipe::all().count(), 2 * 4 * (5 + 3));
+}

@@ -8,8 +8,8 @@ use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::codec::{decode, decode_block_scale, decode_e2m1, encode, encode_e2m1, encode_e4m3, round_to};
 use scaled_gemm::reference::definition::nvfp4::{error, multiplier, second_level};
 use scaled_gemm::reference::{
-    Noise, definition, dequantize, hadamard16, hadamard16_inverse, quantize, quantize_transposed,
-    quantize_transposed_with_scale, quantize_with_scale, sqnr_db,
+    Noise, definition, dequantize, hadamard16, hadamard16_amax, hadamard16_inverse, quantize, quantize_rows,
+    quantize_transposed, quantize_transposed_with_scale, quantize_with_scale, sqnr_db,
 };
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, GivenScale,
@@ -133,6 +133,40 @@ fn a_given_second_level_takes_the_place_of_the_amax() {
         let error = quantize_with_scale(x.view(), DType::F32, recipe, GivenScale::Amax(1.0)).unwrap_err().to_string();
         assert!(error.contains(recipe.scheme().spec().name) && error.contains("nvfp4"), "{error}");
     }
+}
+
+/// Parts that know the amax of the whole and their first row, also of Hadamard and stochastic recipes.
+#[test]
+fn rows_have_the_bytes_that_they_have_in_the_whole() {
+    let (rows, cols) = (64, 144);
+    let x = hard(rows, cols, DType::Bf16);
+    let mut parted = 0;
+    for recipe in recipes().into_iter().chain(mx_recipes()) {
+        let whole = quantize(x.view(), DType::Bf16, recipe).unwrap();
+        let amax = match recipe.basis() {
+            Basis::Plain => amax(&x),
+            Basis::Hadamard16 => hadamard16_amax(x.as_slice().unwrap()),
+        };
+        for step in [16, 48] {
+            for from in (0..rows).step_by(step) {
+                let some = from..(from + step).min(rows);
+                let part = x.slice(s![some.clone(), ..]);
+                let q = quantize_rows(part, DType::Bf16, recipe, GivenScale::Amax(amax), from).unwrap();
+                assert_eq!(codes(&q), codes(&whole)[from * cols..some.end * cols], "{recipe:?} {some:?}");
+                for row in some.clone() {
+                    for block in 0..q.scheme().block_grid(1, cols)[1] {
+                        assert_eq!(q.block_scale_at(row - from, block), whole.block_scale_at(row, block), "{recipe:?}");
+                    }
+                }
+                parted += 1;
+            }
+        }
+        if recipe.scheme() == Scheme::Nvfp4 {
+            let q = quantize_rows(x.view(), DType::Bf16, recipe, GivenScale::Amax(amax), 0).unwrap();
+            assert_eq!(q.scales()[0].to_bits(), whole.scales()[0].to_bits(), "{recipe:?}");
+        }
+    }
+    assert!(parted > 100, "{parted}");
 }
 
 #[test]

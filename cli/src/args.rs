@@ -36,7 +36,7 @@ pub struct Cli {
 pub enum Command {
     /// The device, its libraries, and which pairs of schemes run there and how; or what a file or a model's folder holds.
     Info(InfoArgs),
-    /// Every scheme and recipe on this device: codes and scales as defined, products within their bound, SQNR.
+    /// Every scheme, recipe, cast and producer on this device: codes and scales as defined, products within their bound, SQNR.
     Verify(VerifyArgs),
     /// Time of quantized products against plain ones (GPU: BF16, CPU: F32), without and with quantizing A.
     Bench(BenchArgs),
@@ -126,7 +126,7 @@ pub struct BenchArgs {
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
-    /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU before a cast) instead of products: each on an m x k matrix in BF16,
+    /// Time quantizers, casts and producers (SwiGLU, SiLU, GELU, RMSNorm before a cast, gradients of SwiGLU) instead of products: each on an m x k matrix in BF16,
     /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
     #[arg(long, conflicts_with_all = ["schemes", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,

@@ -14,11 +14,11 @@ use crate::output::Failure;
 
 /// Bytes of a part that is copied.
 const PART: usize = 2 << 20;
-/// Bytes of the largest buffer that is kept. What is larger is a matrix that passes whole: its pages are not what takes long, and a
-/// pool of such would be gigabytes.
+/// Bytes of the largest buffer that is kept. What is larger is a matrix that passes whole, or very wide rows: its pages are not what
+/// takes long, and a pool of such would be gigabytes.
 const MOST_KEPT: usize = 64 << 20;
-/// How many parts larger than that are read or quantized at a time: one of either.
-const LARGE: usize = 2;
+/// How many parts larger than that are read or quantized at a time.
+const LARGE: usize = 1;
 /// Parts on their way from one thread to the next.
 const DEPTH: usize = 2;
 
@@ -69,7 +69,7 @@ impl Buffers {
     }
 }
 
-/// Lets few large parts through at a time, of all lanes together: whole matrices, of which each lane would hold several.
+/// Lets one large part through at a time, of all lanes together: whole matrices, of which each lane would hold several.
 pub struct Gate {
     free: Mutex<usize>,
     changed: Condvar,

@@ -1,7 +1,11 @@
 //! What makes codes, and what is made of them: the quantizers, casts and producers that `bench --quantizers` times.
 
+use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::StoredScheme;
-use scaled_gemm::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, Recipe, Result};
+use scaled_gemm::{
+    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Error, Extent, Fp8Format, Fp8Granularity,
+    Fp8Recipe, Fp8Rule, Recipe, Result, Scheme, reference,
+};
 
 use crate::args::{scheme, scheme_names};
 use crate::target::Target;
@@ -13,9 +17,33 @@ pub enum Producer {
     Plain,
     /// `silu(l) * r` of `[l | r]`, which has twice the columns.
     Swiglu,
+    Activated(Function),
+    /// RMSNorm, or that of the sum with a residual, which is written: in one pass where the target is read along rows by the rule of casts,
+    /// otherwise in two.
+    Norm {
+        residual: bool,
+    },
+}
+
+/// A function of each element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Function {
     Silu,
     Gelu,
     GeluTanh,
+}
+
+impl Function {
+    pub const ALL: [Self; 3] = [Self::Silu, Self::Gelu, Self::GeluTanh];
+
+    /// What the reference computes.
+    pub fn of(self, x: ArrayView2<'_, f32>) -> Array2<f32> {
+        match self {
+            Self::Silu => reference::silu(x),
+            Self::Gelu => reference::gelu(x),
+            Self::GeluTanh => reference::gelu_tanh(x),
+        }
+    }
 }
 
 impl Producer {
@@ -23,9 +51,11 @@ impl Producer {
         match self {
             Self::Plain => "bf16",
             Self::Swiglu => "swiglu of bf16",
-            Self::Silu => "silu of bf16",
-            Self::Gelu => "gelu of bf16",
-            Self::GeluTanh => "gelu-tanh of bf16",
+            Self::Activated(Function::Silu) => "silu of bf16",
+            Self::Activated(Function::Gelu) => "gelu of bf16",
+            Self::Activated(Function::GeluTanh) => "gelu-tanh of bf16",
+            Self::Norm { residual: false } => "rms norm of bf16",
+            Self::Norm { residual: true } => "rms norm of bf16 and a residual",
         }
     }
 }
@@ -33,25 +63,34 @@ impl Producer {
 /// What is timed. Casts of codes are to exact scales, from ones of powers of two.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantizer {
-    /// A plain matrix, or what a producer makes of it, to codes.
+    /// A plain matrix, or what a producer makes of it, to codes. Of producers with the scale of the whole matrix given.
     Quantize(Producer, Target),
+    /// A plain matrix to codes, by scales that are there.
+    Codes(CastScheme),
+    /// Its scales alone.
+    Scales(CastScheme),
     /// Codes to other codes.
     Again(CastScheme, CastScheme),
     /// Codes to BF16.
     Back(CastScheme),
     /// E2M1 to E4M3 of the same values.
     Lossless(CastScheme, CastScheme),
+    /// The gradient of what SwiGLU reads, in BF16 or from these codes, of twice the columns; beside it what else the pass writes, or
+    /// nothing.
+    Backward { from: Option<CastScheme>, to: CastScheme, all: bool },
 }
 
 impl Quantizer {
-    /// The default recipe of each scheme; every cast, with scales row-major and of two groupings in each order; every producer to what
-    /// products read, to rows and to channels; casts of codes.
+    /// The default recipe of each scheme; every cast, with scales row-major and of two groupings in each order, some by given scales
+    /// and some scales alone; every producer to what products read, to rows and to channels; the gradients of SwiGLU; casts of codes.
     pub fn all() -> Result<Vec<Self>> {
-        use CastGroup::{Group1x32, Group1x128, Group128x1, Row};
+        use CastGroup::{Group1x32, Group1x128, Group32x1, Group128x1, Row, Tile128x128};
         let recipe = |name| Target::Recipe(Recipe::new(scheme(name, Fp8Format::E4M3)));
         let plain = |target| Self::Quantize(Producer::Plain, target);
         let mut all: Vec<_> = scheme_names().into_iter().map(|name| plain(recipe(name))).collect();
         let cast = |scheme| Target::Cast(CastRecipe::new(scheme));
+        let e4m3 = |group| CastScheme::new(CodeFormat::E4M3, group);
+        let e2m1 = |group| CastScheme::new(CodeFormat::E2M1, group);
         for scheme in cast_schemes() {
             all.push(plain(cast(scheme)));
             if matches!(scheme.group(), Group1x32 | Group1x128) {
@@ -59,13 +98,33 @@ impl Quantizer {
                 all.extend(orders.map(|order| plain(cast(scheme.with_scales(order)))));
             }
         }
-        for group in [Group1x128, Row, Group128x1] {
-            let target = cast(CastScheme::new(CodeFormat::E4M3, group)?.with_scales(CastScales::ColumnMajor));
-            let producers = [Producer::Swiglu, Producer::Silu, Producer::Gelu, Producer::GeluTanh];
-            all.extend(producers.map(|producer| Self::Quantize(producer, target)));
+        for scheme in
+            [e4m3(Group1x128)?, e4m3(Row)?, e4m3(Tile128x128)?, e4m3(Group128x1)?, e2m1(Group1x32)?, e2m1(Group1x128)?]
+        {
+            all.extend([Self::Codes(scheme), Self::Scales(scheme)]);
         }
-        let e4m3 = |group| CastScheme::new(CodeFormat::E4M3, group);
-        let e2m1 = |group| CastScheme::new(CodeFormat::E2M1, group);
+        let of_elements = Function::ALL.map(Producer::Activated);
+        let norms = [false, true].map(|residual| Producer::Norm { residual });
+        let read = read_of_producers();
+        for producer in [Producer::Swiglu].into_iter().chain(of_elements).chain(norms) {
+            for group in [Group1x128, Row, Group128x1] {
+                // A norm of channels takes two passes; what it costs the targets below say.
+                if matches!(producer, Producer::Norm { .. }) && group.is_per_channel() {
+                    continue;
+                }
+                let scheme = e4m3(group)?.with_scales(CastScales::ColumnMajor);
+                all.push(Self::Quantize(producer, cast(scheme)));
+            }
+            all.extend(read.iter().map(|recipe| Self::Quantize(producer, Target::Recipe(*recipe))));
+        }
+        for group in [Group32x1, Group128x1] {
+            all.push(Self::Quantize(Producer::Swiglu, cast(e4m3(group)?.transposed()?)));
+        }
+        for from in [None, Some(e4m3(Group1x128)?)] {
+            let backward = |to, all| Self::Backward { from, to, all };
+            let [narrow, wide] = [e4m3(Group1x32)?, e4m3(Group1x128)?];
+            all.extend([backward(narrow, false), backward(wide, false), backward(wide, true)]);
+        }
         for to in [e4m3(Group1x32)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
             all.push(Self::Again(e4m3(Group1x128)?, to));
         }
@@ -80,32 +139,94 @@ impl Quantizer {
     pub fn reads(self) -> String {
         match self {
             Self::Quantize(producer, _) => producer.name().into(),
+            Self::Codes(_) | Self::Scales(_) => Producer::Plain.name().into(),
             Self::Again(from, _) | Self::Back(from) | Self::Lossless(from, _) => from.to_string(),
+            Self::Backward { from: None, .. } => "gradients of swiglu of bf16".into(),
+            Self::Backward { from: Some(from), .. } => format!("gradients of swiglu of {from}"),
         }
     }
 
     /// What it makes.
     pub fn makes(self) -> String {
         match self {
-            Self::Quantize(_, Target::Recipe(recipe)) => recipe.scheme().to_string(),
+            Self::Quantize(producer, Target::Recipe(recipe)) => {
+                let given = producer != Producer::Plain && has_one_scale(recipe);
+                format!("{}{}", recipe.scheme(), if given { ", given scale" } else { "" })
+            }
             Self::Quantize(_, Target::Cast(recipe)) => StoredScheme::Cast(recipe.scheme()).to_string(),
+            Self::Codes(to) => format!("{}, given scales", StoredScheme::Cast(to)),
+            Self::Scales(to) => format!("{}, scales alone", StoredScheme::Cast(to)),
             Self::Again(_, to) => StoredScheme::Cast(to).to_string(),
             Self::Back(_) => DType::Bf16.to_string(),
             Self::Lossless(_, to) => format!("{to}, lossless"),
+            Self::Backward { to, all: false, .. } => StoredScheme::Cast(to).to_string(),
+            Self::Backward { to, all: true, .. } => {
+                format!("{}, bf16, the result, weights", StoredScheme::Cast(to))
+            }
         }
     }
 
-    /// Bytes that it must move for a result of this shape: each element, code and scale read or written once.
+    /// Bytes that it must move for a result of this shape: each element, code and scale read or written once. Of gradients the shape is
+    /// that of the result of SwiGLU.
     pub fn bytes(self, rows: usize, cols: usize) -> u64 {
         let plain = (rows * cols * DType::Bf16.bytes()) as u64;
-        let cast = |scheme| Target::Cast(CastRecipe::new(scheme)).bytes(rows, cols);
+        let wide = |scheme, cols| Target::Cast(CastRecipe::new(scheme)).bytes(rows, cols);
+        let cast = |scheme| wide(scheme, cols);
         match self {
             Self::Quantize(Producer::Swiglu, target) => 2 * plain + target.bytes(rows, cols),
+            // The residual is read, the sum written.
+            Self::Quantize(Producer::Norm { residual: true }, target) => 3 * plain + target.bytes(rows, cols),
             Self::Quantize(_, target) => plain + target.bytes(rows, cols),
+            Self::Codes(to) => plain + cast(to),
+            Self::Scales(to) => plain + to.scale_bytes(rows, cols) as u64,
             Self::Again(from, to) | Self::Lossless(from, to) => cast(from) + cast(to),
             Self::Back(from) => cast(from) + plain,
+            Self::Backward { from, to, all } => {
+                let x = from.map_or(2 * plain, |from| wide(from, 2 * cols));
+                let beside = if all { 3 * plain + 4 * rows as u64 } else { 0 };
+                x + plain + wide(to, 2 * cols) + beside
+            }
         }
     }
+
+    /// Refuses gradients of columns whose groups would be of both halves, which the library's call refuses as well.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn check_cols(self, cols: usize) -> Result<()> {
+        let Self::Backward { to, .. } = self else { return Ok(()) };
+        match to.group().extents()[1] {
+            Extent::Elements(width) if !cols.is_multiple_of(width) => Err(Error::shape(
+                "gradients of SwiGLU",
+                format!("halves of {cols} columns"),
+                format!("must be a multiple of {width}, so that no group has columns of both"),
+                "take a shape of such columns",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether products read it with one scale of the whole matrix, which a producer is given.
+pub fn has_one_scale(recipe: Recipe) -> bool {
+    matches!(recipe.scheme(), Scheme::Fp8Tensor(_) | Scheme::Nvfp4)
+}
+
+/// What products read, as producers write it.
+fn read_of_producers() -> Vec<Recipe> {
+    let deepseek = |granularity| Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek).into();
+    let schemes = [
+        Scheme::Fp8Tensor(Fp8Format::E4M3),
+        Scheme::Mxfp8(Fp8Format::E4M3),
+        Scheme::Mxfp4,
+        Scheme::Nvfp4,
+        Scheme::Nvfp4Row,
+    ];
+    [Fp8Granularity::Row, Fp8Granularity::Group1x128]
+        .map(deepseek)
+        .into_iter()
+        .chain(schemes.map(Recipe::new))
+        .collect()
 }
 
 /// Every format and grouping of a cast, per channel also transposed.

@@ -1,9 +1,6 @@
 //! Recipes in JSON.
 
-use scaled_gemm::{
-    Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, Error, Fp8Rule, Mxfp4Recipe, Mxfp8Recipe, Recipe,
-    Result,
-};
+use scaled_gemm::{Basis, BlockScaleRule, BlockShape, CodeRounding, Error, Mxfp4Recipe, Mxfp8Recipe, Recipe, Result};
 use serde_json::{Map, Value, json};
 
 use crate::target::Target;
@@ -62,14 +59,12 @@ pub fn options(target: Target) -> Value {
     Value::Object(options)
 }
 
-/// Refuses what the library would compute and no project does: a file is to say what its preset's project writes.
+/// Refuses what no project computes, as the library would, in the words of the options: before anything is read.
 ///
 /// # Errors
 /// [`Error::Unsupported`].
 pub fn check_published(recipe: Recipe) -> Result<()> {
-    if matches!(recipe, Recipe::Fp8(fp8) if matches!(fp8.rule, Fp8Rule::DeepGemm | Fp8Rule::DeepGemmCpu))
-        && recipe.format() == CodeFormat::E5M2
-    {
+    if matches!(recipe, Recipe::Fp8(fp8) if !fp8.rule.has(fp8.format)) {
         return Err(Error::unsupported(
             format!("the preset deepgemm with {}", recipe.scheme()),
             "DeepGEMM has E4M3 codes only",

@@ -69,22 +69,19 @@ impl Target {
         bytes as u64
     }
 
-    /// True if parts of a matrix can be quantized one by one: not where a part would round with other random bytes, nor where the
-    /// largest value is that of transformed rows.
-    pub fn is_divisible(self) -> bool {
-        match self {
-            Self::Recipe(Recipe::Nvfp4(nv)) => {
-                let options = nv.options();
-                options.basis == Basis::Plain && options.rounding == CodeRounding::Nearest
-            }
-            _ => true,
-        }
+    /// True where codes are rounded at random.
+    pub fn is_stochastic(self) -> bool {
+        matches!(self, Self::Recipe(Recipe::Nvfp4(nv)) if nv.options().rounding != CodeRounding::Nearest)
     }
 
-    /// True for schemes with one scale for the matrix, which is to be known before the first part. Of transformed rows it is
-    /// another one.
+    /// True for schemes with one scale for the matrix, which is to be known before the first part.
+    pub fn has_one_scale(self) -> bool {
+        matches!(self.product(), Some(Scheme::Nvfp4 | Scheme::Fp8Tensor(_)))
+    }
+
+    /// True where that scale may be given, or shared with others: of transformed rows it is another one.
     pub fn has_whole(self) -> bool {
-        matches!(self.product(), Some(Scheme::Nvfp4 | Scheme::Fp8Tensor(_))) && self.basis() == Basis::Plain
+        self.has_one_scale() && self.basis() == Basis::Plain
     }
 }
 

@@ -85,12 +85,36 @@ fn the_device_can_be_named_before_the_command() {
 fn verify_passes() {
     let value = json(&["verify", "--json"]);
     assert_eq!(value["passed"], true);
+    let sources = value["sources"].as_array().unwrap();
+    for (source, to) in [
+        ("codes of e4m3 1x128 row-major", "casts"),
+        ("chosen rows", "casts"),
+        ("scales alone", "casts"),
+        ("codes by given scales", "casts"),
+        ("codes of e2m1 1x32 row-major", "e4m3 1x128 ue8m0, lossless"),
+        ("swiglu, clamp, weights and experts", "casts"),
+        ("swiglu", "what products read"),
+        ("silu", "casts"),
+        ("gelu", "what products read"),
+        ("rms norm of x and a residual", "casts along rows"),
+        ("rms norm", "what products read"),
+        ("gradients of swiglu, x in codes", "1x32 and 1x128"),
+    ] {
+        let found = sources.iter().find(|check| check["source"] == source && check["to"] == to);
+        assert!(
+            found.is_some_and(|check| check["casts"].as_u64().unwrap() >= 4 && check["passed"] == true),
+            "{source} to {to}"
+        );
+    }
+    assert_eq!((value["casts"].as_array().unwrap().len(), sources.len()), (26, 35));
     let recipes = value["recipes"].as_array().unwrap();
-    assert_eq!(recipes.len(), 80 + 10 + 5 + 32);
+    assert_eq!(recipes.len(), 64 + 10 + 5 + 32);
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
     assert!(recipes.iter().any(|r| r["options"]["hadamard"] == true && r["options"]["stochastic"] == 1));
     let pairs = value["pairs"].as_array().unwrap();
     assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 1);
+    // README's transcript ends in this number.
+    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 206);
     assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
     assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }

@@ -1,4 +1,4 @@
-//! `quantize --group`: casts in files and folders, there and back, and what is refused; `bench --quantizers`.
+//! `quantize --group`: casts in files and folders, there and back, and what is refused.
 
 mod common;
 
@@ -451,56 +451,6 @@ fn casts_that_lost_their_metadata_are_said_to_have() {
     write(&bare, &[("w", Dtype::U8, vec![64, 64], vec![1; 4096]), ("w_scale", Dtype::F32, vec![64, 3], vec![0; 768])]);
     assert!(!good(&["info", &bare]).contains("scaled_gemm."));
     assert!(!bad(2, &["dequantize", &bare, "-o", &back]).contains("scaled_gemm."));
-}
-
-#[test]
-fn every_quantizer_cast_and_producer_is_timed() {
-    let folder = Folder::new();
-    let record = folder.file("record.json");
-    let shape = ["bench", "--quantizers", "--shapes", "16x16x32,8x16x48"];
-    let value = json(&[&shape[..], &["--json"]].concat());
-    let rows = value["rows"].as_array().unwrap();
-    for format in ["e4m3", "e2m1"] {
-        for group in CastGroup::ALL {
-            let to = format!("cast to {format} {group} row-major");
-            let times: Vec<_> =
-                rows.iter().filter(|row| row["from"] == json!("bf16") && row["to"] == json!(to)).collect();
-            assert_eq!(times.len(), 2, "{to}");
-            let copy = value["copy_bytes_per_second"].as_f64().unwrap();
-            for row in times {
-                let [us, bytes, share] = ["us", "bytes", "of_copy_rate"].map(|key| row[key].as_f64().unwrap());
-                assert!(us > 0.0 && (bytes / us * 1e6 / copy - share).abs() <= 1e-6 * share, "{row:#}");
-            }
-        }
-    }
-    for from in ["swiglu", "silu", "gelu", "gelu-tanh"] {
-        let from = json!(format!("{from} of bf16"));
-        assert_eq!(rows.iter().filter(|row| row["from"] == from).count(), 6, "{from}");
-    }
-    let row = |to: &str| rows.iter().find(|row| row["to"] == json!(to) && row["rows"] == json!(16)).unwrap();
-    // 2 bytes an element read, 1 written, and a scale of 4 bytes a row.
-    assert_eq!(row("cast to e4m3 1x32 row-major")["bytes"], json!(16 * 32 * 3 + 16 * 4));
-    assert_eq!(row("fp8-row:e4m3")["bytes"], json!(16 * 32 * 3 + 16 * 4));
-    assert_eq!(row("bf16")["bytes"], json!(16 * 32 + 16 * 4 + 16 * 32 * 2));
-    for (from, to) in
-        [("e2m1 1x32 ue8m0", "e4m3 1x128 ue8m0, lossless"), ("e4m3 1x128 row-major", "cast to e4m3 1x32 row-major")]
-    {
-        assert!(rows.iter().any(|row| row["from"] == json!(from) && row["to"] == json!(to)), "{from} to {to}");
-    }
-    // Eight rows are not stored as columns.
-    assert_eq!(value["not_run"].as_array().unwrap().len(), 4);
-    let text = good(&[&shape[..], &["--json", &record]].concat());
-    assert_words(
-        &text,
-        &["of the copy rate", "swiglu of bf16", "cast to e2m1 128x1 row-major transposed", "not run: 8 x 48"],
-    );
-    let written: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
-    assert_eq!(written["rows"].as_array().unwrap().len(), rows.len());
-    assert_words(&bad(2, &["bench", "--quantizers", "--schemes", "nvfp4"]), &["--quantizers", "--schemes"]);
-    assert_words(
-        &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
-        &["nothing to measure", "multiple of 16"],
-    );
 }
 
 /// (Entries that no version wrote were read, and one of another type was said not to be there.)

@@ -136,7 +136,11 @@ const DIALECTS: [(&str, &str, Keys); 10] = [
     (
         "mxfp4",
         "compressed-tensors",
-        &[("/format", "mxfp4-pack-quantized"), ("/config_groups/group_0/weights/group_size", "32")],
+        &[
+            ("/format", "mxfp4-pack-quantized"),
+            ("/config_groups/group_0/weights/group_size", "32"),
+            ("/config_groups/group_0/weights/scale_dtype", "torch.uint8"),
+        ],
     ),
     (
         "fp8-128x128",
@@ -437,8 +441,19 @@ fn what_no_engine_reads_is_refused_in_a_dialect_and_written_without() {
     let input = llama(&folder);
     let output = folder.file("out");
     let cases: [(&[&str], &[&str]); 7] = [
-        (&["--recipe", "nvfp4-row", "--dialect", "modelopt"], &["in the dialect modelopt", "write plain"]),
-        (&["--recipe", "fp8-1x128", "--dialect", "fp8"], &["in the dialect fp8", "fp8-128x128, fp8-tensor"]),
+        (
+            &["--recipe", "nvfp4-row", "--dialect", "modelopt"],
+            &["in the dialect modelopt", ": no engine reads nvfp4-row weights: ", "; choose nvfp4 (", "or write plain"],
+        ),
+        (
+            &["--recipe", "fp8-1x128", "--dialect", "fp8"],
+            &[
+                "in the dialect fp8",
+                ": no engine reads fp8-1x128 weights: ",
+                "; choose fp8-128x128 (",
+                "or write plain",
+            ],
+        ),
         (&["--recipe", "nvfp4", "--hadamard", "--dialect", "compressed-tensors"], &["Hadamard"]),
         (&["--recipe", "fp8-row", "--format", "e5m2", "--dialect", "compressed-tensors"], &["e4m3"]),
         (&["--recipe", "fp8-tensor", "--dialect", "modelopt"], &["input scales"]),

@@ -239,6 +239,20 @@ fn finite_values_too_near_the_largest_number_are_not_called_infinite() {
     let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--hadamard"]);
     assert_words(&error, &["tensor w: scale 0 is inf", "so large", "quantize smaller values"]);
     assert_eq!(folder.names(), ["in"]);
+    // In two parts of 2 MiB it is said alike; an infinity of the second is what is wrong, whatever is too large in the first.
+    let (rows, cols) = (256, 4096);
+    let mut many: Vec<f32> = signs.iter().copied().cycle().take(rows * cols).collect();
+    for (words, infinite) in
+        [("tensor w: scale 0 is inf", false), ("1 non-finite value, the first at row 255, column 7", true)]
+    {
+        if infinite {
+            many[255 * cols + 7] = f32::INFINITY;
+        }
+        write(&input, &[("w", Dtype::F32, vec![rows, cols], f32_bytes(&many))]);
+        let error = bad(2, &["quantize", &input, "-o", &packed, "--recipe", "nvfp4", "--hadamard"]);
+        assert_words(&error, &[words]);
+        assert_eq!(folder.names(), ["in"]);
+    }
 }
 
 #[test]

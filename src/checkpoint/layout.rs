@@ -281,7 +281,7 @@ impl CheckpointLayout {
             nibble_order: None,
             comfy,
             broken_marks: Vec::new(),
-            equal_heads: false,
+            heads: None,
         };
         unreadable(&planned, &self.planned, sources)
             .map_or(Ok(()), |(name, why)| Err(refuse(name, why, "rename or leave out one of the two")))?;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::NibbleOrder;
 use super::header::{Header, TensorInfo};
+use super::{Heads, NibbleOrder};
 use crate::error::{Error, Result, printable};
 
 /// The tensors and metadata of a checkpoint, without their data. The rules by which matrices are found are in `quantized`; a writer
@@ -22,8 +22,8 @@ pub(super) struct Listing {
     pub(super) comfy: HashMap<String, String>,
     /// Places of files whose list of such marks is broken.
     pub(super) broken_marks: Vec<usize>,
-    /// The caller said that queries, keys and values have as many heads.
-    pub(super) equal_heads: bool,
+    /// The heads of queries, keys and values, if the caller said them.
+    pub(super) heads: Option<Heads>,
 }
 
 impl Listing {

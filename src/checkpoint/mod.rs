@@ -15,8 +15,8 @@
 //! or transposed, and `NAME_scale` with the bytes that a device has: F32 `[R, C]`, column-major F32 `[C, R']`, or U8 `[ceil(C/4), R', 4]`,
 //! R' being R rounded up to 4. [`Checkpoint::stored_scheme`] says which they are, [`Checkpoint::cast_matrix`] reads them.
 //!
-//! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` with `[3]` of a model with as many heads of keys as of queries
-//! ([`Checkpoint::with_equal_heads`]), have one scale for each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
+//! An FP8 `gate_up_proj` with the scales `[2]`, and a `qkv_proj` with `[3]` of a model whose heads are known
+//! ([`Checkpoint::with_heads`]), have one scale for each of the matrices that were fused: they are read as `fp8-row`, each row with the scale of its matrix.
 //!
 //! Scales lie in logical order, row-major, and multiply the codes under all these names (`_scale_inv` is the published name
 //! of a decode factor, not of an inverse). For FP8 either of the first two names is read with any of the shapes; BF16 and
@@ -50,6 +50,7 @@ mod comfy;
 mod entries;
 mod folder;
 mod foreign;
+mod fused;
 mod header;
 mod layout;
 mod listing;
@@ -72,6 +73,7 @@ pub use crate::error::printable;
 pub use cast_recipe::{StoredScheme, WrittenCast};
 pub use cast_writer::CastWriter;
 pub(crate) use entries::{Words, each_entry};
+pub use fused::Heads;
 pub use header::TensorInfo;
 pub use layout::CheckpointLayout;
 pub use matrix_writer::MatrixWriter;

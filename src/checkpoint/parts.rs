@@ -403,7 +403,7 @@ impl Listing {
         let tiles = |blocks: usize| [rows.next_multiple_of(128), blocks.next_multiple_of(4)];
         let fused_rows = match *parts {
             Parts::Bytes { scale, .. } if !is_e8m0(scale.dtype) && metadata.is_none() => {
-                self.fused_rows(name, [rows, cols], &grid_of(&scale.shape))
+                self.fused_rows(name, [rows, cols], &grid_of(&scale.shape))?
             }
             _ => None,
         };
@@ -529,18 +529,6 @@ impl Listing {
     pub(super) fn no_product(&self, name: &str, scheme: CastScheme) -> Error {
         let found = format!("is cast to {scheme}, which no product reads");
         self.refuse(name, found, "dequantize it first, or read it as a cast")
-    }
-
-    /// Rows of each matrix in a fused one that has a scale for each: gate and up are halves; q, k and v are thirds where the caller
-    /// said that all have as many heads. Other rows cannot be known here.
-    fn fused_rows(&self, name: &str, [rows, cols]: [usize; 2], scales: &[usize]) -> Option<usize> {
-        let layer = name.strip_suffix(".weight").unwrap_or(name);
-        let is = |fused: &str| layer.rsplit('.').next() == Some(fused);
-        match scales {
-            [2] if is("gate_up_proj") && rows > 2 && rows.is_multiple_of(2) => Some(rows / 2),
-            [3] if is("qkv_proj") && self.equal_heads && rows > 3 && rows == 3 * cols => Some(cols),
-            _ => None,
-        }
     }
 
     /// Refuses scales that are not padded to whole tiles, as ComfyUI has them.

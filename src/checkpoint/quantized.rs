@@ -192,9 +192,9 @@ impl Checkpoint {
             }
             Parts::Mxfp4 { scale, .. } => (Vec::new(), bytes(scale, |b| b == 0xFF)?),
             Parts::Bytes { scale, .. } => match reading.fused_rows {
-                Some(height) => {
-                    let scales = self.float_scales(scale, Second::Factor, 0..all / height, 1)?;
-                    (groups.clone().map(|row| scales[row / height]).collect(), Vec::new())
+                Some(fused) => {
+                    let scales = self.float_scales(scale, Second::Factor, 0..fused.number(all), 1)?;
+                    (groups.clone().map(|row| scales[fused.matrix_of(row)]).collect(), Vec::new())
                 }
                 None => (floats(scale, Second::Factor)?, Vec::new()),
             },

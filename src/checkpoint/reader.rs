@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 use safetensors::Dtype;
 
-use super::NibbleOrder;
 use super::comfy;
 use super::folder::{Files, Index, files_of};
 use super::header::{Header, RECIPE_KEY, TensorInfo};
@@ -17,6 +16,7 @@ use super::names::wide_dtype;
 use super::open_files::OpenFiles;
 use super::plain_rows::{PlainRows, widen};
 use super::source::Source;
+use super::{Heads, NibbleOrder};
 use crate::error::{Error, Result, printable};
 use crate::format::DType;
 
@@ -89,15 +89,8 @@ impl Checkpoint {
         })?;
         let path_of = path.to_path_buf();
         let index_path = index.as_ref().map(|index| index.path.clone());
-        let listing = Listing {
-            path: path_of,
-            files: paths,
-            header,
-            nibble_order: None,
-            comfy,
-            broken_marks,
-            equal_heads: false,
-        };
+        let listing =
+            Listing { path: path_of, files: paths, header, nibble_order: None, comfy, broken_marks, heads: None };
         let not_in_index = index.map(|index| check_index(&listing, index)).transpose()?.unwrap_or_default();
         let mut checkpoint = Self { listing, sources, open, folder, index: index_path, not_in_index };
         checkpoint.read_marks()?;
@@ -127,10 +120,10 @@ impl Checkpoint {
         self
     }
 
-    /// The same, of a model that has as many heads of keys as of queries: the rows of a fused `qkv_proj` are thirds, of which each may
-    /// have a scale. [`model_folder::open`](crate::model_folder::open) says it where `config.json` does.
-    pub fn with_equal_heads(mut self) -> Self {
-        self.listing.equal_heads = true;
+    /// The same, of a model that has these heads: the rows of a fused `qkv_proj`, of which q, k and v may each have a scale, go by
+    /// them. [`model_folder::open`](crate::model_folder::open) says it where `config.json` does.
+    pub fn with_heads(mut self, heads: Heads) -> Self {
+        self.listing.heads = Some(heads);
         self
     }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use serde_json::{Map, Value, json};
 
 use super::cast_recipe::CAST;
+use super::fused::FusedRows;
 use super::{Dialect, NibbleOrder};
 use crate::format::{
     Basis, BlockScaleRule, CastScheme, CodeFormat, CodeRounding, DType, E4m3Bound, Mxfp4Recipe, Mxfp8Recipe,
@@ -105,8 +106,8 @@ pub(super) struct Reading {
     pub(super) nibble_order: Option<NibbleOrder>,
     /// Block scales lie in tiles of 128 x 4.
     pub(super) tiled: bool,
-    /// Rows that have one scale of the file, where they are those of one of the matrices that were fused.
-    pub(super) fused_rows: Option<usize>,
+    /// Rows of each matrix that was fused, where each has one scale of the file.
+    pub(super) fused_rows: Option<FusedRows>,
 }
 
 impl Reading {

@@ -11,6 +11,7 @@ use super::dtype::DType;
 use super::given::GroupScale;
 use super::nvfp4::TorchDevice;
 use super::scheme::{Fp8Format, Fp8Granularity, Scheme};
+use crate::error::{Error, Result};
 
 /// The rule that the scales of FP8 follow, named after the project whose bytes it reproduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -48,6 +49,13 @@ named!(
     DeepGemm => "deepgemm", DeepGemmCpu => "deepgemm-cpu",
 );
 
+impl Fp8Rule {
+    /// True if the project has codes of this format by this rule: DeepGEMM has E4M3 codes only.
+    pub const fn has(self, format: Fp8Format) -> bool {
+        !matches!((self, format), (Self::DeepGemm | Self::DeepGemmCpu, Fp8Format::E5M2))
+    }
+}
+
 /// Whether the scales of FP8 are any FP32 number or powers of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Fp8Scales {
@@ -64,7 +72,7 @@ pub enum Fp8Scales {
 
 named!(Fp8Scales, "kind of FP8 scales", Exact => "exact", PowerOfTwo => "power-of-two");
 
-/// How to quantize to FP8.
+/// How to quantize to FP8. A rule with a format that its project does not have ([`Fp8Rule::has`]) is refused by whatever quantizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fp8Recipe {
     /// What shares a scale.
@@ -93,11 +101,25 @@ impl Fp8Recipe {
         Self { scales: Fp8Scales::PowerOfTwo, ..self }
     }
 
-    /// Every FP8 recipe there is.
+    /// Every FP8 recipe there is: all rules with the formats that they have.
     pub fn all() -> impl Iterator<Item = Self> {
         let kinds = Fp8Format::ALL.into_iter().flat_map(|f| Fp8Granularity::ALL.map(|g| Self::new(g, f)));
         let rules = kinds.flat_map(|recipe| Fp8Rule::ALL.map(|rule| recipe.with_rule(rule)));
+        let rules = rules.filter(|recipe| recipe.rule.has(recipe.format));
         rules.flat_map(|recipe| Fp8Scales::ALL.map(|scales| Self { scales, ..recipe }))
+    }
+
+    /// Refuses a rule with codes that its project does not have.
+    pub(crate) fn check(self) -> Result<()> {
+        let Self { rule, format, .. } = self;
+        if rule.has(format) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("the rule {rule} with {format}"),
+            "DeepGEMM has E4M3 codes only",
+            "take E4M3, or another rule",
+        ))
     }
 
     /// Scheme of the result.

@@ -9,8 +9,9 @@ use super::nvfp4::{Basis, BlockScaleRule, BlockShape, CodeRounding, E4m3Bound, N
 use super::scheme::{CodeFormat, Fp8Granularity, Scheme};
 use crate::error::{Error, Result};
 
-/// How to quantize: one variant for each family of schemes, with the options of that family. There is no recipe whose options
-/// exclude each other.
+/// How to quantize: one variant for each family of schemes, with the options of that family. NVFP4 recipes whose options exclude
+/// each other cannot be made; an FP8 rule with codes that its project does not have ([`Fp8Rule::has`](crate::Fp8Rule::has)) is
+/// refused where it is used.
 ///
 /// The formulas of this crate use three words:
 /// * `fl(.)`: one FP32 operation, rounded to nearest even.
@@ -94,8 +95,11 @@ impl Recipe {
         }
     }
 
-    /// Checks the rows of a matrix against [`Recipe::row_multiple`].
-    pub(crate) fn check_rows(self, rows: usize) -> Result<()> {
+    /// Checks options that exclude each other, and the rows of a matrix against [`Recipe::row_multiple`].
+    pub(crate) fn check(self, rows: usize) -> Result<()> {
+        if let Self::Fp8(recipe) = self {
+            recipe.check()?;
+        }
         if rows.is_multiple_of(self.row_multiple()) {
             return Ok(());
         }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::ignored::Ignored;
 use super::text::{Change, edited, with_entry};
-use crate::checkpoint::{open_regular, printable};
+use crate::checkpoint::{Heads, open_regular, printable};
 use crate::error::{Error, Result};
 use crate::format::DType;
 
@@ -84,16 +84,21 @@ impl ModelConfig {
         self.entries.get("model_type").into_iter().chain(inner).filter_map(Value::as_str)
     }
 
-    /// True if it says that there are as many heads of keys as of queries. Without a word of the former it is so.
-    pub fn has_equal_heads(&self) -> bool {
-        let number = |key: &str| match self.entries.get(key) {
+    /// The heads of its attention, or of its text model's, where it says them. Without a word of those of keys there are as many as
+    /// of queries.
+    pub fn heads(&self) -> Option<Heads> {
+        const QUERIES: &str = "num_attention_heads";
+        let says = |entries: &&Map<String, Value>| entries.get(QUERIES).is_some_and(|value| !value.is_null());
+        let inner = || self.entries.get("text_config").and_then(Value::as_object).filter(says);
+        let entries = Some(&self.entries).filter(says).or_else(inner)?;
+        // Not said, said, or said in a way that is no number.
+        let number = |key: &str| match entries.get(key) {
             None | Some(Value::Null) => Some(None),
-            Some(value) => value.as_u64().map(Some),
+            Some(value) => Some(Some(usize::try_from(value.as_u64()?).ok()?)),
         };
-        match (number("num_attention_heads"), number("num_key_value_heads")) {
-            (Some(Some(queries)), Some(keys)) => keys.unwrap_or(queries) == queries,
-            _ => false,
-        }
+        let queries = number(QUERIES)?.filter(|queries| *queries > 0)?;
+        let keys = number("num_key_value_heads")?.unwrap_or(queries);
+        Some(Heads { queries, keys, rows: number("head_dim")?, cols: number("hidden_size")? })
     }
 
     /// True if it, or its text model's, says that the head shares the weight of the embeddings (`tie_word_embeddings`).

@@ -45,6 +45,9 @@ pub use select::left_alone;
 pub fn open(path: impl AsRef<Path>) -> Result<(Checkpoint, Option<ModelConfig>)> {
     let file = Checkpoint::open(path)?;
     let config = file.folder().map(ModelConfig::read).transpose()?.flatten();
-    let equal = config.as_ref().is_some_and(ModelConfig::has_equal_heads);
-    Ok((if equal { file.with_equal_heads() } else { file }, config))
+    let file = match config.as_ref().and_then(ModelConfig::heads) {
+        Some(heads) => file.with_heads(heads),
+        None => file,
+    };
+    Ok((file, config))
 }

@@ -49,6 +49,21 @@ impl QuantizationConfig {
             Dialect::GptOss => &["mxfp4"],
         };
         let name = scheme.spec().name;
+        // Not what this dialect lacks: what none has.
+        let of_activations = match name {
+            "nvfp4-row" => Some((
+                "a second-level scale for each row is for activations, weights have one",
+                "choose nvfp4 (dialects modelopt, compressed-tensors, comfyui), or write plain",
+            )),
+            "fp8-1x128" => Some((
+                "groups of 1x128 are for activations, weights have tiles of 128x128",
+                "choose fp8-128x128 (dialects fp8, compressed-tensors), or write plain",
+            )),
+            _ => None,
+        };
+        if let Some((reason, remedy)) = of_activations {
+            return refuse(format!("no engine reads {name} weights: {reason}"), remedy);
+        }
         if !known.contains(&name) {
             return refuse(format!("its weights are {}", known.join(", ")), "choose one of these, or write plain");
         }
@@ -141,6 +156,12 @@ impl QuantizationConfig {
             operand["group_size"] = json!(size);
             operand
         };
+        // By this, quantization/utils/mxfp_utils.py:38 of ac8e2ba knows scales of MX; compressors/mxfp8/base.py:103 does too, that of
+        // mxfp4 (:57) does not ask, and its presets (quantization/quant_scheme.py:204) have it.
+        let bytes = |mut operand: Value| {
+            operand["scale_dtype"] = json!("torch.uint8");
+            operand
+        };
         let (format, weights, activations) = match self.scheme.spec().name {
             "nvfp4" => {
                 let weights = grouped(operand(4, "tensor_group", json!(false)), 16);
@@ -148,13 +169,9 @@ impl QuantizationConfig {
                 ("nvfp4-pack-quantized", weights, self.input_scales.then_some(activations))
             }
             // vLLM reads weights of MXFP4 with activations of any kind, or none.
-            "mxfp4" => ("mxfp4-pack-quantized", grouped(operand(4, "group", json!(false)), 32), None),
+            "mxfp4" => ("mxfp4-pack-quantized", bytes(grouped(operand(4, "group", json!(false)), 32)), None),
             "mxfp8" => {
-                let with = |dynamic: bool| {
-                    let mut operand = grouped(operand(8, "group", json!(dynamic)), 32);
-                    operand["scale_dtype"] = json!("torch.uint8");
-                    operand
-                };
+                let with = |dynamic: bool| bytes(grouped(operand(8, "group", json!(dynamic)), 32));
                 ("mxfp8-quantized", with(false), Some(with(true)))
             }
             "fp8-row" => {

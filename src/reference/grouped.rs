@@ -140,8 +140,10 @@ impl<'a> GroupedInput<'a> {
 /// ```
 ///
 /// # Errors
-/// None today: an input that could be made can be quantized.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a rule with codes that its project does not have
+/// ([`Fp8Rule::has`](crate::Fp8Rule::has)).
 pub fn quantize_grouped(input: &GroupedInput<'_>, recipe: GroupedRecipe) -> Result<(HostGroupedTensor, Vec<f32>)> {
+    recipe.member().check()?;
     let values = input.computed();
     let amax = amax_of_members(input.layout(), &values, recipe.scheme());
     let factors: Vec<_> = amax.iter().map(|amax| recipe.group_scale(*amax)).collect();

@@ -13,6 +13,7 @@
 
 use multiversion::multiversion;
 
+use super::quantize::amax;
 use crate::format::codec;
 use crate::format::nvfp4::HADAMARD_SIGNS;
 
@@ -23,6 +24,21 @@ pub fn hadamard16(x: &[f32; 16]) -> [f32; 16] {
     let mut y = [[0.0; 16]];
     hadamard16_all(std::slice::from_ref(x), &mut y);
     y[0]
+}
+
+/// The largest magnitude of these elements in the basis [`Basis::Hadamard16`](crate::format::Basis::Hadamard16), each 16 of them
+/// transformed on their own; NaN ignored, 0 if there is nothing else. Elements after the last whole 16 have no part in it.
+///
+/// The amax that [`quantize_rows`](super::quantize_rows) wants of a matrix for a Hadamard recipe. Allocates nothing.
+pub fn hadamard16_amax(x: &[f32]) -> f32 {
+    let mut y = [[0.0; 16]; 64];
+    let parts = x.as_chunks().0.chunks(y.len());
+    let amaxes = parts.map(|part| {
+        let y = &mut y[..part.len()];
+        hadamard16_all(part, y);
+        amax(y.as_flattened())
+    });
+    amaxes.fold(0.0, f32::max)
 }
 
 /// [`hadamard16`] of each.

@@ -32,7 +32,7 @@ pub use grouped::{
     GroupedInput, GroupedView, delayed_update_grouped, dequantize_grouped, quantize_grouped,
     quantize_grouped_with_scales, raise_amax,
 };
-pub use hadamard::{hadamard16, hadamard16_inverse};
+pub use hadamard::{hadamard16, hadamard16_amax, hadamard16_inverse};
 pub use linear::{Linear, LinearGradients, QuantizedGradient, SavedInput};
 pub use metrics::{calc_diff, sqnr_db};
 pub use noise::Noise;
@@ -43,7 +43,7 @@ pub use producers::{
     swiglu_backward,
 };
 pub use quantize::{
-    amax, dequantize, quantize, quantize_part, quantize_tensor, quantize_transposed, quantize_transposed_with_scale,
-    quantize_with_scale,
+    amax, dequantize, quantize, quantize_part, quantize_rows, quantize_tensor, quantize_transposed,
+    quantize_transposed_with_scale, quantize_with_scale,
 };
 pub use sample::rows_of;

@@ -113,13 +113,19 @@ fn four_over_six(
     FourOverSix { scales, errors }
 }
 
-/// `x` by an NVFP4 recipe, with the second level found or given. Recipe and columns were checked.
-pub(super) fn quantize(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+/// `x` by an NVFP4 recipe, with the second level found or given: rows from `first_row` on of the matrix that random bytes are
+/// counted in. Recipe and columns were checked.
+pub(super) fn quantize(
+    x: &ArrayView2<f32>,
+    recipe: Nvfp4Recipe,
+    given: Option<GivenScale>,
+    first_row: usize,
+) -> Result<HostQuantMatrix> {
     if recipe.options().basis == Basis::Hadamard16 {
         let transformed = transform(x);
-        return encode(&transformed.view(), recipe, given);
+        return encode(&transformed.view(), recipe, given, first_row);
     }
-    encode(x, recipe, given)
+    encode(x, recipe, given, first_row)
 }
 
 /// The rows of `x`, 16 by 16 elements in the Hadamard basis.
@@ -131,7 +137,12 @@ fn transform(x: &ArrayView2<f32>) -> Array2<f32> {
     y
 }
 
-fn encode(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -> Result<HostQuantMatrix> {
+fn encode(
+    x: &ArrayView2<f32>,
+    recipe: Nvfp4Recipe,
+    given: Option<GivenScale>,
+    first_row: usize,
+) -> Result<HostQuantMatrix> {
     let (rows, cols) = x.dim();
     let options = recipe.options();
     let lines = match options.shape {
@@ -158,7 +169,7 @@ fn encode(x: &ArrayView2<f32>, recipe: Nvfp4Recipe, given: Option<GivenScale>) -
                 match options.rounding {
                     CodeRounding::Nearest => blocks::nearest(&row[some.clone()], inv, codes),
                     CodeRounding::Stochastic { seed, offset } => {
-                        let index = ((first + line) * blocks + from) as u64;
+                        let index = ((first_row + first + line) * blocks + from) as u64;
                         blocks::stochastic(&row[some.clone()], inv, [seed, offset, index], codes);
                     }
                 }

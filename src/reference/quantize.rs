@@ -59,7 +59,7 @@ pub fn quantize(x: ArrayView2<f32>, source: DType, recipe: impl Into<Recipe>) ->
         Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
             mx::quantize(&x, recipe.scheme(), rule)
         }
-        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None),
+        Recipe::Nvfp4(recipe) => nvfp4::quantize(&x, recipe, None, 0),
     }
 }
 
@@ -87,15 +87,10 @@ pub fn quantize_with_scale(
     scale: GivenScale,
 ) -> Result<HostQuantMatrix> {
     let recipe = check_given(&x, source, recipe.into())?;
-    nvfp4::quantize(&x, recipe, Some(scale))
+    nvfp4::quantize(&x, recipe, Some(scale), 0)
 }
 
-/// [`quantize`] of some rows of a matrix whose amax is known, or whose scale is given: the codes and scales that these rows have
-/// in the whole.
-///
-/// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. Parts of
-/// `fp8-128x128`, and those of recipes with tiles, begin at multiples of their rows. Of parts of a stochastic recipe only the first is
-/// that of the whole.
+/// [`quantize_rows`] of the first rows of a matrix, or of any but of a stochastic recipe.
 ///
 /// # Errors
 /// As [`quantize`].
@@ -104,6 +99,26 @@ pub fn quantize_part(
     source: DType,
     recipe: impl Into<Recipe>,
     whole: GivenScale,
+) -> Result<HostQuantMatrix> {
+    quantize_rows(x, source, recipe, whole, 0)
+}
+
+/// [`quantize`] of the rows from `first_row` on of a matrix whose amax is known, or whose scale is given: the codes and scales that
+/// these rows have in the whole.
+///
+/// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. With a
+/// Hadamard recipe it is that of the transformed data ([`hadamard16_amax`](super::hadamard16_amax)). `first_row` matters to
+/// stochastic recipes, whose random bytes go by the number of a row. Parts of `fp8-128x128`, and those of recipes with tiles, begin
+/// at multiples of their rows.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn quantize_rows(
+    x: ArrayView2<f32>,
+    source: DType,
+    recipe: impl Into<Recipe>,
+    whole: GivenScale,
+    first_row: usize,
 ) -> Result<HostQuantMatrix> {
     let recipe = recipe.into();
     check(&x, source, recipe)?;
@@ -115,7 +130,7 @@ pub fn quantize_part(
             };
             cast(&x, fp8.scheme(), fp8.format, &[factors])
         }
-        Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => nvfp4::quantize(&x, nv, Some(whole)),
+        Recipe::Nvfp4(nv) if nv.scheme() == Scheme::Nvfp4 => nvfp4::quantize(&x, nv, Some(whole), first_row),
         _ => quantize(x, source, recipe),
     }
 }
@@ -145,7 +160,7 @@ pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Resul
     if !source.is_wide() {
         return Err(Error::dtype("x", source, "cannot be quantized", "pass bf16, f16 or f32"));
     }
-    recipe.check_rows(x.nrows())?;
+    recipe.check(x.nrows())?;
     pair::check_quantize_cols("x", x.ncols())
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointLayout, Dialect, OutputFolder};
@@ -10,7 +10,7 @@ use scaled_gemm::model_folder::{InputScales, ModelConfig, fused_groups};
 use scaled_gemm::reference::Noise;
 use scaled_gemm::{Fp8Format, Scheme};
 
-use super::{Folder, exchange_word, f32_bytes, foreign, random_matrix, read_everything, written};
+use super::{Folder, exchange_word, f32_bytes, foreign, limits, random_matrix, read_everything, written};
 
 fn one(folder: &Folder, file: &str, name: &str, value: f32) {
     foreign(&folder.file(file), &[(name, Dtype::F32, vec![1], f32_bytes(&[value]))], None);
@@ -302,7 +302,16 @@ fn read_folder(folder: &Folder) -> Option<usize> {
             assert_eq!((again.quantization(), again.architecture()), (quantization.as_ref(), config.architecture()));
         }
     }
-    let file = Checkpoint::open(&folder.0).ok()?;
+    // What is read of it: the headers of its files, and the index.
+    let of = |path: PathBuf| match (path.extension(), fs::read(&path)) {
+        (Some(kind), Ok(bytes)) if kind == "safetensors" => limits::header_of(&bytes),
+        (Some(kind), Ok(bytes)) if kind == "json" => bytes.len(),
+        _ => 0,
+    };
+    let read = fs::read_dir(&folder.0).unwrap().map(|entry| of(entry.unwrap().path())).sum();
+    let (file, most) = limits::memory_of(|| Checkpoint::open(&folder.0));
+    assert!(most <= limits::allowed(read), "{most} bytes in use, of {read} bytes that were read");
+    let file = file.ok()?;
     let modules = file.quantized();
     let groups = fused_groups(&modules, &architecture.unwrap_or_default(), |_| None).len();
     Some(read_everything(&file) + groups + known)
@@ -357,7 +366,9 @@ fn mutated_folders_never_panic() {
             }
         }
         fs::write(folder.file(name), &bytes).unwrap();
-        match catch_unwind(AssertUnwindSafe(|| read_folder(&folder))) {
+        let what = || format!("mutant {mutant} of {name}: {:?}", String::from_utf8_lossy(&bytes));
+        let read = || limits::within_a_second(what, || read_folder(&folder));
+        match catch_unwind(AssertUnwindSafe(read)) {
             Ok(None) => {}
             Ok(Some(good)) => {
                 opened += 1;

@@ -314,11 +314,39 @@ fn scales_of_fused_matrices_are_those_of_their_rows() {
         let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), 34, cols, some, &each[31..65]).unwrap();
         assert!(file.quant_rows(&name, 31..65).unwrap() == want, "{layer}");
     }
-    // Fewer heads of keys: as many rows in all, of which those of queries are more than a third.
-    for text in [r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#, "{}", r#"{"num_attention_heads": "4"}"#] {
+    // Fewer heads of keys: the rows of queries are more than a third, which the config says alone or of its text model.
+    for text in [
+        r#"{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}"#,
+        r#"{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32}"#,
+        r#"{"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "hidden_size": 32}}"#,
+    ] {
         fs::write(&config, text).unwrap();
         let (file, name) = open("l.qkv_proj", &[1.0, 0.25, 2.0]);
-        assert!(file.quant_matrix(&name).unwrap_err().to_string().contains("[3]"), "{text}");
+        let each: Vec<f32> = [(64, 1.0), (16, 0.25), (16, 2.0)].iter().flat_map(|(n, s)| vec![*s; *n]).collect();
+        let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), rows, cols, codes.clone(), &each).unwrap();
+        assert!(file.quant_matrix(&name).unwrap() == want, "{text}");
+        let some = codes[63 * cols..81 * cols].to_vec();
+        let want = HostQuantMatrix::from_logical(Scheme::Fp8Row(E4M3), 18, cols, some, &each[63..81]).unwrap();
+        assert!(file.quant_rows(&name, 63..81).unwrap() == want, "{text}");
+    }
+    // Nothing says whose rows are whose, or what does speaks of other rows.
+    let no_heads = "a config.json with num_attention_heads, num_key_value_heads and head_dim";
+    for (text, words) in [
+        ("{}", no_heads),
+        (r#"{"num_attention_heads": "4"}"#, no_heads),
+        (r#"{"num_attention_heads": 0}"#, no_heads),
+        (r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#, "8 heads of queries, 2 of keys and 2 of values"),
+        (
+            r#"{"num_attention_heads": 4, "head_dim": 16}"#,
+            "4 heads of queries, 4 of keys and 4 of values, of 16 rows each",
+        ),
+        (r#"{"num_attention_heads": 4, "hidden_size": 64}"#, "64 columns"),
+        (r#"{"num_attention_heads": 18446744073709551615, "head_dim": 2}"#, "18446744073709551615 heads"),
+    ] {
+        fs::write(&config, text).unwrap();
+        let (file, name) = open("l.qkv_proj", &[1.0, 0.25, 2.0]);
+        let error = file.quant_matrix(&name).unwrap_err().to_string();
+        assert!(error.contains("[3]") && error.contains("96 x 32") && error.contains(words), "{text}: {error}");
     }
     // Other numbers of scales, and layers whose rows nobody knows.
     for (layer, scales) in [

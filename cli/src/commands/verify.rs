@@ -1,9 +1,11 @@
 //! `verify`: every recipe, cast and pair against their definition (`reference::definition`), on any device.
 //!
 //! Recipes: the device's codes and scales must equal those of the definition, byte for byte, and the noise must be that of the
-//! format. Casts likewise (`casts`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
+//! format. Casts likewise (`casts`), and what else they read and what is computed before them (`sources`). Pairs: the product must be that of the definition in f64, within the tolerance of `reference::gemm_bound`.
 
 mod casts;
+mod near;
+mod sources;
 
 use ndarray::Array2;
 use scaled_gemm::checkpoint::PlainRows;
@@ -45,7 +47,8 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     let (all, products) =
         (Recipe::all(CodeRounding::Stochastic { seed: args.seed, offset: 1 }), products(device.name()));
     let cast_schemes = cast_schemes();
-    let bar = step_bar(device.as_ref(), all.len() + cast_schemes.len() + products.len());
+    let steps = all.len() + cast_schemes.len() + sources::STEPS + products.len();
+    let bar = step_bar(device.as_ref(), steps);
     let (mut recipes, mut casts, mut pairs) = (Findings::default(), Findings::default(), Findings::default());
     let mut caster = device.caster();
     for recipe in all {
@@ -58,6 +61,9 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
         casts::check(caster.as_mut(), scheme, args.seed, &mut casts)?;
         bar.inc(1);
     }
+    let mut others = Findings::default();
+    bar.set_message("casts of codes, and producers");
+    sources::check(device.sources().as_mut(), args.seed, &mut others, &mut || bar.inc(1))?;
     for pair in products {
         bar.set_message(format!("{} x {}", name(pair.a), pair.b.scheme()));
         check_products(device.as_mut(), pair, args.seed, &mut pairs)?;
@@ -75,14 +81,19 @@ pub fn run(args: &VerifyArgs, choice: DeviceChoice) -> Result<Outcome, Failure> 
     text += &table(header, 5, &recipes.rows);
     text += "\nCasts to groupings that no product reads, every order of scales, exact and powers of two\n\n";
     text += &table(["group", "codes of", "codes", "scales", "decoded", ""], 2, &casts.rows);
+    text += "\nCasts of codes and of chosen rows, parts of casts, and what is computed before a cast; normal numbers, outliers, zeros and \
+             subnormal ones in turns.\nBeside: counts, sums, factors, other gradients. Values: the error before the cast as a fraction of \
+             what it may be; above 1 is wrong\n\n";
+    text += &table(["source", "to", "codes", "scales", "beside", "values", ""], 2, &others.rows);
     text += "\nProducts against the f64 bound (error as a fraction of it; above 1 is wrong)\n\n";
     text += &table(["A", "B", "bf16", "f16", "f32", ""], 2, &pairs.rows);
-    let failed: Vec<String> = recipes.failed.into_iter().chain(casts.failed).chain(pairs.failed).collect();
-    let checks = count(recipes.rows.len() + casts.rows.len() + pairs.rows.len(), "check", "checks");
+    let failed: Vec<String> =
+        recipes.failed.into_iter().chain(casts.failed).chain(others.failed).chain(pairs.failed).collect();
+    let checks = count(recipes.rows.len() + casts.rows.len() + others.rows.len() + pairs.rows.len(), "check", "checks");
     text += &format!("\n{checks}, {} failed\n", failed.len());
     let value = json!({
         "device": device.name(), "title": device.title(), "recipes": recipes.values, "casts": casts.values,
-        "pairs": pairs.values,
+        "sources": others.values, "pairs": pairs.values,
         "failed": failed, "passed": failed.is_empty(),
     });
     let mut outcome = Outcome::new(device.as_ref(), Form::from_flag(args.json), text, value);
@@ -172,7 +183,7 @@ fn check_recipe(caster: &mut dyn Caster, recipe: Recipe, seed: u64, found: &mut 
     let [rows, cols] = if tiles { WHOLE_TILES } else { MATRIX };
     let (mut codes, mut scales, mut values, mut sqnr) = (0, 0, 0, f64::INFINITY);
     for (i, dtype) in WIDE.into_iter().enumerate() {
-        let x = test_matrix(rows, cols, dtype, seed + i as u64);
+        let x = test_matrix(rows, cols, dtype, seed.wrapping_add(i as u64));
         let want = definition::quantize(x.view(), dtype, recipe)?;
         let got = caster.quantize_part(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe, None, Vec::new())?;
         codes += differences(want.codes(), got.codes(), |a, b| a == b);
@@ -247,11 +258,11 @@ fn check_products(device: &mut dyn Device, pair: Pair, seed: u64, found: &mut Fi
                 reference::quantize(test_matrix(rows, k, DType::Bf16, seed).view(), DType::Bf16, recipe)
             };
             let qa = match pair.a {
-                Activations::Quantized(recipe) => HostA::Quantized(quantized(m, recipe, seed + 10)?),
-                Activations::Plain(dtype) => HostA::Plain(test_matrix(m, k, dtype, seed + 10), dtype),
+                Activations::Quantized(recipe) => HostA::Quantized(quantized(m, recipe, seed.wrapping_add(10))?),
+                Activations::Plain(dtype) => HostA::Plain(test_matrix(m, k, dtype, seed.wrapping_add(10)), dtype),
             };
-            let qb = quantized(n, pair.b, seed + 20)?;
-            let bias = normal(1, n, DType::Bf16, seed + 30).into_raw_vec_and_offset().0;
+            let qb = quantized(n, pair.b, seed.wrapping_add(20))?;
+            let bias = normal(1, n, DType::Bf16, seed.wrapping_add(30)).into_raw_vec_and_offset().0;
             let mut inputs = GemmInputs::new(qa.operand(), &qb, out);
             // One shape bare, one with a bias, one with all of the epilogue that files can have.
             if i > 0 {

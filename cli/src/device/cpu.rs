@@ -7,18 +7,19 @@ use std::time::{Duration, Instant};
 use ndarray::{Array2, ArrayView2, s};
 use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::pair::{check_output, check_pair, check_shape};
-use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, Swiglu, rows_of};
+use scaled_gemm::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, RmsNorm, Swiglu, rows_of};
 use scaled_gemm::{
     CastRecipe, DType, Error, GivenScale, HostCastMatrix, HostQuantMatrix, Operand, Recipe, Result, Scheme,
 };
 
 use super::check::sampled_error;
+use super::sources::{OnCpu, Sources};
 use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
 use crate::output::{Failure, count};
-use crate::quantizers::{Producer, Quantizer};
+use crate::quantizers::{Producer, Quantizer, has_one_scale};
 use crate::target::Target;
 
 /// Bytes of the buffer whose copy is the roof: larger than the caches of most machines.
@@ -100,6 +101,10 @@ impl Device for Cpu {
         2 << 20
     }
 
+    fn divides_stochastic(&self) -> bool {
+        true
+    }
+
     /// One: it takes all cores for each part.
     fn casters(&self) -> Vec<Box<dyn Caster>> {
         vec![self.caster()]
@@ -107,6 +112,10 @@ impl Device for Cpu {
 
     fn caster(&self) -> Box<dyn Caster> {
         Box::new(CpuCaster::default())
+    }
+
+    fn sources(&self) -> Box<dyn Sources + '_> {
+        Box::new(OnCpu)
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
@@ -179,22 +188,52 @@ impl Device for Cpu {
         let x = gated.slice(s![.., ..cols]).to_owned();
         let cast = |y: ArrayView2<'_, f32>, recipe| reference::cast(&y.into(), recipe);
         let coded = |scheme| cast(x.view(), CastRecipe::new(scheme).power_of_two());
-        let time = |quantizer: &Quantizer| match *quantizer {
-            Quantizer::Quantize(_, Target::Recipe(recipe)) => {
-                median_us(|| reference::quantize(x.view(), DType::Bf16, recipe))
-            }
-            Quantizer::Quantize(producer, Target::Cast(recipe)) => median_us(|| match producer {
-                Producer::Plain => cast(x.view(), recipe),
-                Producer::Silu => cast(reference::silu(x.view()).view(), recipe),
-                Producer::Gelu => cast(reference::gelu(x.view()).view(), recipe),
-                Producer::GeluTanh => cast(reference::gelu_tanh(x.view()).view(), recipe),
+        let weight = vec![1.0f32; cols];
+        let norm = |residual: bool| RmsNorm {
+            weight: &weight,
+            epsilon: 1e-6,
+            residual: residual.then(|| gated.slice(s![.., cols..])),
+            dtype: DType::Bf16,
+        };
+        // Per channel SwiGLU is read in BF16.
+        let produced = |producer, channels: bool| -> Result<Array2<f32>> {
+            Ok(match producer {
+                Producer::Plain => x.clone(),
+                Producer::Activated(function) => function.of(x.view()),
+                Producer::Norm { residual } => reference::rms_norm(x.view(), &norm(residual))?.values,
                 Producer::Swiglu => {
                     let (y, _) = reference::swiglu(gated.view(), &Swiglu::default())?;
-                    // Per channel it is read in BF16.
-                    let channels = recipe.scheme().group().is_per_channel();
-                    cast(if channels { reference::round_values(y, DType::Bf16) } else { y }.view(), recipe)
+                    if channels { reference::round_values(y, DType::Bf16) } else { y }
+                }
+            })
+        };
+        let time = |quantizer: &Quantizer| match *quantizer {
+            Quantizer::Quantize(Producer::Plain, Target::Recipe(recipe)) => {
+                median_us(|| reference::quantize(x.view(), DType::Bf16, recipe))
+            }
+            Quantizer::Quantize(Producer::Plain, Target::Cast(recipe)) => median_us(|| cast(x.view(), recipe)),
+            Quantizer::Quantize(producer, Target::Recipe(recipe)) => median_us(|| {
+                let y = produced(producer, false)?;
+                match recipe {
+                    Recipe::Fp8(fp8) if has_one_scale(recipe) => {
+                        Ok(reference::quantize_tensor(y.view(), fp8.format, GivenScale::Encode(64.0))?.0)
+                    }
+                    _ if has_one_scale(recipe) => {
+                        reference::quantize_with_scale(y.view(), DType::F32, recipe, GivenScale::Amax(8.0))
+                    }
+                    _ => reference::quantize(y.view(), DType::F32, recipe),
                 }
             }),
+            Quantizer::Quantize(producer, Target::Cast(recipe)) => {
+                median_us(|| cast(produced(producer, recipe.scheme().group().is_per_channel())?.view(), recipe))
+            }
+            Quantizer::Codes(scheme) => {
+                let scales = reference::cast_scales(&x.view().into(), CastRecipe::new(scheme))?;
+                median_us(|| reference::cast_with_scales(&x.view().into(), scheme, &scales))
+            }
+            Quantizer::Scales(scheme) => {
+                median_us(|| reference::cast_scales(&x.view().into(), CastRecipe::new(scheme)))
+            }
             Quantizer::Again(from, to) => {
                 let q = coded(from)?;
                 median_us(|| reference::cast(&(&q).into(), CastRecipe::new(to)))
@@ -206,6 +245,17 @@ impl Device for Cpu {
             Quantizer::Lossless(from, _) => {
                 let q = coded(from)?;
                 median_us(|| reference::fp4_to_fp8(&q))
+            }
+            // The CPU writes all that there is, whatever is wanted of it.
+            Quantizer::Backward { from, to, .. } => {
+                quantizer.check_cols(cols)?;
+                let q = from.map(|from| cast(gated.view(), CastRecipe::new(from))).transpose()?;
+                median_us(|| {
+                    let read = q.as_ref().map(|q| reference::cast_back(q, DType::F32));
+                    let read = read.as_ref().map_or(gated.view(), |read| read.view());
+                    let gradients = reference::swiglu_backward(read, x.view(), &Swiglu::default())?;
+                    cast(gradients.x.view(), CastRecipe::new(to))
+                })
             }
         };
         Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
@@ -257,12 +307,12 @@ impl Caster for CpuCaster {
         &mut self,
         x: &PlainRows,
         recipe: Recipe,
-        whole: Option<GivenScale>,
+        whole: Option<(GivenScale, usize)>,
         _buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix> {
         let values = self.widen(x);
         match whole {
-            Some(whole) => reference::quantize_part(values, x.dtype(), recipe, whole),
+            Some((whole, first_row)) => reference::quantize_rows(values, x.dtype(), recipe, whole, first_row),
             None => reference::quantize(values, x.dtype(), recipe),
         }
     }

@@ -12,21 +12,23 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::cudarc::driver::sys::CUdevice_attribute;
 use scaled_gemm::reference::{Accumulator, Gelu, GemmInputs, HostOperand, rows_of};
 use scaled_gemm::{
-    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, CastMatrix, CastRecipe, CastSource, ClockWatch, Formulation,
-    GemmArgs, GemmDesc, GemmPlan, Handle, KernelFamily, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix,
-    QuantizeTo, SourceActivation, SwigluSource, Timing, TuneOptions, TuneTable, VecRef, copy,
+    Accumulation, Bf16Gemm, BorrowsOutliveGraph, Cadence, ClockWatch, Formulation, GemmArgs, GemmDesc, GemmPlan,
+    Handle, KernelSource, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Timing, TuneOptions, TuneTable, VecRef,
+    copy,
 };
 use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
 use super::check::sampled_error;
 use super::cuda_caster::CudaCaster;
+use super::cuda_quantizers;
+use super::cuda_sources::OnGpu;
+use super::sources::Sources;
 use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
 use crate::output::Failure;
-use crate::quantizers::{Producer, Quantizer};
-use crate::target::Target;
+use crate::quantizers::Quantizer;
 
 /// Bytes of the copy that is the roof: far more than any L2 cache.
 const COPY_BYTES: usize = 256 << 20;
@@ -35,8 +37,8 @@ const BASELINE_CANDIDATES: usize = 8;
 /// From this m on the cadence matters: both are measured.
 const LARGE_ROWS: usize = 1024;
 
-struct Cuda {
-    handle: Handle,
+pub(super) struct Cuda {
+    pub(super) handle: Handle,
     accumulation: Accumulation,
     /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
     bus_id: Option<String>,
@@ -94,16 +96,16 @@ fn kept_dtype(a: Operand, out: DType) -> DType {
 }
 
 impl Cuda {
-    fn upload(&self, bytes: &[u8]) -> Result<CudaSlice<u8>> {
+    pub(super) fn upload(&self, bytes: &[u8]) -> Result<CudaSlice<u8>> {
         self.handle.stream().clone_htod(bytes).map_err(|e| driver("copying to the GPU", e))
     }
 
-    fn zeros(&self, bytes: usize) -> Result<CudaSlice<u8>> {
+    pub(super) fn zeros(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         // One byte more than nothing: the driver has no empty allocations.
         self.handle.stream().alloc_zeros(bytes.max(1)).map_err(|e| driver("allocating device memory", e))
     }
 
-    fn duplicates(&self, one: CudaSlice<u8>, count: usize) -> Result<Vec<CudaSlice<u8>>> {
+    pub(super) fn duplicates(&self, one: CudaSlice<u8>, count: usize) -> Result<Vec<CudaSlice<u8>>> {
         let mut all = vec![one];
         while all.len() < count {
             all.push(self.handle.stream().clone_dtod(&all[0]).map_err(|e| driver("copying on the GPU", e))?);
@@ -119,7 +121,7 @@ impl Cuda {
     }
 
     /// How many sets of this many bytes exceed the L2 cache three times over.
-    fn sets(&self, bytes: usize) -> usize {
+    pub(super) fn sets(&self, bytes: usize) -> usize {
         (3 * self.handle.device().l2_bytes / bytes.max(1) + 1).clamp(2, 64)
     }
 
@@ -280,12 +282,21 @@ impl Device for Cuda {
         CudaCaster::PART
     }
 
+    /// The kernel counts random bytes from the first row that it is given.
+    fn divides_stochastic(&self) -> bool {
+        false
+    }
+
     fn casters(&self) -> Vec<Box<dyn Caster>> {
         (0..CudaCaster::side_by_side()).map(|_| self.caster()).collect()
     }
 
     fn caster(&self) -> Box<dyn Caster> {
         Box::new(CudaCaster::new(self.handle.device().ordinal))
+    }
+
+    fn sources(&self) -> Box<dyn Sources + '_> {
+        Box::new(OnGpu(&self.handle))
     }
 
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
@@ -431,63 +442,7 @@ impl Device for Cuda {
         all: &[Quantizer],
         step: &mut dyn FnMut(),
     ) -> Result<Vec<Result<f64>>> {
-        self.handle.load_kernels(&[KernelFamily::Fused])?;
-        // What SwiGLU reads; the others read a part of it.
-        let sets = self.sets(rows * cols * 3);
-        let data = self.duplicates(self.upload(&normal_bytes(rows, 2 * cols, DType::Bf16, 1))?, sets)?;
-        let matrices = |cols| data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols)).collect::<Result<Vec<_>>>();
-        let (plain, gated) = (matrices(cols)?, matrices(2 * cols)?);
-        let (handle, timing) = (&self.handle, borrowing(Timing::SUSTAINED).over(sets));
-        let casts =
-            |scheme| plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect::<Result<Vec<_>>>();
-        let coded = |scheme| {
-            let recipe = CastRecipe::new(scheme).power_of_two();
-            plain.iter().map(|x| handle.cast(x, recipe)).collect::<Result<Vec<_>>>()
-        };
-        let source = |producer, at: usize| -> Result<CastSource<'_>> {
-            Ok(match producer {
-                Producer::Plain => (&plain[at]).into(),
-                Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
-                Producer::Silu => CastSource::activated(&plain[at], SourceActivation::Silu),
-                Producer::Gelu => CastSource::activated(&plain[at], SourceActivation::Gelu),
-                Producer::GeluTanh => CastSource::activated(&plain[at], SourceActivation::GeluTanh),
-            })
-        };
-        let time = |quantizer: &Quantizer| {
-            let times = match *quantizer {
-                Quantizer::Quantize(_, Target::Recipe(recipe)) => {
-                    let new = |_| QuantMatrix::zeros(handle, recipe.scheme(), rows, cols);
-                    let mut out = plain.iter().map(new).collect::<Result<Vec<_>>>()?;
-                    let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
-                    timing.time(handle, |call| run(call % sets))?
-                }
-                Quantizer::Quantize(producer, Target::Cast(recipe)) => {
-                    let mut out = casts(recipe.scheme())?;
-                    let mut run = |at: usize| handle.cast_into(source(producer, at)?, recipe, &mut out[at]);
-                    timing.time(handle, |call| run(call % sets))?
-                }
-                Quantizer::Again(from, to) => {
-                    let (q, mut out) = (coded(from)?, casts(to)?);
-                    let mut run = |at: usize| handle.cast_into(&q[at], CastRecipe::new(to), &mut out[at]);
-                    timing.time(handle, |call| run(call % sets))?
-                }
-                Quantizer::Back(from) => {
-                    let q = coded(from)?;
-                    let zeros = |_| self.zeros(rows * cols * DType::Bf16.bytes());
-                    let mut y = plain.iter().map(zeros).collect::<Result<Vec<_>>>()?;
-                    let mut run = |at: usize| {
-                        handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], DType::Bf16, rows, cols)?)
-                    };
-                    timing.time(handle, |call| run(call % sets))?
-                }
-                Quantizer::Lossless(from, to) => {
-                    let (q, mut out) = (coded(from)?, casts(to)?);
-                    timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
-                }
-            };
-            Ok(times.median())
-        };
-        Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
+        cuda_quantizers::time(self, [rows, cols], all, step)
     }
 
     fn copy_rate(&mut self) -> Result<f64> {
@@ -527,7 +482,7 @@ pub(super) fn driver(call: &str, error: impl fmt::Display) -> Error {
 }
 
 /// The same timing for calls that use cudarc slices.
-fn borrowing(timing: Timing) -> Timing {
+pub(super) fn borrowing(timing: Timing) -> Timing {
     // SAFETY: what is timed here uses slices of `Sets`, or of a local, that no timed call drops or replaces.
     timing.borrowing(unsafe { BorrowsOutliveGraph::promise() })
 }

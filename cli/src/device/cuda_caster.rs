@@ -74,10 +74,12 @@ impl Caster for CudaCaster {
         &mut self,
         x: &PlainRows,
         recipe: Recipe,
-        whole: Option<GivenScale>,
+        whole: Option<(GivenScale, usize)>,
         buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix> {
         let (source, rows, cols, scheme) = (x.dtype(), x.rows(), x.cols(), recipe.scheme());
+        // Where it matters which is the first row there is one part.
+        let whole = whole.map(|(whole, _)| whole);
         let open = self.open(x.bytes().len())?;
         let mut q = open.take(scheme, rows, cols)?;
         open.handle.write(&mut open.plain.view_mut(), x.bytes())?;

@@ -6,6 +6,11 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_caster;
+#[cfg(feature = "cuda")]
+mod cuda_quantizers;
+#[cfg(feature = "cuda")]
+mod cuda_sources;
+pub mod sources;
 
 use std::path::Path;
 
@@ -20,6 +25,7 @@ use scaled_gemm::{
 use crate::args::{AccumulationChoice, DeviceChoice, scheme};
 use crate::output::Failure;
 use crate::quantizers::Quantizer;
+use sources::Sources;
 
 /// How A comes to a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,12 +133,13 @@ pub struct Support {
 /// Quantizes and dequantizes matrices, or parts of them, in host memory.
 pub trait Caster: Send {
     /// Quantizes some rows of a matrix, or all; `whole` is the scale of all of it, where its scheme has one that is not found from
-    /// these rows. See [`quantize_part`](scaled_gemm::reference::quantize_part). The result may take the memory of `buffer`.
+    /// these rows, with the number of the first of them. See [`quantize_rows`](scaled_gemm::reference::quantize_rows). The result may
+    /// take the memory of `buffer`.
     fn quantize_part(
         &mut self,
         x: &PlainRows,
         recipe: Recipe,
-        whole: Option<GivenScale>,
+        whole: Option<(GivenScale, usize)>,
         buffer: Vec<u8>,
     ) -> Result<HostQuantMatrix>;
 
@@ -174,11 +181,17 @@ pub trait Device {
     /// Bytes of the parts that it takes of a matrix, about: enough that its work is worth passing on.
     fn part_bytes(&self) -> usize;
 
+    /// True if it rounds parts of a matrix at random one by one; else it takes the matrix whole.
+    fn divides_stochastic(&self) -> bool;
+
     /// What quantizes and dequantizes here, as many as do so side by side; each is for a thread of its own.
     fn casters(&self) -> Vec<Box<dyn Caster>>;
 
     /// One of them.
     fn caster(&self) -> Box<dyn Caster>;
+
+    /// Casts from every source.
+    fn sources(&self) -> Box<dyn Sources + '_>;
 
     /// The scaled product. Takes pair, output type, bias and activation from `inputs`.
     fn gemm(&mut self, inputs: &GemmInputs<'_>) -> Result<Array2<f32>>;
@@ -202,8 +215,8 @@ pub trait Device {
     /// cadence that matters at this shape, the sustained one last.
     fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>>;
 
-    /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns, or why there are none. `step` hears
-    /// of each.
+    /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns (of gradients that of the forward pass),
+    /// or why there are none. `step` hears of each.
     fn time_quantizers(
         &mut self,
         shape: [usize; 2],

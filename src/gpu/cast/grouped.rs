@@ -89,6 +89,7 @@ impl Handle {
         to: impl Into<GroupedTo<'a>>,
         amax: Option<&mut DeviceBytesMut<'_>>,
     ) -> Result<()> {
+        recipe.member().check()?;
         self.quantize_members(source, recipe.scheme(), How::Current(recipe), to.into(), amax)
     }
 

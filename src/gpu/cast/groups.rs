@@ -249,8 +249,8 @@ pub(super) fn check_wide(operand: &str, x: &MatRef<'_>) -> Result<()> {
 fn coded_forward(q: &CastMatrix) -> Error {
     Error::unsupported(
         format!("SwiGLU of x in {}, forward", q.scheme()),
-        "only the backward pass reads codes",
-        "cast them back first (Handle::cast_back_into)",
+        "only the backward pass, which reads what was kept, opens codes in both halves",
+        "cast them back first (Handle::cast_back_into), and take SwiGLU of the result",
     )
 }
 

@@ -505,7 +505,7 @@ type Targets<'a> = (Option<&'a mut QuantMatrix>, Option<&'a mut QuantMatrix>);
 
 /// Takes the targets apart and checks that they fit.
 fn check_targets<'a>(x: &MatRef<'_>, recipe: Recipe, to: QuantizeTo<'a>) -> Result<Targets<'a>> {
-    recipe.check_rows(x.rows())?;
+    recipe.check(x.rows())?;
     let (plain, transposed) = match to {
         QuantizeTo::Plain(out) => (Some(out), None),
         QuantizeTo::Transposed(out) => (None, Some(out)),

@@ -183,7 +183,7 @@ impl Handle {
                 return refuse(
                     "a plain matrix",
                     "nothing is computed of it, and the quantizers read it themselves",
-                    "use Handle::quantize_into, or quantize_tensor_into and quantize_nvfp4_into with a given scale; gather rows first",
+                    "use Handle::quantize_into, or quantize_tensor_into and quantize_nvfp4_into with a given scale; rows are gathered by casts, fp8-row and fp8-1x128 alone: write those that are chosen side by side before",
                 );
             }
             Values::Coded(_) => {
@@ -229,7 +229,7 @@ fn not_of_a_source(recipe: Fp8Recipe) -> Error {
             "take fp8-1x128, or store the values and use Handle::quantize",
         ),
         Fp8Granularity::Row | Fp8Granularity::Group1x128 => (
-            "a source is cast to e4m3 under the rule deepseek",
+            "sources are written by the casts, whose rule is deepseek and for e4m3 alone",
             "take Fp8Rule::DeepSeek and e4m3, or store the values and use Handle::quantize",
         ),
     };

@@ -113,10 +113,15 @@ impl Kernels {
         )
     }
 
+    /// Whether gradients of a bias can be added there: before other work.
+    pub(crate) fn check_bias_sum(&self, to: &Span<'_>, count: usize) -> Result<()> {
+        check_floats("sum of gradients of the bias", to, count)
+    }
+
     /// `to[i] += from[i]` of `count` FP32 numbers.
     pub(crate) fn add_bias_gradient(&self, stream: &Queue, from: &Span<'_>, to: &Span<'_>, count: usize) -> Result<()> {
         check_floats("gradient of the bias", from, count)?;
-        check_floats("sum of gradients of the bias", to, count)?;
+        self.check_bias_sum(to, count)?;
         enqueue!(
             stream,
             self.linear(stream)?.add_bias_gradient,

@@ -1,7 +1,8 @@
 //! What the calls of a layer ask of their operands, in words.
 
 use super::Linear;
-use super::saved::{LinearGradientsInto, Made, QuantizedGradient, SavedInput};
+use super::operand::other_form;
+use super::saved::{Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::handle::Handle;
@@ -65,15 +66,19 @@ impl Linear {
             let rule = format!("is not {}, the type of the layer", self.dtype);
             return Err(Error::dtype(operand, dtype, rule, "convert it, or make a layer of its type"));
         }
-        if rows > self.max_tokens {
-            return Err(Error::shape(
-                operand,
-                format!("{rows} tokens"),
-                format!("must have at most {}, for which the layer has memory", self.max_tokens),
-                "make the layer for more tokens, or pass them in parts",
-            ));
+        self.check_most(operand, rows)
+    }
+
+    pub(super) fn check_most(&self, operand: &str, tokens: usize) -> Result<()> {
+        if tokens <= self.max_tokens {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::shape(
+            operand,
+            format!("{tokens} tokens"),
+            format!("must have at most {}, for which the layer has memory", self.max_tokens),
+            "make the layer for more tokens, or pass them in parts",
+        ))
     }
 
     /// A weight, out x in.
@@ -141,7 +146,8 @@ impl Linear {
     pub(super) fn check_saved(&self, tokens: usize, saved: &SavedInput) -> Result<()> {
         let of = self.check_made("saved X", saved.of)?;
         if (of.tokens, of.features) == (tokens, self.in_features()) {
-            return Ok(());
+            let is_plain = matches!(saved.kept, Kept::HighPrecision(_)) && self.recipe.weight_gradient().is_some();
+            return if is_plain && self.x_transposed.is_none() && tokens > 0 { Err(other_form()) } else { Ok(()) };
         }
         Err(Error::shape(
             "saved X",

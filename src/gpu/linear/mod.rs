@@ -219,6 +219,7 @@ impl Linear {
     pub fn prepare(&mut self, handle: &Handle, tokens: usize) -> Result<()> {
         self.check_handle(handle)?;
         handle.refuse_capture("preparing a linear layer")?;
+        self.check_most("X", tokens)?;
         let (dtype, out, features) = (self.dtype, self.out, self.features);
         let zeros = |elements: usize, dtype: DType| handle.alloc(elements * dtype.bytes());
         let (x, dy) = (zeros(tokens * features, dtype)?, zeros(tokens * out, dtype)?);

@@ -5,7 +5,7 @@ use crate::format::{DType, Scheme};
 use crate::gpu::device::memory::DeviceBuffer;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::Input;
-use crate::gpu::matrix::{MatRef, QuantMatrix, SharedMatrix};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, SharedMatrix};
 
 /// Memory for a quantized matrix of at most so many rows and columns.
 pub(super) struct Room {
@@ -74,6 +74,14 @@ impl Bf16Form {
         }
     }
 
+    /// Refuses a target in memory of the caller's that is read.
+    pub(super) fn check_apart(&self, operand: &str, target: &MatMut<'_>) -> Result<()> {
+        match self {
+            Self::Shared(Some(shared)) => shared.check_apart(operand, "dX", target),
+            _ => Ok(()),
+        }
+    }
+
     /// Lets go of what is the caller's.
     pub(super) fn forget(&mut self) {
         if let Self::Shared(shared) = self {
@@ -113,5 +121,14 @@ pub(super) fn nothing_there(operand: &str) -> Error {
         format!("{operand} before anything was written to it"),
         "it is memory that a forward or backward pass fills",
         "call forward_saving_into, or quantize_gradient_into, before",
+    )
+}
+
+/// X is kept in a form that this layer has no memory for.
+pub(super) fn other_form() -> Error {
+    Error::unsupported(
+        "a saved X in another form than the layer keeps it",
+        "the layer has no memory to transpose it in",
+        "make it with saved_input of this layer, after with_kept_input",
     )
 }

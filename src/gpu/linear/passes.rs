@@ -1,11 +1,11 @@
 //! Forward and backward.
 
 use super::delayed::{DelayedScales, Tensor};
-use super::operand::{nothing_there, round_to_bf16, share};
+use super::operand::{nothing_there, other_form, round_to_bf16, share};
 use super::product::{bf16, quantized};
 use super::saved::{GradientForm, Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use super::{Linear, padded};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{DType, GivenScale, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytesMut};
@@ -57,8 +57,8 @@ impl Linear {
     /// capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if X or Y does not fit the layer; [`Error::Alignment`] unless matrices begin at multiples of 16
-    /// bytes; [`Error::Unsupported`] on another handle, or inside a capture where a product is left to be planned.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if X or Y does not fit the layer; [`Error::Alignment`](crate::Error::Alignment) unless matrices begin at multiples of 16
+    /// bytes; [`Error::Unsupported`](crate::Error::Unsupported) on another handle, or inside a capture where a product is left to be planned.
     pub fn forward_into(&mut self, handle: &Handle, x: &MatRef<'_>, y: MatMut<'_>) -> Result<()> {
         self.check_forward(handle, x, &y)?;
         if x.rows() == 0 {
@@ -76,7 +76,7 @@ impl Linear {
     /// [`Linear::forward_into`].
     ///
     /// # Errors
-    /// As [`Linear::forward_into`]; [`Error::Unsupported`] for a `saved` of a layer that is made otherwise, or, where X is kept in high
+    /// As [`Linear::forward_into`]; [`Error::Unsupported`](crate::Error::Unsupported) for a `saved` of a layer that is made otherwise, or, where X is kept in high
     /// precision, for an X in memory that this crate does not own.
     pub fn forward_saving_into(
         &mut self,
@@ -89,10 +89,10 @@ impl Linear {
         self.check_room(saved)?;
         let (tokens, features) = (x.rows(), self.features);
         saved.of = None;
+        if let Kept::HighPrecision(shared) = &mut saved.kept {
+            *shared = if tokens > 0 { Some(share("X", x)?) } else { None };
+        }
         if tokens > 0 {
-            if let Kept::HighPrecision(shared) = &mut saved.kept {
-                *shared = Some(share("X", x)?);
-            }
             if let (Some(scales), Some(factor)) = (&self.scales, &mut saved.factor) {
                 scales.copy_factor(handle, Tensor::Input, factor)?;
             }
@@ -123,7 +123,7 @@ impl Linear {
     /// delayed scaling. Allocates nothing and waits for nothing; safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if dY does not fit the layer; [`Error::Unsupported`] for an `into` of a layer that is made otherwise, on
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dY does not fit the layer; [`Error::Unsupported`](crate::Error::Unsupported) for an `into` of a layer that is made otherwise, on
     /// another handle, or, where gradients are products of BF16 in a layer of BF16, for a dY in memory that this crate does not own.
     pub fn quantize_gradient_into(
         &mut self,
@@ -164,7 +164,7 @@ impl Linear {
     /// dX, tokens x in, of the layer's type. Allocates nothing and waits for nothing once planned; safe inside graph capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if dX does not fit; [`Error::Unsupported`] for a gradient of another layer, or none.
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dX does not fit; [`Error::Unsupported`](crate::Error::Unsupported) for a gradient of another layer, or none.
     pub fn input_gradient_into(&mut self, handle: &Handle, dy: &QuantizedGradient, dx: MatMut<'_>) -> Result<()> {
         self.check_handle(handle)?;
         let Made { tokens, .. } = self.check_gradient(dy)?;
@@ -177,6 +177,7 @@ impl Linear {
                 quantized(handle, &rows.matrix(tokens, self.out)?, weight, dx, None, Accumulate::Replace)
             }
             (GradientForm::Bf16(form), _, Some(weight)) => {
+                form.check_apart("dY", &dx)?;
                 let dy = form.matrix("dY", tokens, self.out)?;
                 let weight = MatRef::new(weight, DType::Bf16, self.out, self.features)?;
                 let (dy, weight) = ((&dy, Lies::AlongK), (&weight, Lies::AcrossK));
@@ -190,7 +191,7 @@ impl Linear {
     /// capture then.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`] if they are of a
+    /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`](crate::Error::Unsupported) if they are of a
     /// layer of another recipe or type, or nothing was written to them. `gradients` are then as they were.
     pub fn weight_gradient_into(
         &mut self,
@@ -206,7 +207,12 @@ impl Linear {
         if tokens == 0 {
             return Ok(());
         }
-        let LinearGradientsInto { weight, bias } = gradients;
+        let LinearGradientsInto { weight, mut bias } = gradients;
+        if let Some(bias) = &mut bias {
+            // What refuses it does so before dW is added.
+            let order = handle.queue().order();
+            handle.kernels().check_bias_sum(&bias.at(&order)?, self.out)?;
+        }
         match &dy.form {
             GradientForm::Quantized { transposed, .. } => {
                 let x = self.input_transposed(handle, saved, tokens)?;
@@ -230,8 +236,8 @@ impl Linear {
     /// Allocates nothing and waits for nothing once planned; safe inside graph capture then.
     ///
     /// # Errors
-    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; where operands do not fit,
-    /// neither layer nor `gradients` are changed.
+    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; [`Error::Shape`](crate::Error::Shape) for a dX in
+    /// the memory of an X that is kept in high precision. `gradients` are then as they were.
     pub fn backward_into(
         &mut self,
         handle: &Handle,
@@ -245,11 +251,13 @@ impl Linear {
         self.check_saved(dy.rows(), saved)?;
         self.check_gradients(&gradients)?;
         self.check_input_gradient(dy.rows(), &dx)?;
+        saved.check_apart(&dx)?;
         // Out of the layer while the passes borrow that.
         let Some(mut own) = self.gradient.take() else { return Err(nothing_there("dY")) };
         let done = self.quantize_gradient_into(handle, dy, &mut own).and_then(|()| {
-            self.weight_gradient_into(handle, &own, saved, gradients)?;
-            self.input_gradient_into(handle, &own, dx)
+            // What is added comes last: a call that is refused can be made again.
+            self.input_gradient_into(handle, &own, dx)?;
+            self.weight_gradient_into(handle, &own, saved, gradients)
         });
         own.forget();
         self.gradient = Some(own);
@@ -342,13 +350,4 @@ fn add_bias(handle: &Handle, from: &DeviceBuffer, mut to: DeviceBytesMut<'_>, co
     let order = handle.queue().order();
     let (from, to) = (from.read(&order)?, to.at(&order)?);
     handle.kernels().add_bias_gradient(handle.queue(), &from, &to, count)
-}
-
-/// X is kept in a form that this layer has no memory for.
-fn other_form() -> Error {
-    Error::unsupported(
-        "a saved X in another form than the layer keeps it",
-        "the layer has no memory to transpose it in",
-        "make it with saved_input of this layer, after with_kept_input",
-    )
 }

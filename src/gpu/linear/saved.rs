@@ -21,7 +21,8 @@ pub(super) struct Made {
 /// [`KeptInput::HighPrecision`](crate::KeptInput): X itself, in the caller's [`DeviceBuffer`], which is kept alive and not copied; whoever
 /// writes it before the backward pass changes the gradient. No memory of its own, but X's: tokens x in elements of the layer's type.
 /// [`KeptInput::Quantized`](crate::KeptInput): the quantized transpose, in memory of its own for the most tokens: in x tokens codes of a
-/// byte with scales; BF16 where dW is a product of BF16.
+/// byte with scales; BF16 where dW is a product of BF16. What [`SavedInput::tokens`] says is what was last enqueued or captured: a launch of
+/// a graph does not change it, so that each captured number of tokens wants one of its own.
 pub struct SavedInput {
     /// Recipe, type, in features, most tokens and form of the layer that made it.
     pub(super) made_for: (LinearRecipe, DType, usize, usize, KeptInput),
@@ -62,6 +63,14 @@ impl SavedInput {
         let of = self.of.ok_or_else(|| nothing_there("saved X"))?;
         room.matrix(of.features, of.tokens.next_multiple_of(pair::K_MULTIPLE)).map(Some)
     }
+
+    /// Refuses a dX in the memory of X, which dW reads after it is written.
+    pub(super) fn check_apart(&self, dx: &MatMut<'_>) -> Result<()> {
+        match &self.kept {
+            Kept::HighPrecision(Some(x)) => x.check_apart("saved X", "dX", dx),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// dY in the forms that both gradients read, and its sum over the tokens: memory that
@@ -69,7 +78,8 @@ impl SavedInput {
 /// [`Linear::quantize_gradient_into`](crate::Linear::quantize_gradient_into) fills anew.
 ///
 /// Quantized: a byte an element as it lies, another transposed, and scales, for the most tokens. Where gradients are products of BF16 and
-/// the layer's type is BF16, dY itself, in the caller's [`DeviceBuffer`], which is kept alive and not copied.
+/// the layer's type is BF16, dY itself, in the caller's [`DeviceBuffer`], which is kept alive and not copied: nobody may write it before
+/// both gradients are enqueued, and dX may not lie there.
 pub struct QuantizedGradient {
     /// Recipe, type, out features and most tokens of the layer that made it, and whether it has a bias.
     pub(super) made_for: (LinearRecipe, DType, usize, usize, bool),

@@ -46,6 +46,21 @@ impl SharedMatrix {
     pub(crate) fn bytes(&self) -> usize {
         self.rows * self.cols * self.dtype.bytes()
     }
+
+    /// Refuses a target that overlaps it. A cudarc slice, whose address is not known here, is memory of its own.
+    pub(crate) fn check_apart(&self, operand: &str, which: &str, target: &MatMut<'_>) -> Result<()> {
+        let (from, bytes) = (self.data.address(), self.data.len() as u64);
+        let (to, length) = (target.data.known_address(), target.data.len() as u64);
+        match to.filter(|to| bytes > 0 && length > 0 && *to < from + bytes && from < *to + length) {
+            None => Ok(()),
+            Some(to) => Err(Error::shape(
+                which,
+                format!("{length} bytes at {to:#x}"),
+                format!("must not overlap the {operand}, {bytes} bytes at {from:#x}"),
+                "pass memory of its own",
+            )),
+        }
+    }
 }
 
 /// Bytes from the first to past the last element of a strided matrix; `None` if the number overflows.

@@ -8,7 +8,7 @@ use ndarray::Array2;
 use rayon::prelude::*;
 use scaled_gemm::checkpoint::{Checkpoint, CheckpointWriter, Dialect, PlainRows, printable};
 use scaled_gemm::reference::{self, sqnr_db};
-use scaled_gemm::{DType, GivenScale, Recipe, Scheme};
+use scaled_gemm::{Basis, DType, GivenScale, Recipe, Scheme};
 
 use super::given::{GivenAmax, Outweighed, scale};
 use super::items::Item;
@@ -114,6 +114,7 @@ pub fn run(
         buffers: &Buffers::of_lanes(casters.len()),
         gate: &Gate::new(),
         part_bytes: device.part_bytes(),
+        divides_stochastic: device.divides_stochastic(),
         reads_ahead: casters.len() == 1,
     };
     let lane = |mut caster: Box<dyn Caster>| move |task| stream.quantize(task, caster.as_mut());
@@ -130,16 +131,10 @@ struct Stream<'a> {
     buffers: &'a Buffers,
     gate: &'a Gate,
     part_bytes: usize,
+    /// Whether parts are rounded at random, too.
+    divides_stochastic: bool,
     /// Whether parts are read for the lanes: several read for themselves, as reading takes longer than all else.
     reads_ahead: bool,
-}
-
-fn parts(weight: &Weight, part_bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let step = match weight.target.is_divisible() {
-        true => pipeline::part_rows(part_bytes, weight.cols * weight.source.bytes()),
-        false => weight.rows,
-    };
-    pipeline::parts(weight.rows, step)
 }
 
 /// Sends the largest value of each matrix that has one scale, those that share it together, in the order in which they are asked for.
@@ -155,7 +150,7 @@ fn find_largest(
         }
         for &member in plans.sharing(at).iter() {
             let Plan::Quantize(weight) = &plans.tensors[member] else { continue };
-            if weight.target.has_whole() {
+            if weight.target.has_one_scale() {
                 let found = match given.get(&member) {
                     Some(amax) => Ok(*amax),
                     None => amax(&mut source, &plans.items[member], weight, buffers),
@@ -169,6 +164,14 @@ fn find_largest(
 }
 
 impl<'a> Stream<'a> {
+    fn parts(&self, weight: &Weight) -> impl Iterator<Item = Range<usize>> + use<> {
+        let step = match self.divides_stochastic || !weight.target.is_stochastic() {
+            true => pipeline::part_rows(self.part_bytes, weight.cols * weight.source.bytes()),
+            false => weight.rows,
+        };
+        pipeline::parts(weight.rows, step)
+    }
+
     fn read(&self, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
         std::thread::scope(|scope| {
             let (sender, largest) = sync_channel(AHEAD);
@@ -180,8 +183,7 @@ impl<'a> Stream<'a> {
 
     /// Says what is to be done, in the order of the input.
     fn tasks(&self, largest: &Receiver<Result<(usize, f32), Failure>>, to: &Turns<Task<'a>>) -> Result<Sent, Failure> {
-        let Self { work: Work { input, plans, given, allow_non_finite, .. }, buffers, gate, part_bytes, reads_ahead } =
-            *self;
+        let Self { work: Work { input, plans, given, allow_non_finite, .. }, buffers, gate, reads_ahead, .. } = *self;
         let mut known: HashMap<usize, f32> = HashMap::new();
         // By group: the largest value of all, whether that was given, whose it is, and the first that holds an infinity.
         let mut groups: HashMap<usize, (f32, bool, usize, Option<usize>)> = HashMap::new();
@@ -199,7 +201,7 @@ impl<'a> Stream<'a> {
                 }
             };
             let mut whole = None;
-            if weight.target.has_whole() {
+            if weight.target.has_one_scale() {
                 let of_group = plans.group(at).and_then(|group| groups.get(&group).copied());
                 let (shared, is_given, of, infinite) = match of_group {
                     Some(found) => found,
@@ -230,7 +232,7 @@ impl<'a> Stream<'a> {
                 }
                 whole = Some(Whole { own: known[&at], shared, is_given, of });
             }
-            for rows in parts(weight, part_bytes) {
+            for rows in self.parts(weight) {
                 let _pass = gate.pass(rows.len() * weight.cols * weight.source.bytes());
                 // An expert that has to be turned is read once for all its rows.
                 let x = match reads_ahead || item.slice.is_some() {
@@ -287,7 +289,12 @@ impl<'a> Stream<'a> {
             }
         }
         // Another part holds an infinity, and the recipe has no scale for it: what is refused is said of the whole, with its last part.
-        if whole.is_some_and(|whole| whole.shared.is_infinite()) && !takes_infinities(weight.target, weight.source)? {
+        // Of transformed rows the largest value may be infinite where none of the input is: then the last part has a scale to refuse.
+        let says_scale = !weight.target.has_whole() && done.piece.rows.end == weight.rows;
+        if whole.is_some_and(|whole| whole.shared.is_infinite())
+            && !says_scale
+            && !takes_infinities(weight.target, weight.source)?
+        {
             return Ok(Done::Rows(Box::new(done)));
         }
         if let (Some(whole), Target::Recipe(recipe)) = (whole, weight.target)
@@ -298,7 +305,7 @@ impl<'a> Stream<'a> {
             // Of rows of zeros, or with NaN, there is none.
             done.cost = Some(cost).filter(|cost| cost.iter().all(|db| db.is_finite()));
         }
-        let given = whole.map(|whole| given(dialect, weight, whole.shared)).transpose()?;
+        let given = whole.map(|whole| Ok::<_, Failure>((given(dialect, weight, whole.shared)?, first))).transpose()?;
         done.part = Some(match weight.target {
             Target::Recipe(recipe) => {
                 Coded::Quantized(caster.quantize_part(&x, recipe, given, buffers.take_codes())?)
@@ -320,7 +327,10 @@ fn amax(source: &mut Rows<'_>, item: &Item, weight: &Weight, buffers: &Buffers) 
     let rows = (AMAX_PART / (weight.cols * weight.source.bytes()).max(1)).max(1);
     let parts: Vec<_> = pipeline::parts(weight.rows, rows).collect();
     let largest = |x: PlainRows| {
-        let amax = x.amax();
+        let amax = match weight.target.basis() {
+            Basis::Plain => x.amax(),
+            Basis::Hadamard16 => reference::hadamard16_amax(x.to_f32().as_slice().unwrap_or_default()),
+        };
         buffers.give(x.into_bytes());
         amax
     };

@@ -5,11 +5,12 @@ use scaled_gemm::reference::definition;
 use scaled_gemm::{CastRecipe, CastScales, CastScheme};
 use serde_json::json;
 
-use super::{Findings, WHOLE_TILES, WIDE, differences, spell, test_matrix};
+use super::sources::Kind;
+use super::{Findings, WHOLE_TILES, WIDE, differences, spell, verdict};
 use crate::device::Caster;
 use crate::output::Failure;
 
-/// Casts by every order and kind of scales, by one of them each type of input, and back.
+/// Casts by every order and kind of scales, by one of them each type of input and kind of data, and back.
 pub fn check(caster: &mut dyn Caster, scheme: CastScheme, seed: u64, found: &mut Findings<6>) -> Result<(), Failure> {
     let [rows, cols] = WHOLE_TILES;
     let (mut codes, mut scales, mut values, mut recipes) = (0, 0, 0, 0);
@@ -20,8 +21,10 @@ pub fn check(caster: &mut dyn Caster, scheme: CastScheme, seed: u64, found: &mut
             recipes += 1;
             // The orders differ in where scales lie, not in what is read: one of them for every type of input.
             let types = if recipe == CastRecipe::new(scheme) { &WIDE[..] } else { &WIDE[..1] };
-            for (i, dtype) in types.iter().copied().enumerate() {
-                let x = test_matrix(rows, cols, dtype, seed + i as u64);
+            let kinds = if recipe.scheme() == scheme { &Kind::ALL[..] } else { &Kind::ALL[..1] };
+            let types = types.iter().map(|dtype| (*dtype, Kind::Normal));
+            for (i, (dtype, kind)) in types.chain(kinds[1..].iter().map(|kind| (WIDE[0], *kind))).enumerate() {
+                let x = kind.matrix(rows, cols, dtype, seed.wrapping_add(i as u64));
                 let want = definition::cast(&x.view().into(), recipe)?;
                 let got = caster.cast(&PlainRows::from_f32(x.view(), dtype, Vec::new())?, recipe)?;
                 codes += differences(want.codes(), got.codes(), |a, b| a == b);
@@ -41,7 +44,7 @@ pub fn check(caster: &mut dyn Caster, scheme: CastScheme, seed: u64, found: &mut
         spell(codes),
         spell(scales),
         spell(values),
-        if wrong { "FAILED".into() } else { "ok".into() },
+        verdict(!wrong),
     ]);
     found.values.push(json!({
         "cast": name, "recipes": recipes, "wrong_codes": codes, "wrong_scales": scales, "wrong_values": values,

@@ -1,0 +1,188 @@
+//! What quantizers, casts and producers take on a GPU.
+
+use scaled_gemm::{
+    CastMatrix, CastRecipe, CastSource, DType, DeviceBytes, GivenScale, KernelFamily, MatMut, MatRef, QuantMatrix,
+    QuantizeTo, Recipe, Result, RmsNormArgs, Scheme, SwigluGradientsInto, SwigluSource, Timing, VecRef,
+};
+
+use super::cuda::{Cuda, borrowing};
+use super::cuda_sources::activation;
+use crate::data::normal_bytes;
+use crate::quantizers::{Producer, Quantizer, has_one_scale};
+use crate::target::Target;
+
+/// Microseconds of each, or why there are none; see `Device::time_quantizers`.
+pub fn time(
+    cuda: &Cuda,
+    [rows, cols]: [usize; 2],
+    all: &[Quantizer],
+    step: &mut dyn FnMut(),
+) -> Result<Vec<Result<f64>>> {
+    let handle = &cuda.handle;
+    handle.load_kernels(&[KernelFamily::Fused])?;
+    let element = DType::Bf16.bytes();
+    // What SwiGLU reads; the others read a part of it.
+    let sets = cuda.sets(rows * cols * 3);
+    let data = cuda.duplicates(cuda.upload(&normal_bytes(rows, 2 * cols, DType::Bf16, 1))?, sets)?;
+    let matrices = |cols| data.iter().map(|x| MatRef::new(x, DType::Bf16, rows, cols)).collect::<Result<Vec<_>>>();
+    let (plain, gated) = (matrices(cols)?, matrices(2 * cols)?);
+    let number = handle.upload(&[8.0f32])?;
+    // Numbers that a norm multiplies columns by, and those of rows.
+    let weight = cuda.upload(&normal_bytes(1, cols, DType::Bf16, 2))?;
+    let timing = borrowing(Timing::SUSTAINED).over(sets);
+    let casts_of = |scheme, cols| -> Result<Vec<CastMatrix>> {
+        plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect()
+    };
+    let casts = |scheme| casts_of(scheme, cols);
+    let products = |scheme| -> Result<Vec<QuantMatrix>> {
+        plain.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, cols)).collect()
+    };
+    let buffers = |bytes| plain.iter().map(|_| cuda.zeros(bytes)).collect::<Result<Vec<_>>>();
+    let coded = |scheme| -> Result<Vec<CastMatrix>> {
+        let recipe = CastRecipe::new(scheme).power_of_two();
+        plain.iter().map(|x| handle.cast(x, recipe)).collect()
+    };
+    let source = |producer, at: usize| -> Result<CastSource<'_>> {
+        Ok(match producer {
+            Producer::Plain | Producer::Norm { .. } => (&plain[at]).into(),
+            Producer::Swiglu => SwigluSource::new(&gated[at])?.into(),
+            Producer::Activated(function) => CastSource::activated(&plain[at], activation(function)),
+        })
+    };
+    let quantize_source = |source: CastSource<'_>, recipe: Recipe, out: &mut QuantMatrix| match recipe {
+        Recipe::Fp8(fp8) if has_one_scale(recipe) => {
+            let given = GivenScale::Encode(DeviceBytes::from(&number));
+            handle.quantize_source_tensor_into(source, fp8.format, &given, out, None)
+        }
+        _ if has_one_scale(recipe) => {
+            let given = GivenScale::Amax(DeviceBytes::from(&number));
+            handle.quantize_source_nvfp4_into(source, recipe, &given, out)
+        }
+        _ => handle.quantize_source_into(source, recipe, out),
+    };
+    let norm = |residual: bool, target: Target| {
+        let columns = || VecRef::new(&weight, DType::Bf16, cols);
+        let mut sums = buffers(if residual { rows * cols * element } else { 0 })?;
+        // The sum goes elsewhere: in the residual's place it would grow from call to call.
+        let residuals = buffers(if residual { rows * cols * element } else { 0 })?;
+        let mut factors = buffers(4 * rows)?;
+        match target {
+            Target::Cast(recipe) => {
+                let mut out = casts(recipe.scheme())?;
+                let mut run = |at: usize| {
+                    let args = RmsNormArgs::new(&plain[at], columns()?, 1e-6)?;
+                    if !residual {
+                        return handle.rms_norm_cast_into(args, recipe, &mut out[at]);
+                    }
+                    let read = MatRef::new(&residuals[at], DType::Bf16, rows, cols)?;
+                    let sum = MatMut::new(&mut sums[at], DType::Bf16, rows, cols)?;
+                    handle.rms_norm_cast_into(args.with_residual(&read, sum)?, recipe, &mut out[at])
+                };
+                timing.time(handle, |call| run(call % sets))
+            }
+            Target::Recipe(recipe) => {
+                let mut out = products(recipe.scheme())?;
+                let one_pass = match recipe {
+                    Recipe::Fp8(fp8) if !matches!(recipe.scheme(), Scheme::Fp8Tensor(_)) => Some(fp8),
+                    _ => None,
+                };
+                let mut run = |at: usize| {
+                    let args = RmsNormArgs::new(&plain[at], columns()?, 1e-6)?;
+                    let read = residual.then(|| MatRef::new(&residuals[at], DType::Bf16, rows, cols)).transpose()?;
+                    let args = match &read {
+                        Some(read) => args.with_residual(read, MatMut::new(&mut sums[at], DType::Bf16, rows, cols)?)?,
+                        None => args,
+                    };
+                    if let Some(fp8) = one_pass {
+                        return handle.rms_norm_quantize_into(args, fp8, &mut out[at]);
+                    }
+                    handle.rms_norm(args.with_rstd(&mut factors[at])?)?;
+                    let sum = residual.then(|| MatRef::new(&sums[at], DType::Bf16, rows, cols)).transpose()?;
+                    let x = sum.as_ref().unwrap_or(&plain[at]);
+                    let rstd = VecRef::new(&factors[at], DType::F32, rows)?;
+                    quantize_source(CastSource::normed(x, rstd, columns()?)?, recipe, &mut out[at])
+                };
+                timing.time(handle, |call| run(call % sets))
+            }
+        }
+    };
+    let backward = |from: Option<_>, to, all: bool| {
+        let half = cols;
+        let read = from.map(|from| {
+            let recipe = CastRecipe::new(from).power_of_two();
+            gated.iter().map(|x| handle.cast(x, recipe)).collect::<Result<Vec<_>>>()
+        });
+        let (read, mut dx) = (read.transpose()?, casts_of(to, 2 * cols)?);
+        let beside = usize::from(all);
+        let mut wide = buffers(beside * rows * 2 * half * element)?;
+        let mut again = buffers(beside * rows * half * element)?;
+        let mut weights = buffers((beside * 4 * rows).max(1))?;
+        let mut run = |at: usize| {
+            let forward = match &read {
+                Some(read) => SwigluSource::of_codes(&read[at])?,
+                None => SwigluSource::new(&gated[at])?,
+            };
+            let mut into = SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at])), ..Default::default() };
+            if all {
+                into.x_bf16 = Some(MatMut::new(&mut wide[at], DType::Bf16, rows, 2 * half)?);
+                into.out = Some(MatMut::new(&mut again[at], DType::Bf16, rows, half)?);
+                into.weights = Some((&mut weights[at]).into());
+            }
+            handle.swiglu_backward(forward, &plain[at], into)
+        };
+        timing.time(handle, |call| run(call % sets))
+    };
+    let time = |quantizer: &Quantizer| {
+        let times = match *quantizer {
+            Quantizer::Quantize(Producer::Plain, Target::Recipe(recipe)) => {
+                let mut out = products(recipe.scheme())?;
+                let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Quantize(Producer::Norm { residual }, target) => norm(residual, target)?,
+            Quantizer::Quantize(producer, Target::Recipe(recipe)) => {
+                let mut out = products(recipe.scheme())?;
+                let mut run = |at: usize| quantize_source(source(producer, at)?, recipe, &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Quantize(producer, Target::Cast(recipe)) => {
+                let mut out = casts(recipe.scheme())?;
+                let mut run = |at: usize| handle.cast_into(source(producer, at)?, recipe, &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Codes(scheme) => {
+                let mut out: Vec<_> =
+                    plain.iter().map(|x| handle.cast(x, CastRecipe::new(scheme))).collect::<Result<_>>()?;
+                let mut run = |at: usize| handle.cast_with_scales_into(&plain[at], &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Scales(scheme) => {
+                let mut out = casts(scheme)?;
+                let mut run = |at: usize| handle.cast_scales_into(&plain[at], CastRecipe::new(scheme), &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Again(from, to) => {
+                let (q, mut out) = (coded(from)?, casts(to)?);
+                let mut run = |at: usize| handle.cast_into(&q[at], CastRecipe::new(to), &mut out[at]);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Back(from) => {
+                let q = coded(from)?;
+                let mut y = buffers(rows * cols * element)?;
+                let mut run =
+                    |at: usize| handle.cast_back_into(&q[at], &mut MatMut::new(&mut y[at], DType::Bf16, rows, cols)?);
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Lossless(from, to) => {
+                let (q, mut out) = (coded(from)?, casts(to)?);
+                timing.time(handle, |call| handle.fp4_to_fp8_into(&q[call % sets], &mut out[call % sets], None))?
+            }
+            Quantizer::Backward { from, to, all } => {
+                quantizer.check_cols(cols)?;
+                backward(from, to, all)?
+            }
+        };
+        Ok(times.median())
+    };
+    Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
+}

@@ -1,0 +1,226 @@
+//! What a cast reads beside a plain matrix, and what is made of it: what `verify` asks of a device beyond quantizing weights.
+
+use ndarray::Array2;
+use scaled_gemm::reference::{self, CastInput, ClampCounts, RmsNorm, RmsNormed, Swiglu};
+use scaled_gemm::{
+    CastRecipe, CastScheme, DType, Fp8Recipe, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result,
+};
+
+use crate::quantizers::Function;
+
+/// Values that their type holds exactly.
+#[derive(Clone, Copy)]
+pub struct Wide<'a> {
+    pub values: &'a Array2<f32>,
+    /// How they lie on a GPU; the CPU reads them as they are.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    pub dtype: DType,
+}
+
+/// Where the values of a cast come from, in host memory.
+#[derive(Clone, Copy)]
+pub enum HostValues<'a> {
+    Plain(Wide<'a>),
+    Coded(&'a HostCastMatrix),
+    /// Of both halves side by side.
+    Swiglu(Wide<'a>, Swiglu<'a>),
+    Activated(Wide<'a>, Function),
+    /// A norm whose factors of rows and of columns are known.
+    Normed(Wide<'a>, &'a [f32], &'a [f32]),
+}
+
+/// The same, and which of its rows.
+#[derive(Clone, Copy)]
+pub struct HostSource<'a> {
+    pub values: HostValues<'a>,
+    pub rows: Option<&'a [i32]>,
+}
+
+impl<'a> From<HostValues<'a>> for HostSource<'a> {
+    fn from(values: HostValues<'a>) -> Self {
+        Self { values, rows: None }
+    }
+}
+
+/// Which part of a cast.
+#[derive(Clone, Copy)]
+pub enum Part<'a> {
+    Whole,
+    /// Scales alone: codes stay zero.
+    Scales,
+    /// Codes, by these scales.
+    Codes(&'a [f32]),
+}
+
+/// x of the backward pass.
+#[derive(Clone, Copy)]
+pub enum GatedInput<'a> {
+    Plain(Wide<'a>),
+    Coded(&'a HostCastMatrix),
+}
+
+/// All that the backward pass of SwiGLU gives.
+pub struct Gradients {
+    /// That of x, cast.
+    pub x: HostCastMatrix,
+    /// That of x, and the forward pass again, in BF16.
+    pub x_bf16: Array2<f32>,
+    pub out: Array2<f32>,
+    /// Those of the rows' weights.
+    pub weights: Vec<f32>,
+}
+
+/// A norm's result, cast, and what is written beside it.
+pub struct NormCast {
+    pub cast: HostCastMatrix,
+    pub sum: Option<Array2<f32>>,
+    pub rstd: Vec<f32>,
+}
+
+/// Casts from every source, and the producers with results beside a cast.
+pub trait Sources {
+    /// Codes and scales, or one of them, and what a clamp has changed.
+    fn cast_source(
+        &mut self,
+        source: &HostSource<'_>,
+        part: Part<'_>,
+        recipe: CastRecipe,
+    ) -> Result<(HostCastMatrix, ClampCounts)>;
+
+    /// To what products read; with the scale of the whole matrix where its scheme has one.
+    fn quantize_source(
+        &mut self,
+        source: &HostSource<'_>,
+        recipe: Recipe,
+        given: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix>;
+
+    /// E2M1 as E4M3 of the same values.
+    fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix>;
+
+    /// RMSNorm cast along rows in one pass.
+    fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast>;
+
+    /// The same to what products read.
+    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Fp8Recipe) -> Result<HostQuantMatrix>;
+
+    /// The gradients of SwiGLU; `gradient` is that of its result.
+    fn swiglu_backward(
+        &mut self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        recipe: CastRecipe,
+    ) -> Result<Gradients>;
+}
+
+impl HostValues<'_> {
+    /// What the reference makes of them in FP32, as a cast along rows reads it, and what a clamp has changed.
+    pub fn computed(&self) -> Result<(Array2<f32>, ClampCounts)> {
+        let values = match *self {
+            Self::Plain(x) => x.values.clone(),
+            Self::Coded(q) => reference::cast_back(q, DType::F32),
+            Self::Swiglu(x, options) => return reference::swiglu(x.values.view(), &options),
+            Self::Activated(x, function) => function.of(x.values.view()),
+            Self::Normed(x, rows, columns) => {
+                Array2::from_shape_fn(x.values.dim(), |(i, j)| x.values[(i, j)] * rows[i] * columns[j])
+            }
+        };
+        Ok((values, ClampCounts::default()))
+    }
+
+    /// The same as a cast to this scheme reads it: SwiGLU per channel in BF16.
+    pub fn read_by(&self, scheme: CastScheme) -> Result<(Array2<f32>, ClampCounts)> {
+        let (values, counts) = self.computed()?;
+        let rounded = matches!(self, Self::Swiglu(..)) && scheme.group().is_per_channel();
+        Ok((if rounded { reference::round_values(values, DType::Bf16) } else { values }, counts))
+    }
+}
+
+/// The CPU: the reference.
+pub struct OnCpu;
+
+impl Sources for OnCpu {
+    fn cast_source(
+        &mut self,
+        source: &HostSource<'_>,
+        part: Part<'_>,
+        recipe: CastRecipe,
+    ) -> Result<(HostCastMatrix, ClampCounts)> {
+        let scheme = recipe.scheme();
+        // Codes go into the cast as they are, which is what is checked of them.
+        let (values, counts) = match source.values {
+            HostValues::Coded(_) => Default::default(),
+            values => values.read_by(scheme)?,
+        };
+        let input = match source.values {
+            HostValues::Coded(q) => CastInput::from(q),
+            _ => CastInput::from(values.view()),
+        };
+        let input = source.rows.map_or(Ok(input), |rows| input.gathered(rows))?;
+        let q = match part {
+            Part::Whole => reference::cast(&input, recipe)?,
+            Part::Codes(scales) => reference::cast_with_scales(&input, scheme, scales)?,
+            Part::Scales => {
+                let (rows, cols) = (input.rows(), input.cols());
+                let codes = vec![0; scheme.code_bytes(rows, cols)];
+                HostCastMatrix::from_logical(scheme, rows, cols, codes, reference::cast_scales(&input, recipe)?)?
+            }
+        };
+        Ok((q, counts))
+    }
+
+    fn quantize_source(
+        &mut self,
+        source: &HostSource<'_>,
+        recipe: Recipe,
+        given: Option<GivenScale>,
+    ) -> Result<HostQuantMatrix> {
+        let (values, _) = source.values.computed()?;
+        match (recipe, given) {
+            (Recipe::Fp8(fp8), Some(given)) => Ok(reference::quantize_tensor(values.view(), fp8.format, given)?.0),
+            (_, Some(given)) => reference::quantize_with_scale(values.view(), DType::F32, recipe, given),
+            (_, None) => reference::quantize(values.view(), DType::F32, recipe),
+        }
+    }
+
+    fn fp4_to_fp8(&mut self, q: &HostCastMatrix) -> Result<HostCastMatrix> {
+        reference::fp4_to_fp8(q)
+    }
+
+    fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast> {
+        let RmsNormed { values, sum, rstd } = reference::rms_norm(x.values.view(), norm)?;
+        Ok(NormCast { cast: reference::cast(&values.view().into(), recipe)?, sum, rstd })
+    }
+
+    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Fp8Recipe) -> Result<HostQuantMatrix> {
+        reference::quantize(reference::rms_norm(x.values.view(), norm)?.values.view(), DType::F32, recipe)
+    }
+
+    fn swiglu_backward(
+        &mut self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        recipe: CastRecipe,
+    ) -> Result<Gradients> {
+        let x = x.values();
+        let all = reference::swiglu_backward(x.view(), gradient.values.view(), options)?;
+        Ok(Gradients {
+            x: reference::cast(&all.x.view().into(), recipe)?,
+            x_bf16: reference::round_values(all.x, DType::Bf16),
+            out: all.out,
+            weights: all.weights,
+        })
+    }
+}
+
+impl GatedInput<'_> {
+    /// In FP32.
+    pub fn values(&self) -> Array2<f32> {
+        match self {
+            Self::Plain(x) => x.values.clone(),
+            Self::Coded(q) => reference::cast_back(q, DType::F32),
+        }
+    }
+}

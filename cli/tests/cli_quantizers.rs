@@ -1,0 +1,99 @@
+//! `bench --quantizers`: every quantizer, cast and producer is timed, and the bytes are those that it must move.
+
+mod common;
+
+use std::fs;
+
+use common::*;
+use scaled_gemm::CastGroup;
+use serde_json::{Value, json};
+
+#[test]
+fn every_quantizer_cast_and_producer_is_timed() {
+    let folder = Folder::new();
+    let record = folder.file("record.json");
+    let shape = ["bench", "--quantizers", "--shapes", "16x16x128,8x16x48"];
+    let value = json(&[&shape[..], &["--json"]].concat());
+    let rows = value["rows"].as_array().unwrap();
+    for format in ["e4m3", "e2m1"] {
+        for group in CastGroup::ALL {
+            let to = format!("cast to {format} {group} row-major");
+            let times: Vec<_> =
+                rows.iter().filter(|row| row["from"] == json!("bf16") && row["to"] == json!(to)).collect();
+            assert_eq!(times.len(), 2, "{to}");
+            let copy = value["copy_bytes_per_second"].as_f64().unwrap();
+            for row in times {
+                let [us, bytes, share] = ["us", "bytes", "of_copy_rate"].map(|key| row[key].as_f64().unwrap());
+                assert!(us > 0.0 && (bytes / us * 1e6 / copy - share).abs() <= 1e-6 * share, "{row:#}");
+            }
+        }
+    }
+    let timed = |from: &str, to: &str| {
+        let found = rows.iter().filter(|row| row["from"] == json!(from) && row["to"] == json!(to)).count();
+        assert!(found > 0, "{from} to {to}");
+    };
+    let products = [
+        "fp8-row:e4m3",
+        "fp8-1x128:e4m3",
+        "fp8-tensor:e4m3, given scale",
+        "mxfp8:e4m3",
+        "mxfp4",
+        "nvfp4, given scale",
+        "nvfp4-row",
+    ];
+    let names = ["swiglu", "silu", "gelu", "gelu-tanh", "rms norm"];
+    let norms = ["rms norm of bf16 and a residual".to_string()];
+    for (at, from) in names.into_iter().map(|name| format!("{name} of bf16")).chain(norms).enumerate() {
+        products.into_iter().for_each(|to| timed(&from, to));
+        for group in ["1x128", "row", "128x1"].into_iter().take(if at < 4 { 3 } else { 2 }) {
+            timed(&from, &format!("cast to e4m3 {group} column-major"));
+        }
+    }
+    for group in ["32x1", "128x1"] {
+        timed("swiglu of bf16", &format!("cast to e4m3 {group} row-major transposed"));
+    }
+    for x in ["bf16", "e4m3 1x128 row-major"] {
+        let from = format!("gradients of swiglu of {x}");
+        for to in ["1x32 row-major", "1x128 row-major", "1x128 row-major, bf16, the result, weights"] {
+            timed(&from, &format!("cast to e4m3 {to}"));
+        }
+    }
+    for part in ["given scales", "scales alone"] {
+        for to in ["e4m3 1x128", "e4m3 row", "e4m3 128x128", "e4m3 128x1", "e2m1 1x32", "e2m1 1x128"] {
+            timed("bf16", &format!("cast to {to} row-major, {part}"));
+        }
+    }
+    let row = |to: &str| rows.iter().find(|row| row["to"] == json!(to) && row["rows"] == json!(16)).unwrap();
+    // 2 bytes an element read, 1 written, and a scale of 4 bytes a row.
+    assert_eq!(row("cast to e4m3 1x32 row-major")["bytes"], json!(16 * 128 * 3 + 16 * 4 * 4));
+    assert_eq!(row("fp8-row:e4m3")["bytes"], json!(16 * 128 * 3 + 16 * 4));
+    assert_eq!(row("bf16")["bytes"], json!(16 * 128 + 16 * 4 + 16 * 128 * 2));
+    // Both halves and the gradient in BF16, their gradients in E4M3 with a scale for each 128; beside them as much in BF16, the result, and
+    // a number for each row.
+    let gradients = (2 + 1) * 16 * 128 * 2 + 2 * (16 * 128 + 16 * 4);
+    let with_all = row("cast to e4m3 1x128 row-major, bf16, the result, weights")["bytes"].as_u64().unwrap();
+    assert_eq!(with_all, gradients + 3 * 16 * 128 * 2 + 16 * 4);
+    let of_sum =
+        |row: &&Value| row["from"] == json!("rms norm of bf16 and a residual") && row["to"] == json!("nvfp4-row");
+    let of_sum = rows.iter().filter(|row| row["rows"] == json!(16)).find(of_sum).unwrap();
+    assert_eq!(of_sum["bytes"], json!(3 * 16 * 128 * 2 + 16 * (64 + 8 + 4)));
+    for (from, to) in
+        [("e2m1 1x32 ue8m0", "e4m3 1x128 ue8m0, lossless"), ("e4m3 1x128 row-major", "cast to e4m3 1x32 row-major")]
+    {
+        assert!(rows.iter().any(|row| row["from"] == json!(from) && row["to"] == json!(to)), "{from} to {to}");
+    }
+    // Eight rows are not stored as columns; halves of 48 columns have no whole groups of 32.
+    assert_eq!(value["not_run"].as_array().unwrap().len(), 4 + 2 + 6);
+    let text = good(&[&shape[..], &["--json", &record]].concat());
+    assert_words(
+        &text,
+        &["of the copy rate", "swiglu of bf16", "cast to e2m1 128x1 row-major transposed", "not run: 8 x 48"],
+    );
+    let written: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    assert_eq!(written["rows"].as_array().unwrap().len(), rows.len());
+    assert_words(&bad(2, &["bench", "--quantizers", "--schemes", "nvfp4"]), &["--quantizers", "--schemes"]);
+    assert_words(
+        &bad(2, &["bench", "--quantizers", "--shapes", "16x16x20"]),
+        &["nothing to measure", "multiple of 16"],
+    );
+}
