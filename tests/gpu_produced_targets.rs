@@ -15,7 +15,7 @@ use producers::*;
 use scaled_gemm::reference::{self, ClampCounts};
 use scaled_gemm::{
     BlockScaleRule, BlockShape, CastGroup, CastMatrix, CastRecipe, CastScheme, CastSource, CodeFormat, CodeRounding,
-    DType, DeviceBuffer, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe,
+    DType, DeviceBuffer, DeviceBytes, E4m3Bound, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule,
     GivenScale, Handle, HostQuantMatrix, MatRef, MxScaleRule, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Options, Nvfp4Recipe,
     Nvfp4Rule, QuantMatrix, Recipe, Result, RowIndex, Scheme, SourceActivation, SwigluSource, VecRef,
 };
@@ -80,7 +80,15 @@ impl Target {
     fn check<'a>(self, handle: &Handle, source: impl Into<CastSource<'a>>, values: ArrayView2<f32>, context: &str) {
         let (rows, cols) = values.dim();
         let context = format!("{rows} x {cols} {context} to {self:?}");
-        let mut out = poisoned_matrix(handle, self.scheme(), rows, cols);
+        let mut out = match self {
+            // Written by a cast: padding is zero before it, and stays so.
+            Self::Found(Recipe::Fp8(recipe)) => {
+                let others = Array2::from_elem((rows, cols), -1e30);
+                QuantMatrix::from_host(handle, &reference::quantize(others.view(), DType::F32, recipe).unwrap())
+                    .unwrap()
+            }
+            _ => poisoned_matrix(handle, self.scheme(), rows, cols),
+        };
         let number = self.number(handle);
         self.run(handle, source, &number, &mut out).unwrap_or_else(|e| panic!("{context}: {e}"));
         assert_device_bits(handle, &out, &self.want(values), &context);
@@ -305,6 +313,38 @@ fn gathered_rows() {
             let mut counts = handle.alloc(24).unwrap();
             let source = CastSource::from(gated.source(&matrix, true, &mut counts)).gathered(&rows_of).unwrap();
             target.check(&handle, source, taken.view(), "gathered");
+        }
+    }
+}
+
+/// A norm whose factors are known, to everything, aligned and not.
+#[test]
+fn factors_of_a_norm() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(969);
+    let deepseek = |granularity| Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let fp8 = [Fp8Granularity::Row, Fp8Granularity::Group1x128];
+    let fp8 = fp8.into_iter().flat_map(|granularity| [deepseek(granularity), deepseek(granularity).power_of_two()]);
+    let all: Vec<_> = targets().into_iter().chain(fp8.map(|recipe| Target::Found(recipe.into()))).collect();
+    for dtype in INPUTS {
+        for (rows, cols, apart) in [(1, 64, 0), (130, 576, 3), (33, 7168, 8), (2, 16416, 0)] {
+            let gated = Gated::strided(&handle, &mut rng, (rows, cols / 2), dtype, cols + apart);
+            let x = gated.x.mapv(|v| if v.is_finite() { v.clamp(-60.0, 60.0) } else { 1.0 });
+            let weight: Vec<f32> = (0..cols).map(|_| round_to(dtype, rng.uniform() + 0.5)).collect();
+            let options = reference::RmsNorm { weight: &weight, epsilon: 1e-6, residual: None, dtype };
+            let rstd = reference::rms_norm(x.view(), &options).unwrap().rstd;
+            // NaN and infinities stay in what is read.
+            let values = Array2::from_shape_fn((rows, cols), |(i, j)| gated.x[(i, j)] * rstd[i] * weight[j]);
+            let there = handle.upload(&rstd).unwrap();
+            let (narrow, wide) = (handle.upload(&bytes_of(dtype, &weight)).unwrap(), handle.upload(&weight).unwrap());
+            let matrix = gated.matrix();
+            for (at, target) in all.iter().enumerate() {
+                let factors = VecRef::new(&there, DType::F32, rows).unwrap();
+                let of =
+                    if at % 2 == 0 { VecRef::new(&narrow, dtype, cols) } else { VecRef::new(&wide, DType::F32, cols) };
+                let source = CastSource::normed(&matrix, factors, of.unwrap()).unwrap();
+                target.check(&handle, source, values.view(), &format!("norm of {dtype}, {apart} apart"));
+            }
         }
     }
 }

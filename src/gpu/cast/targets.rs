@@ -20,7 +20,8 @@ impl Handle {
     /// [`KernelFamily::Cast`](crate::KernelFamily), of producers `Fused` too).
     ///
     /// `out` has the rows and columns of the source ([`CastSource::rows`], [`CastSource::cols`]: of SwiGLU half of x's) and the recipe's
-    /// scheme; codes, scales and their padding are written.
+    /// scheme. Its codes and scales are written, and of MX and NVFP4 the padding; that of FP8 is left as it is: zero, as in every matrix
+    /// ([`QuantMatrix::from_parts`]).
     ///
     /// Any source: `fp8-row` and `fp8-1x128`, E4M3 under the rule `deepseek`, which is that of [`Handle::cast`]. Producers also: MXFP8
     /// and MXFP4 by any rule, and `nvfp4-row` rounded to nearest, 4over6 too. A scale of the whole matrix would take a pass of its own,
