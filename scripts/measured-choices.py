@@ -6,13 +6,17 @@ usage: scripts/measured-choices.py RECORD...      rows and rules on standard out
 Several records of one kind of GPU are averaged. Each problem (pair of schemes, accumulation, type of D, activation) has a table and
 a rule of its own; nothing is said of problems that no record holds.
 
-Table: for each shape the one range of m in which the alternative to the native formulation is worth taking, made from the
-m that are powers of two: the range with the largest sum of log(native / alternative) - log(1.02) that begins and ends with a
+Table: for each shape the one range of m in which the alternative is worth taking instead of the best of those that it is held against, made
+from the m that are powers of two: the range with the largest sum of log(best / alternative) - log(1.02) that begins and ends with a
 win of 2 %. So a smaller win counts as none, and a single m that noise turns breaks no range. It makes one only where there
 are several records and each says so. Judged at the other m of the records, which had no part in it.
 
 Rule: m <= small or m * k_per_m <= k or (k >= least_k and tiles of tile x 128 <= percent of the multiprocessors). Fitted on
 two thirds of the shapes (all but every third), judged on the third kept out.
+
+SM90 is held against the better of the others, and what it wins by changes from one wave of tiles to the next: no ranges, but each m at
+which it wins by 2 %, and a rule for every other m: (from <= m <= to and n >= wide) or (m >= short_m and k <= short_k) or (m >= least_m
+and fill of tiles of 256 x 128 >= percent of the fill of tiles of 128 x 128, which are the library's).
 """
 import collections
 import itertools
@@ -22,18 +26,33 @@ import sys
 
 # By how much a choice may be behind to be called good, and what the alternative has to win by to be taken.
 MARGIN, WIN = 1.03, 1.02
-ALTERNATIVES = {"1x128 x 128x128": "repeated-scales", "row x row": "rescaled"}
-TABLES = {"1x128 x 128x128": "REPEATED_SCALES", "row x row": "RESCALED"}
+PAIRS = ("1x128 x 128x128", "row x row")
+# Table, pair, alternative, what it is held against.
+TABLES = [
+    ("REPEATED_SCALES", PAIRS[0], "repeated-scales", ("native",)),
+    ("RESCALED", PAIRS[1], "rescaled", ("native",)),
+    ("SM90", PAIRS[0], "sm90", ("native", "repeated-scales")),
+]
 POWERS = [1 << i for i in range(14)]
 # The names that records of benches/gemm.rs before 2026-12 have; they hold one problem for each pair.
 OLD_NAMES = {"RepeatedScales": "repeated-scales", "Rescaled": "rescaled", "Native": "native"}
 OLD_PROBLEM = {"1x128 x 128x128": ("precise", "bf16", "none"), "row x row": ("fast", "bf16", "none")}
+FIELDS = ("small", "k_per_m", "least_k", "tile", "percent")
 RULES = list(itertools.product(
     [0, 1, 2, 4, 8, 16, 32, 64, 128],       # small
     [0, 80, 160, 320, 640, 1280],           # k_per_m; 0: never
     [0, 1024, 2048, 4096, 6144],            # least_k
     [64, 128],                              # tile
     [0, 25, 50, 75, 100],                   # percent: the native tiles leave a part of the GPU idle
+))
+FILL_FIELDS = ("few", "wide", "short_m", "short_k", "least_m", "percent")
+FILL_RULES = list(itertools.product(
+    [(1, 0), (17, 64), (33, 64)],           # few: from, to
+    [4096, 7168, 8192],                     # wide
+    [65, 129, 257, 513],                    # short_m
+    [0, 1024, 2048],                        # short_k
+    [65, 129, 257, 513],                    # least_m
+    [90, 94, 96, 98, 100, 102, 105, 110, 125, 150],  # percent
 ))
 
 
@@ -50,9 +69,9 @@ def read(paths):
             cells = [cell.strip() for cell in line.split("|")]
             if not shape or len(cells) < 6 or not cells[1].isdigit():
                 continue
-            if cells[2] in ALTERNATIVES:
+            if cells[2] in PAIRS:
                 pair, problem, times = cells[2], tuple(cells[3].split(", ")), cells[4]
-            elif cells[3] in ALTERNATIVES:
+            elif cells[3] in PAIRS:
                 pair, problem, times = cells[3], OLD_PROBLEM[cells[3]], cells[4]
             else:
                 continue
@@ -67,18 +86,21 @@ def read(paths):
     return sms.pop(), problems
 
 
-def gain(times, alternative):
-    """log(native / alternative), at most 1; where one of the two is not offered, 1 or -1."""
-    native, other = (sum(times[name]) / len(times[name]) if name in times else math.inf for name in ("native", alternative))
-    if math.isinf(native) or math.isinf(other):
-        return 1.0 if native > other else -1.0
-    return max(-1.0, min(1.0, math.log(native / other)))
+def gain(times, alternative, against):
+    """log(best of those it is held against / alternative), at most 1; where one of the two is not offered, 1 or -1."""
+    def mean(name):
+        return sum(times[name]) / len(times[name]) if name in times else math.inf
+    best, other = min(map(mean, against)), mean(alternative)
+    if math.isinf(best) or math.isinf(other):
+        return 1.0 if best > other else -1.0
+    return max(-1.0, min(1.0, math.log(best / other)))
 
 
-def is_repeated(times, alternative):
+def is_repeated(times, alternative, against):
     """Whether there are several records and the alternative wins in each of them."""
-    records = list(zip(times.get("native", []), times.get(alternative, [])))
-    return len(records) > 1 and all(native >= WIN * other for native, other in records)
+    others = [times[name] for name in against if name in times]
+    records = [(min(best), other) for *best, other in zip(*others, times.get(alternative, []))]
+    return len(records) > 1 and all(best >= WIN * other for best, other in records)
 
 
 def best_range(gains, repeated):
@@ -105,6 +127,16 @@ def by_rule(rule, sms, n, k, m):
     return m <= small or m * k_per_m <= k and k_per_m > 0 or k >= least_k and 100 * tiles <= percent * sms
 
 
+def by_fill(rule, sms, n, k, m):
+    (few, upto), wide, short_m, short_k, least_m, percent = rule
+
+    def fill(rows):
+        tiles = -(-n // 128) * -(-m // rows)
+        return tiles / -(-tiles // sms)
+    return (few <= m <= upto and n >= wide or m >= short_m and k <= short_k
+            or m >= least_m and 100 * fill(256) >= percent * fill(128))
+
+
 def loss(gain, takes):
     """log(time taken / best time)."""
     return max(0.0, -gain if takes else gain)
@@ -118,28 +150,28 @@ def words(losses):
     return f"{good} of {len(losses)} within {MARGIN - 1:.0%} of the best, on average {mean:.1%} behind, at worst {worst:.0%}"
 
 
-def fit(gains, shapes, sms):
-    """The rule with the least loss beyond the margin; of equals the one with the smallest numbers."""
+def fit(gains, shapes, sms, rules, follow, least):
+    """The rule with the smallest sum of losses above `least`; of equals the first one."""
     training = [(n, k, m, g) for (n, k, m), g in gains.items() if (n, k) in shapes]
 
     def cost(rule):
-        losses = (loss(g, by_rule(rule, sms, n, k, m)) for n, k, m, g in training)
-        return round(sum(value for value in losses if value > math.log(MARGIN)), 6), rule
-    return min(RULES, key=cost)
+        losses = (loss(g, follow(rule, sms, n, k, m)) for n, k, m, g in training)
+        return round(sum(value for value in losses if value > least), 6), rule
+    return min(rules, key=cost)
 
 
-def choose(pair, problem, places, sms):
+def choose(name, pair, problem, gains, repeated, sms):
     """Says how good table and rule are; gives the text of the `Measured`."""
-    gains = {place: gain(times, ALTERNATIVES[pair]) for place, times in places.items()}
     shapes = list(dict.fromkeys((n, k) for n, k, _ in gains))
-    repeated = {place for place, times in places.items() if is_repeated(times, ALTERNATIVES[pair])}
+    fills = name == "SM90"
 
     def table_of(n, k):
         measured = [m for m in POWERS if (n, k, m) in gains]
         return best_range({m: gains[n, k, m] for m in measured}, {m for m in measured if (n, k, m) in repeated})
     chosen = {(n, k): table_of(n, k) for n, k in shapes}
     kept_out = shapes[2::3]
-    rule = fit(gains, [shape for shape in shapes if shape not in kept_out], sms)
+    rules, takes = (FILL_RULES, by_fill) if fills else (RULES, by_rule)
+    rule = fit(gains, [shape for shape in shapes if shape not in kept_out], sms, rules, takes, 0 if fills else math.log(MARGIN))
 
     def say(what, takes, where):
         losses = [loss(g, takes(n, k, m)) for (n, k, m), g in gains.items() if where(n, k, m)]
@@ -149,24 +181,28 @@ def choose(pair, problem, places, sms):
         return in_range(chosen[n, k], m)
 
     def follow(n, k, m):
-        return by_rule(rule, sms, n, k, m)
-    print(f"{pair}, {', '.join(problem)}: {len(shapes)} shapes, {len(gains)} problems", file=sys.stderr)
-    say("table, at the m it was made from", table, lambda n, k, m: m in POWERS)
-    say("table, at other m", table, lambda n, k, m: m not in POWERS)
+        return takes(rule, sms, n, k, m)
+    print(f"{name}, {', '.join(problem)}: {len(shapes)} shapes, {len(gains)} problems", file=sys.stderr)
+    if not fills:
+        say("table, at the m it was made from", table, lambda n, k, m: m in POWERS)
+        say("table, at other m", table, lambda n, k, m: m not in POWERS)
     say("rule, at the shapes it was fitted to", follow, lambda n, k, m: (n, k) not in kept_out)
     say("rule, at shapes kept out", follow, lambda n, k, m: (n, k) in kept_out)
-    say("always native, at shapes kept out", lambda n, k, m: False, lambda n, k, m: (n, k) in kept_out)
+    say("never, at shapes kept out", lambda n, k, m: False, lambda n, k, m: (n, k) in kept_out)
 
     accumulation, out, activation = problem
-    fields = ("small", "k_per_m", "least_k", "tile", "percent")
     yield "    Measured {"
-    yield f"        fast: {'true' if accumulation == 'fast' else 'false'},"
+    if not fills:
+        yield f"        fast: {'true' if accumulation == 'fast' else 'false'},"
     yield f"        out: DType::{out.title()},"
     yield f"        activation: Activation::{activation.title()},"
-    yield f"        rule: Rule {{ {', '.join(f'{name}: {value}' for name, value in zip(fields, rule))} }},"
+    fields = zip(FILL_FIELDS if fills else FIELDS, rule)
+    yield f"        rule: Rule {{ {', '.join(f'{field}: {list(value) if isinstance(value, tuple) else value}' for field, value in fields)} }},"
     yield "        rows: &["
     for (n, k), found in chosen.items():
         wins = f"[{found[0]}, {found[1]}]" if found else "NEVER"
+        if fills:
+            wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= math.log(WIN)])
         yield f"            Row {{ n: {n}, k: {k}, wins: {wins} }},"
     yield "        ],"
     yield "    },"
@@ -176,11 +212,13 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     sms, problems = read(sys.argv[1:])
-    for pair, table in TABLES.items():
-        print(f"pub(super) const {table}: &[Measured] = &[")
+    for name, pair, alternative, against in TABLES:
+        print(f"pub(super) const {name}: &[Measured] = &[")
         for (of, problem), places in problems.items():
             if of == pair:
-                print("\n".join(choose(pair, problem, places, sms)))
+                gains = {place: gain(times, alternative, against) for place, times in places.items()}
+                repeated = {place for place, times in places.items() if is_repeated(times, alternative, against)}
+                print("\n".join(choose(name, pair, problem, gains, repeated, sms)))
         print("];")
 
 

@@ -11,6 +11,7 @@ pub(crate) mod formulation;
 pub(crate) mod judge;
 pub(crate) mod lt_step;
 pub(crate) mod measured;
+mod measured_sm90;
 pub(crate) mod outline;
 pub(crate) mod plan;
 pub(crate) mod prepare;

@@ -5,13 +5,15 @@ use crate::format::layout::ScaleLayout;
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Facts, Formulation, HOPPER, PairKind, available, pair_kind};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
+use crate::gpu::gemm::measured_sm90;
 
 /// The order in which to try formulations, and the words for why.
 ///
 /// Where cuBLASLt has the pair natively and there is an alternative, [`crate::gpu::gemm::measured`] knows which is the faster one:
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
-/// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B.
+/// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
+/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]).
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
     let (alternative, tables) = match pair_kind(desc) {
@@ -39,22 +41,40 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
             || desc.accumulate == Accumulate::Add
             || desc.out_amax == OutAmax::Store,
     };
-    let choice = measured::choose(tables, problem, [desc.m, desc.n, desc.k], facts.sm_count as usize, facts.measured);
-    let (wins, at, source) = match choice {
-        Some(Choice::Measured(wins)) => (wins, "measured at this shape", "H200, cuBLASLt 13.1"),
-        Some(Choice::Rule(wins)) => (wins, "at such shapes", "rule from an H200, cuBLASLt 13.1"),
-        Some(Choice::NearestRule(wins)) => {
-            (wins, "at such shapes", "rule of similar problems on an H200, cuBLASLt 13.1")
-        }
+    let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
+    let mut order = Formulation::ALL.to_vec();
+    let mut first = |formulation: Formulation| {
+        order.retain(|f| *f != formulation);
+        order.insert(0, formulation);
+    };
+    let choice = measured::choose(tables, problem, mnk, sm_count, facts.measured);
+    let (wins, at) = match choice {
+        Some(choice) => said(choice),
         None => return all("nothing was measured"),
     };
-    let mut order = Formulation::ALL.to_vec();
     if wins {
-        order.retain(|f| *f != alternative);
-        order.insert(0, alternative);
+        first(alternative);
     }
-    let what = if wins { "faster than native" } else { "fastest" };
-    (order, format!("{what}, {at} ({source})"))
+    let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
+    if available(desc, facts, Formulation::Sm90).is_err() {
+        return (order, words);
+    }
+    match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
+        Some((true, at)) => {
+            first(Formulation::Sm90);
+            (order, format!("faster than cuBLASLt's products, {at}"))
+        }
+        _ => (order, words),
+    }
+}
+
+/// Whether the choice is for the alternative, and where that is known from.
+fn said(choice: Choice) -> (bool, &'static str) {
+    match choice {
+        Choice::Measured(wins) => (wins, "measured at this shape (H200, cuBLASLt 13.1)"),
+        Choice::Rule(wins) => (wins, "at such shapes (rule from an H200, cuBLASLt 13.1)"),
+        Choice::NearestRule(wins) => (wins, "at such shapes (rule of similar problems on an H200, cuBLASLt 13.1)"),
+    }
 }
 
 #[cfg(test)]
@@ -69,7 +89,7 @@ mod tests {
 
     #[test]
     fn measured_shapes_first_then_rules_then_native() {
-        use Formulation::{Native, RepeatedScales, Rescaled};
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
         let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
         let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
@@ -88,18 +108,28 @@ mod tests {
                     let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
                     assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
                     let wanted = if wins { alternative } else { Native };
+                    let ours = alternative == RepeatedScales && {
+                        let choice = measured_sm90::choose(problem, [m, n, k], sms, facts.measured).unwrap();
+                        said(choice).0
+                    };
+                    let wanted = if ours { Sm90 } else { wanted };
                     assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
+                    // Another format has the same two ways of the library.
+                    if alternative == RepeatedScales {
+                        let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+                        assert_ne!(first(m, n, k, wide, b, facts), Sm90);
+                    }
                 }
             }
         }
-        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are native's.
+        // In every record so far: one row of A is repeated scales' and rescaled's, thousands on a wide B are ours and native's.
         assert_eq!(
             [vec, row].map(|a| first(1, 4096, 7168, a, if a == row { row } else { blk }, H200)),
             [RepeatedScales, Rescaled]
         );
         assert_eq!(
             [vec, row].map(|a| first(8192, 24576, 1536, a, if a == row { row } else { blk }, H200)),
-            [Native; 2]
+            [Sm90, Native]
         );
         // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
         let known = desc(2, 24576, 1536, row, row);

@@ -16,7 +16,7 @@ fn cost(config: Sm90Config) -> Cost {
         Sm90Config::Tile128x128 => (656, 1800),
         Sm90Config::Tile64x128 => (524, 1500),
         Sm90Config::Tile64x64 => (450, 1200),
-        Sm90Config::Tile64x64Two => (511, 1600),
+        Sm90Config::Tile64x64Two => (524, 1600),
     };
     Cost { block, tile }
 }
@@ -72,6 +72,8 @@ mod tests {
         // Groups: 8 of 1024 rows, and 4 of 8192.
         assert_eq!(order(8, [1024, 4096, 7168], 132)[0], Tile256x128);
         assert_eq!(order(4, [8192, 4096, 7168], 132)[0], Tile256x128);
+        // 64 of 16 rows: 456; 463 of 64x64-two (`grouped.md` of fea77ce).
+        assert_eq!(order(64, [16, 4096, 7168], 132)[0], Tile64x128);
     }
 
     #[test]

@@ -235,6 +235,7 @@ impl Sm90Call<'_> {
                 "split the product",
             ));
         }
+        self.groups.map_or(Ok(()), |groups| groups.check(m, n))?;
         self.check_operand(["A", "scales of A"], self.a, m, ScaleLayout::Vec128.len(m, k_blocks(k)))?;
         let b_scales = groups * ScaleLayout::Blk128.len(n.div_ceil(128), k_blocks(k));
         self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
@@ -250,8 +251,7 @@ impl Sm90Call<'_> {
             ));
         }
         check_bytes("D", self.d, extent(m, n, self.d_stride) * self.d_type.bytes())?;
-        check_aligned("D", self.d, 16)?;
-        self.groups.map_or(Ok(()), |groups| groups.check(m, n))
+        check_aligned("D", self.d, 16)
     }
 
     fn check_operand(

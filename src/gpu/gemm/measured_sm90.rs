@@ -1,0 +1,200 @@
+//! Where our product for sm_90 is faster than both ways of the library: measured m of the shapes of published models, and rules for others.
+//!
+//! Made by `scripts/measured-choices.py`, as [`measured`](super::measured), from one record of an NVIDIA H200:
+//! `benches/record/2026-11-23-nvidia-h200-fea77ce/formulations.md`. Which of the two is faster changes from one wave of tiles to the next: ours
+//! are 256 x 128, the library's 128 x 128. So there are no ranges of m: at each m that was measured the record says, and elsewhere the rule.
+
+use crate::epilogue::Activation;
+use crate::format::DType;
+use crate::gpu::gemm::measured::{Choice, Problem};
+
+/// What was measured of one problem.
+pub(super) struct Measured {
+    out: DType,
+    activation: Activation,
+    rule: Rule,
+    rows: &'static [Row],
+}
+
+/// One shape: B is `n x k`, and of [`ROWS_OF_A`] ours wins at these.
+struct Row {
+    n: usize,
+    k: usize,
+    wins: &'static [usize],
+}
+
+/// The m of the record.
+const ROWS_OF_A: [usize; 20] =
+    [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192];
+
+/// When ours wins: on a wide B, where m fills one tile of 64 rows; on a short k, where the end of a tile counts; and where its larger tiles leave
+/// no larger part of their last wave idle.
+struct Rule {
+    /// `few[0] <= m <= few[1]` and
+    few: [usize; 2],
+    /// `n >= wide`, or
+    wide: usize,
+    /// `m >= short_m` and
+    short_m: usize,
+    /// `k <= short_k`, or
+    short_k: usize,
+    /// `m >= least_m` and
+    least_m: usize,
+    /// tiles of 256 x 128 fill their waves to this part, in percent, of what tiles of 128 x 128 fill theirs to.
+    percent: usize,
+}
+
+/// Whether ours wins. Rows count where `rows` says that they hold here.
+pub(super) fn choose(problem: Problem, [m, n, k]: [usize; 3], sm_count: usize, rows: bool) -> Option<Choice> {
+    let likeness = |t: &Measured| (t.out == problem.out, t.activation == problem.activation, !problem.more);
+    let table = SM90.iter().max_by_key(|t| likeness(t))?;
+    let by_rule = table.rule.wins([m, n, k], sm_count);
+    if likeness(table) != (true, true, true) {
+        return Some(Choice::NearestRule(by_rule));
+    }
+    let row = table.rows.iter().find(|row| rows && ROWS_OF_A.contains(&m) && (row.n, row.k) == (n, k));
+    Some(row.map_or(Choice::Rule(by_rule), |row| Choice::Measured(row.wins.contains(&m))))
+}
+
+impl Rule {
+    fn wins(&self, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
+        // Tiles, and places for tiles in all their waves.
+        let tiles = |rows: usize| {
+            let tiles = n.div_ceil(128) * m.div_ceil(rows);
+            (tiles, tiles.next_multiple_of(sm_count.max(1)))
+        };
+        let (ours, theirs) = (tiles(256), tiles(128));
+        let fills = 100 * ours.0 as u128 * theirs.1 as u128 >= self.percent as u128 * theirs.0 as u128 * ours.1 as u128;
+        ((self.few[0]..=self.few[1]).contains(&m) && n >= self.wide)
+            || (m >= self.short_m && k <= self.short_k)
+            || (m >= self.least_m && fills)
+    }
+}
+
+/// Against the better of the native product and the one of repeated scales.
+pub(super) const SM90: &[Measured] = &[
+    Measured {
+        out: DType::Bf16,
+        activation: Activation::None,
+        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
+        rows: &[
+            Row { n: 2112, k: 7168, wins: &[3072] },
+            Row { n: 576, k: 7168, wins: &[4096] },
+            Row { n: 24576, k: 1536, wins: &[48, 64, 256, 512, 1024, 2048, 3072, 4096, 8192] },
+            Row {
+                n: 32768,
+                k: 512,
+                wins: &[1, 2, 3, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192],
+            },
+            Row { n: 7168, k: 16384, wins: &[512, 1024, 4096, 8192] },
+            Row { n: 4096, k: 7168, wins: &[192, 768, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 7168, k: 2048, wins: &[48, 64, 128, 512, 768, 1024, 4096, 8192] },
+            Row { n: 10240, k: 8192, wins: &[64, 256, 768, 2048, 4096] },
+            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 512, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 57344, k: 8192, wins: &[512, 1024] },
+            Row { n: 8192, k: 28672, wins: &[48, 64, 512, 1024, 4096] },
+            Row { n: 1536, k: 2048, wins: &[512, 768, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 2048, k: 768, wins: &[1, 2, 3, 128, 192, 256, 512, 2048, 3072, 4096, 8192] },
+            Row { n: 10240, k: 5120, wins: &[48, 64, 256, 768, 2048, 4096] },
+            Row { n: 5120, k: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
+            Row { n: 51200, k: 5120, wins: &[3072, 4096] },
+            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
+        ],
+    },
+    Measured {
+        out: DType::F32,
+        activation: Activation::None,
+        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 98 },
+        rows: &[
+            Row { n: 2112, k: 7168, wins: &[3072] },
+            Row { n: 576, k: 7168, wins: &[] },
+            Row { n: 24576, k: 1536, wins: &[64] },
+            Row { n: 32768, k: 512, wins: &[1, 2, 3, 12, 16, 32, 48, 64, 192] },
+            Row { n: 7168, k: 16384, wins: &[1024, 4096, 8192] },
+            Row { n: 4096, k: 7168, wins: &[192] },
+            Row { n: 7168, k: 2048, wins: &[32, 48, 64, 128, 1024] },
+            Row { n: 10240, k: 8192, wins: &[64, 256, 768] },
+            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 3072, 4096, 8192] },
+            Row { n: 57344, k: 8192, wins: &[1024, 2048] },
+            Row { n: 8192, k: 28672, wins: &[48, 64, 2048, 3072, 4096] },
+            Row { n: 1536, k: 2048, wins: &[512] },
+            Row { n: 2048, k: 768, wins: &[1, 2, 3, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, wins: &[48, 64, 256] },
+            Row { n: 5120, k: 8192, wins: &[128, 192, 512] },
+            Row { n: 51200, k: 5120, wins: &[] },
+            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 768, 3072, 8192] },
+        ],
+    },
+    Measured {
+        out: DType::Bf16,
+        activation: Activation::Silu,
+        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 98 },
+        rows: &[
+            Row { n: 2112, k: 7168, wins: &[3072] },
+            Row { n: 576, k: 7168, wins: &[4096] },
+            Row { n: 24576, k: 1536, wins: &[64] },
+            Row { n: 32768, k: 512, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 192] },
+            Row { n: 7168, k: 16384, wins: &[512, 1024, 8192] },
+            Row { n: 4096, k: 7168, wins: &[192, 256, 2048, 3072, 8192] },
+            Row { n: 7168, k: 2048, wins: &[32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, wins: &[48, 64, 256] },
+            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 4096, 8192] },
+            Row { n: 57344, k: 8192, wins: &[1024, 2048] },
+            Row { n: 8192, k: 28672, wins: &[48, 64, 2048, 3072, 4096] },
+            Row { n: 1536, k: 2048, wins: &[512] },
+            Row { n: 2048, k: 768, wins: &[1, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, wins: &[48, 64, 256] },
+            Row { n: 5120, k: 8192, wins: &[128, 192, 512] },
+            Row { n: 51200, k: 5120, wins: &[3072, 4096] },
+            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 3072, 4096, 8192] },
+        ],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::weight_shapes;
+
+    const PLAIN: Problem = Problem { fast: false, out: DType::Bf16, activation: Activation::None, more: false };
+
+    #[test]
+    fn every_published_shape_has_a_row_in_every_table() {
+        for table in SM90 {
+            let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
+            assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
+            assert!(table.rows.iter().all(|r| r.wins.is_sorted() && r.wins.iter().all(|m| ROWS_OF_A.contains(m))));
+        }
+    }
+
+    #[test]
+    fn an_m_that_was_measured_is_known_and_others_follow_the_rule() {
+        // Of 4096 x 7168 ours won at 768 and 4096 and not at 512. Of 3840 rows both kinds of tiles fill four and eight waves to 10 of 11, of 4224
+        // ours fill five, theirs are eight, full.
+        let of = |m| choose(PLAIN, [m, 4096, 7168], 132, true);
+        assert_eq!([512, 768, 4096].map(of), [false, true, true].map(|wins| Some(Choice::Measured(wins))));
+        assert_eq!([3840, 4224].map(of), [true, false].map(|wins| Some(Choice::Rule(wins))));
+        assert_eq!(choose(PLAIN, [4096, 4096, 7168], 132, false), Some(Choice::Rule(true)));
+        for other in [
+            Problem { out: DType::F16, ..PLAIN },
+            Problem { activation: Activation::Gelu, ..PLAIN },
+            Problem { more: true, ..PLAIN },
+        ] {
+            assert!(matches!(choose(other, [512, 4096, 7168], 132, true), Some(Choice::NearestRule(_))), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_counts_waves() {
+        let rule = Rule { few: [33, 64], wide: 4096, short_m: 100, short_k: 512, least_m: 129, percent: 96 };
+        let wins = |m, n, k| rule.wins([m, n, k], 132);
+        assert_eq!([32, 33, 64, 65].map(|m| wins(m, 4096, 4096)), [false, true, true, false]);
+        assert!(!wins(64, 4088, 4096) && wins(100, 8, 512) && !wins(99, 8, 512) && !wins(100, 8, 528));
+        // 66 tiles, half a wave, and 132 of the library's.
+        assert!(!wins(512, 33 * 128, 4096));
+        // One wave and two, all full; with more columns 0.52 and 0.69 of two and three.
+        assert!(wins(1024, 33 * 128, 4096) && !wins(1024, 34 * 128, 4096));
+        assert!(!wins(128, 33 * 128, 4096), "m is below the least");
+        assert!(rule.wins([1 << 30, 1 << 30, 1 << 20], 0), "no number is too large, none divides by zero");
+    }
+}
