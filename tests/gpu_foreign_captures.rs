@@ -81,6 +81,11 @@ fn a_foreign_graph_follows_its_input() {
 }
 
 #[test]
+fn a_foreign_graph_outlives_what_our_product_reads() {
+    alone(|| outlives(Kind::Sm90, all_but_d));
+}
+
+#[test]
 fn a_foreign_graph_outlives_repeated_scales() {
     alone(|| outlives(Kind::Repeated, all_but_d));
 }

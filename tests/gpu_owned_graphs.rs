@@ -59,6 +59,11 @@ fn a_graph_outlives_its_input_too() {
 }
 
 #[test]
+fn a_graph_outlives_what_our_product_reads() {
+    alone(|| outlives(Kind::Sm90, all_but_x_and_d));
+}
+
+#[test]
 fn a_graph_outlives_a_matrix_with_repeated_scales() {
     alone(|| outlives(Kind::Repeated, all_but_x_and_d));
 }

@@ -11,7 +11,8 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
     Accumulation, Activation, DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, GroupedGemmArgs,
-    GroupedRows, Handle, KernelFamily, MatMut, PlanOptions, QuantMatrix, Scheme, Sm90Config, TuneRecord,
+    GroupedRows, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    Sm90Config, TuneRecord,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -94,6 +95,17 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
         worst = worst.max(check(&handle, &mut rng, shape, Case::new(DType::Bf16)));
     }
     println!("largest error {worst:.3} of its tolerance");
+}
+
+/// Blocks and pairs of them take several tiles, in more than one band of rows.
+#[test]
+fn tiles_outnumber_blocks() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(149);
+    let [m, n, k] = [2200, 2312, 272usize];
+    let pairs = m.div_ceil(256) * n.div_ceil(256);
+    assert!(pairs > handle.device().sm_count as usize / 2, "{pairs} pairs of the largest tiles");
+    check(&handle, &mut rng, [m, n, k], Case { gap: 8, alpha: -0.5, ..Case::new(DType::Bf16) });
 }
 
 #[test]
@@ -232,9 +244,12 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     let plan = ask(good).unwrap();
     assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0));
     assert!(plan.explain().contains("it was asked for"), "{}", plan.explain());
-    // Not first anywhere yet, and never left out.
-    let words = handle.plan(&good).unwrap().explain();
-    assert!(words.contains("not taken: sm90: "), "{words}");
+    // First where it was measured to be, or its rule says so; never left out.
+    let of = |m| handle.plan(&GemmDesc::new(m, 24576, 1536, VEC, BLK, DType::Bf16)).unwrap();
+    assert_eq!(of(4096).formulation(), Formulation::Sm90);
+    assert!(of(4096).explain().contains("sm90, fused: faster than cuBLASLt's products, "), "{}", of(4096).explain());
+    let few = of(1);
+    assert!(few.formulation() == Formulation::Sm90 || few.explain().contains("not taken: sm90: "), "{}", few.explain());
 }
 
 /// A, B and D of a grouped product, with as many rows between groups as there are.
@@ -253,6 +268,21 @@ impl Groups {
         let a = QuantMatrix::from_host(handle, &quantized(&x, VEC)).unwrap();
         let b = QuantMatrix::from_host(handle, &quantized(&w, BLK)).unwrap();
         Self { a, b, x, w, n, out }
+    }
+
+    /// Rows of no group hold NaN codes and NaN scales.
+    fn poison_gaps(&mut self, handle: &Handle, groups: &[(i64, i64)]) {
+        let host = self.a.to_host(handle).unwrap();
+        let (m, k) = self.x.dim();
+        let (mut codes, mut scales) = (host.logical_codes().to_vec(), host.logical_scales().to_vec());
+        let row_scales = scales.len() / m;
+        let inside = |row: usize| groups.iter().any(|(start, count)| (*start..start + count).contains(&(row as i64)));
+        for row in (0..m).filter(|row| !inside(*row)) {
+            codes[row * k..(row + 1) * k].fill(0x7F);
+            scales[row * row_scales..(row + 1) * row_scales].fill(f32::NAN);
+        }
+        let host = scaled_gemm::HostQuantMatrix::from_logical(VEC, m, k, codes, &scales).unwrap();
+        self.a = QuantMatrix::from_host(handle, &host).unwrap();
     }
 
     /// D, packed rows, as the product of each group alone leaves it: 0xFF where no group is.
@@ -316,7 +346,8 @@ fn groups_are_what_each_is_alone() {
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let m = 1000;
     for (alpha, out) in [(1.0, DType::Bf16), (-0.5, DType::Bf16), (1.0, DType::F32)] {
-        let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
+        let mut of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), out);
+        of.poison_gaps(&handle, &places);
         let size = out.bytes();
         let want = of.want(&handle, alpha, &places);
         for config in Sm90Config::ALL {
@@ -391,19 +422,94 @@ fn numbers_that_make_no_sense_are_left_out() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(154);
     let (m, n, k) = (640, 128, 144);
-    // The second and fourth begin outside, the third has a negative count, the fifth begins at an odd row, the last has too many rows.
-    let told = [(0, 100), (1 << 40, 10), (128, -5), (-128, 64), (129, 10), (512, i64::MAX)];
-    let taken = [(0, 100), (0, 0), (0, 0), (0, 0), (0, 0), (512, 128)];
-    let of = Groups::new(&handle, &mut rng, [m, n, k], told.len(), DType::Bf16);
-    let want = of.want(&handle, 1.0, &taken);
-    let (starts, counts): (Vec<i64>, Vec<i64>) = told.into_iter().unzip();
+    // Outside, a negative count, outside, an odd row, and all others cut: at the end of A, at its last rows; directly behind it, the least numbers.
+    let told = [
+        [(0, 100), (1 << 40, 10), (128, -5), (-128, 64), (129, 10), (512, i64::MAX)],
+        [(636, 100), (640, 4), (i64::MIN, 1), (128, i64::MIN), (644, 8), (0, 4)],
+    ];
+    let taken =
+        [[(0, 100), (0, 0), (0, 0), (0, 0), (0, 0), (512, 128)], [(636, 4), (0, 0), (0, 0), (0, 0), (0, 0), (0, 4)]];
+    told.into_iter().zip(taken).for_each(|(told, taken)| groups_told(&handle, &mut rng, [m, n, k], &told, &taken));
+}
+
+/// D of groups that are told to lie elsewhere than they are taken to.
+fn groups_told(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], told: &[(i64, i64)], taken: &[(i64, i64)]) {
+    let of = Groups::new(handle, rng, [m, n, k], told.len(), DType::Bf16);
+    let want = of.want(handle, 1.0, taken);
+    let (starts, counts): (Vec<i64>, Vec<i64>) = told.iter().copied().unzip();
+    let (starts, counts) = (numbers(handle, &starts), numbers(handle, &counts));
+    for config in Sm90Config::ALL {
+        let mut d = poisoned(handle, m * n * 2 + 1024);
+        let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+        of.enqueue(handle, told.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+        assert!(rows_of_d(handle, &d, m, 2 * n, 0) == want, "{config}");
+    }
+}
+
+/// Every block and pair of blocks takes tiles of several groups, over more than one round of 32 groups.
+#[test]
+fn many_groups_of_many_tiles() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(156);
+    let (n, k) = (512, 144);
+    let counts: Vec<i64> = (0..70).map(|g| [257, 128, 0, 300, 96, 200][g % 6]).collect();
+    let starts: Vec<i64> = counts
+        .iter()
+        .scan(0, |at, count| {
+            let start = *at;
+            *at += (count + 127) / 128 * 128;
+            Some(start)
+        })
+        .collect();
+    let places: Vec<(i64, i64)> = starts.iter().copied().zip(counts.iter().copied()).collect();
+    let m = ((starts[69] + counts[69]) as usize).next_multiple_of(4);
+    let pairs: i64 = counts.iter().map(|count| (count + 255) / 256 * 2).sum();
+    assert!(pairs > i64::from(handle.device().sm_count), "{pairs} pairs of the largest tiles");
+    let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), DType::Bf16);
+    let want = of.want(&handle, 1.0, &places);
     let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
     for config in Sm90Config::ALL {
         let mut d = poisoned(&handle, m * n * 2 + 1024);
         let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-        of.enqueue(&handle, told.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
+        of.enqueue(&handle, places.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
         assert!(rows_of_d(&handle, &d, m, 2 * n, 0) == want, "{config}");
     }
+}
+
+/// A graph of quantizer and product, the one directly behind the other, keeps what it was captured from: all in memory of this crate.
+#[test]
+fn a_graph_keeps_quantized_groups() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(157);
+    let (m, n, k, places) = (512, 256, 656, [(0, 200), (256, 77)]);
+    let of = Groups::new(&handle, &mut rng, [m, n, k], places.len(), DType::Bf16);
+    let want = of.want(&handle, 1.0, &places);
+    let mut d = handle.alloc(m * n * 2).unwrap();
+    let poison = vec![0xFFu8; m * n * 2];
+    handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
+    let graph = {
+        let x = handle.upload(&bytes_of(DType::F32, of.x.iter())).unwrap();
+        let mut a = QuantMatrix::zeros(&handle, VEC, m, k).unwrap();
+        let starts = handle.upload(&places.map(|(start, _)| start)).unwrap();
+        let counts = handle.upload(&places.map(|(_, count): (i64, i64)| count)).unwrap();
+        let graph = capture_owned(&handle, || {
+            let x = MatRef::new(&x, DType::F32, m, k)?;
+            handle.quantize_into(&x, Recipe::new(VEC), QuantizeTo::Plain(&mut a))?;
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            let d = MatMut::new(&mut d, DType::Bf16, m, n)?;
+            handle.grouped_gemm(GroupedGemmArgs::new(&a, &of.b, places.len(), rows, d))
+        });
+        graph.unwrap()
+    };
+    drop(of);
+    // What was given back is written by others.
+    let others = [m * k * 4, m * k, 2 * n * k, 16].map(|bytes| poisoned(&handle, bytes));
+    for launch in 0..4 {
+        handle.write(&mut d.view_mut(), &poison).unwrap();
+        handle.launch(&graph).unwrap();
+        assert!(handle.read_bytes(&d.view()).unwrap() == want, "launch {launch}");
+    }
+    drop(others);
 }
 
 /// One captured graph takes the counts that the device has by then.

@@ -12,7 +12,9 @@ use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Ma
 use crate::gpu::matrix::{MatMut, QuantMatrix};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
-/// reads anew; nobody reads them back. Rows of no group are neither read nor written.
+/// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
+/// by its address: its blocks read them more than once, and might wait for each other without end. Rows of D of no group are not written; what rows
+/// of A of no group hold does not matter.
 ///
 /// Counts are clamped: a group has no more rows than lie there, and none where its count is negative. Groups must not share rows: such rows
 /// of D hold the result of either.
@@ -79,12 +81,20 @@ impl<'a> GroupedGemmArgs<'a> {
             Err(reason) => Some(format!("the grouped product is ours for sm_90: {reason}")),
         };
         if let Some(reason) = reason {
+            // A pair that nobody multiplies has a reason of its own.
+            let device = handle.device().to_string();
+            pair::check_pair(a.scheme(), b.scheme(), &device)?;
+            let remedy = if (major, minor) == HOPPER {
+                "multiply the groups one by one with Handle::scaled_gemm"
+            } else {
+                "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU"
+            };
             return Err(Error::Pair {
                 a: Operand::Quantized(a.scheme()),
                 b: b.scheme(),
-                device: handle.device().to_string(),
+                device,
                 reason,
-                remedy: "multiply the groups one by one with Handle::scaled_gemm".to_string(),
+                remedy: remedy.to_string(),
             });
         }
         pair::check_basis(a.basis(), b.basis())?;
@@ -123,12 +133,13 @@ impl Handle {
     /// `D_g = alpha * A_g B_gᵀ` for every group g, in one launch. Rows of D that belong to no group are not touched. Equal rows have equal
     /// results, whatever else is multiplied.
     ///
-    /// Allocates nothing and waits for nothing: safe inside graph capture once the kernels are loaded ([`Handle::load_kernels`]:
-    /// [`KernelFamily::Sm90`]). Groups may have other places and counts at each launch.
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for
+    /// nothing: then it is safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// # Errors
     /// [`Error::Pair`] for other schemes and GPUs; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
-    /// [`Error::Kernel`]; [`Error::Driver`] if the launch fails.
+    /// [`Error::Unsupported`] for operands of two bases or of another GPU, and in a capture for kernels that are not loaded and borrowed memory;
+    /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         args.check(self)?;
         let config = args.chosen(self.device().sm_count as usize);

@@ -19,6 +19,8 @@ pub const SHAPE: [usize; 3] = [16, 1024, 1024];
 pub enum Kind {
     /// Nothing: rows by rows.
     Rows,
+    /// Nothing either: blocks, by our product for sm_90.
+    Sm90,
     /// The repeated scales of B.
     Repeated,
     /// The values that B keeps.
@@ -44,6 +46,7 @@ impl Call {
         let nvfp4 = (Scheme::Nvfp4, Scheme::Nvfp4);
         let (pair, wanted) = match kind {
             Kind::Rows => (ROWS_BY_ROWS, None),
+            Kind::Sm90 => (BLOCKS, Some(Formulation::Sm90)),
             Kind::Repeated => (BLOCKS, Some(Formulation::RepeatedScales)),
             Kind::Kept | Kind::Scratch => (nvfp4, Some(Formulation::DequantizedBf16)),
         };

@@ -338,14 +338,11 @@ impl GemmPlan {
             self.rejected.extend(others.map(|f| format!("{f}: {asked} was asked for")));
             return Ok(());
         }
-        let (order, why) = rules::preference(&self.desc, Facts::of(handle));
-        for formulation in order {
+        let (order, mut why) = rules::preference(&self.desc, Facts::of(handle));
+        for (place, formulation) in order.into_iter().enumerate() {
             if let Some(chosen) = &self.candidate {
                 let chosen = chosen.outline().formulation;
                 let reason = match formulation::available(&self.desc, Facts::of(handle), formulation) {
-                    Ok(()) if formulation == Formulation::Sm90 => {
-                        format!("{chosen} comes first: sm90 is not among the measured choices yet; ask for it, or tune")
-                    }
                     Ok(()) => format!("{chosen} comes first: {why}"),
                     Err(reason) => reason,
                 };
@@ -353,7 +350,13 @@ impl GemmPlan {
                 continue;
             }
             match handle.offer(&self.desc, formulation, search)? {
-                Ok(candidate) => self.candidate = Some(candidate),
+                Ok(candidate) => {
+                    self.candidate = Some(candidate);
+                    // What the rules said, they said of the first.
+                    if place > 0 {
+                        why = "what usually comes before it is not offered".to_string();
+                    }
+                }
                 Err(reason) => self.rejected.push(format!("{formulation}: {reason}")),
             }
         }

@@ -1,5 +1,5 @@
-//! [`Sm90Product`]: the product step by our kernels for sm_90. Configurations are chosen beforehand, and tensor maps made once for each place
-//! of the operands, so that [`Sm90Product::enqueue`] only launches.
+//! [`Sm90Product`]: the product step by our kernels for sm_90. Configurations are chosen beforehand, and tensor maps kept as long as the operands
+//! stay where they are, so that [`Sm90Product::enqueue`] only launches then.
 
 use crate::error::{Error, Result};
 

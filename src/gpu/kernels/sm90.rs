@@ -227,11 +227,11 @@ impl Sm90Call<'_> {
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
         let tile = Sm90Config::Tile64x64.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
-        if ![Some(m), Some(k), n.checked_mul(groups), tiles()].into_iter().all(fits) {
+        if ![Some(m), Some(k), Some(groups), n.checked_mul(groups), tiles()].into_iter().all(fits) {
             return Err(Error::shape(
                 "A and B",
                 shape(),
-                "m, k, the rows of B and the tiles of 64 x 64 of all groups must be below 2^31",
+                "m, k, the groups, the rows of B and the tiles of 64 x 64 of all groups must be below 2^31",
                 "split the product",
             ));
         }
@@ -242,7 +242,7 @@ impl Sm90Call<'_> {
         if !matches!(self.d_type, DType::Bf16 | DType::F32) {
             return Err(Error::dtype("D", self.d_type, "is not bf16 or f32", "store one of them"));
         }
-        if self.d_stride < n || !(self.d_stride * self.d_type.bytes()).is_multiple_of(16) {
+        if self.d_stride < n || !self.d_stride.is_multiple_of(16 / self.d_type.bytes()) {
             return Err(Error::shape(
                 "D",
                 format!("row stride {} ({}) for n = {n}", self.d_stride, self.d_type),
@@ -336,7 +336,14 @@ impl Sm90Groups<'_> {
         let numbers = [("counts of groups", Some(self.counts)), ("starts of groups", self.starts())];
         for (name, span) in numbers {
             let Some(span) = span else { continue };
-            check_bytes(name, span, self.count * 8)?;
+            if span.bytes < self.count * 8 {
+                return Err(Error::shape(
+                    name,
+                    format!("{} bytes for {} groups", span.bytes, self.count),
+                    format!("must be at least {}: one 64-bit integer for each group", self.count * 8),
+                    "pass as many numbers as there are groups",
+                ));
+            }
             check_aligned(name, span, 8)?;
         }
         match self.rows {

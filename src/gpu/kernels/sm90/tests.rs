@@ -10,23 +10,35 @@ fn span(bytes: usize) -> Span<'static> {
 
 /// A product whose operands are exactly as long as it needs, with something changed.
 fn check(
+    shape: [usize; 3],
+    d_stride: usize,
+    slots: Option<(usize, usize)>,
+    lengths: [isize; 7],
+) -> std::result::Result<(), String> {
+    check_places(shape, d_stride, slots, lengths, [0; 7])
+}
+
+/// The same of operands that begin so many bytes later; slots of no rows are starts.
+fn check_places(
     [m, n, k]: [usize; 3],
     d_stride: usize,
     slots: Option<(usize, usize)>,
-    lengths: [isize; 6],
+    lengths: [isize; 7],
+    places: [u64; 7],
 ) -> std::result::Result<(), String> {
     let groups = slots.map_or(1, |(count, _)| count);
-    let [a, a_scales, b, b_scales, d, counts] = [
+    let exact: [usize; 7] = [
         m * k,
         m.next_multiple_of(4) * k.div_ceil(128) * 4,
         groups * n * k,
         groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4) * 4,
         extent(m, n, d_stride) * 2,
         groups * 8,
+        groups * 8,
     ];
-    let exact = [a, a_scales, b, b_scales, d, counts];
-    let spans: Vec<_> =
-        exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect();
+    let mut spans =
+        exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect::<Vec<_>>();
+    spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
     let call = Sm90Call {
         config: Sm90Config::Tile128x128,
         m,
@@ -38,7 +50,10 @@ fn check(
         d_stride,
         d_type: DType::Bf16,
         alpha: 1.0,
-        groups: slots.map(|(count, rows)| Sm90Groups { count, rows: Sm90Rows::Slots(rows), counts: &spans[5] }),
+        groups: slots.map(|(count, slot_rows)| {
+            let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
+            Sm90Groups { count, rows, counts: &spans[5] }
+        }),
     };
     call.check().map_err(|error| error.to_string())
 }
@@ -94,15 +109,36 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
 #[test]
 fn exact_lengths_are_taken_and_shorter_ones_refused() {
     for shape in [[1, 8, 16], [127, 136, 144], [4099, 520, 7168], [0, 8, 16], [3, 0, 16]] {
-        check(shape, shape[1] + 16, None, [0; 6]).unwrap();
+        check(shape, shape[1] + 16, None, [0; 7]).unwrap();
     }
-    check([512, 256, 400], 256, Some((4, 128)), [0; 6]).unwrap();
-    check([512, 256, 400], 256, Some((0, 128)), [0; 6]).unwrap();
-    for (at, word) in ["A", "scales of A", "B", "scales of B", "D", "counts"].into_iter().enumerate() {
-        let mut lengths = [0; 6];
+    check([512, 256, 400], 256, Some((4, 128)), [0; 7]).unwrap();
+    check([512, 256, 400], 256, Some((0, 128)), [0; 7]).unwrap();
+    // One row has no next one.
+    check([1, 16, 32], 1 << 63, None, [0; 7]).unwrap();
+    let operands = ["A", "scales of A", "B", "scales of B", "D", "counts of groups", "starts of groups"];
+    for (at, word) in operands.into_iter().enumerate() {
+        let mut lengths = [0; 7];
         lengths[at] = -1;
-        let error = check([512, 256, 400], 264, Some((4, 128)), lengths).unwrap_err();
+        let error = check([512, 256, 400], 264, Some((4, 0)), lengths).unwrap_err();
         assert!(error.starts_with(word) && error.contains("must be at least"), "{word}: {error}");
+        assert_eq!(error.contains("31 bytes for 4 groups"), at >= 5, "{error}");
+    }
+    // Starts are not read where there are slots.
+    check([512, 256, 400], 264, Some((4, 128)), [0, 0, 0, 0, 0, 0, -1]).unwrap();
+}
+
+#[test]
+fn operands_begin_where_the_kernel_can_read_them() {
+    let operands = ["A", "scales of A", "B", "scales of B", "D", "counts of groups", "starts of groups"];
+    for (at, word) in operands.into_iter().enumerate() {
+        let needed = if at >= 5 { 8 } else { 16 };
+        let mut places = [0; 7];
+        for place in [needed, needed / 2] {
+            places[at] = place;
+            let found = check_places([512, 256, 400], 264, Some((4, 0)), [0; 7], places);
+            assert_eq!(found.is_ok(), place == needed, "{word} {place} bytes later: {found:?}");
+            assert!(found.err().is_none_or(|error| error.starts_with(word)), "{word}");
+        }
     }
 }
 
@@ -115,11 +151,14 @@ fn what_the_kernel_cannot_touch_is_refused() {
         ([4, 16, 32], 8, None, "row stride 8 (bf16) for n = 16"),
         ([4, 16, 32], 20, None, "row stride 20 (bf16) for n = 16 must be a multiple of 16 bytes"),
         ([1 << 31, 8, 16], 8, None, "below 2^31"),
+        ([0, 128, 16], 128, Some((1 << 24, 0)), "below 2^31"),
+        ([1 << 18, 128, 16], 128, Some((1 << 18, 0)), "below 2^31"),
+        ([0, 0, 16], 0, Some((1 << 31, 0)), "below 2^31"),
         ([256, 136, 128], 136, Some((2, 128)), "multiple of 128: no 128x128 scale"),
         ([256, 128, 128], 128, Some((3, 128)), "256 rows for 3 slots of 128"),
         ([256, 128, 128], 128, Some((2, 126)), "multiple of 4 rows"),
     ] {
-        let error = check(shape, stride, slots, [0; 6]).unwrap_err();
+        let error = check(shape, stride, slots, [0; 7]).unwrap_err();
         assert!(error.contains(words), "{shape:?}: {error}");
     }
 }
