@@ -34,6 +34,7 @@ TABLES = [
     ("SM90", PAIRS[0], "sm90", ("native", "repeated-scales")),
 ]
 POWERS = [1 << i for i in range(14)]
+ALL_M = sorted(POWERS + [3, 12, 48, 192, 768, 3072])
 # The names that records of benches/gemm.rs before 2026-12 have; they hold one problem for each pair.
 OLD_NAMES = {"RepeatedScales": "repeated-scales", "Rescaled": "rescaled", "Native": "native"}
 OLD_PROBLEM = {"1x128 x 128x128": ("precise", "bf16", "none"), "row x row": ("fast", "bf16", "none")}
@@ -202,8 +203,12 @@ def choose(name, pair, problem, gains, repeated, sms):
     for (n, k), found in chosen.items():
         wins = f"[{found[0]}, {found[1]}]" if found else "NEVER"
         if fills:
+            measured = [m for rows, of, m in gains if (rows, of) == (n, k)]
+            if measured != ALL_M[:len(measured)]:
+                sys.exit(f"{n} x {k}: m of {measured}, and not the first ones of {ALL_M}")
             wins = "&" + str([m for (rows, of, m), g in gains.items() if (rows, of) == (n, k) and g >= math.log(WIN)])
-        yield f"            Row {{ n: {n}, k: {k}, wins: {wins} }},"
+        upto = f" upto: {measured[-1]}," if fills else ""
+        yield f"            Row {{ n: {n}, k: {k},{upto} wins: {wins} }},"
     yield "        ],"
     yield "    },"
 

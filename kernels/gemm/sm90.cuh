@@ -59,7 +59,7 @@ struct Sm90Problem {
     u32 pitch_a, pitch_b;
     void* d;  // BF16, or FP32 where `wide`
     u64 stride_d;
-    // Groups: rows `starts[g]` (a multiple of 128) or g * slot_rows, and the next `counts[g]`.
+    // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
     const i64* starts;
     const i64* counts;
     u32 groups, slot_rows;
@@ -109,8 +109,8 @@ template <class C, bool GROUPED> struct Sm90Walk {
         count = 0;
         if (g < p.groups) {
             const i64 at = p.starts ? p.starts[g] : (i64)g * p.slot_rows, rows = p.counts[g];
-            const i64 most = p.starts ? (i64)p.m - at : (i64)p.slot_rows;
             if (at >= 0 && at < (i64)p.m && at % 4 == 0 && rows > 0) {
+                const i64 most = p.starts ? (i64)p.m - at : (i64)p.slot_rows;
                 start = (u32)at;
                 count = (u32)(rows < most ? rows : most);
             }

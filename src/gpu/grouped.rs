@@ -3,7 +3,7 @@
 //! One launch of our kernels for sm_90, which read on the device where groups lie. There is no other way yet.
 
 use crate::error::{Error, Result};
-use crate::format::{Operand, pair};
+use crate::format::{DType, Operand, pair};
 use crate::gpu::device::memory::DeviceBytes;
 use crate::gpu::gemm::formulation::{HOPPER, sm90_pair};
 use crate::gpu::gemm::sm90_rules;
@@ -22,16 +22,16 @@ pub enum GroupedRows<'a> {
     /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on. Casts begin groups at multiples of 128; a group
     /// that begins outside of A, or at no multiple of 4, is left out.
     Contiguous {
-        /// First row of each group.
+        /// First row of each group, in 64 bits.
         starts: DeviceBytes<'a>,
-        /// Rows of each group.
+        /// Rows of each group, in 64 bits.
         counts: DeviceBytes<'a>,
     },
     /// In slots of equal length: group g has the first `counts[g]` rows from `g * slot_rows` on, and no more than `slot_rows`.
     Masked {
         /// Rows of a slot: a multiple of 4.
         slot_rows: usize,
-        /// Rows of each group.
+        /// Rows of each group, in 64 bits.
         counts: DeviceBytes<'a>,
     },
 }
@@ -99,12 +99,41 @@ impl<'a> GroupedGemmArgs<'a> {
         }
         pair::check_basis(a.basis(), b.basis())?;
         let (n, k) = (d.cols(), a.cols());
-        if Some(b.rows()) != groups.checked_mul(n) || b.cols() != k {
+        if b.cols() != k {
             return Err(Error::shape(
                 "B",
                 format!("{} x {}", b.rows(), b.cols()),
-                format!("must be {groups} * {n} x {k}: as many rows as D has columns for each group, and A's columns"),
-                "stack the matrices of all groups, rows upon rows",
+                format!("must have A's {k} columns"),
+                "pass A and B of the same k",
+            ));
+        }
+        if !n.is_multiple_of(128) {
+            return Err(Error::shape(
+                "D",
+                format!("{} x {n}", d.rows()),
+                "must have a multiple of 128 columns: no 128x128 scale of B belongs to two groups",
+                "pad the rows of each group's B with zeros, and D's columns",
+            ));
+        }
+        if Some(b.rows()) != groups.checked_mul(n) {
+            return Err(Error::shape(
+                "B",
+                format!("{} x {k}", b.rows()),
+                format!("must be {groups} * {n} x {k}: as many rows for each group as D has columns"),
+                "stack the matrices of all groups, rows upon rows, and pass D of their columns",
+            ));
+        }
+        if !matches!(d.dtype(), DType::Bf16 | DType::F32) {
+            return Err(Error::dtype("D", d.dtype(), "is not bf16 or f32", "store one of them"));
+        }
+        if let GroupedRows::Masked { slot_rows, .. } = self.rows
+            && (!slot_rows.is_multiple_of(4) || slot_rows.checked_mul(*groups).is_none_or(|all| all > a.rows()))
+        {
+            return Err(Error::shape(
+                "rows of A",
+                format!("{} rows for {groups} slots of {slot_rows}", a.rows()),
+                "must hold every slot, each of a multiple of 4 rows",
+                "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
             ));
         }
         if d.rows() != a.rows() {
@@ -135,6 +164,20 @@ impl Handle {
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for
     /// nothing: then it is safe inside graph capture. Groups may have other places and counts at each launch.
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, Recipe, Result, Scheme};
+    /// # use scaled_gemm::{DeviceBuffer, Fp8Format};
+    /// # fn experts(handle: &Handle, x: &MatRef<'_>, weights: &MatRef<'_>, d: &mut DeviceBuffer) -> Result<()> {
+    /// // Two experts of 256 x 512 weights, rows upon rows; 100 tokens of the one from row 0 on, 30 of the other from row 128 on.
+    /// let a = handle.quantize(x, Recipe::new(Scheme::Fp8Group1x128(Fp8Format::E4M3)))?; // 256 x 512
+    /// let b = handle.quantize(weights, Recipe::new(Scheme::Fp8Group128x128(Fp8Format::E4M3)))?; // 512 x 512
+    /// let (starts, counts) = (handle.upload(&[0i64, 128])?, handle.upload(&[100i64, 30])?);
+    /// let rows = GroupedRows::Contiguous { starts: starts.view(), counts: counts.view() };
+    /// handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, 2, rows, MatMut::new(d, DType::Bf16, 256, 256)?))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Pair`] for other schemes and GPUs; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;

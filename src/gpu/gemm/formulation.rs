@@ -26,7 +26,8 @@ pub enum Formulation {
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
     /// 1x128 x 128x128 in E4M3 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next. A row of D has
-    /// the same bits whatever m is and whichever rows stand beside it.
+    /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
+    /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
 }
 

@@ -16,10 +16,12 @@ pub(super) struct Measured {
     rows: &'static [Row],
 }
 
-/// One shape: B is `n x k`, and of [`ROWS_OF_A`] ours wins at these.
+/// One shape: B is `n x k`, and of [`ROWS_OF_A`], as far as they were measured, ours wins at these.
 struct Row {
     n: usize,
     k: usize,
+    /// The largest m that was measured.
+    upto: usize,
     wins: &'static [usize],
 }
 
@@ -52,7 +54,7 @@ pub(super) fn choose(problem: Problem, [m, n, k]: [usize; 3], sm_count: usize, r
     if likeness(table) != (true, true, true) {
         return Some(Choice::NearestRule(by_rule));
     }
-    let row = table.rows.iter().find(|row| rows && ROWS_OF_A.contains(&m) && (row.n, row.k) == (n, k));
+    let row = table.rows.iter().find(|row| rows && (row.n, row.k) == (n, k) && m <= row.upto && ROWS_OF_A.contains(&m));
     Some(row.map_or(Choice::Rule(by_rule), |row| Choice::Measured(row.wins.contains(&m))))
 }
 
@@ -78,27 +80,28 @@ pub(super) const SM90: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: &[3072] },
-            Row { n: 576, k: 7168, wins: &[4096] },
-            Row { n: 24576, k: 1536, wins: &[48, 64, 256, 512, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[48, 64, 256, 512, 1024, 2048, 3072, 4096, 8192] },
             Row {
                 n: 32768,
                 k: 512,
+                upto: 8192,
                 wins: &[1, 2, 3, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192],
             },
-            Row { n: 7168, k: 16384, wins: &[512, 1024, 4096, 8192] },
-            Row { n: 4096, k: 7168, wins: &[192, 768, 1024, 2048, 3072, 4096, 8192] },
-            Row { n: 7168, k: 2048, wins: &[48, 64, 128, 512, 768, 1024, 4096, 8192] },
-            Row { n: 10240, k: 8192, wins: &[64, 256, 768, 2048, 4096] },
-            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 512, 1024, 2048, 3072, 4096, 8192] },
-            Row { n: 57344, k: 8192, wins: &[512, 1024] },
-            Row { n: 8192, k: 28672, wins: &[48, 64, 512, 1024, 4096] },
-            Row { n: 1536, k: 2048, wins: &[512, 768, 1024, 2048, 3072, 4096, 8192] },
-            Row { n: 2048, k: 768, wins: &[1, 2, 3, 128, 192, 256, 512, 2048, 3072, 4096, 8192] },
-            Row { n: 10240, k: 5120, wins: &[48, 64, 256, 768, 2048, 4096] },
-            Row { n: 5120, k: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
-            Row { n: 51200, k: 5120, wins: &[3072, 4096] },
-            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[512, 1024, 4096, 8192] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[192, 768, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[48, 64, 128, 512, 768, 1024, 4096, 8192] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[64, 256, 768, 2048, 4096] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 512, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[512, 1024] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 512, 1024, 4096] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[512, 768, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 128, 192, 256, 512, 2048, 3072, 4096, 8192] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[48, 64, 256, 768, 2048, 4096] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[3072, 4096] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
         ],
     },
     Measured {
@@ -106,23 +109,23 @@ pub(super) const SM90: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 98 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: &[3072] },
-            Row { n: 576, k: 7168, wins: &[] },
-            Row { n: 24576, k: 1536, wins: &[64] },
-            Row { n: 32768, k: 512, wins: &[1, 2, 3, 12, 16, 32, 48, 64, 192] },
-            Row { n: 7168, k: 16384, wins: &[1024, 4096, 8192] },
-            Row { n: 4096, k: 7168, wins: &[192] },
-            Row { n: 7168, k: 2048, wins: &[32, 48, 64, 128, 1024] },
-            Row { n: 10240, k: 8192, wins: &[64, 256, 768] },
-            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 3072, 4096, 8192] },
-            Row { n: 57344, k: 8192, wins: &[1024, 2048] },
-            Row { n: 8192, k: 28672, wins: &[48, 64, 2048, 3072, 4096] },
-            Row { n: 1536, k: 2048, wins: &[512] },
-            Row { n: 2048, k: 768, wins: &[1, 2, 3, 128, 192, 256, 512] },
-            Row { n: 10240, k: 5120, wins: &[48, 64, 256] },
-            Row { n: 5120, k: 8192, wins: &[128, 192, 512] },
-            Row { n: 51200, k: 5120, wins: &[] },
-            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 768, 3072, 8192] },
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[64] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 12, 16, 32, 48, 64, 192] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[1024, 4096, 8192] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[192] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[32, 48, 64, 128, 1024] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[64, 256, 768] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 3072, 4096, 8192] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[1024, 2048] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 2048, 3072, 4096] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[48, 64, 256] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[128, 192, 512] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[128, 192, 512, 768, 3072, 8192] },
         ],
     },
     Measured {
@@ -130,23 +133,23 @@ pub(super) const SM90: &[Measured] = &[
         activation: Activation::Silu,
         rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 98 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: &[3072] },
-            Row { n: 576, k: 7168, wins: &[4096] },
-            Row { n: 24576, k: 1536, wins: &[64] },
-            Row { n: 32768, k: 512, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 192] },
-            Row { n: 7168, k: 16384, wins: &[512, 1024, 8192] },
-            Row { n: 4096, k: 7168, wins: &[192, 256, 2048, 3072, 8192] },
-            Row { n: 7168, k: 2048, wins: &[32, 48, 64, 128] },
-            Row { n: 10240, k: 8192, wins: &[48, 64, 256] },
-            Row { n: 8192, k: 8192, wins: &[48, 64, 128, 4096, 8192] },
-            Row { n: 57344, k: 8192, wins: &[1024, 2048] },
-            Row { n: 8192, k: 28672, wins: &[48, 64, 2048, 3072, 4096] },
-            Row { n: 1536, k: 2048, wins: &[512] },
-            Row { n: 2048, k: 768, wins: &[1, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
-            Row { n: 10240, k: 5120, wins: &[48, 64, 256] },
-            Row { n: 5120, k: 8192, wins: &[128, 192, 512] },
-            Row { n: 51200, k: 5120, wins: &[3072, 4096] },
-            Row { n: 5120, k: 25600, wins: &[128, 192, 512, 3072, 4096, 8192] },
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[64] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 192] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[512, 1024, 8192] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[192, 256, 2048, 3072, 8192] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[48, 64, 256] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 4096, 8192] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[1024, 2048] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 2048, 3072, 4096] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[48, 64, 256] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[128, 192, 512] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[3072, 4096] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[128, 192, 512, 3072, 4096, 8192] },
         ],
     },
 ];
@@ -163,7 +166,12 @@ mod tests {
         for table in SM90 {
             let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
             assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
-            assert!(table.rows.iter().all(|r| r.wins.is_sorted() && r.wins.iter().all(|m| ROWS_OF_A.contains(m))));
+            assert!(
+                table
+                    .rows
+                    .iter()
+                    .all(|r| r.wins.is_sorted() && r.wins.iter().all(|m| *m <= r.upto && ROWS_OF_A.contains(m)))
+            );
         }
     }
 
@@ -175,6 +183,9 @@ mod tests {
         assert_eq!([512, 768, 4096].map(of), [false, true, true].map(|wins| Some(Choice::Measured(wins))));
         assert_eq!([3840, 4224].map(of), [true, false].map(|wins| Some(Choice::Rule(wins))));
         assert_eq!(choose(PLAIN, [4096, 4096, 7168], 132, false), Some(Choice::Rule(true)));
+        // The largest B was measured up to 2048 rows.
+        assert!(matches!(choose(PLAIN, [2048, 57344, 8192], 132, true), Some(Choice::Measured(_))));
+        assert!(matches!(choose(PLAIN, [3072, 57344, 8192], 132, true), Some(Choice::Rule(_))));
         for other in [
             Problem { out: DType::F16, ..PLAIN },
             Problem { activation: Activation::Gelu, ..PLAIN },

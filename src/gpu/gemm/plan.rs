@@ -351,6 +351,13 @@ impl GemmPlan {
             }
             match handle.offer(&self.desc, formulation, search)? {
                 Ok(candidate) => {
+                    // Without these kernels others will do.
+                    if let Some(family) = candidate.product().and_then(|product| product.kernels())
+                        && let Err(error) = handle.load_kernels(&[family])
+                    {
+                        self.rejected.push(format!("{formulation}: {error}"));
+                        continue;
+                    }
                     self.candidate = Some(candidate);
                     // What the rules said, they said of the first.
                     if place > 0 {

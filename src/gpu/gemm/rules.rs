@@ -3,9 +3,10 @@
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Facts, Formulation, HOPPER, PairKind, available, pair_kind};
+use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
+use crate::gpu::gemm::outline::outline;
 
 /// The order in which to try formulations, and the words for why.
 ///
@@ -59,12 +60,20 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     if available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
     }
+    // Where only cuBLASLt does the epilogue itself, a pass over an FP32 matrix is not worth it: no measured problem is like that.
+    let stores = |formulation, finish| outline(desc, formulation, finish).is_ok();
+    let library = if wins { alternative } else { Formulation::Native };
+    let library_stores = [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| stores(library, finish));
+    if library_stores && !stores(Formulation::Sm90, Finish::Fused) {
+        return (order, format!("{words}; sm90 would need a pass of the epilogue kernel, which {library} does not"));
+    }
     match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
         Some((true, at)) => {
             first(Formulation::Sm90);
             (order, format!("faster than cuBLASLt's products, {at}"))
         }
-        _ => (order, words),
+        Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
+        None => (order, words),
     }
 }
 
@@ -144,6 +153,29 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
+        // Ours stores BF16 and F32 of the sum; what else cuBLASLt fuses is left to it, and what neither does is ours where the rule says so.
+        let wide = desc(4096, 24576, 1536, vec, blk);
+        let of = |desc: &GemmDesc| preference(desc, H200);
+        assert_eq!(of(&wide).0[0], Sm90);
+        let with = |activation, bias| Epilogue { activation, bias, residual: None };
+        for fused in [
+            wide.with_epilogue(with(Activation::None, Some(DType::Bf16))),
+            wide.with_epilogue(with(Activation::Gelu, None)),
+            wide.with_epilogue(with(Activation::Relu, None)),
+            GemmDesc { out: DType::F16, ..wide },
+            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
+            // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
+            GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
+        ] {
+            let (order, words) = of(&fused);
+            assert_eq!((order[0], words.contains("; sm90 would need a pass")), (Native, true), "{fused}: {words}");
+        }
+        let neither = GemmDesc { m: 500, n: 32768, k: 512, ..wide };
+        let neither = GemmDesc { a_stride: 512, out_stride: 32768, ..neither };
+        assert_eq!(of(&neither).0[0], Sm90);
+        let neither = neither.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() });
+        assert_eq!(of(&neither).0[0], Sm90, "{}", of(&neither).1);
+        assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
         let mut order = preference(&desc(1, 4096, 7168, row, row), H200).0;
