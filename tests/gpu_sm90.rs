@@ -10,9 +10,9 @@ use ndarray::{Array2, s};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Activation, DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, GroupedGemmArgs,
-    GroupedRows, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
-    Sm90Config, TuneRecord,
+    Accumulation, Activation, DType, Epilogue, Error, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan,
+    GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe,
+    Scheme, Sm90Config, TuneRecord,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -248,9 +248,10 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     let of = |m| handle.plan(&GemmDesc::new(m, 24576, 1536, VEC, BLK, DType::Bf16)).unwrap();
     assert_eq!(of(4096).formulation(), Formulation::Sm90);
     assert!(of(4096).explain().contains("sm90, fused: faster than cuBLASLt's products, "), "{}", of(4096).explain());
-    assert!(
-        handle.supports(&GemmDesc::new(1, 24576, 1536, VEC, BLK, DType::Bf16)).unwrap().contains(&Formulation::Sm90)
-    );
+    let bias = Epilogue { bias: Some(DType::Bf16), ..Epilogue::default() };
+    let fused = handle.plan(&GemmDesc::new(4096, 24576, 1536, VEC, BLK, DType::Bf16).with_epilogue(bias)).unwrap();
+    let words = fused.explain();
+    assert!(fused.formulation() != Formulation::Sm90 && words.contains("sm90 would need a pass"), "{words}");
 }
 
 /// A, B and D of a grouped product, with as many rows between groups as there are.

@@ -274,6 +274,16 @@ impl Handle {
     }
 }
 
+/// Loads the kernels of a candidate's product. The error, if this process cannot have them: then other ways will do where none was asked for.
+fn cannot_load(handle: &Handle, candidate: &Candidate) -> Result<Option<Error>> {
+    let Some(family) = candidate.product().and_then(|product| product.kernels()) else { return Ok(None) };
+    match handle.load_kernels(&[family]) {
+        Ok(()) => Ok(None),
+        Err(error @ (Error::Kernel { .. } | Error::Library { .. })) => Ok(Some(error)),
+        Err(other) => Err(other),
+    }
+}
+
 impl GemmPlan {
     /// Takes the choice of a record, or refuses it.
     fn take_record(&mut self, handle: &Handle, record: &TuneRecord) -> Result<()> {
@@ -308,15 +318,18 @@ impl GemmPlan {
         let Some(record) = found.filter(|r| self.options.formulation.is_none_or(|f| f == r.formulation())) else {
             return Ok(false);
         };
-        match self.take_record(handle, &record) {
-            Ok(()) => Ok(true),
-            Err(Error::Record { reason, .. }) => {
-                tracing::warn!(%reason, "tuning record passed over for {}", self.desc);
-                self.rejected.push(format!("tuning record: {reason}"));
-                Ok(false)
-            }
-            Err(other) => Err(other),
-        }
+        let reason = match self.take_record(handle, &record) {
+            Ok(()) => match self.candidate.as_ref().map_or(Ok(None), |candidate| cannot_load(handle, candidate))? {
+                None => return Ok(true),
+                Some(error) => error.to_string(),
+            },
+            Err(Error::Record { reason, .. }) => reason,
+            Err(other) => return Err(other),
+        };
+        (self.candidate, self.measured_us) = (None, None);
+        tracing::warn!(%reason, "tuning record passed over for {}", self.desc);
+        self.rejected.push(format!("tuning record: {reason}"));
+        Ok(false)
     }
 
     /// Tries formulations in the order of the rules; the first that is offered wins.
@@ -339,6 +352,7 @@ impl GemmPlan {
             return Ok(());
         }
         let (order, mut why) = rules::preference(&self.desc, Facts::of(handle));
+        let mut not_loaded = None;
         for (place, formulation) in order.into_iter().enumerate() {
             if let Some(chosen) = &self.candidate {
                 let chosen = chosen.outline().formulation;
@@ -351,24 +365,24 @@ impl GemmPlan {
             }
             match handle.offer(&self.desc, formulation, search)? {
                 Ok(candidate) => {
-                    // Without these kernels others will do.
-                    if let Some(family) = candidate.product().and_then(|product| product.kernels())
-                        && let Err(error) = handle.load_kernels(&[family])
-                    {
+                    if let Some(error) = cannot_load(handle, &candidate)? {
+                        tracing::warn!(%error, "{formulation} passed over for {}", self.desc);
                         self.rejected.push(format!("{formulation}: {error}"));
+                        not_loaded.get_or_insert(error);
                         continue;
                     }
                     self.candidate = Some(candidate);
                     // What the rules said, they said of the first.
                     if place > 0 {
-                        why = "what usually comes before it is not offered".to_string();
+                        why =
+                            "what usually comes before it is not offered, or its kernels cannot be loaded".to_string();
                     }
                 }
                 Err(reason) => self.rejected.push(format!("{formulation}: {reason}")),
             }
         }
         if self.candidate.is_none() {
-            return Err(handle.no_way(&self.desc, &self.rejected));
+            return Err(not_loaded.unwrap_or_else(|| handle.no_way(&self.desc, &self.rejected)));
         }
         self.reason = why.to_string();
         Ok(())

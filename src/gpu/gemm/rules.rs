@@ -14,7 +14,7 @@ use crate::gpu::gemm::outline::outline;
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
-/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]).
+/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]), unless that one stores D itself and ours would not.
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
     let (alternative, tables) = match pair_kind(desc) {

@@ -354,7 +354,7 @@ impl Sm90Groups<'_> {
                     "rows of A",
                     format!("{m} rows for {} slots of {rows}", self.count),
                     "must hold every slot, each of a multiple of 4 rows",
-                    "pass slots of a multiple of 128 rows, and an A of all slots",
+                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
                 ))
             }
             _ => Ok(()),
