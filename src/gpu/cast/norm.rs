@@ -126,8 +126,8 @@ impl Handle {
         self.norm(&mut norm, &order, Some((recipe, &CastTo { codes: &codes, scales: &scales, scheme, rows, cols })))
     }
 
-    /// RMSNorm quantized to what products read: FP8 E4M3 with scales of rows or of 1x128 groups, under the rule `deepseek`. Otherwise as
-    /// [`Handle::rms_norm_cast_into`].
+    /// RMSNorm quantized to what products read: FP8 E4M3 with scales of rows or of 1x128 groups, under the rule `deepseek`. Padding is left as
+    /// it is: zero ([`QuantMatrix::from_parts`]). Otherwise as [`Handle::rms_norm_cast_into`].
     ///
     /// # Errors
     /// As [`Handle::rms_norm_cast_into`]; [`Error::Unsupported`] for other recipes.

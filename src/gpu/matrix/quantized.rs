@@ -71,7 +71,7 @@ impl QuantMatrix {
     /// copied or read.
     ///
     /// [`DeviceBuffer::from_slice`] takes over cudarc's slices, `DeviceBuffer::from_raw` the memory of other runtimes. Padding
-    /// (rows of codes, block scales) must be zero; the contents are not checked.
+    /// (rows of codes, scales of both kinds) must be zero; the contents are not checked.
     ///
     /// # Errors
     /// [`Error::Shape`] if a buffer is not exactly as long as the scheme says; [`Error::Alignment`] unless each begins at a
