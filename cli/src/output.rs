@@ -43,7 +43,7 @@ impl From<Error> for Failure {
         // The system's own words have no remedy.
         match &error {
             Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
-                message += "; give a file that is there"
+                message += "; give a file or folder that is there"
             }
             Error::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 message += "; give a file that you may use";

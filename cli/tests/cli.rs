@@ -256,7 +256,7 @@ fn broken_input_is_refused_and_leaves_nothing_behind() {
     let (input, packed) = (folder.file("in"), folder.file("q"));
     let base = ["quantize", &input, "-o", &packed, "--recipe", "fp8-row"];
     let quantize = |more: &[&'static str]| [&base[..], more].concat();
-    assert_words(&bad(2, &quantize(&[])), &["in", "No such file", "; give a file that is there"]);
+    assert_words(&bad(2, &quantize(&[])), &["in", "No such file", "; give a file or folder that is there"]);
     fs::write(&input, "not a safetensors file").unwrap();
     assert_words(&bad(2, &quantize(&[])), &["in: ", "not a safetensors file"]);
 

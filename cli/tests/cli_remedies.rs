@@ -56,6 +56,25 @@ fn what_is_advised_can_be_done() {
         &["columns not a multiple of 16: 1", "; give a file with other matrices, or pad their columns"],
     );
     assert!(!error.contains("--only"), "{error}");
+    let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run", "--only", "w"]);
+    assert_words(
+        &error,
+        &["columns not a multiple of 16: 1", "; pad their columns with zeros, name others with --only"],
+    );
+    // Rows of 48 are no trouble for MX itself: plain is written.
+    let odd = folder.file("model-of-48");
+    fs::create_dir(&odd).unwrap();
+    write(&format!("{odd}/model.safetensors"), &[f32_tensor("model.layers.0.mlp.down_proj.weight", [16, 48], 1)]);
+    fs::write(format!("{odd}/config.json"), "{}").unwrap();
+    let out = folder.file("out-of-48");
+    let error = bad(2, &["quantize", &odd, "-o", &out, "--recipe", "mxfp4"]);
+    assert_words(
+        &error,
+        &["not a multiple of 32, which engines need for MX: 1", "pad their columns", "--dialect plain"],
+    );
+    good(&["quantize", &odd, "-o", &out, "--recipe", "mxfp4", "--dialect", "plain"]);
+    let error = bad(2, &["info", &format!("{odd}/config.json")]);
+    assert_words(&error, &["config.json: is no index of shards: it has no weight_map (of a model give the folder)"]);
     write(&file, &[f32_tensor("w", [16, 32], 1)]);
     let error = bad(2, &["quantize", &file, "--recipe", "nvfp4", "--dry-run", "--exclude", "w"]);
     assert_words(&error, &["matched by --exclude: 1", "; give a file with other matrices, or narrow --exclude"]);

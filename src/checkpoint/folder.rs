@@ -134,7 +134,7 @@ fn of_index(path: &Path, folder: &Path) -> Result<Files> {
     let Parsed { weight_map: Some(WeightMap { tensors, shards }) } =
         parsed.map_err(|e| refuse(format!("is no index of shards: {e}")))?
     else {
-        return Err(refuse("is no index of shards: it has no weight_map".into()));
+        return Err(refuse("is no index of shards: it has no weight_map (of a model give the folder)".into()));
     };
     if let Some(shard) = shards.iter().find(|name| !is_shard_name(name)) {
         return Err(refuse(format!(

@@ -71,6 +71,7 @@ pub const BY_CONFIG: &str = "left alone by config.json";
 /// Why others are.
 pub const EXCLUDED: &str = "matched by --exclude";
 pub const RAGGED: &str = "columns not a multiple of 16";
+pub const RAGGED_MX: &str = "columns not a multiple of 32, which engines need for MX";
 const FUSED_RAGGED: &str = "engines fuse it, and 128 does not divide the rows of its group";
 const FUSED_TORN: &str = "engines fuse it with a layer that is left alone: quantize that too, or write plain";
 const JOINED_RAGGED: &str =
@@ -406,7 +407,7 @@ fn plan(
                 && matches!(target.product(), Some(Scheme::Mxfp8(_) | Scheme::Mxfp4))
                 && !cols.is_multiple_of(32) =>
         {
-            Plan::Copy("columns not a multiple of 32, which engines need for MX")
+            Plan::Copy(RAGGED_MX)
         }
         Ok(()) => Plan::Quantize(Weight { rows, cols, source, target, group: None }),
         Err(_) => Plan::Copy(RAGGED),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::given;
 use super::items::Item;
-use super::plan::{BY_CONFIG, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, TRANSPOSED};
+use super::plan::{BY_CONFIG, EXCLUDED, NOT_ASKED_FOR, Plan, Plans, RAGGED, RAGGED_MX, TRANSPOSED};
 use super::stream::Found;
 use crate::args::QuantizeArgs;
 use crate::folder::module;
@@ -283,14 +283,17 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
     let reasons: Vec<_> = by_reason(&copied).iter().map(|(reason, list)| format!("; {reason}: {list}")).collect();
     let only = args.only.as_ref().map(|regex| printable(regex.as_str()));
     let matches = items.iter().any(|item| args.only.as_ref().is_some_and(|regex| regex.is_match(&item.name)));
+    let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
     let remedy = match only {
         Some(_) if !matches => "mend the pattern, which info has the names for, or leave it out",
+        Some(_) if is(RAGGED) || is(RAGGED_MX) => {
+            "pad their columns with zeros, name others with --only, or leave it out"
+        }
         Some(_) => "name others with --only, or leave it out",
         None => {
             let is_left = |(item, reason): &(&Item, &'static str)| {
                 [TRANSPOSED, BY_CONFIG].contains(reason) || left_alone(module(&item.name)) == Some(*reason)
             };
-            let is = |which: &str| copied.iter().any(|(_, reason)| *reason == which);
             // What helps with one of them at least.
             match () {
                 () if copied.iter().any(is_left) => {
@@ -298,6 +301,9 @@ pub fn nothing_to_do(args: &QuantizeArgs, items: &[Item], plans: &[Plan]) -> Str
                 }
                 () if is(EXCLUDED) => "give a file with other matrices, or narrow --exclude",
                 () if is(RAGGED) => "give a file with other matrices, or pad their columns with zeros",
+                () if is(RAGGED_MX) => {
+                    "give a file with other matrices, pad their columns with zeros, or write what no engine reads (--dialect plain)"
+                }
                 () => "give a file with other matrices",
             }
         }
