@@ -61,6 +61,7 @@ fn a_graph_outlives_its_input_too() {
 #[test]
 fn a_graph_outlives_what_our_product_reads() {
     alone(|| outlives(Kind::Sm90, all_but_x_and_d));
+    alone(|| outlives(Kind::SmallM, all_but_x_and_d));
 }
 
 #[test]

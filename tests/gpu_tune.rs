@@ -76,7 +76,7 @@ fn tune_product(handle: &Handle, ops: &impl Product, case: Case, cache: CacheSta
     );
 
     let want = execute(handle, &mut plan, ops, &extras, &case);
-    let bound = ops.sums(case.accumulation).with(&extras.inputs(ops, &case), gelu(plan.finish())).unwrap();
+    let bound = ops.sums(case.accumulation).with(&extras.inputs(ops, &case), gelu(&plan)).unwrap();
     bound.check(want.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{words}"));
 
     let record = plan.record().unwrap();

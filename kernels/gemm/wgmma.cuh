@@ -26,6 +26,27 @@ template <u32 R> __device__ __forceinline__ void hold(float (&d)[R]) {
 }
 
 // By the number of accumulators a thread has: N / 2. `add` must be a compile-time constant after unrolling.
+__device__ __forceinline__ void wgmma(float (&d)[4], u32 a, u32 b, u32 add) {
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %6, 0;"
+                 "mov.b64 a, {%4, 0x40000040}; mov.b64 b, {%5, 0x40000040};"
+                 "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, a, b, add, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a), "r"(b), "r"(add));
+}
+__device__ __forceinline__ void wgmma(float (&d)[8], u32 a, u32 b, u32 add) {
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %10, 0;"
+                 "mov.b64 a, {%8, 0x40000040}; mov.b64 b, {%9, 0x40000040};"
+                 "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, a, b, add, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+                 : "r"(a), "r"(b), "r"(add));
+}
+__device__ __forceinline__ void wgmma(float (&d)[16], u32 a, u32 b, u32 add) {
+    asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %18, 0;"
+                 "mov.b64 a, {%16, 0x40000040}; mov.b64 b, {%17, 0x40000040};"
+                 "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, a, b, add, 1, 1;}"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a), "r"(b), "r"(add));
+}
 __device__ __forceinline__ void wgmma(float (&d)[32], u32 a, u32 b, u32 add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.u32 add, %34, 0;"
                  "mov.b64 a, {%32, 0x40000040}; mov.b64 b, {%33, 0x40000040};"

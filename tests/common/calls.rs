@@ -21,6 +21,8 @@ pub enum Kind {
     Rows,
     /// Nothing either: blocks, by our product for sm_90.
     Sm90,
+    /// Nothing either: rows by rows, by our product of few rows.
+    SmallM,
     /// The repeated scales of B.
     Repeated,
     /// The values that B keeps.
@@ -46,6 +48,7 @@ impl Call {
         let nvfp4 = (Scheme::Nvfp4, Scheme::Nvfp4);
         let (pair, wanted) = match kind {
             Kind::Rows => (ROWS_BY_ROWS, None),
+            Kind::SmallM => (ROWS_BY_ROWS, Some(Formulation::SmallM)),
             Kind::Sm90 => (BLOCKS, Some(Formulation::Sm90)),
             Kind::Repeated => (BLOCKS, Some(Formulation::RepeatedScales)),
             Kind::Kept | Kind::Scratch => (nvfp4, Some(Formulation::DequantizedBf16)),

@@ -9,6 +9,7 @@ use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{MOST_ROWS, SmallMScales};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -29,11 +30,14 @@ pub enum Formulation {
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
     /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
+    /// At most 32 rows of A, E4M3 with scales of 1x128 x 128x128, of rows or of whole matrices, on sm_90 by our own kernel: one pass over B, sums FP32 from one
+    /// block of 128 along k to the next. It also adds the bias, activates, adds the residual, and stores BF16, F16 or F32.
+    SmallM,
 }
 
 named!(
     Formulation, "formulation", Native => "native", RepeatedScales => "repeated-scales", Rescaled => "rescaled",
-    DequantizedBf16 => "dequantized-bf16", Sm90 => "sm90",
+    DequantizedBf16 => "dequantized-bf16", Sm90 => "sm90", SmallM => "small-m",
 );
 
 /// Where the sum goes, and who does the epilogue.
@@ -103,7 +107,7 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
 
 /// Whether this formulation serves this pair on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
-    use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled, Sm90};
+    use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled, Sm90, SmallM};
     let (major, minor) = facts.cc;
     let kind = pair_kind(desc);
     match (formulation, kind) {
@@ -112,6 +116,7 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
         }
         (Native | RepeatedScales | Rescaled, PairKind::Fp8(a, b)) => available_fp8(desc, facts, formulation, (a, b)),
         (Sm90, _) => available_sm90(desc, facts),
+        (SmallM, _) => available_small_m(desc, facts),
         (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row, mxfp4 and mxfp8 weights".to_string()),
         (DequantizedBf16, _) if facts.cc < AMPERE => {
             Err(format!("sm_{major}{minor} has no BF16 tensor cores (sm_80 and up have)"))
@@ -150,6 +155,33 @@ pub(crate) fn sm90_pair(a: Operand, b: Scheme) -> Result<(), String> {
     Ok(())
 }
 
+/// Our product of few rows: no library has a part in it.
+fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
+    small_m_pair(desc)?;
+    let (major, minor) = facts.cc;
+    if facts.cc != HOPPER {
+        return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
+    }
+    Ok(())
+}
+
+/// Why the kernels for few rows do not multiply these.
+pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
+    let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
+    let layouts = match pair_kind(desc) {
+        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => SmallMScales::of(a, b),
+        _ => None,
+    };
+    if layouts.is_none() {
+        let blocks = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
+        return Err(format!("it serves {} x {}, and fp8-row and fp8-tensor of e4m3", blocks.0, blocks.1));
+    }
+    if desc.m > MOST_ROWS {
+        return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
+    }
+    Ok(())
+}
+
 const REPEATED_SERVES: &str = "it serves fp8-1x128 x fp8-128x128";
 const RESCALED_SERVES: &str = "it serves fp8-row x fp8-row";
 
@@ -179,7 +211,7 @@ fn available_fp8(
         (Formulation::Rescaled, (Outer, Outer)) => Ok(()),
         (Formulation::RepeatedScales, _) => Err(REPEATED_SERVES.to_string()),
         (Formulation::Rescaled, _) => Err(RESCALED_SERVES.to_string()),
-        (Formulation::Native | Formulation::DequantizedBf16 | Formulation::Sm90, _) => {
+        (Formulation::Native | Formulation::DequantizedBf16 | Formulation::Sm90 | Formulation::SmallM, _) => {
             Err(format!("cuBLASLt has no scale modes for {} x {}", desc.a, desc.b))
         }
     }
@@ -220,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_table_of_pairs_by_gpu_and_version() {
-        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90, SmallM};
         let (tensor, row) = (Scheme::Fp8Tensor(F), Scheme::Fp8Row(F));
         let (vec, blk) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
         let ada = Facts { cc: ADA, ..H200 };
@@ -228,9 +260,9 @@ mod tests {
         let ampere = Facts { cc: (8, 0), ..H200 };
         let old = Facts { version: Version::new(12, 8, 4), ..H200 };
         let cases: [(GemmDesc, [&[Formulation]; 5]); 5] = [
-            (desc(4, tensor, tensor), [&[Native], &[Native], &[Native], &[], &[Native]]),
-            (desc(4, row, row), [&[Native, Rescaled], &[Rescaled], &[Rescaled], &[], &[Rescaled]]),
-            (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90], &[], &[], &[], &[Sm90]]),
+            (desc(4, tensor, tensor), [&[Native, SmallM], &[Native], &[Native], &[], &[Native, SmallM]]),
+            (desc(4, row, row), [&[Native, Rescaled, SmallM], &[Rescaled], &[Rescaled], &[], &[Rescaled, SmallM]]),
+            (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90, SmallM], &[], &[], &[], &[Sm90, SmallM]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
             (desc(4, vec, vec), [&[Native], &[], &[], &[], &[]]),
         ];
@@ -247,6 +279,15 @@ mod tests {
             let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
             assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
         }
+        for (a, b) in
+            [(wide, blk), (vec, vec), (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor), (Scheme::Nvfp4, Scheme::Nvfp4)]
+        {
+            let why = available(&desc(4, a, b), H200, SmallM).unwrap_err();
+            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+        }
+        assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
+        assert!(available(&desc(33, row, row), H200, SmallM).unwrap_err().contains("at most 32 rows of A, and m = 33"));
+        assert!(available(&desc(4, vec, blk), blackwell, SmallM).unwrap_err().contains("this GPU is sm_100"));
         assert!(available(&desc(4, vec, vec), ada, Native).unwrap_err().contains("sm_89"));
         assert!(available(&desc(4, vec, vec), old, Native).unwrap_err().contains("12.8.4"));
         assert!(available(&desc(4, tensor, tensor), ampere, Native).unwrap_err().contains("sm_80 has no FP8"));

@@ -20,5 +20,7 @@ pub(crate) mod rescale;
 pub(crate) mod rules;
 pub(crate) mod sm90_rules;
 pub(crate) mod sm90_step;
+pub(crate) mod small_m_rules;
+pub(crate) mod small_m_step;
 pub(crate) mod steps;
 pub(crate) mod tune;

@@ -6,7 +6,7 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_pair};
+use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_pair, small_m_pair};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
@@ -229,29 +229,39 @@ fn not_by_sm90(desc: &GemmDesc) -> Option<String> {
     more.into_iter().find(|(asked, _)| *asked).map(|(_, what)| format!("our product {what}"))
 }
 
+/// Why our product of few rows does not write D itself, if it does not.
+fn not_by_small_m(desc: &GemmDesc) -> Option<String> {
+    let stored = matches!(desc.out, DType::Bf16 | DType::F16 | DType::F32);
+    (!stored).then(|| format!("our product stores bf16, f16 or f32, not {}", desc.out))
+}
+
 /// The outline of one formulation and finish, or why this finish does not fit.
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
         (Formulation::Native, PairKind::WeightOnly | PairKind::Mxfp4)
         | (Formulation::DequantizedBf16, PairKind::Fp8(..))
         | (
-            Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90,
+            Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90 | Formulation::SmallM,
             PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly,
         ) => {
             return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
         }
         _ => {}
     }
-    let ours = formulation == Formulation::Sm90;
-    if ours {
-        // Records come here, too: what the kernels would take for other codes is refused.
-        sm90_pair(desc.a, desc.b)?;
+    let ours = matches!(formulation, Formulation::Sm90 | Formulation::SmallM);
+    // Records come here, too: what the kernels would take for other codes is refused.
+    match formulation {
+        Formulation::Sm90 => sm90_pair(desc.a, desc.b)?,
+        Formulation::SmallM => small_m_pair(desc)?,
+        _ => {}
     }
     let rows = if ours { desc.m } else { gemm_rows(desc) };
     let padded = rows != desc.m;
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
-        (Formulation::Native | Formulation::Sm90, PairKind::Fp8(a, b)) => (a, b),
-        (Formulation::Native | Formulation::Sm90, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
+        (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, PairKind::Fp8(a, b)) => (a, b),
+        (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, _) => {
+            (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4)
+        }
         (Formulation::RepeatedScales, _) => (ScaleLayout::Vec128, ScaleLayout::Vec128),
         (Formulation::Rescaled, _) => (ScaleLayout::Scalar, ScaleLayout::Scalar),
         (Formulation::DequantizedBf16, _) => (ScaleLayout::Absent, ScaleLayout::Absent),
@@ -274,9 +284,11 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let accumulation = if scalar_or_row { desc.accumulation } else { Accumulation::Precise };
     let scales = match formulation {
         Formulation::Rescaled => ScaleSource::Ones,
-        Formulation::Native | Formulation::RepeatedScales | Formulation::DequantizedBf16 | Formulation::Sm90 => {
-            ScaleSource::Matrices
-        }
+        Formulation::Native
+        | Formulation::RepeatedScales
+        | Formulation::DequantizedBf16
+        | Formulation::Sm90
+        | Formulation::SmallM => ScaleSource::Matrices,
     };
     let fused = Sum {
         rows,
@@ -312,7 +324,11 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     if rescale != [ScaleUse::Nothing; 2] {
         return Err("scaling rows and columns is the epilogue kernel's work".to_string());
     }
-    let not_fused = if ours { not_by_sm90(desc) } else { not_fusable(desc, values) };
+    let not_fused = match formulation {
+        Formulation::Sm90 => not_by_sm90(desc),
+        Formulation::SmallM => not_by_small_m(desc),
+        _ => not_fusable(desc, values),
+    };
     if let Some(reason) = not_fused {
         return Err(reason);
     }
@@ -415,6 +431,29 @@ mod tests {
         let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
         for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
             assert!(outline(&desc(7, a, b), Formulation::Sm90, Fused).unwrap_err().contains("serve"));
+        }
+    }
+
+    #[test]
+    fn the_product_of_few_rows_does_every_epilogue_but_codes() {
+        use Finish::{EpilogueKernel, Fused};
+        let pair = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
+        let row = Scheme::Fp8Row(F);
+        let all = Epilogue { bias: Some(DType::F32), activation: Activation::Silu, residual: Some(DType::F16) };
+        for (a, b) in [pair, (row, row)] {
+            for out in [DType::Bf16, DType::F16, DType::F32] {
+                let desc = GemmDesc { out, ..desc(7, a, b) }.with_epilogue(all);
+                assert_eq!(finishes(&desc, Formulation::SmallM), [Fused, EpilogueKernel], "{desc}");
+                let call = outline(&desc, Formulation::SmallM, Fused).unwrap();
+                assert_eq!((call.sum.rows, call.sum.bias, call.scratch.bytes()), (7, Some(DType::F32), 0));
+            }
+            let codes = GemmDesc { out: DType::E4M3, ..desc(7, a, b) };
+            assert_eq!(finishes(&codes, Formulation::SmallM), [EpilogueKernel]);
+            assert!(outline(&desc(33, a, b), Formulation::SmallM, Fused).unwrap_err().contains("at most 32 rows"));
+        }
+        let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
+            assert!(outline(&desc(7, a, b), Formulation::SmallM, Fused).unwrap_err().contains("serve"));
         }
     }
 

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{Finish, Formulation};
-use crate::gpu::kernels::Sm90Config;
+use crate::gpu::kernels::{Sm90Config, SmallMConfig};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// Layout of the JSON. Version 1, which knew cuBLASLt's algorithms only, is read too; a record of another is refused.
@@ -102,6 +102,9 @@ pub enum Algorithm {
     CublasLt(LtAlgorithm),
     /// Our product for sm_90, in this configuration.
     Sm90(Sm90Config),
+    /// Our product of few rows, in this configuration.
+    #[serde(rename = "small-m")]
+    SmallM(SmallMConfig),
 }
 
 /// An algorithm of cuBLASLt.
@@ -126,6 +129,7 @@ impl fmt::Display for Algorithm {
         match self {
             Self::CublasLt(lt) => write!(f, "cuBLASLt {}", lt.config()),
             Self::Sm90(config) => write!(f, "sm90 {config}"),
+            Self::SmallM(config) => write!(f, "small-m {config}"),
         }
     }
 }
@@ -431,6 +435,12 @@ mod tests {
 
     #[test]
     fn a_configuration_of_ours_survives_json_too() {
+        for config in SmallMConfig::all() {
+            let algorithm = Algorithm::SmallM(config);
+            let ours = TuneRecord { formulation: Formulation::SmallM, algorithm, workspace_bytes: 0, ..record() };
+            assert_eq!(TuneRecord::from_json(&ours.to_json().unwrap()).unwrap(), ours);
+            assert_eq!(ours.algorithm().to_string(), format!("small-m {config}"));
+        }
         for config in Sm90Config::ALL {
             let ours = TuneRecord {
                 formulation: Formulation::Sm90,

@@ -7,6 +7,7 @@ use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::outline;
+use crate::gpu::gemm::small_m_rules;
 
 /// The order in which to try formulations, and the words for why.
 ///
@@ -15,7 +16,23 @@ use crate::gpu::gemm::outline::outline;
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
 /// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]), unless that one stores D itself and ours would not.
+///
+/// Before all of them comes our product of few rows, where it serves the pair, stores D itself, and is faster ([`small_m_rules::is_first`]).
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
+    let (mut order, words) = preference_for_any_m(desc, facts);
+    let (few, mnk) = (Formulation::SmallM, [desc.m, desc.n, desc.k]);
+    if available(desc, facts, few).is_err()
+        || !small_m_rules::is_first(mnk)
+        || outline(desc, few, Finish::Fused).is_err()
+    {
+        return (order, words);
+    }
+    order.retain(|formulation| *formulation != few);
+    order.insert(0, few);
+    (order, "one pass over B for few rows of A (rule from an H200)".to_string())
+}
+
+fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
     let (alternative, tables) = match pair_kind(desc) {
         PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
@@ -101,7 +118,7 @@ mod tests {
         use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
         let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
         let desc = |m, n, k, a, b| GemmDesc::new(m, n, k, a, b, DType::Bf16).with_accumulation(Accumulation::Fast);
-        let first = |m, n, k, a, b, facts| preference(&desc(m, n, k, a, b), facts).0[0];
+        let first = |m, n, k, a, b, facts| preference_for_any_m(&desc(m, n, k, a, b), facts).0[0];
         // What the numbers say is the business of `measured`; here they are followed, by row or by rule, whatever they are.
         let other = Facts { measured: false, ..H200 };
         for (m, n, k) in [(1, 24576, 1536), (64, 24576, 1536), (8192, 4096, 7168), (16, 9984, 4096), (8192, 9984, 4096)]
@@ -142,7 +159,7 @@ mod tests {
         );
         // A table is for what it was measured for and nothing else; the words say which rule was followed instead.
         let known = desc(2, 24576, 1536, row, row);
-        let words = |desc: &GemmDesc| preference(desc, H200).1;
+        let words = |desc: &GemmDesc| preference_for_any_m(desc, H200).1;
         assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
         let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
         let residual = Epilogue { residual: Some(DType::Bf16), ..silu };
@@ -155,7 +172,7 @@ mod tests {
         }
         // Ours stores BF16 and F32 of the sum; what else cuBLASLt fuses is left to it, and what neither does is ours where the rule says so.
         let wide = desc(4096, 24576, 1536, vec, blk);
-        let of = |desc: &GemmDesc| preference(desc, H200);
+        let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
         let with = |activation, bias| Epilogue { activation, bias, residual: None };
         for fused in [
@@ -178,9 +195,36 @@ mod tests {
         assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);
-        let mut order = preference(&desc(1, 4096, 7168, row, row), H200).0;
+        let mut order = preference_for_any_m(&desc(1, 4096, 7168, row, row), H200).0;
         order.sort();
         assert_eq!(order, Formulation::ALL);
+    }
+
+    /// Before all that the tables say, where it does the whole epilogue.
+    #[test]
+    fn few_rows_are_for_the_kernel_of_few_rows() {
+        use Formulation::{RepeatedScales, SmallM};
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
+        let all = Epilogue { bias: Some(DType::F32), activation: Activation::Gelu, residual: Some(DType::F16) };
+        for (a, b) in [(vec, blk), (row, row), (Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F))] {
+            let desc = |m, n, k| GemmDesc::new(m, n, k, a, b, DType::F16).with_epilogue(all);
+            for (m, n, k, few) in
+                [(1, 57344, 8192, true), (8, 520, 576, true), (16, 4096, 7168, true), (64, 4096, 7168, false)]
+            {
+                let desc = desc(m, n, k);
+                let (mut order, words) = preference(&desc, H200);
+                assert_eq!((order[0] == SmallM, words.contains("one pass over B")), (few, few), "{desc}: {words}");
+                order.sort();
+                assert_eq!(order, Formulation::ALL);
+                for cc in [(8, 9), (10, 0), (12, 0)] {
+                    assert_ne!(preference(&desc, Facts { cc, ..H200 }).0[0], SmallM);
+                }
+            }
+            let codes = GemmDesc { out: DType::E4M3, ..desc(1, 4096, 7168) };
+            assert_ne!(preference(&codes, H200).0[0], SmallM, "it does not store codes");
+        }
+        let wide = GemmDesc::new(1, 4096, 7168, Scheme::Fp8Group1x128(Fp8Format::E5M2), blk, DType::Bf16);
+        assert_eq!(preference(&wide, H200).0[0], RepeatedScales);
     }
 
     #[test]

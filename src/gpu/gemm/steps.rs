@@ -12,6 +12,7 @@ use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
 use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_step::Sm90Product;
+use crate::gpu::gemm::small_m_step::SmallMProduct;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{BlockCodes, KernelFamily};
 
@@ -49,6 +50,8 @@ pub(crate) enum Product {
     Lt(Box<LtProduct>),
     /// Our kernels for sm_90.
     Sm90(Box<Sm90Product>),
+    /// Our kernels for few rows.
+    SmallM(Box<SmallMProduct>),
 }
 
 /// An answer, or the words for why there is none.
@@ -57,11 +60,12 @@ pub(crate) type Offered<T> = std::result::Result<T, String>;
 impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
-        if outline.formulation == Formulation::Sm90 {
-            let product = Sm90Product::ask(desc, &outline.sum, handle.device().sm_count as usize, search);
-            return Ok(Ok(Self::Sm90(Box::new(product))));
+        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
+        match outline.formulation {
+            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, sm_count, search))))),
+            Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, sm_count, search))))),
+            _ => Ok(LtProduct::ask(handle, desc, sum, search)?.map(|lt| Self::Lt(Box::new(lt)))),
         }
-        Ok(LtProduct::ask(handle, desc, &outline.sum, search)?.map(|lt| Self::Lt(Box::new(lt))))
     }
 
     /// With the algorithm of a record, if it is still to be had.
@@ -72,16 +76,20 @@ impl Product {
         algorithm: &Algorithm,
         search: Search,
     ) -> Result<Offered<Self>> {
+        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) => {
-                let sm_count = handle.device().sm_count as usize;
-                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, &outline.sum, sm_count, *config)))))
+                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
             }
-            (Algorithm::Sm90(_), other) | (Algorithm::CublasLt(_), other @ Formulation::Sm90) => {
+            (Algorithm::SmallM(config), Formulation::SmallM) => {
+                Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, sm_count, *config)))))
+            }
+            (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
+            | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => {
                 Ok(Err(format!("{other} has no such algorithm")))
             }
             (Algorithm::CublasLt(recorded), _) => {
-                let product = LtProduct::recorded(handle, desc, &outline.sum, recorded, search)?;
+                let product = LtProduct::recorded(handle, desc, sum, recorded, search)?;
                 Ok(product.map(|lt| Self::Lt(Box::new(lt))))
             }
         }
@@ -92,6 +100,7 @@ impl Product {
         match self {
             Self::Lt(_) => None,
             Self::Sm90(_) => Some(KernelFamily::Sm90),
+            Self::SmallM(_) => Some(KernelFamily::SmallM),
         }
     }
 
@@ -100,6 +109,7 @@ impl Product {
         match self {
             Self::Lt(lt) => Algorithm::CublasLt(lt.algorithm()),
             Self::Sm90(sm90) => Algorithm::Sm90(sm90.config()),
+            Self::SmallM(small_m) => Algorithm::SmallM(small_m.config()),
         }
     }
 
@@ -109,6 +119,7 @@ impl Product {
         let waves = match self {
             Self::Lt(lt) => lt.waves(),
             Self::Sm90(sm90) => sm90.waves(),
+            Self::SmallM(small_m) => small_m.waves(),
         };
         format!("{algorithm}, {waves:.2} waves (number {} of {offered} offered)", place + 1)
     }
@@ -117,7 +128,7 @@ impl Product {
     pub(crate) fn workspace_bytes(&self) -> usize {
         match self {
             Self::Lt(lt) => lt.workspace_bytes(),
-            Self::Sm90(_) => 0,
+            Self::Sm90(_) | Self::SmallM(_) => 0,
         }
     }
 
@@ -126,6 +137,7 @@ impl Product {
         match self {
             Self::Lt(lt) => lt.place(),
             Self::Sm90(sm90) => sm90.place(),
+            Self::SmallM(small_m) => small_m.place(),
         }
     }
 
@@ -134,6 +146,7 @@ impl Product {
         match self {
             Self::Lt(lt) => lt.choose(index),
             Self::Sm90(sm90) => sm90.choose(index),
+            Self::SmallM(small_m) => small_m.choose(index),
         }
     }
 
@@ -141,6 +154,7 @@ impl Product {
         match self {
             Self::Lt(lt) => lt.enqueue(call),
             Self::Sm90(sm90) => sm90.enqueue(call),
+            Self::SmallM(small_m) => small_m.enqueue(call),
         }
     }
 }

@@ -162,13 +162,23 @@ impl EpilogueCall<'_> {
     }
 }
 
-/// Bias and residual types as the epilogue kernel numbers them.
-fn wide_code(dtype: DType) -> Result<u32> {
+/// Types of what an epilogue reads and writes, as kernels number them.
+pub(super) fn wide_code(dtype: DType) -> Result<u32> {
     match dtype {
         DType::Bf16 => Ok(0),
         DType::F16 => Ok(1),
         DType::F32 => Ok(2),
         other => Err(Error::dtype("bias or residual", other, "is not one of bf16, f16, f32", "convert it first")),
+    }
+}
+
+/// Activations as kernels number them (`base/activation.cuh`).
+pub(super) fn activation_code(activation: Activation) -> u32 {
+    match activation {
+        Activation::None => 0,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+        Activation::Silu => 3,
     }
 }
 
@@ -206,12 +216,7 @@ impl Kernels {
             m: call.m as u32,
             n: call.n as u32,
             beta: call.beta,
-            activation: match call.activation {
-                Activation::None => 0,
-                Activation::Relu => 1,
-                Activation::Gelu => 2,
-                Activation::Silu => 3,
-            },
+            activation: activation_code(call.activation),
             bias_type: call.bias.map_or(Ok(0), |b| wide_code(b.1))?,
             residual_type: call.residual.map_or(Ok(0), |r| wide_code(r.2))?,
             row_step: call.row_scale.map_or(0, ScaleVector::step),

@@ -45,6 +45,8 @@ pub enum KernelFamily {
     Epilogue,
     /// Products of our own on sm_90, and on no other GPU.
     Sm90,
+    /// Products of few rows on sm_90, and on no other GPU.
+    SmallM,
 }
 
 impl KernelFamily {
@@ -56,7 +58,7 @@ impl KernelFamily {
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90",
+    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m",
 );
 
 macro_rules! kernel_files {
@@ -73,7 +75,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 23] = [
+const HEADERS: [(&str, &str); 25] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -94,9 +96,11 @@ const HEADERS: [(&str, &str); 23] = [
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
     ("cast/nvfp4_rows.cuh", include_str!("../../../kernels/cast/nvfp4_rows.cuh")),
     ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
+    ("gemm/async_copy.cuh", include_str!("../../../kernels/gemm/async_copy.cuh")),
     ("gemm/pipeline.cuh", include_str!("../../../kernels/gemm/pipeline.cuh")),
     ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
+    ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
 ];
 
 /// Where kernel images come from.
@@ -314,7 +318,7 @@ mod tests {
         for file in FILES {
             assert!(file.gpus.contains(&90), "{} would not run where it was measured", file.name);
             assert!(
-                file.name.contains(&file.family.to_string()),
+                file.name.contains(&file.family.to_string().replace('-', "_")),
                 "{} is of another family than {}",
                 file.name,
                 file.family

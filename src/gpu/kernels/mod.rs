@@ -24,6 +24,7 @@ mod operand;
 mod produced;
 mod ptx_cache;
 mod sm90;
+mod small_m;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -35,6 +36,8 @@ pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 pub use sm90::Sm90Config;
 pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
+pub(crate) use small_m::{MOST_ROWS, SmallMCall, SmallMScales, tiles};
+pub use small_m::{SmallMBlock, SmallMConfig};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -61,6 +64,7 @@ pub(crate) struct Kernels {
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm90: OnceLock<sm90::Sm90Kernels>,
+    small_m: OnceLock<small_m::SmallMKernels>,
     sm_count: usize,
 }
 
@@ -93,6 +97,7 @@ impl Kernels {
             linear: OnceLock::new(),
             epilogue: OnceLock::new(),
             sm90: OnceLock::new(),
+            small_m: OnceLock::new(),
             sm_count: sm_count as usize,
         });
         loaded.push((key, source, kernels.clone()));
@@ -117,6 +122,7 @@ impl Kernels {
             KernelFamily::Linear => self.linear(stream).map(drop),
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
             KernelFamily::Sm90 => self.sm90(stream).map(drop),
+            KernelFamily::SmallM => self.small_m(stream).map(drop),
         }
     }
 
@@ -172,6 +178,10 @@ impl Kernels {
 
     fn sm90(&self, stream: &Queue) -> Result<&sm90::Sm90Kernels> {
         self.family(&self.sm90, KernelFamily::Sm90, sm90::Sm90Kernels::of, stream)
+    }
+
+    fn small_m(&self, stream: &Queue) -> Result<&small_m::SmallMKernels> {
+        self.family(&self.small_m, KernelFamily::SmallM, small_m::SmallMKernels::of, stream)
     }
 
     /// A loaded family, or one that is loaded now. Drivers before CUDA 12.3 cannot load while a stream is captured, and NVRTC may

@@ -1,0 +1,221 @@
+// Products of few rows, D = A Bᵀ with E4M3 operands, on Hopper: one pass over B, at the rate of the memory.
+//
+// The tensor core's 64 rows are rows of B, its columns the rows of A ("tokens"): m of them cost what eight do. A block takes 64 rows of
+// B, and its warpgroups parts of k; the blocks of a cluster take parts of k, too, so that every multiprocessor has its share of B. Each warpgroup
+// has a ring of stages of its own: B, A and scales for 128 of k, which its threads copy, RING - 1 stages ahead. Products of a stage are waited for,
+// and added times their scales to FP32 sums ("promotion": tensor cores keep some 14 bits of FP8 sums). At the end every block of the cluster takes an
+// equal part of the 64 rows, gets the sums of all parts of k through shared memory, adds them in the order of k, and finishes them. So the
+// order of sums depends on k and the split alone, and a row of D has the same bits whatever stands beside it.
+#pragma once
+#include "base/activation.cuh"
+#include "gemm/async_copy.cuh"
+#include "gemm/pipeline.cuh"
+#include "gemm/wgmma.cuh"
+
+// Mirror of the struct of the same name in src/gpu/kernels/small_m.rs.
+struct SmallMProblem {
+    u32 m, n, k;
+    u32 b_step, a_step;     // elements from the scale of a row to the next: 1, or 0 for one number; not of blocks
+    u32 pitch_a, pitch_b;   // of blocks: from the scales of 128 columns to the next, and of 128 rows
+    u32 bias_type, residual_type, d_type, activation;
+    float alpha, beta;
+    const u8* a;            // E4M3 [m][k]
+    const u8* b;            // E4M3 [n][k]
+    const float* scales_a;  // of blocks VEC128
+    const float* scales_b;  // of blocks BLK128
+    const void* bias;       // [n]; null: none
+    const void* residual;   // [m][n], rows `stride_residual` apart; null: none
+    void* d;                // [m][n], rows `stride_d` apart
+    u64 stride_residual, stride_d;
+};
+
+// A number of run-time type.
+__device__ __forceinline__ float number(const void* p, u64 at, u32 type) {
+    if (type == 0) return to_float(((const Bf16*)p)[at]);
+    if (type == 1) return to_float(((const F16*)p)[at]);
+    return ((const float*)p)[at];
+}
+__device__ __forceinline__ void store_number(void* p, u64 at, u32 type, float v) {
+    if (type == 0) ((Bf16*)p)[at] = from_float<Bf16>(v);
+    else if (type == 1) ((F16*)p)[at] = from_float<F16>(v);
+    else ((float*)p)[at] = v;
+}
+
+// TOKENS: columns of a product, at least m. ATOMS: times 64 rows of B, the block's. GROUPS: warpgroups, each with a part of k. STEPS: times 128 of k, a
+// stage. BLOCKS: scales of 1x128 and 128x128; else of rows, or of whole matrices.
+template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOCKS_> struct SmallMConfig {
+    static constexpr u32 TOKENS = TOKENS_, ATOMS = ATOMS_, GROUPS = GROUPS_, STEPS = STEPS_, RING = RING_;
+    static constexpr bool BLOCKS = BLOCKS_;
+    static constexpr u32 ROWS = 64 * ATOMS, THREADS = 128 * GROUPS;
+    // Shared memory: the rings of the warpgroups, the parts of sums that the block gets, the rings' scales, a barrier.
+    static constexpr u32 B_BYTES = ROWS * 128, A_BYTES = TOKENS * 128, STEP = B_BYTES + A_BYTES, STAGE = STEPS * STEP;
+    static constexpr u32 SCALES_STEP = TOKENS * 4 + 16, SCALES_STAGE = STEPS * SCALES_STEP;
+    static constexpr u32 PARTS = GROUPS * RING * STAGE, PARTS_BYTES = ROWS * TOKENS * 4 * GROUPS;
+    static constexpr u32 SCALES = PARTS + PARTS_BYTES, BARRIER = SCALES + GROUPS * RING * SCALES_STAGE;
+    static constexpr u32 SHARED = 1024 + BARRIER + 16;
+    static_assert(ATOMS <= 2, "the rows of a block lie in one tile of scales");
+    static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+};
+
+template <class C> struct SmallM {
+    static constexpr u32 TOKENS = C::TOKENS, ATOMS = C::ATOMS, STEPS = C::STEPS, RING = C::RING;
+    const SmallMProblem& p;
+    u32 thread, warp, lane;
+    u32 ring, scales;     // of this warpgroup
+    u32 first, count;     // its blocks of 128 of k
+    u32 row, chunk;       // what this thread copies of B: every fourth of 16 rows, of each 16 bytes
+    u32 row_of_b;
+    const u8* b;
+    const float* scales_b;
+
+    // 16 rows of B for each warp and atom, four at a time, eight lanes for the 128 bytes of one; A likewise.
+    __device__ __forceinline__ void load_step(u32 step, u32 to, u32 scales_to) const {
+        const u32 block = first + step, col = block * 128 + chunk * 16;
+        const bool inside = step < count && col < p.k;
+#pragma unroll
+        for (u32 j = 0; j < 4 * ATOMS; j++) {
+            const u32 r = row + 4 * j;
+            copy_16(to + r * 128 + ((chunk ^ r % 8) * 16), b + (u64)(4 * j) * p.k + col, inside && row_of_b + 4 * j < p.n);
+        }
+#pragma unroll
+        for (u32 j = 0; j < (TOKENS * 8 + 127) / 128; j++) {
+            const u32 token = (thread + j * 128) / 8;
+            // What is beyond m is no part of a result.
+            if (token < p.m && token < TOKENS)
+                copy_16(to + C::B_BYTES + token * 128 + ((chunk ^ token % 8) * 16), p.a + (u64)token * p.k + col, inside);
+        }
+        if (C::BLOCKS) {
+            if (thread * 4 < p.m) copy_16(scales_to + thread * 16, p.scales_a + (u64)block * p.pitch_a + thread * 4, step < count);
+            if (thread == 127) copy_4(scales_to + TOKENS * 4, scales_b + block, step < count);
+        }
+    }
+
+    __device__ __forceinline__ void load(u32 stage, u32 slot) const {
+#pragma unroll
+        for (u32 s = 0; s < STEPS; s++)
+            load_step(stage * STEPS + s, ring + slot * C::STAGE + s * C::STEP, scales + slot * C::SCALES_STAGE + s * C::SCALES_STEP);
+        copies_commit();
+    }
+
+    __device__ __forceinline__ void promote(const float (&d)[TOKENS / 2], float (&sum)[TOKENS / 2], u32 at, float scale) const {
+#pragma unroll
+        for (u32 g = 0; g < TOKENS / 8; g++) {
+            float x = 1.0f, y = 1.0f;
+            if (C::BLOCKS) {
+                const u32 token = g * 8 + lane % 4 * 2;
+                x = __fmul_rn(shared_float(at + token * 4), scale);
+                y = __fmul_rn(shared_float(at + token * 4 + 4), scale);
+            }
+            sum[4 * g] = __fmaf_rn(d[4 * g], x, sum[4 * g]);
+            sum[4 * g + 1] = __fmaf_rn(d[4 * g + 1], y, sum[4 * g + 1]);
+            sum[4 * g + 2] = __fmaf_rn(d[4 * g + 2], x, sum[4 * g + 2]);
+            sum[4 * g + 3] = __fmaf_rn(d[4 * g + 3], y, sum[4 * g + 3]);
+        }
+    }
+
+    // The sums over this warpgroup's part of k.
+    __device__ __forceinline__ void sums(u32 group, float (&sum)[ATOMS][TOKENS / 2]) const {
+        float d[STEPS][ATOMS][TOKENS / 2];
+#pragma unroll
+        for (u32 a = 0; a < ATOMS; a++)
+#pragma unroll
+            for (u32 i = 0; i < TOKENS / 2; i++) sum[a][i] = 0.0f;
+        const u32 stages = (count + STEPS - 1) / STEPS;
+        u32 slot = 0;
+        for (u32 i = 0; i < stages; i++) {
+            copies_wait<RING - 2>();
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            // All have waited for their part of this stage, and none reads the one before, which is filled next.
+            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+            if (i + RING - 1 < stages) load(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+            else copies_commit();
+#pragma unroll
+            for (u32 s = 0; s < STEPS; s++)
+#pragma unroll
+                for (u32 a = 0; a < ATOMS; a++) hold(d[s][a]);
+            wgmma_fence();
+#pragma unroll
+            for (u32 s = 0; s < STEPS; s++) {
+                const u32 at = ring + slot * C::STAGE + s * C::STEP;
+#pragma unroll
+                for (u32 a = 0; a < ATOMS; a++)
+#pragma unroll
+                    for (u32 k = 0; k < 4; k++)
+                        wgmma(d[s][a], wgmma_operand(at) + a * 512 + 2 * k, wgmma_operand(at + C::B_BYTES) + 2 * k, k != 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+#pragma unroll
+            for (u32 s = 0; s < STEPS; s++) {
+                const u32 at = scales + slot * C::SCALES_STAGE + s * C::SCALES_STEP;
+                const float scale = C::BLOCKS ? shared_float(at + TOKENS * 4) : 1.0f;
+#pragma unroll
+                for (u32 a = 0; a < ATOMS; a++) {
+                    hold(d[s][a]);
+                    promote(d[s][a], sum[a], at, scale);
+                }
+            }
+            slot = slot + 1 == RING ? 0 : slot + 1;
+        }
+    }
+};
+
+template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& p) {
+    constexpr u32 TOKENS = C::TOKENS;
+    extern __shared__ char shared[];
+    const u32 base = (shared_address(shared) + 1023) & ~1023u, arrived = base + C::BARRIER;
+    const u32 thread = threadIdx.x % 128, group = threadIdx.x / 128, warp = thread / 32, lane = thread % 32;
+    const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::ROWS;
+    const u32 blocks = (p.k + 127) / 128, parts = ranks * C::GROUPS, part = rank * C::GROUPS + group;
+    const u32 first = (u32)((u64)blocks * part / parts), end = (u32)((u64)blocks * (part + 1) / parts);
+    const u32 row = warp * 16 * C::ATOMS + lane / 8;
+    const SmallM<C> m = {p, thread, warp, lane, base + group * C::RING * C::STAGE, base + C::SCALES + group * C::RING * C::SCALES_STAGE,
+                         first, end - first, row, lane % 8, first_row + row, p.b + (u64)(first_row + row) * p.k,
+                         p.scales_b + (u64)(first_row / 128) * p.pitch_b};
+    if (threadIdx.x == 0) {
+        barrier_init(arrived, 1);
+        barriers_ready();
+        barrier_expect(arrived, C::PARTS_BYTES);
+    }
+    const u32 stages = (m.count + C::STEPS - 1) / C::STEPS;
+#pragma unroll
+    for (u32 i = 0; i < C::RING - 1; i++) {
+        if (i < stages) m.load(i, i);
+        else copies_commit();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+    float sum[C::ATOMS][TOKENS / 2];
+    m.sums(group, sum);
+
+    // To each block of the cluster its rows of this part.
+    cluster_wait();
+    const u32 rows = C::ROWS / ranks;
+#pragma unroll
+    for (u32 h = 0; h < 2 * C::ATOMS; h++) {
+        const u32 r = h / 2 * 64 + warp * 16 + lane / 4 + h % 2 * 8, to = r / rows, barrier = at_rank(arrived, to);
+#pragma unroll
+        for (u32 g = 0; g < TOKENS / 8; g++) {
+            const u32 at = base + C::PARTS + ((part * rows + r % rows) * TOKENS + g * 8 + lane % 4 * 2) * 4;
+            const float x = sum[h / 2][4 * g + 2 * (h % 2)], y = sum[h / 2][4 * g + 2 * (h % 2) + 1];
+            if (ranks == 1) shared_store_pair(at, x, y);
+            else store_pair_at(at_rank(at, to), x, y, barrier);
+        }
+    }
+    if (ranks == 1) __syncthreads();
+    else barrier_wait(arrived, 0);
+    for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
+        const u32 token = o / rows, r = o % rows, col = first_row + rank * rows + r;
+        if (col >= p.n) continue;
+        float v = 0.0f;
+        for (u32 s = 0; s < parts; s++) v = __fadd_rn(v, shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
+        v = __fmul_rn(p.alpha, v);
+        if (!C::BLOCKS) v = __fmul_rn(__fmul_rn(v, p.scales_a[token * p.a_step]), p.scales_b[col * p.b_step]);
+        const u64 at = token * p.stride_d + col;
+        if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[at]), v);
+        if (p.bias) v = __fadd_rn(v, number(p.bias, col, p.bias_type));
+        if (p.activation) v = activate(p.activation, v);
+        if (p.residual) v = __fadd_rn(v, number(p.residual, token * p.stride_residual + col, p.residual_type));
+        store_number(p.d, at, p.d_type, v);
+    }
+}

@@ -1,0 +1,127 @@
+//! [`SmallMProduct`]: the product step by our kernels for few rows. It needs no descriptors, layouts or maps: [`SmallMProduct::enqueue`] only launches.
+
+use crate::error::{Error, Result};
+
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::call::{Call, Spans};
+use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::outline::{Sum, Target};
+use crate::gpu::gemm::small_m_rules::{order, waves};
+use crate::gpu::gemm::steps::Search;
+use crate::gpu::kernels::{SmallMCall, SmallMConfig, SmallMScales};
+
+/// A product by our kernels for few rows, ready apart from addresses.
+pub(crate) struct SmallMProduct {
+    sum: Sum,
+    configs: Vec<SmallMConfig>,
+    chosen: usize,
+    mnk: [usize; 3],
+    sm_count: usize,
+}
+
+impl SmallMProduct {
+    /// Configurations, the one that should be fastest first.
+    pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
+        let mut configs = order([desc.m, desc.n, desc.k], sm_count);
+        configs.truncate(search.candidates.max(1));
+        Self::new(desc, sum, sm_count, configs)
+    }
+
+    /// With the configuration of a record.
+    pub(crate) fn recorded(desc: &GemmDesc, sum: &Sum, sm_count: usize, config: SmallMConfig) -> Self {
+        Self::new(desc, sum, sm_count, vec![config])
+    }
+
+    fn new(desc: &GemmDesc, sum: &Sum, sm_count: usize, configs: Vec<SmallMConfig>) -> Self {
+        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], sm_count }
+    }
+
+    /// The configuration in use.
+    pub(crate) fn config(&self) -> SmallMConfig {
+        self.configs[self.chosen]
+    }
+
+    /// How often the clusters of the configuration in use fill the GPU.
+    pub(crate) fn waves(&self) -> f32 {
+        waves(self.config(), self.mnk, self.sm_count)
+    }
+
+    /// Place of the configuration in use, and how many are offered.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.chosen, self.configs.len())
+    }
+
+    /// Uses another configuration; out of range keeps the one in use.
+    pub(crate) fn choose(&mut self, index: usize) {
+        if index < self.configs.len() {
+            self.chosen = index;
+        }
+    }
+
+    /// Enqueues the product. Allocates nothing, waits for nothing.
+    pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
+        let (desc, sum, (alpha, beta)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
+        let layout = SmallMScales::of(sum.a_scales, sum.b_scales);
+        let layout = layout.ok_or_else(|| bug("scales of these layouts"))?;
+        // What the outline does not fuse, the epilogue kernel does.
+        let fused = sum.target == Target::D;
+        let product = SmallMCall {
+            config: self.config(),
+            m: desc.m,
+            n: desc.n,
+            k: desc.k,
+            codes: [&call.a.numbers, &call.b.numbers],
+            scales: [scales("A", &call.a)?, scales("B", &call.b)?],
+            layout,
+            alpha,
+            beta,
+            bias: call.bias.as_ref().filter(|_| sum.bias.is_some()).map(|(span, dtype)| (span, *dtype)),
+            activation: sum.activation,
+            residual: call.residual.as_ref().filter(|_| fused).map(|(span, stride, dtype)| (span, *stride, *dtype)),
+            d: if fused { &call.d } else { &call.scratch.sum },
+            d_stride: sum.d_stride,
+            d_type: sum.d_type,
+        };
+        call.handle.kernels().small_m_product(call.queue, &product)
+    }
+}
+
+fn scales<'s>(name: &str, spans: &'s Spans<'s>) -> Result<&'s Span<'s>> {
+    spans.scales.as_ref().ok_or_else(|| bug(&format!("{name} without scales")))
+}
+
+fn bug(what: &str) -> Error {
+    Error::unsupported(
+        format!("{what} in the small-m formulation"),
+        "its kernels read them",
+        "this is a bug of scaled-gemm: please report it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::gpu::gemm::formulation::{Finish, Formulation};
+    use crate::gpu::gemm::outline::outline;
+    use crate::gpu::kernels::SmallMBlock;
+
+    #[test]
+    fn configurations_are_what_is_tuned() {
+        let f = Fp8Format::E4M3;
+        let (a, b) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Group128x128(f));
+        let desc = GemmDesc::new(4, 4096, 7168, a, b, DType::Bf16);
+        let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
+        let search = |candidates| Search { candidates, workspace_limit: 0 };
+        let mut product = SmallMProduct::ask(&desc, &sum, 132, search(20));
+        let best = SmallMConfig::new(SmallMBlock::TwoDeep, 2).unwrap();
+        assert_eq!((product.place(), product.config()), ((0, 12), best));
+        let waves = product.waves();
+        product.choose(11);
+        assert!(product.config() != best && product.waves() != waves);
+        product.choose(12);
+        assert_eq!(product.place(), (11, 12), "out of range keeps the one in use");
+        assert_eq!([0, 1, 2].map(|count| SmallMProduct::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
+        assert_eq!(SmallMProduct::recorded(&desc, &sum, 132, best).place(), (0, 1));
+    }
+}
