@@ -1,7 +1,8 @@
 //! Every formulation that is offered, for each problem whose choice is measured: the records that
 //! `scripts/measured-choices.py` makes src/gpu/gemm/measured.rs from.
 //!
-//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only. About three minutes on an H200.
+//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `SCALED_GEMM_MOST_ROWS` no m above it. About three
+//! minutes on an H200.
 //! Formulations of one problem take turns, back to back. m that are powers of two make the tables, the others judge them.
 //! Elements of every product are checked against the f64 bound.
 
@@ -78,7 +79,8 @@ fn measure_shape(handle: &Handle, watch: &ClockWatch, pool: &Pool, (n, k): (usiz
         let sets = pool.weights(handle, b, most_sets, (n, k));
         Weights { host: sets[0].to_host(handle).unwrap(), sets }
     });
-    for m in ROWS.into_iter().filter(|m| m * n * k <= LARGEST) {
+    let most_rows = std::env::var("SCALED_GEMM_MOST_ROWS").map_or(usize::MAX, |most| most.parse().expect("a number"));
+    for m in ROWS.into_iter().filter(|m| *m <= most_rows && m * n * k <= LARGEST) {
         measure(handle, pool, &weights, [m, n, k]);
     }
     println!("\n{:.0} s; {}", start.elapsed().as_secs_f64(), watch.since(start));
