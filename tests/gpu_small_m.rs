@@ -241,7 +241,7 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     for (from, to, why, wanted) in [
         ("\"a\": \"fp8-1x128:e4m3\"", "\"a\": \"fp8-1x128:e5m2\"", "it serves", desc(7, e5m2)),
         ("\"m\": 7", "\"m\": 33", "at most 32 rows", desc(33, BLOCKS)),
-        ("\"formulation\": \"small-m\"", "\"formulation\": \"native\"", "native has no such algorithm", good),
+        ("\"formulation\": \"small-m\"", "\"formulation\": \"sm90\"", "sm90 has no such algorithm", good),
     ] {
         assert!(record.contains(from), "{from} is not in {record}");
         let forged = TuneRecord::from_json(&record.replacen(from, to, 1)).unwrap();

@@ -41,6 +41,12 @@ __device__ __forceinline__ void store_number(void* p, u64 at, u32 type, float v)
     else ((float*)p)[at] = v;
 }
 
+// The warpgroup's own barrier.
+__device__ __forceinline__ void warpgroup_sync(u32 group) {
+    if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    else asm volatile("bar.sync 2, 128;" ::: "memory");
+}
+
 // TOKENS: columns of a product, at least m. ATOMS: times 64 rows of B, the block's. GROUPS: warpgroups, each with a part of k. STEPS: times 128 of k, a
 // stage. BLOCKS: scales of 1x128 and 128x128; else of rows, or of whole matrices.
 template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOCKS_> struct SmallMConfig {
@@ -53,7 +59,7 @@ template <u32 TOKENS_, u32 ATOMS_, u32 GROUPS_, u32 STEPS_, u32 RING_, bool BLOC
     static constexpr u32 PARTS = GROUPS * RING * STAGE, PARTS_BYTES = ROWS * TOKENS * 4 * GROUPS;
     static constexpr u32 SCALES = PARTS + PARTS_BYTES, BARRIER = SCALES + GROUPS * RING * SCALES_STAGE;
     static constexpr u32 SHARED = 1024 + BARRIER + 16;
-    static_assert(ATOMS <= 2, "the rows of a block lie in one tile of scales");
+    static_assert(GROUPS <= 2 && ATOMS <= 2, "barriers of warpgroups; the rows of a block lie in one tile of scales");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
 };
 
@@ -126,9 +132,7 @@ template <class C> struct SmallM {
             copies_wait<RING - 2>();
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
-            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-            if (i + RING - 1 < stages) load(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
-            else copies_commit();
+            warpgroup_sync(group);
 #pragma unroll
             for (u32 s = 0; s < STEPS; s++)
 #pragma unroll
@@ -144,6 +148,9 @@ template <class C> struct SmallM {
                         wgmma(d[s][a], wgmma_operand(at) + a * 512 + 2 * k, wgmma_operand(at + C::B_BYTES) + 2 * k, k != 0);
             }
             wgmma_commit();
+            // While they run.
+            if (i + RING - 1 < stages) load(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+            else copies_commit();
             wgmma_wait<0>();
 #pragma unroll
             for (u32 s = 0; s < STEPS; s++) {
@@ -175,7 +182,6 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     if (threadIdx.x == 0) {
         barrier_init(arrived, 1);
         barriers_ready();
-        barrier_expect(arrived, C::PARTS_BYTES);
     }
     const u32 stages = (m.count + C::STEPS - 1) / C::STEPS;
 #pragma unroll
@@ -188,8 +194,10 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     float sum[C::ATOMS][TOKENS / 2];
     m.sums(group, sum);
 
-    // To each block of the cluster its rows of this part.
+    // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
     cluster_wait();
+    if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
+    __syncwarp();
     const u32 rows = C::ROWS / ranks;
 #pragma unroll
     for (u32 h = 0; h < 2 * C::ATOMS; h++) {

@@ -114,7 +114,7 @@ mod tests {
         let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0 };
         let mut product = SmallMProduct::ask(&desc, &sum, 132, search(20));
-        let best = SmallMConfig::new(SmallMBlock::TwoDeep, 2).unwrap();
+        let best = SmallMConfig::new(SmallMBlock::One, 4).unwrap();
         assert_eq!((product.place(), product.config()), ((0, 12), best));
         let waves = product.waves();
         product.choose(11);

@@ -32,11 +32,11 @@ pub enum SmallMBlock {
     One,
     /// One warpgroup, 256 of k at a time.
     OneDeep,
-    /// Two warpgroups, each with a half of the block's part of k, 256 at a time: one block on a multiprocessor.
-    TwoDeep,
+    /// Two warpgroups, each with a half of the block's part of k, 128 at a time.
+    Two,
 }
 
-named!(SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", TwoDeep => "two-deep");
+named!(SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", Two => "two");
 
 /// What a launch must know of a block. Mirror of the table in `kernels/gemm/small_m_fp8.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl SmallMBlock {
         match self {
             Self::One => Shape { warpgroups: 1, steps: 1, stages: 4 },
             Self::OneDeep => Shape { warpgroups: 1, steps: 2, stages: 3 },
-            Self::TwoDeep => Shape { warpgroups: 2, steps: 2, stages: 3 },
+            Self::Two => Shape { warpgroups: 2, steps: 1, stages: 5 },
         }
     }
 
@@ -401,7 +401,7 @@ mod tests {
         let residents = |block: SmallMBlock| [1, 16, 32].map(|m| block.residents(m));
         assert_eq!(residents(SmallMBlock::One), [4, 4, 3]);
         assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 2]);
-        assert_eq!(residents(SmallMBlock::TwoDeep), [1, 1, 1]);
+        assert_eq!(residents(SmallMBlock::Two), [2, 2, 1]);
         assert!(SmallMBlock::ALL.into_iter().all(|block| block.shared(MOST_ROWS) <= 227 << 10));
         assert_eq!([1, 8, 9, 16, 17, 32].map(tokens), [8, 8, 16, 16, 32, 32]);
     }
