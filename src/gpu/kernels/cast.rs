@@ -235,9 +235,12 @@ impl Kernels {
                 }
             }
             _ => {
-                let kernel = match is_channel(to.scheme) {
-                    true => choose(&family.channel, |f| &f.channel)?,
-                    false => choose(&family.tile, |f| &f.tile)?,
+                let kernel = match (from.values, produced) {
+                    (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
+                        fused.channel(&producer, dtype, aligned)?
+                    }
+                    _ if is_channel(to.scheme) => family.channel.kernel(from)?,
+                    _ => choose(&family.tile, |f| &f.tile)?,
                 };
                 (kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS))
             }
