@@ -23,7 +23,10 @@ template <class S> struct Patch {
         begin();
         int from[8];
         typename S::At at[8];
-        if (source.index || S::EXPERTS) {
+        if (S::EXPERTS) {
+#pragma unroll
+            for (int r = 0; r < 8; r++) from[r] = source_row<S>(source, row + r, rows);
+        } else if (source.index) {
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 from[r] = source_row<S>(source, row + r, rows);
@@ -41,7 +44,11 @@ template <class S> struct Patch {
 #pragma unroll
         for (int b = 0; b < 8; b += S::BATCH) {
 #pragma unroll
-            for (int r = b; r < b + S::BATCH; r++) data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+            for (int r = b; r < b + S::BATCH; r++) {
+                // What is computed wants the registers of all other rows' addresses.
+                if (S::EXPERTS) at[r] = S::at(source, from[r], col);
+                data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+            }
 #pragma unroll
             for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
         }
