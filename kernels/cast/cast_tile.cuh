@@ -23,22 +23,19 @@ template <class S> struct Patch {
         begin();
         int from[8];
         typename S::At at[8];
-        if (S::EXPERTS) {
-#pragma unroll
-            for (int r = 0; r < 8; r++) from[r] = source_row<S>(source, row + r, rows);
-        } else if (source.index) {
+        if (source.index || (S::EXPERTS && source.producer.experts)) {
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 from[r] = source_row<S>(source, row + r, rows);
-                at[r] = S::at(source, from[r], col);
+                if (!S::EXPERTS) at[r] = S::at(source, from[r], col);
             }
         } else {
-            // Without the tests of each row.
-            at[0] = S::at(source, (int)row, col);
+            // Without the tests of each row, some 25 instructions.
+            if (!S::EXPERTS) at[0] = S::at(source, (int)row, col);
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 from[r] = row + r < rows ? (int)(row + r) : -1;
-                if (r) at[r] = S::down(source, at[r - 1], 1);
+                if (!S::EXPERTS && r) at[r] = S::down(source, at[r - 1], 1);
             }
         }
 #pragma unroll
