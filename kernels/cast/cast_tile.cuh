@@ -23,25 +23,29 @@ template <class S> struct Patch {
         begin();
         int from[8];
         typename S::At at[8];
-        if (source.index || S::EXPERTS) {
+        if (source.index || (S::EXPERTS && source.producer.experts)) {
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 from[r] = source_row<S>(source, row + r, rows);
-                at[r] = S::at(source, from[r], col);
+                if (!S::EXPERTS) at[r] = S::at(source, from[r], col);
             }
         } else {
-            // Without the tests of each row.
-            at[0] = S::at(source, (int)row, col);
+            // Without the tests of each row, some 25 instructions.
+            if (!S::EXPERTS) at[0] = S::at(source, (int)row, col);
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 from[r] = row + r < rows ? (int)(row + r) : -1;
-                if (r) at[r] = S::down(source, at[r - 1], 1);
+                if (!S::EXPERTS && r) at[r] = S::down(source, at[r - 1], 1);
             }
         }
 #pragma unroll
         for (int b = 0; b < 8; b += S::BATCH) {
 #pragma unroll
-            for (int r = b; r < b + S::BATCH; r++) data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+            for (int r = b; r < b + S::BATCH; r++) {
+                // What is computed wants the registers of all other rows' addresses.
+                if (S::EXPERTS) at[r] = S::at(source, from[r], col);
+                data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+            }
 #pragma unroll
             for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
         }

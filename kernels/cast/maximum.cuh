@@ -29,10 +29,9 @@ template <u32 OF, u32 FORMAT> struct Maximum<Coded<OF>, FORMAT> : Maximum<Number
 template <u32 OF, u32 FORMAT> struct Maximum<Sixteen<OF>, FORMAT> : Maximum<Numbers, E2M1> {
     static __device__ __forceinline__ float with(float m, const Sixteen<OF>& s) { return max_or_nan(m, s.largest()); }
 };
-// Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time.
-template <class T, bool ALIGNED, u32 INFINITY_OF_T> struct NarrowMaximum {
+// Patterns of 16-bit numbers order like the magnitudes: an exact maximum by integers, two at a time. S keeps eight of T in `v`.
+template <class S, class T, u32 INFINITY_OF_T> struct NarrowMaximum {
     using Type = u32;
-    using S = Plain<T, ALIGNED>;
     static constexpr int PER = 2;
     static __device__ __forceinline__ u32 larger(u32 a, u32 b) { return max_u16x2(a, b); }
     static __device__ __forceinline__ u32 of_columns(const S& s, int k) { return word(s.v.q[0], k) & 0x7FFF7FFF; }
@@ -48,8 +47,8 @@ template <class T, bool ALIGNED, u32 INFINITY_OF_T> struct NarrowMaximum {
     static __device__ __forceinline__ float amax(u32 m) { return to_float(T{(u16)top(m)}); }
     static __device__ __forceinline__ float amax(u32 m, int column) { return to_float(T{(u16)(column ? m >> 16 : m)}); }
 };
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Bf16, ALIGNED, 0x7F80> {};
-template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<F16, ALIGNED, 0x7C00> {};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<Bf16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<Bf16, ALIGNED>, Bf16, 0x7F80> {};
+template <bool ALIGNED, u32 FORMAT> struct Maximum<Plain<F16, ALIGNED>, FORMAT> : NarrowMaximum<Plain<F16, ALIGNED>, F16, 0x7C00> {};
 
 // max |value| with NaN dropped.
 template <class S> __device__ __forceinline__ float amax_without_nan(const S& s, float amax) {

@@ -11,7 +11,6 @@ struct Producer {
     u32 kind;              // SWIGLU, SILU, GELU, GELU_TANH or NORMED
     u32 clamped;           // 1: there is a clamp
     float clamp;
-    u32 rounded;           // 1: values are rounded to BF16 before they are cast
     u32 columns_f32;       // 1: factors of columns are FP32
 };
 

@@ -4,7 +4,7 @@
 #include "fused/produced.cuh"
 
 // In groups of columns, where there are many rows and all is aligned: gated MLPs and what has no gate have kernels of their own, which take a
-// tenth less than one for both, and gated MLPs without clamp, weights and rounding 3 to 6 % less than those that have them. There are never as many
+// tenth less than one for both, and gated MLPs without clamp and weights 3 to 6 % less than those that have them. There are never as many
 // threads as 288, which asks for 72 registers: four blocks of 7168 columns fit (observed: H200, 2026-11).
 #if __CUDA_ARCH__ == 900
 constexpr u32 GATED_THREADS = 288;
@@ -27,3 +27,11 @@ FOR_EACH_TYPE(PRODUCED, CAST_GROUPS_FEW)
 FOR_EACH_TYPE(PRODUCED, CAST_ROW, 0, 256)
 FOR_EACH_TYPE(PRODUCED, CAST_ROW, 4, 256)
 FOR_EACH_TYPE(PRODUCED, CAST_TILE, 0)
+
+// Per channel, gated MLPs.
+#if __CUDA_ARCH__ == 900
+template <class T, bool ALIGNED, int KINDS> constexpr u32 patch_blocks<Rounded<T, ALIGNED, KINDS>> = sizeof(T) == 4 ? 2 : 3;
+#endif
+#define CAST_CHANNEL(name, SOURCE, ...) CAST_PATCH(name, SOURCE, cast_channel)
+FOR_EACH_TYPE(ROUNDED, CAST_CHANNEL, 0)
+CAST_CHANNEL(bare_bf16, (Rounded<Bf16, true, bare>))

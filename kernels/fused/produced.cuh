@@ -2,7 +2,7 @@
 // the bytes are equal.
 #pragma once
 #include "base/activation.cuh"
-#include "cast/source.cuh"
+#include "cast/maximum.cuh"
 
 // What it is, as the kernels receive it (src/gpu/kernels/cast_call.rs).
 constexpr u32 SWIGLU = 0;  // of [l | r]: silu(l) * r, times the row's weight
@@ -17,7 +17,7 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, or SWIGLU without clamp, weights and rounding.
+// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, or SWIGLU without clamp and weights.
 constexpr int mixed = 0;
 constexpr int gated = 1;
 constexpr int single = 2;
@@ -102,14 +102,34 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], weight);
             }
         }
-        if (OPTIONS && p.rounded) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = to_float(from_float<Bf16>(v[i]));
-        }
     }
     __device__ __forceinline__ float value(int i) const { return v[i]; }
     __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
     __device__ __forceinline__ void forget() {}
 };
 
+// SwiGLU as casts per channel read it: rounded to BF16, and kept so from amax to codes, in half of the registers and with BF16's maximum. KINDS: gated or bare.
+template <class T, bool ALIGNED, int KINDS> struct Rounded {
+    // Fewer rows in flight are outweighed by one block more that fits (patch_blocks).
+    static constexpr int BATCH = 2;
+    static constexpr bool EXPERTS = true;
+    using Of = Produced<T, ALIGNED, KINDS>;
+    using At = typename Of::At;
+    static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return Of::at(s, row, col); }
+    static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return Of::down(s, at, rows); }
+    Of of;
+    Vec8<Bf16> v;
+    __device__ __forceinline__ void load(const CastSource& s, const At& at, u32 offset, bool inside) { of.load(s, at, offset, inside); }
+    __device__ __forceinline__ void open(const CastSource& s, const At& at, u32 offset, int row, u32 col, bool first) {
+        of.open(s, at, offset, row, col, first);
+        v = pack8<Bf16>(of.v);
+    }
+    __device__ __forceinline__ float value(int i) const { return element(v, i); }
+    __device__ __forceinline__ u32 signs(int k) const { return signs4(v, k); }
+    __device__ __forceinline__ void forget() { ::forget(v); }
+};
+template <class T, bool ALIGNED, int KINDS, u32 FORMAT>
+struct Maximum<Rounded<T, ALIGNED, KINDS>, FORMAT> : NarrowMaximum<Rounded<T, ALIGNED, KINDS>, Bf16, 0x7F80> {};
+
 #define PRODUCED(name, T, ALIGNED, KERNEL, ...) KERNEL(produced_##name, (Produced<T, ALIGNED>), __VA_ARGS__)
+#define ROUNDED(name, T, ALIGNED, KERNEL, ...) KERNEL(gated_##name, (Rounded<T, ALIGNED, gated>), __VA_ARGS__)

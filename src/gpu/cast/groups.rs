@@ -89,17 +89,14 @@ impl Handle {
         let order = self.queue().order();
         let [codes, scales] = out.write(&order)?;
         let to = CastTo { codes: &codes, scales: &scales, scheme, rows, cols };
-        self.with_source(&mut source, &order, scheme.group(), |from| {
-            self.kernels().cast(self.queue(), from, recipe, part, &to)
-        })
+        self.with_source(&mut source, &order, |from| self.kernels().cast(self.queue(), from, recipe, part, &to))
     }
 
-    /// Calls `enqueue` with the source as the kernels take it, for a cast to groups of this kind.
+    /// Calls `enqueue` with the source as the kernels take it.
     pub(super) fn with_source<'q>(
         &self,
         source: &'q mut CastSource<'_>,
         order: &Order<'q>,
-        group: CastGroup,
         enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
     ) -> Result<()> {
         let (rows, cols) = (source.matrix_rows(), source.cols());
@@ -151,7 +148,6 @@ impl Handle {
                     weights: weights.as_ref(),
                     experts: experts.as_ref(),
                     counts: counts.as_ref(),
-                    rounded: group.is_per_channel(),
                     ..ProducerCall::default()
                 };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };

@@ -36,9 +36,9 @@ impl Handle {
         out: &mut QuantMatrix,
     ) -> Result<()> {
         let (mut source, recipe) = (source.into(), recipe.into());
-        let group = match recipe {
+        match recipe {
             Recipe::Fp8(recipe) => return self.cast_source(source, recipe, out),
-            Recipe::Mxfp8(_) | Recipe::Mxfp4(_) => CastGroup::Group1x32,
+            Recipe::Mxfp8(_) | Recipe::Mxfp4(_) => {}
             Recipe::Nvfp4(nvfp4) => {
                 check_nvfp4(nvfp4)?;
                 if nvfp4.scheme() != Scheme::Nvfp4Row {
@@ -49,9 +49,8 @@ impl Handle {
                          Handle::quantize",
                     ));
                 }
-                CastGroup::Group1x16
             }
-        };
+        }
         self.check_produced(&source, recipe.scheme(), out)?;
         let _turn = self.queue().turn();
         {
@@ -59,7 +58,7 @@ impl Handle {
             let rows = out.rows();
             let spans = out.write(&order)?;
             let (stream, kernels, to) = (self.queue(), self.kernels(), output(&spans));
-            self.with_source(&mut source, &order, group, |from| match recipe {
+            self.with_source(&mut source, &order, |from| match recipe {
                 Recipe::Nvfp4(recipe) => kernels.quantize_produced_nvfp4(stream, from, recipe, None, rows, &to),
                 Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
                     kernels.quantize_produced_mx(stream, from, (recipe.scheme(), rule), rows, &to)
@@ -106,7 +105,7 @@ impl Handle {
             let number = scale.number().at(&order)?;
             let spans = out.write(&order)?;
             let given = Some(level(scale, &number));
-            self.with_source(&mut source, &order, CastGroup::Group1x16, |from| {
+            self.with_source(&mut source, &order, |from| {
                 self.kernels().quantize_produced_nvfp4(self.queue(), from, recipe, given, rows, &output(&spans))
             })?;
         }
@@ -142,7 +141,7 @@ impl Handle {
             let spans = out.write(&order)?;
             let amax = amax.map(|bytes| bytes.at(&order)).transpose()?;
             let (to, amax) = (output(&spans), amax.as_ref());
-            self.with_source(&mut source, &order, CastGroup::Row, |from| {
+            self.with_source(&mut source, &order, |from| {
                 self.kernels().quantize_produced_tensor(self.queue(), from, format, factor, rows, &to, amax)
             })?;
         }
@@ -164,7 +163,7 @@ impl Handle {
             let spans = out.write(&order)?;
             // Rows of codes and scales beyond the matrix are zero, and stay so.
             let to = CastTo { codes: &spans.codes, scales: &spans.scales, scheme, rows, cols };
-            self.with_source(&mut source, &order, scheme.group(), |from| {
+            self.with_source(&mut source, &order, |from| {
                 self.kernels().cast(self.queue(), from, cast, CastPart::Both, &to)
             })?;
         }

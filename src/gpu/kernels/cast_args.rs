@@ -103,7 +103,6 @@ pub(super) struct Producer {
     kind: u32,
     clamped: u32,
     clamp: f32,
-    rounded: u32,
     columns_f32: u32,
 }
 
@@ -117,7 +116,6 @@ impl Producer {
             kind: call.kind as u32,
             clamped: u32::from(call.clamp.is_some()),
             clamp: call.clamp.unwrap_or_default(),
-            rounded: u32::from(call.rounded),
             columns_f32: u32::from(call.columns.is_some_and(|(_, dtype)| dtype == DType::F32)),
         }
     }

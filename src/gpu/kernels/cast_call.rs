@@ -49,8 +49,6 @@ pub(crate) struct ProducerCall<'a> {
     pub(crate) counts: Option<&'a Span<'a>>,
     /// Factors of columns, of x's type or FP32.
     pub(crate) columns: Option<(&'a Span<'a>, DType)>,
-    /// Values are rounded to BF16 before they are cast.
-    pub(crate) rounded: bool,
 }
 
 /// As `kernels/fused/produced.cuh` numbers it.

@@ -25,7 +25,10 @@ pub(super) struct FusedKernels {
     /// Row read twice, row in registers.
     pub(super) row: [ByInput; 2],
     pub(super) tile: ByInput,
-    pub(super) channel: ByInput,
+    /// What has no gate; SwiGLU, rounded to BF16 first; and the same of aligned bf16 without options.
+    channel: ByInput,
+    channel_gated: ByInput,
+    channel_bare: Kernel,
     /// To what products read.
     pub(super) targets: TargetKernels,
     /// Row read twice, row in registers.
@@ -50,6 +53,8 @@ impl FusedKernels {
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
             channel: file.by_input("cast_channel_produced")?,
+            channel_gated: file.by_input("cast_channel_gated")?,
+            channel_bare: file.kernel("cast_channel_bare_bf16")?,
             targets: TargetKernels::of(modules)?,
             norm: [norm.by_input("rms_norm_long")?, norm.by_input("rms_norm_held")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
@@ -71,12 +76,27 @@ impl FusedKernels {
         if !aligned || by_columns || call.kind == ProducerKind::Gelu {
             return None;
         }
-        let bare = call.clamp.is_none() && call.weights.is_none() && !call.rounded;
-        let kind = if call.kind == ProducerKind::Swiglu { 1 + usize::from(bare) } else { 0 };
+        let kind = if call.kind == ProducerKind::Swiglu { 1 + usize::from(is_bare(call)) } else { 0 };
         let kernels = &self.many[kind][usize::from(scheme.format() == CodeFormat::E2M1)];
         let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == dtype)?;
         Some(kernels[place])
     }
+
+    /// The kernel that casts per channel.
+    pub(super) fn channel(&self, call: &ProducerCall<'_>, dtype: DType, aligned: bool) -> Result<Kernel> {
+        if call.kind != ProducerKind::Swiglu {
+            self.channel.of(dtype, aligned)
+        } else if is_bare(call) && dtype == DType::Bf16 && aligned {
+            Ok(self.channel_bare)
+        } else {
+            self.channel_gated.of(dtype, aligned)
+        }
+    }
+}
+
+/// Whether SwiGLU has neither clamp nor weights, for which there are kernels that do not look for them.
+fn is_bare(call: &ProducerCall<'_>) -> bool {
+    call.clamp.is_none() && call.weights.is_none()
 }
 
 /// A plain matrix on the stream: memory and elements from row to row.
