@@ -64,7 +64,10 @@ fn each_kernel_once() {
             // Packed, apart but aligned, and not aligned.
             for stride in [2 * half, 2 * half + 8, 2 * half + 3] {
                 let gated = Gated::strided(&handle, &mut rng, (rows, half), dtype, stride);
-                recipes(rows).into_iter().for_each(|recipe| check_swiglu(&handle, &gated, true, recipe));
+                for recipe in recipes(rows) {
+                    // Without the options there are kernels that do not know them.
+                    [true, false].into_iter().for_each(|all| check_swiglu(&handle, &gated, all, recipe));
+                }
             }
         }
     }
@@ -259,6 +262,22 @@ fn gathered_rows() {
         let got = handle.cast(source, recipe).unwrap();
         assert_cast(&handle, &got, &want, &format!("gathered to {}", recipe.scheme()));
         assert_eq!(read_counts(&handle, &counts), right, "gathered to {}", recipe.scheme());
+
+        // Without clamp and weights, which kernels of their own do: experts alone.
+        let alone = || SwigluSource::new(&matrix).unwrap().with_experts(&gated.experts_there).unwrap();
+        let (values, _) =
+            reference::swiglu(gated.x.view(), &Swiglu { experts: Some(&gated.experts), ..Swiglu::default() }).unwrap();
+        let rounded = recipe.scheme().group().is_per_channel();
+        let values = if rounded { reference::round_values(values, DType::Bf16) } else { values };
+        let want = reference::cast(&CastInput::from(values.view()).gathered(&index).unwrap(), recipe).unwrap();
+        let got = handle.cast(CastSource::from(alone()).gathered(&rows_of).unwrap(), recipe).unwrap();
+        assert_cast(&handle, &got, &want, &format!("experts alone, gathered to {}", recipe.scheme()));
+        // 40 rows have no transposed codes.
+        if !recipe.scheme().is_transposed() {
+            let want = reference::cast(&values.view().into(), recipe).unwrap();
+            let got = handle.cast(alone(), recipe).unwrap();
+            assert_cast(&handle, &got, &want, &format!("experts alone to {}", recipe.scheme()));
+        }
     }
 }
 

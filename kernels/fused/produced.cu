@@ -26,12 +26,12 @@ CAST_GROUPS_MANY(single, f32, float, 256, 2)
 FOR_EACH_TYPE(PRODUCED, CAST_GROUPS_FEW)
 FOR_EACH_TYPE(PRODUCED, CAST_ROW, 0, 256)
 FOR_EACH_TYPE(PRODUCED, CAST_ROW, 4, 256)
-FOR_EACH_TYPE(PRODUCED, CAST_TILE, 0)
+FOR_EACH_TYPE(PRODUCED, CAST_PATCH, cast_tile)
 
-// Per channel, gated MLPs.
+// Per channel.
 #if __CUDA_ARCH__ == 900
 template <class T, bool ALIGNED, int KINDS> constexpr u32 patch_blocks<Rounded<T, ALIGNED, KINDS>> = sizeof(T) == 4 ? 2 : 3;
 #endif
-#define CAST_CHANNEL(name, SOURCE, ...) CAST_PATCH(name, SOURCE, cast_channel)
-FOR_EACH_TYPE(ROUNDED, CAST_CHANNEL, 0)
-CAST_CHANNEL(bare_bf16, (Rounded<Bf16, true, bare>))
+FOR_EACH_TYPE(UNGATED, CAST_PATCH, cast_channel)
+FOR_EACH_TYPE(ROUNDED, CAST_PATCH, cast_channel)
+CAST_PATCH(bare_bf16, (Rounded<Bf16, true, bare>), cast_channel)

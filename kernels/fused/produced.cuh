@@ -17,11 +17,12 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, or SWIGLU without clamp and weights.
+// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, SWIGLU without clamp and weights, or all that have no gate.
 constexpr int mixed = 0;
 constexpr int gated = 1;
 constexpr int single = 2;
 constexpr int bare = 3;
+constexpr int ungated = 4;
 
 template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
     // What two halves of so many rows take in registers.
@@ -44,13 +45,13 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
     __device__ __forceinline__ void open(const CastSource& s, const At&, u32, int row, u32 col, bool first) {
         const Producer& p = s.producer;
         const u32 kind = KINDS == gated || KINDS == bare ? SWIGLU : p.kind;
-        constexpr bool OPTIONS = KINDS != bare;
+        constexpr bool OPTIONS = KINDS != bare && KINDS != ungated;
         if (row < 0 || col >= s.cols) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
             return;
         }
-        if (KINDS == mixed && kind == GELU) {
+        if ((KINDS == mixed || KINDS == ungated) && kind == GELU) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
         } else if (kind == NORMED) {
@@ -92,7 +93,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
             // Where the sigmoid's argument is NaN so is what is multiplied.
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], sigma[i]);
-            if (KINDS != single && kind == SWIGLU) {
+            if (KINDS != single && KINDS != ungated && kind == SWIGLU) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], r[i]);
             }
@@ -132,4 +133,5 @@ template <class T, bool ALIGNED, int KINDS, u32 FORMAT>
 struct Maximum<Rounded<T, ALIGNED, KINDS>, FORMAT> : NarrowMaximum<Rounded<T, ALIGNED, KINDS>, Bf16, 0x7F80> {};
 
 #define PRODUCED(name, T, ALIGNED, KERNEL, ...) KERNEL(produced_##name, (Produced<T, ALIGNED>), __VA_ARGS__)
+#define UNGATED(name, T, ALIGNED, KERNEL, ...) KERNEL(ungated_##name, (Produced<T, ALIGNED, ungated>), __VA_ARGS__)
 #define ROUNDED(name, T, ALIGNED, KERNEL, ...) KERNEL(gated_##name, (Rounded<T, ALIGNED, gated>), __VA_ARGS__)

@@ -52,7 +52,7 @@ impl FusedKernels {
             many: [many("single")?, many("gated")?, many("bare")?],
             row: [file.by_input("cast_row_0_produced")?, file.by_input("cast_row_4_produced")?],
             tile: file.by_input("cast_tile_produced")?,
-            channel: file.by_input("cast_channel_produced")?,
+            channel: file.by_input("cast_channel_ungated")?,
             channel_gated: file.by_input("cast_channel_gated")?,
             channel_bare: file.kernel("cast_channel_bare_bf16")?,
             targets: TargetKernels::of(modules)?,
