@@ -41,6 +41,8 @@ __device__ __forceinline__ void store_number(void* p, u64 at, u32 type, float v)
     else ((float*)p)[at] = v;
 }
 
+__device__ __forceinline__ void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // The warpgroup's own barrier.
 __device__ __forceinline__ void warpgroup_sync(u32 group) {
     if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
@@ -189,6 +191,11 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         if (i < stages) m.load(i, i);
         else copies_commit();
     }
+    // What the end reads of vectors: on its way to L2 while B is read.
+    if (threadIdx.x % 8 == 0 && threadIdx.x < C::ROWS && first_row + threadIdx.x < p.n) {
+        if (!C::BLOCKS) prefetch_line(p.scales_b + (first_row + threadIdx.x) * p.b_step);
+        if (p.bias) prefetch_line((const char*)p.bias + (u64)(first_row + threadIdx.x) * (p.bias_type == 2 ? 4 : 2));
+    }
     __syncwarp();
     cluster_arrive_relaxed();
     float sum[C::ATOMS][TOKENS / 2];
@@ -210,7 +217,7 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
             else store_pair_at(at_rank(at, to), x, y, barrier);
         }
     }
-    if (ranks == 1) __syncthreads();
+    if (ranks == 1) asm volatile("bar.sync 3, %0;" ::"n"(C::THREADS) : "memory");
     else barrier_wait(arrived, 0);
     for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
         const u32 token = o / rows, r = o % rows, col = first_row + rank * rows + r;

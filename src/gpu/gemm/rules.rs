@@ -8,6 +8,7 @@ use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::outline;
 use crate::gpu::gemm::small_m_rules;
+use crate::gpu::kernels::SmallMScales;
 
 /// The order in which to try formulations, and the words for why.
 ///
@@ -21,10 +22,18 @@ use crate::gpu::gemm::small_m_rules;
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let (mut order, words) = preference_for_any_m(desc, facts);
     let (few, mnk) = (Formulation::SmallM, [desc.m, desc.n, desc.k]);
-    if available(desc, facts, few).is_err()
-        || !small_m_rules::is_first(mnk)
-        || outline(desc, few, Finish::Fused).is_err()
-    {
+    let scales = match pair_kind(desc) {
+        PairKind::Fp8(a, b) => SmallMScales::of(a, b),
+        _ => None,
+    };
+    // One of cuBLASLt's ways, without our epilogue kernel.
+    let stored = [Formulation::Native, Formulation::RepeatedScales].into_iter().any(|library| {
+        let stores =
+            [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok());
+        stores && available(desc, facts, library).is_ok()
+    });
+    let first = scales.is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk));
+    if available(desc, facts, few).is_err() || !first || outline(desc, few, Finish::Fused).is_err() {
         return (order, words);
     }
     order.retain(|formulation| *formulation != few);
@@ -209,7 +218,7 @@ mod tests {
         for (a, b) in [(vec, blk), (row, row), (Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F))] {
             let desc = |m, n, k| GemmDesc::new(m, n, k, a, b, DType::F16).with_epilogue(all);
             for (m, n, k, few) in
-                [(1, 57344, 8192, true), (8, 520, 576, true), (16, 4096, 7168, true), (32, 4096, 7168, false)]
+                [(1, 57344, 8192, true), (8, 520, 576, true), (16, 4096, 7168, true), (32, 57344, 8192, false)]
             {
                 let desc = desc(m, n, k);
                 let (mut order, words) = preference(&desc, H200);

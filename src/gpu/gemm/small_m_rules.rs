@@ -1,6 +1,6 @@
 //! [`order`]: which configuration of our product of few rows is tried first; [`is_first`]: where it is tried before all other ways. Pure.
 
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, tiles};
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMScales, tiles};
 
 /// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next.
 fn step(block: SmallMBlock) -> f64 {
@@ -49,20 +49,41 @@ pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize
     tiles(n) as f32 / clusters_at_once(config.block(), config.split() as usize, m, sm_count) as f32
 }
 
-/// Whether it is tried before all other ways: every tile of B reads all of A once more, so that many rows of both are for the library's larger tiles.
-pub(crate) fn is_first([m, n, k]: [usize; 3]) -> bool {
-    m <= 4 || (m <= 8 && k >= 2048) || m * n <= 1 << 16
+/// Whether it is tried before all other ways; `stored`: one of cuBLASLt's ways does the whole epilogue, too.
+///
+/// Every tile of B reads all of A once more, so that many rows of both are for the library's larger tiles; a short k leaves little to be split. Made from
+/// `formulations` up to m = 32 (H200, cuBLASLt 13.1, 2026-11: 17 shapes of 1x128 x 128x128 and of rows), and from `gemm` for whole matrices.
+pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]) -> bool {
+    let within = |most: usize| m * n <= most;
+    if !stored {
+        return m <= 16 || n <= 10240;
+    }
+    match scales {
+        SmallMScales::Blocks => {
+            m <= 4
+                || (m <= 8 && k >= 2048)
+                || (m <= 16 && k >= 1024 && (within(1 << 16) || 2 * n <= k))
+                || (within(1 << 15) && k >= 4096)
+        }
+        SmallMScales::Outer { each: [false, false] } => {
+            k >= 2048 && n <= 5120 && (m <= 8 || (m <= 16 && within(1 << 16)))
+        }
+        SmallMScales::Outer { .. } => m <= 12 || (k >= 1024 && (m <= 16 || within(1 << 17))),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A product, and the configurations that are taken for the fastest.
+    type Case = ([usize; 3], &'static [(SmallMBlock, u32)]);
+
     /// Microseconds of the fastest, and of those within 5 % of it.
     #[test]
     fn what_was_fastest_comes_first() {
         use SmallMBlock::{One, OneDeep, Two};
-        let cases: [([usize; 3], &[(SmallMBlock, u32)]); 15] = [
+        let cases: [Case; 15] = [
             ([1, 4096, 7168], &[(Two, 2), (One, 4)]),               // 9.37, 9.68
             ([8, 4096, 7168], &[(Two, 2), (One, 4)]),               // 9.46, 9.72
             ([16, 4096, 7168], &[(Two, 2), (One, 4)]),              // 10.34, 10.51
@@ -100,12 +121,25 @@ mod tests {
 
     #[test]
     fn few_rows_are_its_own() {
+        let blocks = |mnk| is_first(SmallMScales::Blocks, true, mnk);
         assert!(
-            is_first([4, 32768, 512])
-                && is_first([8, 57344, 8192])
-                && is_first([16, 4096, 7168])
-                && is_first([32, 2048, 768])
+            [[4, 32768, 512], [8, 57344, 8192], [16, 4096, 7168], [16, 8192, 28672], [32, 576, 7168]]
+                .into_iter()
+                .all(blocks)
         );
-        assert!(!is_first([5, 32768, 512]) && !is_first([9, 57344, 8192]) && !is_first([16, 7168, 2048]));
+        assert!(
+            ![[8, 32768, 512], [9, 57344, 8192], [16, 7168, 2048], [32, 2112, 7168], [16, 2048, 768]]
+                .into_iter()
+                .any(blocks)
+        );
+        let rows = |mnk| is_first(SmallMScales::Outer { each: [true, true] }, true, mnk);
+        assert!([[12, 57344, 8192], [16, 24576, 1536], [32, 4096, 7168]].into_iter().all(rows));
+        assert!(![[16, 32768, 512], [32, 8192, 8192]].into_iter().any(rows));
+        let tensors = |mnk| is_first(SmallMScales::Outer { each: [false, false] }, true, mnk);
+        assert!(tensors([8, 5120, 8192]) && tensors([16, 4096, 7168]));
+        assert!(!tensors([1, 8192, 8192]) && !tensors([1, 24576, 1536]) && !tensors([32, 576, 7168]));
+        // With a pass of the epilogue kernel as the alternative.
+        let passed = |mnk| is_first(SmallMScales::Blocks, false, mnk);
+        assert!(passed([16, 57344, 8192]) && passed([32, 4096, 7168]) && !passed([32, 57344, 8192]));
     }
 }
