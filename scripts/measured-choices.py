@@ -7,9 +7,9 @@ Several records of one kind of GPU are averaged. Each problem (pair of schemes, 
 a rule of its own; nothing is said of problems that no record holds.
 
 Table: for each shape the one range of m in which the alternative is worth taking instead of the best of those that it is held against, made
-from the m that are powers of two: the range with the largest sum of log(best / alternative) - log(1.02) that begins and ends with a
-win of 2 %. So a smaller win counts as none, and a single m that noise turns breaks no range. It makes one only where there
-are several records and each says so. Judged at the other m of the records, which had no part in it.
+from the powers of two and the m between them from 48 on: the range with the largest sum of log(best / alternative) - log(1.02) that begins and
+ends with a win of 2 %. So a smaller win counts as none, and a single m that noise turns breaks no range. It makes one only where there
+are several records and each says so. Judged at the other m of the records, which had no part in it, and at those it was made from.
 
 Rule: m <= small or m * k_per_m <= k or (k >= least_k and tiles of tile x 128 <= percent of the multiprocessors). Fitted on
 two thirds of the shapes (all but every third), judged on the third kept out.
@@ -33,8 +33,9 @@ TABLES = [
     ("RESCALED", PAIRS[1], "rescaled", ("native",)),
     ("SM90", PAIRS[0], "sm90", ("native", "repeated-scales")),
 ]
-POWERS = [1 << i for i in range(14)]
-ALL_M = sorted(POWERS + [3, 12, 48, 192, 768, 3072])
+ALL_M = sorted([1 << i for i in range(14)] + [3, 12, 48, 192, 768, 3072])
+# What tables of ranges are made from.
+PLACES = [m for m in ALL_M if m not in (3, 12)]
 # The names that records of benches/gemm.rs before 2026-12 have; they hold one problem for each pair.
 OLD_NAMES = {"RepeatedScales": "repeated-scales", "Rescaled": "rescaled", "Native": "native"}
 OLD_PROBLEM = {"1x128 x 128x128": ("precise", "bf16", "none"), "row x row": ("fast", "bf16", "none")}
@@ -118,7 +119,7 @@ def best_range(gains, repeated):
 
 
 def in_range(chosen, m):
-    place = min(1 << (m - 1).bit_length(), POWERS[-1])
+    place = next((place for place in PLACES if place >= m), PLACES[-1])
     return chosen is not None and chosen[0] <= place <= chosen[1]
 
 
@@ -167,7 +168,7 @@ def choose(name, pair, problem, gains, repeated, sms):
     fills = name == "SM90"
 
     def table_of(n, k):
-        measured = [m for m in POWERS if (n, k, m) in gains]
+        measured = [m for m in PLACES if (n, k, m) in gains]
         return best_range({m: gains[n, k, m] for m in measured}, {m for m in measured if (n, k, m) in repeated})
     chosen = {(n, k): table_of(n, k) for n, k in shapes}
     kept_out = shapes[2::3]
@@ -185,8 +186,8 @@ def choose(name, pair, problem, gains, repeated, sms):
         return takes(rule, sms, n, k, m)
     print(f"{name}, {', '.join(problem)}: {len(shapes)} shapes, {len(gains)} problems", file=sys.stderr)
     if not fills:
-        say("table, at the m it was made from", table, lambda n, k, m: m in POWERS)
-        say("table, at other m", table, lambda n, k, m: m not in POWERS)
+        say("table, at the m it was made from", table, lambda n, k, m: m in PLACES)
+        say("table, at other m", table, lambda n, k, m: m not in PLACES)
     say("rule, at the shapes it was fitted to", follow, lambda n, k, m: (n, k) not in kept_out)
     say("rule, at shapes kept out", follow, lambda n, k, m: (n, k) in kept_out)
     say("never, at shapes kept out", lambda n, k, m: False, lambda n, k, m: (n, k) in kept_out)

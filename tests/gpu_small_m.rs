@@ -9,8 +9,8 @@ use common::*;
 use ndarray::s;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Activation, DType, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, KernelFamily,
-    PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, TuneRecord,
+    Accumulation, Activation, DType, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix,
+    KernelFamily, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, TuneRecord,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -114,33 +114,42 @@ fn shapes_that_cut_tiles_stages_and_splits() {
 fn epilogues() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(163);
+    // Each with all scales; rows of A, blocks and splits are counted each by itself, so that no two go together.
     for (i, case) in epilogue_cases(17, 8).chain([layer()]).enumerate() {
-        let pair = [BLOCKS, ROWS, TENSORS][i % 3];
-        check(&handle, &mut rng, [[17, 3, 9][i % 3], 136, 400], pair, case, one_of_each(i).take(1));
+        for (j, pair) in [BLOCKS, ROWS, TENSORS].into_iter().enumerate() {
+            let m = [17, 3, 9][(i / 3 + j) % 3];
+            check(&handle, &mut rng, [m, 136, 400], pair, case, one_of_each(i / 9).skip((i / 5 + j) % 3).take(1));
+        }
     }
     let ops = Operands::new(&handle, &mut rng, [17, 136, 400], ROWS);
     let plan = plan(&handle, &layer().desc(&ops), Formulation::SmallM);
     assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, 0), "{}", plan.explain());
 }
 
-/// A NaN code stays in the row that it is of, and rows that no memory holds change none.
+/// A NaN code or scale of A stays in its row, one of B in its column, and what no memory holds changes none.
 #[test]
 fn not_a_number_stays_in_its_row() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(164);
     let (m, n, k) = (13, 136, 400);
-    let host = quantized(&tiled(&mut rng, m, k), BLOCKS.0);
-    let mut codes = host.logical_codes().to_vec();
+    // Rows: 7 by a code, 11 by a scale; columns: 100 by a code.
+    let a = quantized(&tiled(&mut rng, m, k), BLOCKS.0);
+    let (mut codes, mut scales) = (a.logical_codes().to_vec(), a.logical_scales());
     codes[7 * k + 390] = 0x7F;
-    let host = scaled_gemm::HostQuantMatrix::from_logical(BLOCKS.0, m, k, codes, &host.logical_scales()).unwrap();
-    let ops = Operands::of(&handle, host, quantized(&tiled(&mut rng, n, k), BLOCKS.1));
+    scales[11 * k.div_ceil(128) + 2] = f32::NAN;
+    let a = HostQuantMatrix::from_logical(BLOCKS.0, m, k, codes, &scales).unwrap();
+    let b = quantized(&tiled(&mut rng, n, k), BLOCKS.1);
+    let mut codes = b.logical_codes().to_vec();
+    codes[100 * k + 3] = 0xFF;
+    let b = HostQuantMatrix::from_logical(BLOCKS.1, n, k, codes, &b.logical_scales()).unwrap();
+    let ops = Operands::of(&handle, a, b);
     let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
     for config in SmallMConfig::all() {
         let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
-        let d = stored.values(&ops, &case);
-        let nan = |row: usize| d.row(row).iter().all(|v| v.is_nan());
-        let finite = |row: usize| d.row(row).iter().all(|v| v.is_finite());
-        assert!(nan(7) && (0..m).filter(|row| *row != 7).all(finite), "{config}");
+        for ((row, col), v) in stored.values(&ops, &case).indexed_iter() {
+            let nan = [7, 11].contains(&row) || col == 100;
+            assert!(if nan { v.is_nan() } else { v.is_finite() }, "{config}: {v} at {row}, {col}");
+        }
     }
 }
 
@@ -150,13 +159,20 @@ fn equal_rows_have_equal_results() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(165);
     let (most, n, k) = (32, 520, 1168);
-    for pair in [BLOCKS, ROWS] {
+    for pair in [BLOCKS, ROWS, TENSORS] {
         let (x, w) = (tiled(&mut rng, most, k), quantized(&tiled(&mut rng, n, k), pair.1));
-        let case = Case::new(DType::F32);
+        let (case, all) = (Case::new(DType::F32), quantized(&x, pair.0));
         for config in SmallMConfig::all() {
             let rows = |start: usize, m: usize| {
-                let part = x.slice(s![start..start + m, ..]).to_owned();
-                let ops = Operands::of(&handle, quantized(&part, pair.0), w.clone());
+                // A scale of the whole matrix stays that of all rows.
+                let a = match pair.0 {
+                    Scheme::Fp8Tensor(_) => {
+                        let codes = all.logical_codes()[start * k..(start + m) * k].to_vec();
+                        HostQuantMatrix::from_logical(pair.0, m, k, codes, &all.logical_scales()).unwrap()
+                    }
+                    _ => quantized(&x.slice(s![start..start + m, ..]).to_owned(), pair.0),
+                };
+                let ops = Operands::of(&handle, a, w.clone());
                 let extras = Extras::new(&handle, &mut Noise::new(166), m, n, &[]);
                 execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case).bytes
             };

@@ -181,7 +181,7 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     const SmallM<C> m = {p, thread, warp, lane, base + group * C::RING * C::STAGE, base + C::SCALES + group * C::RING * C::SCALES_STAGE,
                          first, end - first, row, lane % 8, first_row + row, p.b + (u64)(first_row + row) * p.k,
                          p.scales_b + (u64)(first_row / 128) * p.pitch_b};
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && ranks > 1) {
         barrier_init(arrived, 1);
         barriers_ready();
     }
@@ -217,7 +217,7 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
             else store_pair_at(at_rank(at, to), x, y, barrier);
         }
     }
-    if (ranks == 1) asm volatile("bar.sync 3, %0;" ::"n"(C::THREADS) : "memory");
+    if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
     for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
         const u32 token = o / rows, r = o % rows, col = first_row + rank * rows + r;

@@ -1,10 +1,10 @@
 //! Which formulation is the faster one: measured choices for the shapes of published models, and rules for others.
 //!
 //! Made by `scripts/measured-choices.py` from records of `benches/formulations.rs`, which also says how good table and rules
-//! are at places that they were not made from. What stands here is of two NVIDIA H200, `formulations.md` and
-//! `formulations-e6d7663.md` in `benches/record/2026-11-22-nvidia-h200`: cuBLASLt 13.1.0, formulations in turns and back to
-//! back, 17 shapes, 20 m. A table is for one problem: precision of the sums, type of D and activation, with nothing else in the
-//! epilogue; and for the GPU and library that it was measured on. A rule is for every sm_90.
+//! are at places that they were not made from. What stands here is of three runs on NVIDIA H200, `formulations.md` in
+//! `2026-11-23-nvidia-h200`, `2026-11-23-nvidia-h200-fea77ce` and `2026-11-24-nvidia-h200-4259385` of `benches/record`: cuBLASLt 13.1.0,
+//! formulations in turns and back to back, 17 shapes, 20 m. A table is for one problem: precision of the sums, type of D and activation, with
+//! nothing else in the epilogue; and for the GPU and library that it was measured on. A rule is for every sm_90.
 
 use crate::epilogue::Activation;
 use crate::format::DType;
@@ -20,13 +20,17 @@ pub(super) struct Measured {
     rows: &'static [Row],
 }
 
-/// One shape: B is `n x k`. The alternative to the native formulation wins from the first m to the second, both powers of
-/// two, and beyond 8192 if it wins there.
+/// One shape: B is `n x k`. The alternative to the native formulation wins from the first m to the second, both of [`ROWS_OF_A`], and
+/// beyond 8192 if it wins there.
 struct Row {
     n: usize,
     k: usize,
     wins: [usize; 2],
 }
+
+/// The m that ranges are made from. Not powers of two alone: at m = 192 the library's own product took up to 1.7 times the other's time, at shapes where it is
+/// the faster one at 256.
+const ROWS_OF_A: [usize; 18] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192];
 
 /// No m.
 const NEVER: [usize; 2] = [1, 0];
@@ -100,7 +104,9 @@ pub(super) fn choose(
 impl Row {
     /// As at the next measured m that is not smaller; beyond 8192 as there.
     fn wins(&self, m: usize) -> bool {
-        (self.wins[0]..=self.wins[1]).contains(&m.max(1).next_power_of_two().min(8192))
+        let last = ROWS_OF_A[ROWS_OF_A.len() - 1];
+        let place = ROWS_OF_A.into_iter().find(|place| *place >= m).unwrap_or(last);
+        (self.wins[0]..=self.wins[1]).contains(&place)
     }
 }
 
@@ -121,20 +127,20 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 512] },
+            Row { n: 2112, k: 7168, wins: [1, 512] },
+            Row { n: 576, k: 7168, wins: [1, 768] },
             Row { n: 24576, k: 1536, wins: [1, 64] },
             Row { n: 32768, k: 512, wins: [1, 64] },
             Row { n: 7168, k: 16384, wins: [1, 64] },
             Row { n: 4096, k: 7168, wins: [1, 128] },
             Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [1, 32] },
+            Row { n: 10240, k: 8192, wins: [1, 48] },
             Row { n: 8192, k: 8192, wins: [1, 128] },
             Row { n: 57344, k: 8192, wins: [1, 64] },
             Row { n: 8192, k: 28672, wins: [1, 64] },
             Row { n: 1536, k: 2048, wins: [1, 256] },
             Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 32] },
+            Row { n: 10240, k: 5120, wins: [1, 48] },
             Row { n: 5120, k: 8192, wins: [1, 64] },
             Row { n: 51200, k: 5120, wins: [1, 64] },
             Row { n: 5120, k: 25600, wins: [1, 64] },
@@ -147,19 +153,19 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 512] },
+            Row { n: 576, k: 7168, wins: [1, 768] },
             Row { n: 24576, k: 1536, wins: [1, 64] },
             Row { n: 32768, k: 512, wins: [1, 64] },
             Row { n: 7168, k: 16384, wins: [1, 64] },
             Row { n: 4096, k: 7168, wins: [1, 128] },
             Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [16, 32] },
+            Row { n: 10240, k: 8192, wins: [192, 192] },
             Row { n: 8192, k: 8192, wins: [1, 128] },
             Row { n: 57344, k: 8192, wins: [1, 64] },
             Row { n: 8192, k: 28672, wins: [1, 64] },
             Row { n: 1536, k: 2048, wins: [1, 256] },
             Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 32] },
+            Row { n: 10240, k: 5120, wins: [1, 48] },
             Row { n: 5120, k: 8192, wins: [1, 64] },
             Row { n: 51200, k: 5120, wins: [1, 64] },
             Row { n: 5120, k: 25600, wins: [1, 64] },
@@ -172,19 +178,19 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 512] },
+            Row { n: 576, k: 7168, wins: [1, 768] },
             Row { n: 24576, k: 1536, wins: [1, 64] },
             Row { n: 32768, k: 512, wins: [1, 64] },
             Row { n: 7168, k: 16384, wins: [1, 64] },
             Row { n: 4096, k: 7168, wins: [1, 128] },
             Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [16, 32] },
+            Row { n: 10240, k: 8192, wins: [192, 192] },
             Row { n: 8192, k: 8192, wins: [1, 128] },
             Row { n: 57344, k: 8192, wins: [1, 64] },
             Row { n: 8192, k: 28672, wins: [1, 64] },
             Row { n: 1536, k: 2048, wins: [1, 256] },
             Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 32] },
+            Row { n: 10240, k: 5120, wins: [1, 48] },
             Row { n: 5120, k: 8192, wins: [1, 64] },
             Row { n: 51200, k: 5120, wins: [1, 64] },
             Row { n: 5120, k: 25600, wins: [1, 64] },
@@ -200,20 +206,20 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 4, k_per_m: 160, least_k: 6144, tile: 128, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
+            Row { n: 2112, k: 7168, wins: [1, 3072] },
             Row { n: 576, k: 7168, wins: [1, 1024] },
             Row { n: 24576, k: 1536, wins: [1, 2] },
             Row { n: 32768, k: 512, wins: [1, 4] },
-            Row { n: 7168, k: 16384, wins: [1, 256] },
+            Row { n: 7168, k: 16384, wins: [1, 128] },
             Row { n: 4096, k: 7168, wins: [1, 256] },
             Row { n: 7168, k: 2048, wins: [1, 1] },
-            Row { n: 10240, k: 8192, wins: [256, 256] },
-            Row { n: 8192, k: 8192, wins: [1, 64] },
+            Row { n: 10240, k: 8192, wins: [192, 256] },
+            Row { n: 8192, k: 8192, wins: [1, 192] },
             Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
             Row { n: 1536, k: 2048, wins: [1, 256] },
             Row { n: 2048, k: 768, wins: NEVER },
-            Row { n: 10240, k: 5120, wins: [1, 2] },
+            Row { n: 10240, k: 5120, wins: [192, 256] },
             Row { n: 5120, k: 8192, wins: [1, 512] },
             Row { n: 51200, k: 5120, wins: [1, 16] },
             Row { n: 5120, k: 25600, wins: [1, 1024] },
@@ -225,23 +231,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 16, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 4096] },
+            Row { n: 2112, k: 7168, wins: [1, 3072] },
+            Row { n: 576, k: 7168, wins: [1, 1024] },
             Row { n: 24576, k: 1536, wins: [1, 16] },
             Row { n: 32768, k: 512, wins: [1, 16] },
             Row { n: 7168, k: 16384, wins: [1, 128] },
             Row { n: 4096, k: 7168, wins: [1, 256] },
             Row { n: 7168, k: 2048, wins: [1, 16] },
-            Row { n: 10240, k: 8192, wins: [256, 256] },
+            Row { n: 10240, k: 8192, wins: [192, 256] },
             Row { n: 8192, k: 8192, wins: [1, 64] },
             Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
             Row { n: 1536, k: 2048, wins: [1, 512] },
             Row { n: 2048, k: 768, wins: [1, 2] },
             Row { n: 10240, k: 5120, wins: [1, 16] },
             Row { n: 5120, k: 8192, wins: [1, 512] },
             Row { n: 51200, k: 5120, wins: [1, 16] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 5120, k: 25600, wins: [1, 512] },
         ],
     },
     Measured {
@@ -254,15 +260,15 @@ pub(super) const RESCALED: &[Measured] = &[
             Row { n: 576, k: 7168, wins: [1, 8192] },
             Row { n: 24576, k: 1536, wins: [1, 256] },
             Row { n: 32768, k: 512, wins: [1, 2048] },
-            Row { n: 7168, k: 16384, wins: [1, 256] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
-            Row { n: 7168, k: 2048, wins: [1, 256] },
-            Row { n: 10240, k: 8192, wins: [16, 512] },
-            Row { n: 8192, k: 8192, wins: [1, 128] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
-            Row { n: 1536, k: 2048, wins: [1, 2048] },
-            Row { n: 2048, k: 768, wins: [1, 512] },
+            Row { n: 7168, k: 16384, wins: [1, 768] },
+            Row { n: 4096, k: 7168, wins: [1, 768] },
+            Row { n: 7168, k: 2048, wins: [1, 768] },
+            Row { n: 10240, k: 8192, wins: [1, 512] },
+            Row { n: 8192, k: 8192, wins: [1, 192] },
+            Row { n: 57344, k: 8192, wins: [1, 192] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
+            Row { n: 1536, k: 2048, wins: [1, 3072] },
+            Row { n: 2048, k: 768, wins: [1, 4096] },
             Row { n: 10240, k: 5120, wins: [1, 512] },
             Row { n: 5120, k: 8192, wins: [1, 1024] },
             Row { n: 51200, k: 5120, wins: [1, 128] },
@@ -275,20 +281,20 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 0, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 8192] },
-            Row { n: 24576, k: 1536, wins: [1, 64] },
+            Row { n: 2112, k: 7168, wins: [1, 3072] },
+            Row { n: 576, k: 7168, wins: [1, 1024] },
+            Row { n: 24576, k: 1536, wins: [1, 48] },
             Row { n: 32768, k: 512, wins: [1, 1] },
             Row { n: 7168, k: 16384, wins: [1, 1024] },
             Row { n: 4096, k: 7168, wins: [1, 256] },
             Row { n: 7168, k: 2048, wins: [1, 32] },
-            Row { n: 10240, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 8192, wins: [1, 64] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
-            Row { n: 1536, k: 2048, wins: [1, 128] },
+            Row { n: 10240, k: 8192, wins: [1, 512] },
+            Row { n: 8192, k: 8192, wins: [1, 192] },
+            Row { n: 57344, k: 8192, wins: [1, 192] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
+            Row { n: 1536, k: 2048, wins: [1, 192] },
             Row { n: 2048, k: 768, wins: NEVER },
-            Row { n: 10240, k: 5120, wins: [1, 64] },
+            Row { n: 10240, k: 5120, wins: [1, 192] },
             Row { n: 5120, k: 8192, wins: [1, 512] },
             Row { n: 51200, k: 5120, wins: [1, 64] },
             Row { n: 5120, k: 25600, wins: [1, 1024] },
@@ -300,20 +306,20 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 0, k_per_m: 80, least_k: 1024, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 8192] },
+            Row { n: 2112, k: 7168, wins: [1, 3072] },
+            Row { n: 576, k: 7168, wins: [1, 1024] },
             Row { n: 24576, k: 1536, wins: [1, 32] },
-            Row { n: 32768, k: 512, wins: [1, 2] },
-            Row { n: 7168, k: 16384, wins: [1, 128] },
+            Row { n: 32768, k: 512, wins: [1, 4] },
+            Row { n: 7168, k: 16384, wins: [1, 192] },
             Row { n: 4096, k: 7168, wins: [1, 256] },
             Row { n: 7168, k: 2048, wins: [1, 32] },
-            Row { n: 10240, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 8192, wins: [1, 64] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
+            Row { n: 10240, k: 8192, wins: [1, 256] },
+            Row { n: 8192, k: 8192, wins: [1, 192] },
+            Row { n: 57344, k: 8192, wins: [1, 192] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
             Row { n: 1536, k: 2048, wins: [1, 256] },
             Row { n: 2048, k: 768, wins: [1, 1] },
-            Row { n: 10240, k: 5120, wins: [1, 64] },
+            Row { n: 10240, k: 5120, wins: [1, 192] },
             Row { n: 5120, k: 8192, wins: [1, 512] },
             Row { n: 51200, k: 5120, wins: [1, 64] },
             Row { n: 5120, k: 25600, wins: [1, 1024] },
@@ -327,20 +333,20 @@ pub(super) const RESCALED: &[Measured] = &[
         rows: &[
             Row { n: 2112, k: 7168, wins: [1, 8192] },
             Row { n: 576, k: 7168, wins: [1, 8192] },
-            Row { n: 24576, k: 1536, wins: [1, 128] },
+            Row { n: 24576, k: 1536, wins: [1, 192] },
             Row { n: 32768, k: 512, wins: [1, 8192] },
             Row { n: 7168, k: 16384, wins: [1, 1024] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
+            Row { n: 4096, k: 7168, wins: [1, 768] },
             Row { n: 7168, k: 2048, wins: [1, 1024] },
             Row { n: 10240, k: 8192, wins: [1, 512] },
-            Row { n: 8192, k: 8192, wins: [1, 128] },
-            Row { n: 57344, k: 8192, wins: [1, 128] },
-            Row { n: 8192, k: 28672, wins: [1, 128] },
-            Row { n: 1536, k: 2048, wins: [1, 2048] },
-            Row { n: 2048, k: 768, wins: [1, 512] },
+            Row { n: 8192, k: 8192, wins: [1, 192] },
+            Row { n: 57344, k: 8192, wins: [1, 192] },
+            Row { n: 8192, k: 28672, wins: [1, 192] },
+            Row { n: 1536, k: 2048, wins: [1, 3072] },
+            Row { n: 2048, k: 768, wins: [1, 768] },
             Row { n: 10240, k: 5120, wins: [1, 512] },
             Row { n: 5120, k: 8192, wins: [1, 1024] },
-            Row { n: 51200, k: 5120, wins: [1, 512] },
+            Row { n: 51200, k: 5120, wins: [1, 128] },
             Row { n: 5120, k: 25600, wins: [1, 1024] },
         ],
     },
@@ -356,12 +362,12 @@ mod tests {
         for table in REPEATED_SCALES.iter().chain(RESCALED) {
             let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
             assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
-            let power = |m: usize| m.is_power_of_two() && m <= 8192;
+            let measured = |m: usize| ROWS_OF_A.contains(&m);
             assert!(
                 table
                     .rows
                     .iter()
-                    .all(|r| r.wins == NEVER || (r.wins[0] <= r.wins[1] && r.wins.map(power) == [true; 2]))
+                    .all(|r| r.wins == NEVER || (r.wins[0] <= r.wins[1] && r.wins.map(measured) == [true; 2]))
             );
         }
     }
@@ -371,7 +377,8 @@ mod tests {
         let row = |wins| Row { n: 8, k: 16, wins };
         assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|m| row([2, 4]).wins(m)), [false, false, true, true, true, false, false]);
         assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row([4096, 8192]).wins(m)), [true; 4]);
-        assert_eq!([2049, 4096, 4097].map(|m| row([1, 4096]).wins(m)), [true, true, false]);
+        assert_eq!([3073, 4096, 4097].map(|m| row([1, 4096]).wins(m)), [true, true, false]);
+        assert_eq!([128, 129, 192, 193, 256].map(|m| row([192, 192]).wins(m)), [false, true, true, false, false]);
         assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(NEVER).wins(*m)));
     }
 

@@ -54,7 +54,12 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
-        PairKind::Fp8(..) => return all("there is one way"),
+        PairKind::Fp8(a, b)
+            if SmallMScales::of(a, b).is_none() || available(desc, facts, Formulation::SmallM).is_err() =>
+        {
+            return all("there is one way");
+        }
+        PairKind::Fp8(..) => return all("small-m is not faster at such shapes (rule from an H200, cuBLASLt 13.1)"),
     };
     if facts.cc != HOPPER {
         return all("no rule for this GPU prefers another");

@@ -68,7 +68,9 @@ pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]
         SmallMScales::Outer { each: [false, false] } => {
             k >= 2048 && n <= 5120 && (m <= 8 || (m <= 16 && within(1 << 16)))
         }
-        SmallMScales::Outer { .. } => m <= 12 || (k >= 1024 && (m <= 16 || within(1 << 17))),
+        SmallMScales::Outer { .. } => {
+            m <= 12 || (m <= 16 && (k >= 1024 || within(1 << 15))) || (k >= 1024 && within(1 << 17))
+        }
     }
 }
 
@@ -133,7 +135,7 @@ mod tests {
                 .any(blocks)
         );
         let rows = |mnk| is_first(SmallMScales::Outer { each: [true, true] }, true, mnk);
-        assert!([[12, 57344, 8192], [16, 24576, 1536], [32, 4096, 7168]].into_iter().all(rows));
+        assert!([[12, 57344, 8192], [16, 24576, 1536], [16, 2048, 768], [32, 4096, 7168]].into_iter().all(rows));
         assert!(![[16, 32768, 512], [32, 8192, 8192]].into_iter().any(rows));
         let tensors = |mnk| is_first(SmallMScales::Outer { each: [false, false] }, true, mnk);
         assert!(tensors([8, 5120, 8192]) && tensors([16, 4096, 7168]));
