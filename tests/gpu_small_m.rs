@@ -249,7 +249,15 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     let good = desc(7, BLOCKS);
     let e5m2 = (Scheme::Fp8Group1x128(Fp8Format::E5M2), BLOCKS.1);
     for pair in [(BLOCKS.0, BLOCKS.0), e5m2] {
-        refused(ask(desc(7, pair)), &["small-m", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and", "supports"]);
+        refused(
+            ask(desc(7, pair)),
+            &[
+                "small-m",
+                "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and",
+                "fp8-row:e4m3 and fp8-tensor:e4m3",
+                "supports",
+            ],
+        );
     }
     refused(ask(desc(33, ROWS)), &["small-m", "at most 32 rows of A, and m = 33", "supports"]);
     // A record of it is for its own codes and rows, and its algorithm for its own formulation.

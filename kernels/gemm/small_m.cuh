@@ -5,7 +5,7 @@
 // has a ring of stages of its own: B, A and scales for 128 of k, which its threads copy, RING - 1 stages ahead. Products of a stage are waited for,
 // and added times their scales to FP32 sums ("promotion": tensor cores keep some 14 bits of FP8 sums). At the end every block of the cluster takes an
 // equal part of the 64 rows, gets the sums of all parts of k through shared memory, adds them in the order of k, and finishes them. So the
-// order of sums depends on k and the split alone, and a row of D has the same bits whatever stands beside it.
+// order of sums depends on k, the split and the warpgroups alone, and a row of D has the same bits whatever stands beside it.
 #pragma once
 #include "base/activation.cuh"
 #include "gemm/async_copy.cuh"

@@ -30,8 +30,11 @@ pub enum Formulation {
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
     /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
-    /// At most 32 rows of A, E4M3 with scales of 1x128 x 128x128, of rows or of whole matrices, on sm_90 by our own kernel: one pass over B, sums FP32 from one
-    /// block of 128 along k to the next. It also adds the bias, activates, adds the residual, and stores BF16, F16 or F32.
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` for at most 32 rows of A on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x
+    /// 128x128, of rows or of whole matrices. One pass over B, sums FP32 from one block of 128 along k to the next, whatever
+    /// [`Accumulation`](crate::Accumulation) is asked for. It stores BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. D needs the
+    /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
+    /// with it: for bits that do not depend on m ask for [`Self::Sm90`].
     SmallM,
 }
 
@@ -174,10 +177,17 @@ pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
     };
     if layouts.is_none() {
         let blocks = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-        return Err(format!("it serves {} x {}, and fp8-row and fp8-tensor of e4m3", blocks.0, blocks.1));
+        return Err(format!(
+            "it serves {} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves",
+            blocks.0, blocks.1
+        ));
     }
     if desc.m > MOST_ROWS {
         return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
+    }
+    // What the kernel checks, before it is planned: its numbers have 32 bits.
+    if desc.n > 1 << 30 || desc.k > 1 << 30 {
+        return Err(format!("it serves n and k up to 2^30, and n = {}, k = {}", desc.n, desc.k));
     }
     Ok(())
 }
@@ -286,6 +296,8 @@ mod tests {
             assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
         }
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
+        let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
+        assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));
         assert!(available(&desc(33, row, row), H200, SmallM).unwrap_err().contains("at most 32 rows of A, and m = 33"));
         assert!(available(&desc(4, vec, blk), blackwell, SmallM).unwrap_err().contains("this GPU is sm_100"));
         assert!(available(&desc(4, vec, vec), ada, Native).unwrap_err().contains("sm_89"));

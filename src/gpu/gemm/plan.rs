@@ -30,9 +30,9 @@ pub struct PlanOptions {
     pub formulation: Option<Formulation>,
     /// This measured choice and no other; refused on another GPU, library version or problem.
     pub record: Option<TuneRecord>,
-    /// Bytes of the handle's 32 MiB workspace that algorithms may use. 0 excludes algorithms that split k.
+    /// Bytes of the handle's 32 MiB workspace that cuBLASLt's algorithms may use. 0 excludes those that split k; our own products use none.
     pub workspace_limit: usize,
-    /// How many algorithms to ask cuBLASLt for; the first good one is used, the others are what autotune tries.
+    /// How many algorithms to ask cuBLASLt for, or configurations of our own product; the first good one is used, the others are what autotune tries.
     pub candidates: usize,
 }
 

@@ -33,8 +33,14 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         stores && available(desc, facts, library).is_ok()
     });
     let first = scales.is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk));
-    if available(desc, facts, few).is_err() || !first || outline(desc, few, Finish::Fused).is_err() {
+    if available(desc, facts, few).is_err() {
         return (order, words);
+    }
+    if outline(desc, few, Finish::Fused).is_err() {
+        return (order, format!("{words}; small-m would need a pass of the epilogue kernel"));
+    }
+    if !first {
+        return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
     }
     order.retain(|formulation| *formulation != few);
     order.insert(0, few);
@@ -54,12 +60,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
-        PairKind::Fp8(a, b)
-            if SmallMScales::of(a, b).is_none() || available(desc, facts, Formulation::SmallM).is_err() =>
-        {
-            return all("there is one way");
-        }
-        PairKind::Fp8(..) => return all("small-m is not faster at such shapes (rule from an H200, cuBLASLt 13.1)"),
+        PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
     if facts.cc != HOPPER {
         return all("no rule for this GPU prefers another");

@@ -28,7 +28,7 @@ pub(crate) const MOST_ROWS: usize = TOKENS[TOKENS.len() - 1];
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum SmallMBlock {
-    /// One warpgroup, which takes 128 of k at a time: four blocks on a multiprocessor.
+    /// One warpgroup, which takes 128 of k at a time: four blocks on a multiprocessor, three from 17 rows of A on.
     One,
     /// One warpgroup, 256 of k at a time.
     OneDeep,
@@ -80,7 +80,8 @@ impl SmallMBlock {
     }
 }
 
-/// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k.
+/// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k. The parts whose sums are added in the order
+/// of k are the split times the warpgroups of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "SmallMConfigFile", into = "SmallMConfigFile")]
 pub struct SmallMConfig {
