@@ -46,7 +46,7 @@ pub enum Command {
     Dequantize(DequantizeArgs),
     /// D = activation(A B^T + bias) of matrices in safetensors files; B is quantized, A may be plain.
     Gemm(GemmArgs),
-    /// Time formulations and cuBLASLt's algorithms for these shapes and write down the fastest (GPU only).
+    /// Time formulations, cuBLASLt's algorithms and our own configurations for these shapes and write down the fastest (GPU only).
     Tune(TuneArgs),
 }
 
