@@ -45,7 +45,7 @@ run_tests() { # wrapper..., then names after --
     [ ${#names[@]} -gt 0 ] || names=($(cd "$here/tests" && ls))
     for name in "${names[@]}"; do
         local threads="${TEST_THREADS:-4}"
-        [ "$name" = gpu_tune ] && threads=1 # one of its tests compares times: nothing beside it
+        case "$name" in gpu_tune | cli_gpu) threads=1 ;; esac # tests of these compare times: nothing beside them
         # The tests read files relative to the package.
         if (cd "$here" && "${wrapper[@]}" "tests/$name" --test-threads="$threads") >"$logs/$name.log" 2>&1; then
             echo "ok      $name: $(grep -h '^test result' "$logs/$name.log" | tail -1)"
