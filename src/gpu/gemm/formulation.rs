@@ -9,7 +9,7 @@ use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{MOST_ROWS, SmallMScales};
+use crate::gpu::kernels::{MOST_LENGTH, MOST_ROWS, SmallMScales};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -186,7 +186,7 @@ pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
         return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
     }
     // What the kernel checks, before it is planned: its numbers have 32 bits.
-    if desc.n > 1 << 30 || desc.k > 1 << 30 {
+    if desc.n > MOST_LENGTH || desc.k > MOST_LENGTH {
         return Err(format!("it serves n and k up to 2^30, and n = {}, k = {}", desc.n, desc.k));
     }
     Ok(())

@@ -22,6 +22,12 @@ use crate::gpu::kernels::SmallMScales;
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let (mut order, words) = preference_for_any_m(desc, facts);
     let (few, mnk) = (Formulation::SmallM, [desc.m, desc.n, desc.k]);
+    if available(desc, facts, few).is_err() {
+        return (order, words);
+    }
+    if outline(desc, few, Finish::Fused).is_err() {
+        return (order, format!("{words}; small-m would need a pass of the epilogue kernel"));
+    }
     let scales = match pair_kind(desc) {
         PairKind::Fp8(a, b) => SmallMScales::of(a, b),
         _ => None,
@@ -33,12 +39,6 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         stores && available(desc, facts, library).is_ok()
     });
     let first = scales.is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk));
-    if available(desc, facts, few).is_err() {
-        return (order, words);
-    }
-    if outline(desc, few, Finish::Fused).is_err() {
-        return (order, format!("{words}; small-m would need a pass of the epilogue kernel"));
-    }
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
     }

@@ -36,7 +36,7 @@ pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 pub use sm90::Sm90Config;
 pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
-pub(crate) use small_m::{MOST_ROWS, SmallMCall, SmallMScales, tiles};
+pub(crate) use small_m::{MOST_LENGTH, MOST_ROWS, SmallMCall, SmallMScales, tiles};
 pub use small_m::{SmallMBlock, SmallMConfig};
 
 use crate::error::{Error, Result};

@@ -22,6 +22,8 @@ const TOKENS: [usize; 3] = [8, 16, 32];
 
 /// The most rows of A that the kernels take.
 pub(crate) const MOST_ROWS: usize = TOKENS[TOKENS.len() - 1];
+/// Of n, and of k.
+pub(crate) const MOST_LENGTH: usize = 1 << 30;
 
 /// How a block of the `small-m` product is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -279,7 +281,7 @@ impl SmallMCall<'_> {
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
         // Numbers in the kernel have 32 bits, also one tile or stage past the end; the grid has 31.
-        if n > 1 << 30 || k > 1 << 30 || tiles(n) * self.config.split as usize >= 1 << 31 {
+        if n > MOST_LENGTH || k > MOST_LENGTH || tiles(n) * self.config.split as usize >= 1 << 31 {
             return Err(Error::shape("A and B", shape(), "n and k must be at most 2^30", "split the product"));
         }
         let blocks = k.div_ceil(128);
