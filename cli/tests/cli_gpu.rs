@@ -46,6 +46,13 @@ fn info_and_verify() {
     for fact in ["gpu", "cublaslt", "from", "driver"] {
         assert!(!value["facts"][fact].as_str().unwrap().is_empty(), "{fact}");
     }
+    // What serves few rows alone is listed, too.
+    if value["facts"]["architecture"].as_str().unwrap().starts_with("sm_90,") {
+        let pairs = value["pairs"].as_array().unwrap();
+        let rows = pairs.iter().find(|pair| pair["a"] == "fp8-row:e4m3" && pair["b"] == "fp8-row:e4m3").unwrap();
+        assert_eq!(rows["of_few_rows_alone"][0], "small-m", "{rows:#}");
+        assert_words(&good("cuda", &["info"]), &["small-m (few rows)"]);
+    }
     // Reasons are long, and not in the way.
     let text = good("cuda", &["info"]);
     let table: Vec<_> = text.lines().skip_while(|line| !line.starts_with("Pairs")).skip(2).collect();

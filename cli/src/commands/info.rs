@@ -7,8 +7,9 @@ use crate::args::{DeviceChoice, InfoArgs};
 use crate::device;
 use crate::output::{Failure, Form, Outcome, table};
 
-/// Shape asked about: any legal one.
+/// Shapes asked about: any legal one, and one with few rows of A, for which there are ways of their own.
 const SHAPE: [usize; 3] = [4096, 4096, 4096];
+const FEW_ROWS: [usize; 3] = [8, SHAPE[1], SHAPE[2]];
 
 pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let mut device = device::open(choice)?;
@@ -17,7 +18,10 @@ pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     let plain = [DType::Bf16, DType::F16].map(Operand::Plain);
     for a in Scheme::ALL.into_iter().map(Operand::from).chain(plain) {
         for b in Scheme::ALL {
-            let support = device.support(SHAPE, a, b, DType::Bf16);
+            let mut support = device.support(SHAPE, a, b, DType::Bf16);
+            let mut few = device.support(FEW_ROWS, a, b, DType::Bf16).ways;
+            support.refused.retain(|(what, _)| !few.contains(what));
+            few.retain(|way| !support.ways.contains(way));
             if !support.refused.is_empty() {
                 reasons += &format!("{a} x {b}\n");
                 support.refused.iter().for_each(|(what, why)| reasons += &format!("    not by {what}: {why}\n"));
@@ -25,10 +29,13 @@ pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
             let refused: Vec<Value> =
                 support.refused.iter().map(|(what, why)| json!({"formulation": what, "reason": why})).collect();
             pairs.push(json!({
-                "a": a.to_string(), "b": b.to_string(), "formulations": support.ways, "refused": refused,
+                "a": a.to_string(), "b": b.to_string(), "formulations": support.ways, "of_few_rows_alone": few,
+                "refused": refused,
             }));
-            if !support.ways.is_empty() {
-                rows.push([a.to_string(), b.to_string(), support.ways.join(", ")]);
+            let few = few.iter().map(|way| format!("{way} (few rows)"));
+            let ways: Vec<_> = support.ways.iter().cloned().chain(few).collect();
+            if !ways.is_empty() {
+                rows.push([a.to_string(), b.to_string(), ways.join(", ")]);
             }
         }
     }
@@ -36,7 +43,9 @@ pub fn run(args: &InfoArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     for (name, value) in &facts {
         text += &format!("{name:<13} {value}\n");
     }
-    text += &format!("\nPairs that run here, to BF16, at m = {}, n = {}, k = {}:\n\n", SHAPE[0], SHAPE[1], SHAPE[2]);
+    let [m, n, k] = SHAPE;
+    let few = FEW_ROWS[0];
+    text += &format!("\nPairs that run here, to BF16, at m = {m}, n = {n}, k = {k}, and (few rows) at m = {few}:\n\n");
     text += &table(["A", "B", "by"], 3, &rows);
     if rows.is_empty() {
         text += "none\n";
