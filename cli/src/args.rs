@@ -130,6 +130,11 @@ pub struct BenchArgs {
     /// with its share of the rate of a copy in the same run. m is 128 and 4096 if left out, on the CPU 128; n is not used.
     #[arg(long, conflicts_with_all = ["schemes", "out_dtype", "accumulation", "tuning", "plot"])]
     pub quantizers: bool,
+    /// Time products of few rows (m of 1, 8 and 16 if left out) of the linear layers of DeepSeek-V3, Llama-3-70B and Qwen3-32B by every way that serves them (GPU only):
+    /// bytes of weights a second against a copy, against BF16 and the best other way, and tokens a second of each model's linear layers. Schemes are fp8-128x128,
+    /// fp8-row and nvfp4 if left out. It takes minutes.
+    #[arg(long, conflicts_with_all = ["quantizers", "shapes", "plot"])]
+    pub decode: bool,
     /// Print JSON; or with a name, write it to this file and print the tables.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,

@@ -1,5 +1,6 @@
-//! `bench`: quantized products against the unquantized one on the same shapes, in one run; or what quantizes, against a copy.
+//! `bench`: quantized products against the unquantized one on the same shapes, in one run; or what quantizes, against a copy; or decoding.
 
+mod decode;
 mod quantizers;
 
 use std::path::Path;
@@ -74,8 +75,11 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         files::require_regular(path)?;
         device.use_tuning(path)?;
     }
-    if args.quantizers {
-        let (text, value) = quantizers::run(args, device.as_mut())?;
+    if args.quantizers || args.decode {
+        let (text, value) = match args.decode {
+            true => decode::run(args, device.as_mut())?,
+            false => quantizers::run(args, device.as_mut())?,
+        };
         let notes = record.map(|record| write_record(record, &value)).transpose()?;
         let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
         return Ok(notes.into_iter().fold(Outcome::new(device.as_ref(), form, text, value), Outcome::note));

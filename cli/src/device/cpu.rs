@@ -14,7 +14,7 @@ use scaled_gemm::{
 
 use super::check::sampled_error;
 use super::sources::{OnCpu, Sources};
-use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
+use super::{Activations, Caster, DecodeTime, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
@@ -259,6 +259,14 @@ impl Device for Cpu {
             }
         };
         Ok(all.iter().map(|quantizer| (time(quantizer), step()).0).collect())
+    }
+
+    fn time_decode(&mut self, _: [usize; 3], _: Pair, _: DType) -> Result<DecodeTime> {
+        Err(Error::unsupported(
+            "bench --decode on the CPU",
+            "it compares ways of a GPU",
+            "use --device cuda, or bench without --decode",
+        ))
     }
 
     fn copy_rate(&mut self) -> Result<f64> {

@@ -20,10 +20,11 @@ use scaled_gemm::{DType, Error, Operand, Result, Scheme};
 
 use super::check::sampled_error;
 use super::cuda_caster::CudaCaster;
+use super::cuda_decode;
 use super::cuda_quantizers;
 use super::cuda_sources::OnGpu;
 use super::sources::Sources;
-use super::{Activations, Caster, Device, HostA, Pair, PairTime, Support};
+use super::{Activations, Caster, DecodeTime, Device, HostA, Pair, PairTime, Support};
 use crate::args::AccumulationChoice;
 use crate::data::{normal_bytes, to_bytes};
 use crate::memory;
@@ -33,7 +34,7 @@ use crate::quantizers::Quantizer;
 /// Bytes of the copy that is the roof: far more than any L2 cache.
 const COPY_BYTES: usize = 256 << 20;
 /// Algorithms of the baseline that are timed; the fastest is the baseline.
-const BASELINE_CANDIDATES: usize = 8;
+pub(super) const BASELINE_CANDIDATES: usize = 8;
 /// From this m on the cadence matters: both are measured.
 const LARGE_ROWS: usize = 1024;
 
@@ -64,19 +65,19 @@ fn bus_id(handle: &Handle) -> Option<String> {
 }
 
 /// Operands of one product, several times over, so that each call finds cold ones.
-struct Sets {
+pub(super) struct Sets {
     activations: Activations,
     x: Vec<CudaSlice<u8>>,
     w: Vec<CudaSlice<u8>>,
     /// Empty where A stays plain.
-    a: Vec<QuantMatrix>,
-    b: Vec<QuantMatrix>,
-    d: Vec<CudaSlice<u8>>,
+    pub(super) a: Vec<QuantMatrix>,
+    pub(super) b: Vec<QuantMatrix>,
+    pub(super) d: Vec<CudaSlice<u8>>,
 }
 
 impl Sets {
     /// The operands of one call.
-    fn args(&mut self, [m, n, k]: [usize; 3], out: DType, call: usize) -> Result<GemmArgs<'_>> {
+    pub(super) fn args(&mut self, [m, n, k]: [usize; 3], out: DType, call: usize) -> Result<GemmArgs<'_>> {
         let at = call % self.d.len();
         let d = MatMut::new(&mut self.d[at], out, m, n)?;
         Ok(match self.activations {
@@ -87,7 +88,7 @@ impl Sets {
 }
 
 /// The type that `DequantizedBf16` multiplies in, and weights are kept in.
-fn kept_dtype(a: Operand, out: DType) -> DType {
+pub(super) fn kept_dtype(a: Operand, out: DType) -> DType {
     match a {
         Operand::Plain(dtype) => dtype,
         Operand::Quantized(scheme) if scheme.is_nvfp4() && out == DType::F16 => DType::F16,
@@ -125,11 +126,11 @@ impl Cuda {
         (3 * self.handle.device().l2_bytes / bytes.max(1) + 1).clamp(2, 64)
     }
 
-    fn desc(&self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> GemmDesc {
+    pub(super) fn desc(&self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> GemmDesc {
         GemmDesc::new(m, n, k, a, b, out).with_accumulation(self.accumulation)
     }
 
-    fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
+    pub(super) fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
         let source = match pair.a {
             Activations::Quantized(_) => DType::Bf16,
             Activations::Plain(dtype) => dtype,
@@ -173,19 +174,68 @@ impl Cuda {
         Ok((self.handle.plan(&desc)?, true))
     }
 
-    fn execute(&self, plan: &mut GemmPlan, sets: &mut Sets, call: usize) -> Result<()> {
+    pub(super) fn execute(&self, plan: &mut GemmPlan, sets: &mut Sets, call: usize) -> Result<()> {
         let (mnk, out) = ([plan.desc().m, plan.desc().n, plan.desc().k], plan.desc().out);
         let args = sets.args(mnk, out, call)?.accumulation(self.accumulation);
         plan.execute(&self.handle, args)
     }
 
     /// Quantizes A as its recipe says; nothing where it stays plain.
-    fn quantize_a(&self, sets: &mut Sets, call: usize) -> Result<()> {
+    pub(super) fn quantize_a(&self, sets: &mut Sets, call: usize) -> Result<()> {
         let Activations::Quantized(recipe) = sets.activations else { return Ok(()) };
         let at = call % sets.a.len();
         let (rows, cols) = (sets.a[at].rows(), sets.a[at].cols());
         let x = MatRef::new(&sets.x[at], DType::Bf16, rows, cols)?;
         self.handle.quantize_into(&x, recipe, QuantizeTo::Plain(&mut sets.a[at]))
+    }
+
+    /// Largest error of checked elements of a product, as a fraction of the f64 bound.
+    pub(super) fn error_of(&self, plan: &mut GemmPlan, sets: &mut Sets) -> Result<f64> {
+        let (GemmDesc { m, n, k, out, .. }, activations) = (*plan.desc(), sets.activations);
+        // What is checked is the plan's own.
+        self.handle.stream().memset_zeros(&mut sets.d[0]).map_err(|e| driver("clearing D", e))?;
+        self.execute(plan, sets, 0)?;
+        let a = sets.a.first().map(|a| a.to_host(&self.handle)).transpose()?;
+        let rows_of_a = |rows: Range<usize>| match (&a, activations) {
+            (Some(a), _) => Ok(HostA::Quantized(rows_of(a, rows.start, rows.len())?)),
+            (None, Activations::Plain(dtype)) => Ok(HostA::Plain(self.rows(&sets.x[0], rows, k, dtype)?, dtype)),
+            (None, Activations::Quantized(_)) => {
+                Err(Error::shape("A", "no matrix", "was quantized", "report it: the program made it"))
+            }
+        };
+        let (b, arithmetic) = (sets.b[0].to_host(&self.handle)?, self.arithmetic(plan.desc().a, sets.b[0].scheme()));
+        sampled_error(m, rows_of_a, &b, out, arithmetic, |rows| self.rows(&sets.d[0], rows, n, out))
+    }
+
+    /// The baseline of one call: a plain A is F16 in no pair of the bench, so that it reads the same X.
+    pub(super) fn multiply_plain(
+        &self,
+        gemm: &mut Bf16Gemm,
+        sets: &mut Sets,
+        [m, n, k]: [usize; 3],
+        call: usize,
+    ) -> Result<()> {
+        let at = call % sets.d.len();
+        let (a, b) = (MatRef::new(&sets.x[at], DType::Bf16, m, k)?, MatRef::new(&sets.w[at], DType::Bf16, n, k)?);
+        gemm.execute(&self.handle, &a, &b, &mut MatMut::new(&mut sets.d[at], DType::Bf16, m, n)?)
+    }
+
+    /// Chooses the fastest algorithm of the baseline in this cadence, once a shape.
+    pub(super) fn choose_baseline(
+        &mut self,
+        baseline: &mut Bf16Gemm,
+        sets: &mut Sets,
+        mnk: [usize; 3],
+        cadence: Cadence,
+    ) -> Result<()> {
+        if let Some((.., index)) = self.fastest.iter().find(|(problem, of, _)| (*problem, *of) == (mnk, cadence)) {
+            baseline.choose(*index);
+            return Ok(());
+        }
+        let short = borrowing(Timing::of(cadence)).with_calls(4).with_launches(3).over(sets.d.len());
+        baseline.choose_fastest(&self.handle, &short, |gemm, call| self.multiply_plain(gemm, sets, mnk, call))?;
+        self.fastest.push((mnk, cadence, baseline.chosen()));
+        Ok(())
     }
 
     /// What nvidia-smi says about this GPU; `None` where it is missing or silent. For records only.
@@ -379,27 +429,15 @@ impl Device for Cuda {
             plan.prepare(&self.handle, b)?;
         }
         let mut baseline = Bf16Gemm::new(&self.handle, m, n, k, BASELINE_CANDIDATES)?;
-        // A plain A is F16 in no pair of the bench: the baseline reads the same X.
-        let multiply = |gemm: &mut Bf16Gemm, sets: &mut Sets, at: usize| {
-            let (a, b) = (MatRef::new(&sets.x[at], DType::Bf16, m, k)?, MatRef::new(&sets.w[at], DType::Bf16, n, k)?);
-            gemm.execute(&self.handle, &a, &b, &mut MatMut::new(&mut sets.d[at], DType::Bf16, m, n)?)
-        };
         // The baseline, the product; where A is quantized, its quantization, and both.
         let competitors = if sets.a.is_empty() { 2 } else { 4 };
         let mut times = Vec::new();
         for cadence in Cadence::ALL.into_iter().filter(|cadence| *cadence == Cadence::Sustained || m >= LARGE_ROWS) {
             let timing = borrowing(Timing::of(cadence)).over(count);
-            match self.fastest.iter().find(|(problem, of, _)| (*problem, *of) == (mnk, cadence)) {
-                Some((.., index)) => baseline.choose(*index),
-                None => {
-                    let short = timing.with_calls(4).with_launches(3).over(count);
-                    baseline
-                        .choose_fastest(&self.handle, &short, |gemm, call| multiply(gemm, &mut sets, call % count))?;
-                }
-            }
+            self.choose_baseline(&mut baseline, &mut sets, mnk, cadence)?;
             let start = Instant::now();
             let taken = timing.in_turns(&self.handle, competitors, |who, call| match who {
-                0 => multiply(&mut baseline, &mut sets, call % count),
+                0 => self.multiply_plain(&mut baseline, &mut sets, mnk, call),
                 1 => self.execute(&mut plan, &mut sets, call),
                 2 => self.quantize_a(&mut sets, call),
                 _ => {
@@ -410,30 +448,21 @@ impl Device for Cuda {
             let us: Vec<f64> = taken.iter().map(|times| times.median()).collect();
             let (quantize_us, both_us) = if competitors == 4 { (us[2], us[3]) } else { (0.0, us[1]) };
             let clock = self.watch.since(start).to_string();
-            times.push((cadence, baseline.chosen(), [us[0], us[1], quantize_us, both_us], clock));
+            times.push((cadence, [us[0], us[1], quantize_us, both_us], clock));
         }
-        self.fastest.extend(times.iter().map(|(cadence, index, ..)| (mnk, *cadence, *index)));
-        // What is checked is the plan's own.
-        self.handle.stream().memset_zeros(&mut sets.d[0]).map_err(|e| driver("clearing D", e))?;
-        self.execute(&mut plan, &mut sets, 0)?;
-        let a = sets.a.first().map(|a| a.to_host(&self.handle)).transpose()?;
-        let rows_of_a = |rows: Range<usize>| match (&a, pair.a) {
-            (Some(a), _) => Ok(HostA::Quantized(rows_of(a, rows.start, rows.len())?)),
-            (None, Activations::Plain(dtype)) => Ok(HostA::Plain(self.rows(&sets.x[0], rows, k, dtype)?, dtype)),
-            (None, Activations::Quantized(_)) => {
-                Err(Error::shape("A", "no matrix", "was quantized", "report it: the program made it"))
-            }
-        };
-        let (b, arithmetic) = (sets.b[0].to_host(&self.handle)?, self.arithmetic(pair.a.operand(), pair.b.scheme()));
-        let error = sampled_error(m, rows_of_a, &b, out, arithmetic, |rows| self.rows(&sets.d[0], rows, n, out))?;
+        let error = self.error_of(&mut plan, &mut sets)?;
         let keeping = if kept { ", weights kept dequantized" } else { "" };
         let formulation = format!("{} {}{keeping}", plan.formulation(), plan.finish());
-        let of_cadence = |(cadence, _, us, clock): (Cadence, usize, [f64; 4], String)| {
+        let of_cadence = |(cadence, us, clock): (Cadence, [f64; 4], String)| {
             let [baseline_us, gemm_us, quantize_us, both_us] = us;
             let (cadence, formulation) = (cadence.name(), formulation.clone());
             PairTime { cadence, baseline_us, gemm_us, quantize_us, both_us, formulation, error, clock }
         };
         Ok(times.into_iter().map(of_cadence).collect())
+    }
+
+    fn time_decode(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime> {
+        cuda_decode::time(self, mnk, pair, out)
     }
 
     fn time_quantizers(

@@ -7,6 +7,8 @@ mod cuda;
 #[cfg(feature = "cuda")]
 mod cuda_caster;
 #[cfg(feature = "cuda")]
+mod cuda_decode;
+#[cfg(feature = "cuda")]
 mod cuda_quantizers;
 #[cfg(feature = "cuda")]
 mod cuda_sources;
@@ -121,6 +123,21 @@ pub struct PairTime {
     pub clock: String,
 }
 
+/// What was measured of one product of few rows.
+#[derive(Debug, Clone)]
+pub struct DecodeTime {
+    /// Microseconds of the unquantized product, in turns with the others.
+    pub baseline_us: f64,
+    /// Microseconds of the quantization of A and the product as it is planned; of the product where A is plain.
+    pub both_us: f64,
+    /// Each way that serves, and its microseconds; the planned one first.
+    pub ways: Vec<(String, f64)>,
+    /// Bytes of the weights: codes and scales.
+    pub weight_bytes: usize,
+    /// Largest error of checked elements as a fraction of the f64 bound; above 1 is wrong.
+    pub error: f64,
+}
+
 /// How a pair runs, or why not.
 #[derive(Debug, Clone)]
 pub struct Support {
@@ -214,6 +231,9 @@ pub trait Device {
     /// The unquantized product, and quantization and product together and apart, timed in turns; checked. One for each
     /// cadence that matters at this shape, the sustained one last.
     fn time_pair(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<PairTime>>;
+
+    /// Every way to a product of few rows, the unquantized one, and quantization and product together, timed in turns; checked. Weights are cold.
+    fn time_decode(&mut self, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime>;
 
     /// Microseconds of each of these on a BF16 matrix whose result has so many rows and columns (of gradients that of the forward pass),
     /// or why there are none. `step` hears of each.
