@@ -11,25 +11,146 @@ struct GroupedMembers {
     const i64* rows;     // [members], any numbers
     const i64* cols;     // [members], any numbers
     const i64* offsets;  // [members], in elements, any numbers
-    u64* fitting;        // [members]: rows that lie where they may; 0 where a row has no elements
-    u64* chunks;         // [members + 1]: chunks of all members before each; null: not wanted
+    const i64* forward;  // [members]: where members of a second input of the same shapes begin; null: there is none
+    u64* fitting;        // [members]: rows that lie where they may; 0 where a row has no elements; null: each block adds up members itself
+    u64* chunks;         // [members + 1]: chunks of all members before each
     u64* tiles;          // [members + 1]: the same of tiles
+    u32* clamped;        // one: receives how many members were not taken as they say
     u64 length;          // elements of the buffer
+    u64 forward_length;  // elements of that of the second input
     u32 members;
 };
 
 // An offset within [0, length].
 __device__ __forceinline__ u64 within(i64 offset, u64 length) { return offset < 0 ? 0 : min((u64)offset, length); }
 
-// Extents of a member: begin + rows * cols is at most `length`. Of numbers that have not changed since `plan_grouped` they are the
-// plan's; of others they lie in the buffer all the same.
+// Elements of the second input that member t may use.
+__device__ __forceinline__ u64 forward_room(const GroupedMembers& m, u64 t) {
+    const i64 begin = m.forward[t];
+    const u64 end = t + 1 < m.members ? within(m.forward[t + 1], m.forward_length) : m.forward_length;
+    return begin < 0 || (u64)begin >= end ? 0 : end - (u64)begin;
+}
+
+// Extents of a member: begin + rows * cols is at most `length`.
 struct Extents {
     u64 begin, rows, cols;
 };
 
-__device__ __forceinline__ Extents extents(const GroupedMembers& m, u32 t) {
-    const u64 begin = within(m.offsets[t], m.length), cols = m.cols[t] < 0 ? 0 : (u64)m.cols[t];
-    return {begin, cols == 0 ? 0 : min(m.fitting[t], (m.length - begin) / cols), cols};
+// Chunks of a member that has elements. They begin at the multiple of eight elements at or before its first.
+struct InChunks {
+    static __device__ __forceinline__ u64 units(u64 begin, u64 rows, u64 cols) { return (begin % 8 + rows * cols + CHUNK - 1) / CHUNK; }
+    static __device__ __forceinline__ const u64* before(const GroupedMembers& m) { return m.chunks; }
+};
+
+// Tiles of one.
+struct InTiles {
+    static __device__ __forceinline__ u64 units(u64, u64 rows, u64 cols) { return ((rows + SIDE - 1) / SIDE) * ((cols + SIDE - 1) / SIDE); }
+    static __device__ __forceinline__ const u64* before(const GroupedMembers& m) { return m.tiles; }
+};
+
+// Inclusive sum, and maximum, over the lanes of a warp.
+template <class N> __device__ __forceinline__ N lanes_sum(N v) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const N other = __shfl_up_sync(0xFFFFFFFFu, v, step);
+        if (lane >= step) v += other;
+    }
+    return v;
+}
+template <class N> __device__ __forceinline__ N lanes_largest(N v) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const N other = __shfl_up_sync(0xFFFFFFFFu, v, step);
+        if (lane >= step) v = max(v, other);
+    }
+    return v;
+}
+
+// What each block finds itself of so many members at the most, in a buffer of fewer than 2^32 - 1 elements: what `plan_grouped` would write, without
+// a launch before and a chain of loads from memory behind it.
+constexpr u32 FEW = 1024;
+
+struct Few {
+    u32 begin[FEW], rows[FEW], cols[FEW];  // extents of members
+    u32 before[FEW + 1];                   // chunks, or tiles, of all members before each
+    u32 warps[2][8];
+};
+
+// One of a block, however many formats a kernel has.
+__device__ __forceinline__ Few& few_of_block() {
+    __shared__ Few few;
+    return few;
+}
+
+// By all 256 threads of a block. The numbers are read once: what others write meanwhile cannot lead outside.
+template <class UNITS> __device__ __forceinline__ void plan_few(const GroupedMembers& m, Few& few) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, length = (u32)m.length;
+    constexpr u32 NONE = 0xFFFFFFFFu;
+#pragma unroll
+    for (u32 i = 0; i < FEW / 256; i++) {
+        const u32 t = threadIdx.x + i * 256;
+        if (t >= m.members) break;
+        const i64 offset = m.offsets[t], rows = m.rows[t], cols = m.cols[t];
+        // A row of the most columns that 32 bits hold fits nowhere, nor do as many rows.
+        const bool bad = rows < 0 || cols < 0 || offset < 0 || (u64)offset > m.length;
+        few.begin[t] = (u32)within(offset, m.length);
+        few.rows[t] = bad ? NONE : (u32)min((u64)rows, (u64)NONE);
+        few.cols[t] = bad ? NONE : (u32)min((u64)cols, (u64)NONE);
+        few.before[t] = m.forward ? (u32)min(forward_room(m, t), (u64)NONE) : NONE;
+    }
+    __syncthreads();
+    // Neighbours from here on.
+    const u32 each = (m.members + 255) / 256, first = threadIdx.x * each, last = min(first + each, m.members);
+    u32 largest = 0;
+    for (u32 t = first; t < last; t++) largest = max(largest, few.begin[t]);
+    const u32 up_to = lanes_largest(largest);
+    if (lane == 31) few.warps[0][warp] = up_to;
+    largest = __shfl_up_sync(0xFFFFFFFFu, up_to, 1);
+    if (lane == 0) largest = 0;
+    __syncthreads();
+#pragma unroll
+    for (u32 w = 0; w < 7; w++)
+        if (w < warp) largest = max(largest, few.warps[0][w]);
+    u32 own = 0, count = 0;
+    for (u32 k = 0; k < each; k++) {
+        const u32 t = first + k;
+        bool bad = false;
+        if (t < last) {
+            const u32 begin = few.begin[t], rows = few.rows[t], cols = few.cols[t];
+            const u32 end = t + 1 < m.members ? few.begin[t + 1] : length;
+            largest = max(largest, begin);
+            u32 fitting = 0;
+            bad = begin < largest;
+            if (!bad && rows > 0 && cols > 0) {
+                const u32 fit = min(end > begin ? end - begin : 0, few.before[t]) / cols;
+                fitting = min(rows, fit);
+                bad = rows > fit;
+            }
+            const u32 units = fitting == 0 ? 0 : (u32)UNITS::units(begin, fitting, cols);
+            few.rows[t] = fitting;
+            few.before[t] = units;
+            own += units;
+        }
+        // The same for all threads of the block.
+        if (blockIdx.x == 0) count += __syncthreads_count(bad);
+    }
+    const u32 sum = lanes_sum(own);
+    if (lane == 31) few.warps[1][warp] = sum;
+    __syncthreads();
+    u32 before = sum - own;
+#pragma unroll
+    for (u32 w = 0; w < 7; w++)
+        if (w < warp) before += few.warps[1][w];
+    for (u32 t = first; t < last; t++) {
+        const u32 units = few.before[t];
+        few.before[t] = before;
+        before += units;
+    }
+    if (threadIdx.x == 255) few.before[m.members] = before;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *m.clamped = count;
+    __syncthreads();
 }
 
 // Tiles of a member across its columns, and what of a tile there is from here on.
@@ -37,29 +158,40 @@ __device__ __forceinline__ u64 tiles_across(const Extents& e) { return max((e.co
 __device__ __forceinline__ u32 tile_part(u64 all, u64 from) { return (u32)min(all - min(from, all), (u64)SIDE); }
 
 // A block's part of all chunks or tiles, member by member. Every number is the same in all threads of the block.
-struct Walk {
-    const u64* before;
-    u32 members, t;
+template <class UNITS> struct Walk {
+    const GroupedMembers& m;
+    Few& few;
+    u32 t;
     u64 unit, last;   // the next, and past the last of the block
     u64 first, stop;  // the first of member t, and past the last of it that is the block's
 
     // Neighbours, so that a block meets few members.
-    __device__ __forceinline__ Walk(const u64* before, u32 members) : before(before), members(members), t(0), first(0), stop(0) {
-        const u64 total = before[members], share = total / gridDim.x, more = total % gridDim.x;
+    __device__ __forceinline__ Walk(const GroupedMembers& m) : m(m), few(few_of_block()), t(0), first(0), stop(0) {
+        if (!m.fitting) plan_few<UNITS>(m, few);
+        const u64 total = before(m.members), share = total / gridDim.x, more = total % gridDim.x;
         unit = share * blockIdx.x + min((u64)blockIdx.x, more);
         last = unit + share + (blockIdx.x < more ? 1 : 0);
         if (unit < last) find(0);
     }
 
+    __device__ __forceinline__ u64 before(u32 member) const { return m.fitting ? UNITS::before(m)[member] : few.before[member]; }
+
+    // Those of member t. Of numbers that have not changed since `plan_grouped` they are the plan's; of others they lie in the buffer all the same.
+    __device__ __forceinline__ Extents extents() const {
+        if (!m.fitting) return {few.begin[t], few.rows[t], few.cols[t]};
+        const u64 begin = within(m.offsets[t], m.length), cols = m.cols[t] < 0 ? 0 : (u64)m.cols[t];
+        return {begin, cols == 0 ? 0 : min(m.fitting[t], (m.length - begin) / cols), cols};
+    }
+
     __device__ __forceinline__ bool any() const { return unit < last; }
 
-    // The last member from `low` on with before[t] <= unit: its next one begins behind `unit`, so that it is not empty. All threads ask at
+    // The last member from `low` on that begins at `unit` or before: its next one begins behind it, so that it is not empty. All threads ask at
     // once, each for the first of as many neighbours: one or two waits for memory where halving would take ten.
     __device__ __forceinline__ void find(u32 low) {
-        u32 count = members - low;
+        u32 count = m.members - low;
         while (count > 1) {
             const u32 each = (count + blockDim.x - 1) / blockDim.x, at = threadIdx.x * each;
-            const u32 found = __syncthreads_count(at < count && before[low + at] <= unit) - 1;
+            const u32 found = __syncthreads_count(at < count && before(low + at) <= unit) - 1;
             low += found * each;
             count = min(each, count - found * each);
         }
@@ -68,15 +200,15 @@ struct Walk {
 
     __device__ __forceinline__ void enter(u32 member) {
         t = member;
-        first = before[t];
-        stop = min(before[t + 1], last);
+        first = before(t);
+        stop = min(before(t + 1), last);
     }
 
     // Behind the units of a member: the next that has any.
     __device__ __forceinline__ void next() {
         unit = stop;
         if (unit >= last) return;
-        if (before[t + 2] > unit) enter(t + 1); else find(t + 1);
+        if (before(t + 2) > unit) enter(t + 1); else find(t + 1);
     }
 };
 
@@ -156,58 +288,86 @@ constexpr u32 GRADIENT_BLOCKS = 3, GRADIENT_TILE_BLOCKS = 2;
 // In place of a format: no codes are written.
 constexpr u32 NO_CODES = 3;
 
+// What a thread takes next of the chunks of a block: from `at` on, of a member of [begin, end).
+struct Piece {
+    u64 at, begin, end;
+    float encode;
+    u32 t;
+};
+
 // Codes by rows, or the amax alone, chunk by chunk. Chunks begin at the multiple of eight elements at or before their member's first, so
-// that only its first and last eight are taken one by one.
+// that only its first and last eight are taken one by one. Where a source asks ahead it does so past the end of a member.
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
     __shared__ float scratch[2][32];
     RaiseAmax raise;
     begin();
-    if constexpr (FORMAT != NO_CODES) write_scales(f, m.members);
-    constexpr u32 STEP = 256 * 8;
-    for (Walk walk(m.chunks, m.members); walk.any(); walk.next()) {
-        const Extents e = extents(m, walk.t);
-        const u64 end = e.begin + e.rows * e.cols;
-        const u32 shared_or_own = f.shared ? 0 : walk.t;
-        const float encode = FORMAT == NO_CODES ? 1.0f : grouped_scale(f, shared_or_own).encode;
-        source.enter(walk.t, e.begin);
-        float amax = 0.0f;
-        u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
-        u64 steps = (walk.stop - walk.unit) * (CHUNK / STEP / S::AT_ONCE);
-        const auto is_whole = [&](u64 here) { return here >= e.begin && here + 8 <= end; };
-        typename S::Raw raw[S::AT_ONCE], next[S::AT_ONCE];
-        const auto ask = [&](typename S::Raw (&to)[S::AT_ONCE], u64 from) {
+    constexpr u32 STEP = 256 * 8, AT_ONCE = S::AT_ONCE;
+    Walk<InChunks> walk(m);
+    u64 left = 0;  // steps of this member, this one too
+    Piece now;
+    const auto enter = [&](Piece& piece) {
+        const Extents e = walk.extents();
+        piece.begin = e.begin;
+        piece.end = e.begin + e.rows * e.cols;
+        piece.t = walk.t;
+        piece.encode = FORMAT == NO_CODES ? 1.0f : grouped_scale(f, f.shared ? 0 : walk.t).encode;
+        piece.at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;
+        left = (walk.stop - walk.unit) * (CHUNK / STEP / AT_ONCE);
+    };
+    typename S::Raw raw[AT_ONCE], next[AT_ONCE];
+    const auto ask = [&](typename S::Raw (&to)[AT_ONCE], const Piece& piece) {
 #pragma unroll
-            for (u32 i = 0; i < S::AT_ONCE; i++)
-                if (is_whole(from + i * STEP)) to[i] = source.load(from + i * STEP);
-        };
-        if (S::AHEAD) ask(raw, at);
-        // No block has a part of a member without a chunk of it.
-        for (; steps > 0; steps--, at += S::AT_ONCE * STEP) {
-            if (!S::AHEAD) ask(raw, at);
-            else if (steps > 1) ask(next, at + S::AT_ONCE * STEP);
-#pragma unroll
-            for (u32 i = 0; i < S::AT_ONCE; i++) {
-                const u64 here = at + i * STEP;
-                if (is_whole(here)) {
-                    float v[8];
-                    source.values(raw[i], v);
-                    amax = amax_of(v, amax);
-                    if constexpr (FORMAT != NO_CODES) *(uint2*)(codes + here) = encode_values<FORMAT>(v, encode);
-                } else if (here < end) {
-                    const u64 to = min(here + 8, end);
-#pragma unroll 1
-                    for (u64 k = max(here, e.begin); k < to; k++) {
-                        const float v = source.one(k);
-                        amax = fmaxf(amax, fabsf(v));
-                        if constexpr (FORMAT != NO_CODES) codes[k] = encode_byte<FORMAT>(v, encode);
-                    }
-                }
-                if (S::AHEAD) raw[i] = next[i];
-            }
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            const u64 here = piece.at + i * STEP;
+            if (here >= piece.begin && here + 8 <= piece.end) to[i] = source.load(here);
         }
-        if (amax_out) raise.raise(amax_out + shared_or_own, amax, scratch);
+    };
+    float amax = 0.0f;
+    bool any = walk.any();
+    if (any) {
+        enter(now);
+        source.enter(now.t, now.begin);
+        if (S::AHEAD) ask(raw, now);
     }
+    while (any) {
+        if (!S::AHEAD) ask(raw, now);
+        // No block has a part of a member without a chunk of it.
+        Piece then = now;
+        then.at += AT_ONCE * STEP;
+        if (--left == 0) {
+            walk.next();
+            any = walk.any();
+            if (any) enter(then);
+        }
+        if (S::AHEAD && any) ask(next, then);
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            const u64 here = now.at + i * STEP;
+            if (here >= now.begin && here + 8 <= now.end) {
+                float v[8];
+                source.values(raw[i], v);
+                amax = amax_of(v, amax);
+                if constexpr (FORMAT != NO_CODES) *(uint2*)(codes + here) = encode_values<FORMAT>(v, now.encode);
+            } else if (here < now.end) {
+                const u64 to = min(here + 8, now.end);
+#pragma unroll 1
+                for (u64 k = max(here, now.begin); k < to; k++) {
+                    const float v = source.one(k);
+                    amax = fmaxf(amax, fabsf(v));
+                    if constexpr (FORMAT != NO_CODES) codes[k] = encode_byte<FORMAT>(v, now.encode);
+                }
+            }
+            if (S::AHEAD) raw[i] = next[i];
+        }
+        if (!any || then.t != now.t) {
+            if (amax_out) raise.raise(amax_out + (f.shared ? 0 : now.t), amax, scratch);
+            amax = 0.0f;
+            if (any) source.enter(then.t, then.begin);
+        }
+        now = then;
+    }
+    if constexpr (FORMAT != NO_CODES) write_scales(f, m.members);
 }
 
 // A tile of codes as bytes, turned. Lines are 17 words apart: an odd number, so that neighbours begin in other banks.
@@ -235,8 +395,8 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
     RaiseAmax raise;
     begin();
     write_scales(f, m.members);
-    for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
-        const Extents e = extents(m, walk.t);
+    for (Walk<InTiles> walk(m); walk.any(); walk.next()) {
+        const Extents e = walk.extents();
         const u64 across = tiles_across(e);
         const u32 shared_or_own = f.shared ? 0 : walk.t;
         const float encode = grouped_scale(f, shared_or_own).encode;

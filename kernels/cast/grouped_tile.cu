@@ -19,8 +19,8 @@ template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_tiles(const u8* codes_t, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
     __shared__ __align__(16) Turned turned;
     begin();
-    for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
-        const Extents e = extents(m, walk.t);
+    for (Walk<InTiles> walk(m); walk.any(); walk.next()) {
+        const Extents e = walk.extents();
         const u64 across = tiles_across(e);
         const float scale = __ldg(scales + (shared ? 0 : walk.t));
         const bool eights = e.begin % 8 == 0 && e.cols % 8 == 0, eights_t = e.begin % 8 == 0 && e.rows % 8 == 0;
