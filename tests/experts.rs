@@ -8,8 +8,8 @@ use scaled_gemm::{DType, Fp8Format, HostQuantMatrix, Recipe, Scheme};
 const GROUPS: [(usize, usize); 6] = [(0, 100), (128, 128), (256, 0), (256, 133), (512, 1), (640, 200)];
 const ROWS: usize = 896;
 
-fn codes_of_rows(q: &HostQuantMatrix, from: usize, count: usize) -> Vec<u8> {
-    let row = q.logical_codes().len() / q.rows();
+/// Codes of `count` rows from row `from` on, `row` bytes each.
+fn codes_of_rows(q: &HostQuantMatrix, row: usize, from: usize, count: usize) -> Vec<u8> {
     q.logical_codes()[from * row..(from + count) * row].to_vec()
 }
 
@@ -24,12 +24,12 @@ fn check(scheme: Scheme, gap: f32) {
     }
     let recipe = Recipe::new(scheme);
     let all = quantize(x.view(), DType::Bf16, recipe).unwrap();
-    let values = dequantize(&all, DType::F32);
+    let (values, row) = (dequantize(&all, DType::F32), all.logical_codes().len() / ROWS);
     for (start, count) in GROUPS {
         let rows = s![start..start + count, ..];
         let alone = quantize(x.slice(rows), DType::Bf16, recipe).unwrap();
         let what = format!("{scheme}, {count} rows from {start} on, gaps of {gap}");
-        assert!(codes_of_rows(&all, start, count) == codes_of_rows(&alone, 0, count), "codes of {what}");
+        assert!(codes_of_rows(&all, row, start, count) == codes_of_rows(&alone, row, 0, count), "codes of {what}");
         assert_eq!(values.slice(rows), dequantize(&alone, DType::F32), "{what}");
     }
 }

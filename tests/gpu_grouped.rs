@@ -49,7 +49,9 @@ fn more_than_one_for_a_block() {
 #[test]
 fn members_of_any_number_and_place() {
     let Some(handle) = handle() else { return };
-    for shapes in [vec![], vec![[3, 16]], vec![[0, 7]], SHAPES.to_vec(), many(70), many(1000), many(1024), many(1025), many(2049)] {
+    for shapes in
+        [vec![], vec![[3, 16]], vec![[0, 7]], SHAPES.to_vec(), many(70), many(1000), many(1024), many(1025), many(2049)]
+    {
         for layout in layouts(&shapes) {
             for (dtype, skip) in [(DType::Bf16, 0), (DType::F32, 0), (DType::F16, 8), (DType::Bf16, 1)] {
                 check_plain(&handle, &layout, dtype, skip, &plain_recipes());
