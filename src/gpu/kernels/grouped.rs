@@ -13,13 +13,14 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
-/// Of so many members at the most each block finds itself where they lie, in a buffer that 32 bits count.
-const FEW: usize = 1024;
+/// Of so many members at the most, in a buffer of so many elements, each block finds itself where they lie.
+const FEW: usize = 512;
+const FEW_LENGTH: usize = (1 << 32) - (1 << 16);
 
 /// The kernels of the family.
 pub(super) struct GroupedKernels {
@@ -98,7 +99,7 @@ impl GroupedMembers<'_> {
 
     /// Whether each block adds up the members itself, so that nothing goes before it.
     fn are_few(&self) -> bool {
-        self.count <= FEW && self.length < u32::MAX as usize
+        self.count <= FEW && self.length <= FEW_LENGTH
     }
 
     fn checked(&self, forward: Option<&GroupedForward<'_>>) -> Result<Members> {
@@ -423,10 +424,10 @@ mod tests {
         let (rows, cols, offsets, clamped) = (&numbers, &numbers, &numbers, &Span::unguarded(64, 4));
         for (count, length, few) in [
             (0, 0, true),
-            (1024, 1, true),
-            (1025, 1, false),
-            (3, u32::MAX as usize - 1, true),
-            (3, u32::MAX as usize, false),
+            (512, 1, true),
+            (513, 1, false),
+            (3, 0xFFFF_0000, true),
+            (3, 0xFFFF_0001, false),
             (3, 1 << 32, false),
         ] {
             let members = GroupedMembers { count, length, rows, cols, offsets, scratch: &scratch, clamped };
