@@ -49,7 +49,9 @@ fn more_than_one_for_a_block() {
 #[test]
 fn members_of_any_number_and_place() {
     let Some(handle) = handle() else { return };
-    for shapes in [vec![], vec![[3, 16]], vec![[0, 7]], SHAPES.to_vec(), many(70), many(1000), many(2049)] {
+    for shapes in
+        [vec![], vec![[3, 16]], vec![[0, 7]], SHAPES.to_vec(), many(70), many(512), many(513), many(1000), many(2049)]
+    {
         for layout in layouts(&shapes) {
             for (dtype, skip) in [(DType::Bf16, 0), (DType::F32, 0), (DType::F16, 8), (DType::Bf16, 1)] {
                 check_plain(&handle, &layout, dtype, skip, &plain_recipes());
@@ -192,8 +194,10 @@ fn any_numbers_on_the_device() {
         &[[2, 5, 3990], [1, 1, 4000]],
         &[[i64::MIN, M, i64::MIN], [M, M, M]],
     ];
-    let many = (0..3000usize).map(|t| [[1, 3, -2, M][t % 4], [1, 2, 5][t % 3], t as i64 * 2 - (t % 11) as i64]);
-    for numbers in cases.iter().map(|case| case.to_vec()).chain([many.collect::<Vec<[i64; 3]>>()]) {
+    let many = |count: usize| -> Vec<[i64; 3]> {
+        (0..count).map(|t| [[1, 3, -2, M][t % 4], [1, 2, 5][t % 3], t as i64 * 2 - (t % 11) as i64]).collect()
+    };
+    for numbers in cases.iter().map(|case| case.to_vec()).chain([many(300), many(1001), many(3000)]) {
         let (layout, clamped) = planned(&numbers, length);
         let upload_column = |at| handle.upload(&column(&numbers, at)).unwrap();
         let [rows, cols, offsets] = [0, 1, 2].map(upload_column);
@@ -225,35 +229,86 @@ fn any_numbers_on_the_device() {
     }
 }
 
-/// Rows that the second input has no room for are left out.
+/// Rows that the second input has no room for are left out; of few members, and of more than a block adds up itself.
 #[test]
 fn any_numbers_of_a_second_input() {
     let Some(handle) = handle() else { return };
-    let (shapes, offsets) = ([[4, 10], [4, 10], [4, 10], [4, 10]], [0, 40, 80, 120]);
-    let layout = GroupedLayout::new(&shapes, &offsets, 200).unwrap();
-    let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
-    // Room for two rows and a part of one, for none, before the start, for one row.
-    let x_offsets: [i64; 4] = [0, 25, 20, 85];
-    let x_rows = handle.upload(&[-1i64; 4]).unwrap();
-    let x_cols = handle.upload(&[i64::MAX; 4]).unwrap();
-    let x_places =
-        GroupedDeviceLayout::from_parts(&handle, x_rows, x_cols, handle.upload(&x_offsets).unwrap(), 100).unwrap();
-    // Rows of each: to 25, to 20 (none), to 85 (all four), to 100.
-    let taken = GroupedLayout::new(&[[2, 10], [0, 10], [4, 10], [1, 10]], &offsets, 200).unwrap();
-    let x_taken = GroupedLayout::new(&[[2, 10], [0, 10], [4, 10], [1, 10]], &[0, 20, 20, 85], 100).unwrap();
-    let (g, x) = (values(&taken, DType::Bf16, 1), values(&x_taken, DType::F16, 2));
-    let (g_data, x_data) = (Values::new(&handle, &g, DType::Bf16, 0), Values::new(&handle, &x, DType::F16, 0));
-    let views = [GroupedView::new(&taken, &g).unwrap(), GroupedView::new(&x_taken, &x).unwrap()];
-    for of in GRADIENTS {
-        let input = reference::GroupedInput::activation_gradient(of, views[0], views[1]).unwrap();
+    // Behind the four, members without elements.
+    for empty in [0, 300, 1100] {
+        let with_empty = |four: [[usize; 2]; 4]| [four.to_vec(), vec![[0, 10]; empty]].concat();
+        let from = |four: [usize; 4], end: usize| [four.to_vec(), vec![end; empty]].concat();
+        let (shapes, offsets) = (with_empty([[4, 10]; 4]), from([0, 40, 80, 120], 200));
+        let layout = GroupedLayout::new(&shapes, &offsets, 200).unwrap();
+        let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
+        // Room for two rows and a part of one, for none, before the start, for one row.
+        let x_offsets: Vec<i64> = from([0, 25, 20, 85], 100).iter().map(|at| *at as i64).collect();
+        let x_rows = handle.upload(&vec![-1i64; shapes.len()]).unwrap();
+        let x_cols = handle.upload(&vec![i64::MAX; shapes.len()]).unwrap();
+        let x_places =
+            GroupedDeviceLayout::from_parts(&handle, x_rows, x_cols, handle.upload(&x_offsets).unwrap(), 100).unwrap();
+        // Rows of each: to 25, to 20 (none), to 85 (all four), to 100.
+        let taken = with_empty([[2, 10], [0, 10], [4, 10], [1, 10]]);
+        let x_taken = GroupedLayout::new(&taken, &from([0, 20, 20, 85], 100), 100).unwrap();
+        let taken = GroupedLayout::new(&taken, &offsets, 200).unwrap();
+        let (g, x) = (values(&taken, DType::Bf16, 1), values(&x_taken, DType::F16, 2));
+        let (g_data, x_data) = (Values::new(&handle, &g, DType::Bf16, 0), Values::new(&handle, &x, DType::F16, 0));
+        let views = [GroupedView::new(&taken, &g).unwrap(), GroupedView::new(&x_taken, &x).unwrap()];
+        for of in GRADIENTS {
+            let input = reference::GroupedInput::activation_gradient(of, views[0], views[1]).unwrap();
+            for scheme in GroupedScheme::all() {
+                let what = format!("{of}, {scheme}, {empty} without elements");
+                let recipe = GroupedRecipe::new(scheme);
+                let (want, _) = quantize_grouped(&input, recipe).unwrap();
+                let mut got = poisoned_grouped(&handle, scheme, &places);
+                let source = g_data.source().of_activation(of, x_data.bytes(), DType::F16, &x_places).unwrap();
+                handle.quantize_grouped_into(&source, recipe, &mut got, None).unwrap();
+                assert_tensor(&handle, &got, &want, &what);
+                assert_eq!(places.clamped(&handle).unwrap(), 3, "{what}");
+            }
+        }
+    }
+}
+
+/// Members behind 2^31 elements, in the longest buffer in which blocks find members themselves, and behind 2^32 in a longer one.
+#[test]
+fn places_that_32_bits_hardly_hold() {
+    let Some(handle) = handle() else { return };
+    let total = handle.stream().context().mem_get_info().unwrap().1;
+    if total < 32 << 30 {
+        println!("skipped: {total} bytes of device memory, 32 GiB are wanted");
+        return;
+    }
+    let shapes = [[3, 16], [65, 100], [0, 7], [40, 129], [70, 64], [1, 5]];
+    let small = GroupedLayout::packed(&shapes).unwrap();
+    let x = values(&small, DType::Bf16, 21);
+    let input = GroupedView::new(&small, &x).unwrap().into();
+    for (length, second) in [(0xFFFF_0000, (1 << 31) - 100), ((1 << 32) + 30_000, (1 << 32) - 200)] {
+        // The last ends where the buffer does; one lies across 2^31, or 2^32.
+        let offsets = [8, second, second + 6500, second + 7003, length - 4490, length - 5];
+        let layout = GroupedLayout::new(&shapes, &offsets, length).unwrap();
+        let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
+        let mut data = handle.stream().alloc_zeros::<u8>(length * 2).unwrap();
         for scheme in GroupedScheme::all() {
-            let recipe = GroupedRecipe::new(scheme);
-            let (want, _) = quantize_grouped(&input, recipe).unwrap();
-            let mut got = poisoned_grouped(&handle, scheme, &places);
-            let source = g_data.source().of_activation(of, x_data.bytes(), DType::F16, &x_places).unwrap();
-            handle.quantize_grouped_into(&source, recipe, &mut got, None).unwrap();
-            assert_tensor(&handle, &got, &want, &format!("{of}, {scheme}"));
-            assert_eq!(places.clamped(&handle).unwrap(), 3, "{of}, {scheme}");
+            let what = format!("{length} elements, {scheme}");
+            for (far, near) in layout.members().iter().zip(small.members()).filter(|(_, near)| near.elements() > 0) {
+                let bytes = bytes_of(DType::Bf16, &x[near.range()]);
+                let mut to = data.slice_mut(far.offset() * 2..far.offset() * 2 + bytes.len());
+                handle.stream().memcpy_htod(&bytes, &mut to).unwrap();
+            }
+            let (want, _) = quantize_grouped(&input, GroupedRecipe::new(scheme)).unwrap();
+            let mut got = GroupedTensor::zeros(&handle, scheme, places.share().unwrap()).unwrap();
+            let source = GroupedSource::new(&data, DType::Bf16).unwrap();
+            handle.quantize_grouped_into(&source, GroupedRecipe::new(scheme), &mut got, None).unwrap();
+            assert_floats(&handle.read::<f32>(&got.scales()).unwrap(), want.scales(), &what);
+            assert_eq!(places.clamped(&handle).unwrap(), 0, "{what}");
+            // Back to where the values came from.
+            handle.dequantize_grouped_into(&got, &mut (&mut data).into(), DType::Bf16).unwrap();
+            let want = dequantize_grouped(&want, DType::Bf16);
+            for (far, near) in layout.members().iter().zip(small.members()).filter(|(_, near)| near.elements() > 0) {
+                let from = data.slice(far.offset() * 2..(far.offset() + far.elements()) * 2);
+                let back = values_of(DType::Bf16, &handle.stream().clone_dtoh(&from).unwrap());
+                assert_same_values(&back, &want[near.range()], 1, &format!("{what}, at {}", far.offset()));
+            }
         }
     }
 }

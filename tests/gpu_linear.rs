@@ -375,6 +375,48 @@ fn fewer_tokens_after_more_read_nothing_of_those() {
     }
 }
 
+/// A layer keeps the plans that it was prepared with, whatever its handle forgets: then a capture still finds them.
+#[test]
+fn prepared_products_are_not_forgotten() {
+    let Some(handle) = handle() else { return };
+    for recipe in [LinearRecipe::Fp8Blockwise, LinearRecipe::Bf16] {
+        let data = Data::new(DType::Bf16, SHAPES[0], 100, false);
+        let mut prepared = layer(&handle, &data, recipe, KeptInput::Quantized);
+        prepared.prepare(&handle, 100).unwrap();
+        let (x, dy) = (Uploaded::new(&handle, &data.x, data.dtype, 0), Uploaded::new(&handle, &data.dy, data.dtype, 0));
+        let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(&handle, data.dtype, 100, like.ncols(), 0));
+        let mut saved = prepared.saved_input(&handle).unwrap();
+        let mut gradients = Gradients::new(&handle, &prepared, true, 0);
+        let mut pass = |layer: &mut Linear| {
+            layer.forward_saving_into(&handle, &x.matrix(), y.matrix(), &mut saved)?;
+            layer.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), gradients.views())
+        };
+        // As many other products as the handle remembers.
+        handle.clear_plans();
+        let small = Uploaded::new(&handle, &Array2::ones((16, 16)), data.dtype, 0);
+        let mut other = Linear::new(&handle, &small.matrix(), LinearRecipe::Bf16, 70).unwrap();
+        for tokens in 1..=70 {
+            let (x, mut y) = (
+                Uploaded::new(&handle, &Array2::ones((tokens, 16)), data.dtype, 0),
+                Target::new(&handle, data.dtype, tokens, 16, 0),
+            );
+            other.forward_into(&handle, &x.matrix(), y.matrix()).unwrap();
+        }
+        let graph = capture_owned(&handle, || pass(&mut prepared)).unwrap();
+        assert_eq!(handle.cached_plans(), 0, "{recipe}");
+        handle.launch(&graph).unwrap();
+        let captured = (y.read(&handle), dx.read(&handle), gradients.read(&handle));
+        // Not prepared, from what the handle has.
+        let mut plain = layer(&handle, &data, recipe, KeptInput::Quantized);
+        let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(&handle, data.dtype, 100, like.ncols(), 0));
+        let mut saved = plain.saved_input(&handle).unwrap();
+        let mut gradients = Gradients::new(&handle, &plain, true, 0);
+        plain.forward_saving_into(&handle, &x.matrix(), y.matrix(), &mut saved).unwrap();
+        plain.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), gradients.views()).unwrap();
+        assert!(captured == (y.read(&handle), dx.read(&handle), gradients.read(&handle)), "{recipe}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_gradients_stay() {
     let Some(handle) = handle() else { return };
@@ -452,6 +494,18 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
         &["dX", "overlap the saved X"],
     );
     assert!(gradients.read(&handle).0.iter().all(|v| *v == 0.0));
+    // Nor may a dW lie where X does.
+    let mut square = new(32, 16, recipe).unwrap();
+    let mut saved = square.saved_input(&handle).unwrap();
+    let (mut x, mut y, dy, mut dx) = (ones(32, 32), target(32, 32), ones(32, 32), target(32, 16));
+    let seen = MatRef::new(&x.buffer, dtype, 32, 16).unwrap();
+    square.forward_saving_into(&handle, &seen, y.matrix(), &mut saved).unwrap();
+    let mut quantized = square.quantized_gradient(&handle).unwrap();
+    square.quantize_gradient_into(&handle, &dy.matrix(), &mut quantized).unwrap();
+    let over = LinearGradientsInto { weight: MatMut::new(&mut x.buffer, DType::F32, 32, 16).unwrap(), bias: None };
+    refused(square.weight_gradient_into(&handle, &quantized, &saved, over), &["dW", "overlap the saved X"]);
+    let over = LinearGradientsInto { weight: MatMut::new(&mut x.buffer, DType::F32, 32, 16).unwrap(), bias: None };
+    refused(square.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), over), &["dW", "overlap the saved X"]);
 
     // Each handle has a stream and a workspace of its own.
     let second = Handle::new(0).unwrap();

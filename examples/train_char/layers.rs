@@ -1,13 +1,8 @@
-//! What a block is made of: the library's linear layer with an optimizer, a norm, attention, and the gated MLP's function between.
+//! What a block is made of besides linear layers: a norm, attention, and the gated MLP's function; and the optimizer. All of it on the CPU.
 
 use ndarray::{Array2, Axis, s};
-use scaled_gemm::reference::{
-    Linear, LinearGradients, Noise, RmsNorm, SavedInput, Swiglu, rms_norm, swiglu, swiglu_backward,
-};
-use scaled_gemm::{DType, LinearRecipe, Result};
-
-/// What enters and leaves a linear layer is BF16, as on a GPU: the layer rounds to it. Master weights, norms and the residual stream are FP32.
-const DTYPE: DType = DType::Bf16;
+use scaled_gemm::reference::{RmsNorm, Swiglu, rms_norm, swiglu, swiglu_backward};
+use scaled_gemm::{DType, Result};
 
 /// FP32 numbers that Adam trains.
 pub struct Weights {
@@ -37,42 +32,6 @@ impl Weights {
                 *gradient = 0.0;
             },
         );
-    }
-}
-
-/// `scaled_gemm`'s layer with its FP32 master weight.
-pub struct Dense {
-    weight: Weights,
-    layer: Linear,
-    gradients: LinearGradients,
-    saved: Option<SavedInput>,
-}
-
-impl Dense {
-    pub fn new(out: usize, features: usize, recipe: LinearRecipe, noise: &mut Noise) -> Result<Self> {
-        let weight = noise.matrix(out, features, DType::F32) / (features as f32).sqrt();
-        let layer = Linear::new(weight.view(), DTYPE, recipe)?;
-        Ok(Self { gradients: layer.zero_gradients(), layer, weight: Weights::new(weight), saved: None })
-    }
-
-    pub fn forward(&mut self, x: &Array2<f32>) -> Result<Array2<f32>> {
-        let (y, saved) = self.layer.forward_saving(x.view())?;
-        self.saved = Some(saved);
-        Ok(y)
-    }
-
-    /// dX of the last forward pass; dW is added up.
-    pub fn backward(&mut self, dy: &Array2<f32>) -> Result<Array2<f32>> {
-        let saved = self.saved.take().expect("a backward pass follows a forward pass");
-        self.layer.backward(dy.view(), &saved, &mut self.gradients)
-    }
-
-    pub fn step(&mut self, rate: f32) -> Result<()> {
-        self.weight.gradient.assign(&self.gradients.weight);
-        self.gradients = self.layer.zero_gradients();
-        self.weight.step(rate);
-        self.layer.update_scales();
-        self.layer.refresh(self.weight.value.view())
     }
 }
 

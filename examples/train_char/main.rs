@@ -1,48 +1,46 @@
 //! Trains a small model of characters twice, with BF16 linear layers and with FP8 ones (`Float8BlockwiseLinear`'s recipe: 1x128
-//! activations and gradients, 128x128 weights), from the same weights on the same text; draws both losses. On the CPU.
+//! activations and gradients, 128x128 weights), from the same weights on the same text; draws both losses.
 //!
-//!     cargo run --release --example train_char [STEPS [FILE.svg]]
+//! Linear layers are on the GPU where one answers, else on the CPU; `--device` asks for one of them.
+//!
+//!     cargo run --release --example train_char [--device cpu|cuda] [STEPS [FILE.svg]]
 
+mod dense;
 mod layers;
 mod model;
 mod text;
+mod training;
 
 use std::error::Error;
 use std::path::PathBuf;
 
+use dense::Device;
 use indicatif::{ProgressBar, ProgressStyle};
-use model::{Model, Shape};
+use model::Model;
 use plotters::prelude::*;
 use scaled_gemm::LinearRecipe;
 use scaled_gemm::reference::Noise;
 use text::Text;
-
-/// Stretches of text in a step, their length, and the model's sizes: features are multiples of 128, as the scales' groups are.
-const STRETCHES: usize = 6;
-const LEN: usize = 32;
-const WIDTH: usize = 128;
-const HIDDEN: usize = 256;
-const HEADS: usize = 4;
-const BLOCKS: usize = 2;
-const RATE: f32 = 3e-3;
-/// The loss at the end is the mean of so many last steps.
-const LAST: usize = 10;
-
-const RECIPES: [LinearRecipe; 2] = [LinearRecipe::Bf16, LinearRecipe::Fp8Blockwise];
+use training::{LAST, LEN, RECIPES, last, train};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args().skip(1).peekable();
+    let device = arguments.next_if(|argument| argument == "--device").map(|_| arguments.next().unwrap_or_default());
     let steps = arguments.next().map_or(Ok(200), |steps| steps.parse::<usize>());
     let path = arguments.next().map_or_else(|| PathBuf::from("target/train_char.svg"), PathBuf::from);
     let (Ok(steps @ LAST..), None) = (steps, arguments.next()) else {
-        return Err(format!("usage: train_char [STEPS [FILE.svg]], with at least {LAST} steps").into());
+        return Err(
+            format!("usage: train_char [--device cpu|cuda] [STEPS [FILE.svg]], with at least {LAST} steps").into()
+        );
     };
+    let device = named(device.as_deref())?;
+    println!("linear layers on {device}");
     let text = Text::new(2000);
     let mut curves = Vec::new();
     for recipe in RECIPES {
         let bar = ProgressBar::new(steps as u64).with_prefix(format!("{recipe:<13}"));
         bar.set_style(ProgressStyle::with_template("{prefix} [{bar:40}] {pos}/{len} steps, {elapsed}, loss {msg}")?);
-        let (losses, mut model) = train(&text, recipe, 1, steps, |loss| {
+        let (losses, mut model) = train(&text, &device, recipe, 1, steps, |loss| {
             bar.set_message(format!("{loss:.3}"));
             bar.inc(1);
         })?;
@@ -50,37 +48,24 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{recipe}: loss {:.3} at the end; it writes {:?}", last(&losses), write(&mut model, &text, 48)?);
         curves.push((recipe, losses));
     }
-    draw(&path, &curves)?;
+    draw(&path, &device, &curves)?;
     println!("both curves: {}", path.display());
     Ok(())
 }
 
-/// The loss of every step, and the model. Weights and text depend on the seed alone.
-fn train(
-    text: &Text,
-    recipe: LinearRecipe,
-    seed: u64,
-    steps: usize,
-    mut each: impl FnMut(f32),
-) -> Result<(Vec<f32>, Model), Box<dyn Error>> {
-    let alphabet = text.alphabet();
-    let shape = Shape { alphabet, len: LEN, width: WIDTH, hidden: HIDDEN, heads: HEADS, blocks: BLOCKS };
-    let mut model = Model::new(shape, recipe, seed)?;
-    let mut noise = Noise::new(100 + seed);
-    let mut losses = Vec::with_capacity(steps);
-    for step in 0..steps {
-        let (symbols, next) = text.batch(STRETCHES, LEN, &mut noise);
-        // Smaller steps towards the end.
-        let rate = RATE * (1.0 - 0.9 * step as f32 / steps as f32);
-        losses.push(model.train(&symbols, &next, rate)?);
-        each(losses[step]);
+/// The device that was asked for, or what there is.
+fn named(device: Option<&str>) -> Result<Device, Box<dyn Error>> {
+    match device {
+        Some("cpu") => Ok(Device::Cpu),
+        #[cfg(feature = "cuda")]
+        Some("cuda") => Ok(Device::gpu()?),
+        Some(other) => Err(format!("--device {other:?}: must be cpu or cuda (with the feature of that name)").into()),
+        None => {
+            let (device, why) = Device::found()?;
+            why.into_iter().for_each(|why| println!("{why}"));
+            Ok(device)
+        }
     }
-    Ok((losses, model))
-}
-
-fn last(losses: &[f32]) -> f32 {
-    let last = &losses[losses.len().saturating_sub(LAST)..];
-    last.iter().sum::<f32>() / last.len() as f32
 }
 
 /// What the model holds most likely after "the ", character by character.
@@ -97,13 +82,13 @@ fn write(model: &mut Model, text: &Text, count: usize) -> Result<String, Box<dyn
     Ok(text.spell(&symbols[begin..]))
 }
 
-fn draw(path: &PathBuf, curves: &[(LinearRecipe, Vec<f32>)]) -> Result<(), Box<dyn Error>> {
+fn draw(path: &PathBuf, device: &Device, curves: &[(LinearRecipe, Vec<f32>)]) -> Result<(), Box<dyn Error>> {
     let steps = curves.iter().map(|(_, losses)| losses.len()).max().unwrap_or(1);
     let most = curves.iter().flat_map(|(_, losses)| losses).copied().fold(0.0, f32::max);
     let root = SVGBackend::new(path, (760, 440)).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
-        .caption("Loss of a small model of characters", ("sans-serif", 17))
+        .caption(format!("Loss of a small model of characters, on {device}"), ("sans-serif", 17))
         .margin(14)
         .x_label_area_size(40)
         .y_label_area_size(56)
@@ -136,7 +121,7 @@ mod tests {
         let text = Text::new(2000);
         for seed in 1..=3 {
             let [bf16, fp8] = RECIPES.map(|recipe| {
-                let (losses, _) = train(&text, recipe, seed, 60, |_| ()).unwrap();
+                let (losses, _) = train(&text, &Device::Cpu, recipe, seed, 60, |_| ()).unwrap();
                 assert!(losses[0] > 3.0, "{recipe}: {}", losses[0]);
                 last(&losses)
             });

@@ -4,7 +4,8 @@ use ndarray::Array2;
 use scaled_gemm::reference::Noise;
 use scaled_gemm::{DType, LinearRecipe, Result};
 
-use crate::layers::{Attention, Dense, Gate, Norm, Weights};
+use crate::dense::{Dense, Device};
+use crate::layers::{Attention, Gate, Norm, Weights};
 
 /// Sizes.
 #[derive(Clone, Copy)]
@@ -12,6 +13,8 @@ pub struct Shape {
     pub alphabet: usize,
     /// Characters that a prediction sees at most.
     pub len: usize,
+    /// The most characters of a pass.
+    pub tokens: usize,
     pub width: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -39,25 +42,26 @@ pub struct Model {
 
 impl Model {
     /// With linear layers of this recipe; embedding and head stay BF16, as trainers leave them.
-    pub fn new(shape: Shape, recipe: LinearRecipe, seed: u64) -> Result<Self> {
+    pub fn new(shape: Shape, recipe: LinearRecipe, seed: u64, device: &Device) -> Result<Self> {
         let mut noise = Noise::new(seed);
-        let Shape { alphabet, len, width, hidden, heads, blocks } = shape;
+        let Shape { alphabet, len, tokens, width, hidden, heads, blocks } = shape;
         let embedding = Weights::new(noise.matrix(alphabet, width, DType::F32) * 0.5);
         let positions = Weights::new(noise.matrix(len, width, DType::F32) * 0.1);
+        let dense = |shape, recipe, noise: &mut Noise| Dense::new(shape, tokens, recipe, noise, device);
         let blocks = (0..blocks).map(|_| {
             Ok(Block {
                 norms: [Norm::new(width), Norm::new(width)],
-                qkv: Dense::new(3 * width, width, recipe, &mut noise)?,
+                qkv: dense([3 * width, width], recipe, &mut noise)?,
                 attention: Attention::new(len, heads),
-                projection: Dense::new(width, width, recipe, &mut noise)?,
-                gate_up: Dense::new(2 * hidden, width, recipe, &mut noise)?,
+                projection: dense([width, width], recipe, &mut noise)?,
+                gate_up: dense([2 * hidden, width], recipe, &mut noise)?,
                 gate: Gate::default(),
-                down: Dense::new(width, hidden, recipe, &mut noise)?,
+                down: dense([width, hidden], recipe, &mut noise)?,
             })
         });
         let blocks = blocks.collect::<Result<_>>()?;
         // A linear layer's features are multiples of 16: characters beyond the alphabet never occur.
-        let head = Dense::new(alphabet.next_multiple_of(16), width, LinearRecipe::Bf16, &mut noise)?;
+        let head = dense([alphabet.next_multiple_of(16), width], LinearRecipe::Bf16, &mut noise)?;
         Ok(Self { shape, embedding, positions, blocks, norm: Norm::new(width), head })
     }
 

@@ -1,28 +1,6 @@
 // Grouped tensors: where members lie, their amax, their codes by rows, and values back. See grouped.cuh.
 #include "cast/grouped.cuh"
 
-// Inclusive sum over the lanes of a warp.
-__device__ __forceinline__ u64 lanes_sum(u64 v) {
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u64 other = __shfl_up_sync(0xFFFFFFFFu, v, step);
-        if (lane >= step) v += other;
-    }
-    return v;
-}
-
-// Inclusive maximum over the lanes of a warp.
-__device__ __forceinline__ u64 lanes_largest(u64 v) {
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u64 other = __shfl_up_sync(0xFFFFFFFFu, v, step);
-        if (lane >= step) v = max(v, other);
-    }
-    return v;
-}
-
 // Of all 1024 threads: what lies before this one, and the total. `warps` may be written again behind another barrier.
 struct Before {
     u64 before, total;
@@ -37,15 +15,10 @@ __device__ __forceinline__ Before sum_before(u64 v, u64 (&warps)[32]) {
     return {(warp == 0 ? 0 : warps_before) + upto - v, __shfl_sync(0xFFFFFFFFu, all, 31)};
 }
 
-// Which rows of each member lie where they may, and how many chunks and tiles lie before it. Member t may use [offset t, offset t + 1), the
+// Which rows of each member lie where they may, and how many chunks and tiles lie before it, of any number of members. Member t may use [offset t, offset t + 1), the
 // last up to the end of the buffer. Rows that do not fit are cut. No row fits where a number is negative, and where an offset is below an
 // earlier one: members never overlap. One block.
-extern "C" __global__ void __launch_bounds__(1024) plan_grouped(
-    GroupedMembers m,
-    const i64* __restrict__ forward,  // [members]: where members of a second input of the same shapes begin; null: there is none
-    u64 forward_length,               // elements of its buffer
-    u32* __restrict__ clamped)        // one: receives how many members were not taken as they say
-{
+extern "C" __global__ void __launch_bounds__(1024) plan_grouped(GroupedMembers m) {
     __shared__ u64 warps[3][32];
     begin();
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -72,25 +45,20 @@ extern "C" __global__ void __launch_bounds__(1024) plan_grouped(
         u64 fitting = 0;
         if (!bad && rows > 0 && cols > 0) {
             u64 room = end > (u64)offset ? end - (u64)offset : 0;
-            if (forward) {
-                const i64 begin = forward[t];
-                const u64 forward_end = is_last ? forward_length : within(forward[t + 1], forward_length);
-                room = begin < 0 || (u64)begin >= forward_end ? 0 : min(room, forward_end - (u64)begin);
-            }
+            if (m.forward) room = min(room, forward_room(m, t));
             // No product of what may be anything: only this quotient.
             const u64 fit = room / (u64)cols;
             fitting = min((u64)rows, fit);
             bad = (u64)rows > fit;
         }
         count += __syncthreads_count(bad);
-        const u64 elements = fitting * (u64)cols;
-        const u64 own_chunks = elements == 0 ? 0 : ((u64)offset % 8 + elements + CHUNK - 1) / CHUNK;
-        const u64 own_tiles = elements == 0 ? 0 : ((fitting + SIDE - 1) / SIDE) * (((u64)cols + SIDE - 1) / SIDE);
+        const u64 own_chunks = fitting == 0 ? 0 : InChunks::units((u64)offset, fitting, (u64)cols);
+        const u64 own_tiles = fitting == 0 ? 0 : InTiles::units((u64)offset, fitting, (u64)cols);
         const Before c = sum_before(own_chunks, warps[1]), l = sum_before(own_tiles, warps[2]);
         if (exists) {
             m.fitting[t] = fitting;
-            if (m.chunks) m.chunks[t] = chunks + c.before;
-            if (m.tiles) m.tiles[t] = tiles + l.before;
+            m.chunks[t] = chunks + c.before;
+            m.tiles[t] = tiles + l.before;
         }
         chunks += c.total;
         tiles += l.total;
@@ -98,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(1024) plan_grouped(
         __syncthreads();
     }
     if (threadIdx.x == 0) {
-        if (m.chunks) m.chunks[m.members] = chunks;
-        if (m.tiles) m.tiles[m.members] = tiles;
-        *clamped = count;
+        m.chunks[m.members] = chunks;
+        m.tiles[m.members] = tiles;
+        *m.clamped = count;
     }
 }
 
@@ -128,9 +96,9 @@ FOR_EACH_TYPE(QUANTIZE_GROUPED)
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_chunks(const u8* codes, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
     begin();
-    constexpr u32 STEP = 256 * 8, AT_ONCE = CHUNK / STEP;
-    for (Walk walk(m.chunks, m.members); walk.any(); walk.next()) {
-        const Extents e = extents(m, walk.t);
+    constexpr u32 STEP = 256 * 8, AT_ONCE = 2;
+    for (Walk<InChunks> walk(m); walk.any(); walk.next()) {
+        const Extents e = walk.extents();
         const u64 end = e.begin + e.rows * e.cols;
         const float scale = __ldg(scales + (shared ? 0 : walk.t));
         u64 at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK + threadIdx.x * 8;

@@ -17,34 +17,41 @@ FOR_EACH_TYPE(QUANTIZE_GROUPED_TILES)
 // y = round(fl(code * scale)) by rows, of transposed codes.
 template <class T, bool ALIGNED>
 __device__ __forceinline__ void dequantize_tiles(const u8* codes_t, const float* scales, const GroupedMembers& m, u32 shared, u32 format, T* y) {
-    __shared__ __align__(16) Turned turned;
+    __shared__ __align__(16) u8 memory[Turned::BYTES];
     begin();
-    for (Walk walk(m.tiles, m.members); walk.any(); walk.next()) {
-        const Extents e = extents(m, walk.t);
-        const u64 across = tiles_across(e);
+    for (Walk<InTiles> walk(m); walk.any(); walk.next()) {
+        const Extents e = walk.extents();
+        const u32 wide = wide_of(e.rows);
+        Turned turned(memory, SIDE << wide);
         const float scale = __ldg(scales + (shared ? 0 : walk.t));
         const bool eights = e.begin % 8 == 0 && e.cols % 8 == 0, eights_t = e.begin % 8 == 0 && e.rows % 8 == 0;
-        for (u64 tile = walk.unit - walk.first; tile < walk.stop - walk.first; tile++) {
-            const u64 row = tile / across * SIDE, col = tile % across * SIDE;
-            const u32 rows = tile_part(e.rows, row), cols = tile_part(e.cols, col);
-            const u64 from = e.begin + col * e.rows + row, to = e.begin + row * e.cols + col;
+        for (u64 at = walk.unit - walk.first; at < walk.stop - walk.first; at++) {
+            const Tile tile(e, wide, at);
+            const u64 from = e.begin + tile.col * e.rows + tile.row, to = e.begin + tile.row * e.cols + tile.col;
             if (eights_t) {
                 for (u32 slot = threadIdx.x; slot < SIDE * SIDE / 8; slot += 256) {
-                    const u32 c = slot / 8, r = slot % 8 * 8;
-                    if (c < cols && r < rows) turned.put8(r, c, __ldg((const uint2*)(codes_t + from + c * e.rows + r)));
+                    const u32 c = slot >> (3 - wide), r = (slot & ((8u >> wide) - 1)) * 8;
+                    if (c < tile.cols && r < tile.rows) turned.put8(r, c, __ldg((const uint2*)(codes_t + from + c * e.rows + r)));
+                }
+            } else if (e.rows <= SIDE) {
+                const SmallDivisor divisor(tile.rows);
+                for (u32 i = threadIdx.x; i < tile.rows * tile.cols; i += 256) {
+                    u32 r;
+                    const u32 c = divisor.divide(i, r);
+                    turned.put(r, c, codes_t[from + i]);
                 }
             } else {
                 for (u32 slot = threadIdx.x; slot < SIDE * SIDE; slot += 256) {
                     const u32 c = slot / SIDE, r = slot % SIDE;
-                    if (c < cols && r < rows) turned.put(r, c, codes_t[from + c * e.rows + r]);
+                    if (c < tile.cols && r < tile.rows) turned.put(r, c, codes_t[from + c * e.rows + r]);
                 }
             }
             __syncthreads();
             float v[8];
             if (eights) {
                 for (u32 slot = threadIdx.x; slot < SIDE * SIDE / 8; slot += 256) {
-                    const u32 r = slot / 8, c = slot % 8 * 8;
-                    if (c >= cols || r >= rows) continue;
+                    const u32 r = slot >> (3 + wide), c = (slot & ((8u << wide) - 1)) * 8;
+                    if (c >= tile.cols || r >= tile.rows) continue;
                     decode8(format, turned.get8(r, c), v);
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] = __fmul_rn(v[i], scale);
@@ -52,8 +59,8 @@ __device__ __forceinline__ void dequantize_tiles(const u8* codes_t, const float*
                 }
             } else {
                 for (u32 slot = threadIdx.x; slot < SIDE * SIDE; slot += 256) {
-                    const u32 r = slot / SIDE, c = slot % SIDE;
-                    if (c >= cols || r >= rows) continue;
+                    const u32 r = slot >> (6 + wide), c = slot & ((SIDE << wide) - 1);
+                    if (c >= tile.cols || r >= tile.rows) continue;
                     float unused;
                     decode_pair(format, turned.get(r, c), v[0], unused);
                     y[to + r * e.cols + c] = from_float<T>(__fmul_rn(v[0], scale));

@@ -147,7 +147,7 @@ impl Handle {
         let order = stream.order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
-        let members = members(layout, &places, &scratch);
+        let members = members(layout, &places, &scratch, &clamped);
         let x = source.values.at(&order)?;
         let forward = source.forward.as_ref().map(|forward| ForwardSpans::of(forward, &order)).transpose()?;
         let forward = forward.as_ref().map(ForwardSpans::of_kernels);
@@ -161,7 +161,7 @@ impl Handle {
 
         // A call that is refused leaves no work behind, in a capture neither.
         input.check(&members)?;
-        kernels.plan_grouped(stream, &members, input.forward.as_ref(), &clamped)?;
+        kernels.plan_grouped(stream, &members, input.forward.as_ref())?;
         debug_assert_eq!(members.length, length);
         match how {
             How::Given(given) => {
@@ -197,9 +197,9 @@ impl Handle {
         let order = stream.order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
-        let members = members(layout, &places, &scratch);
+        let members = members(layout, &places, &scratch, &clamped);
         let (spans, y) = (q.read(&order)?, y.at(&order)?);
-        kernels.plan_grouped(stream, &members, None, &clamped)?;
+        kernels.plan_grouped(stream, &members, None)?;
         let what = (scheme.format(), scheme.scales(), scheme.is_transposed());
         kernels.dequantize_grouped(stream, &spans.of_kernels(), &members, what, &y, dtype)
     }
@@ -252,9 +252,10 @@ fn members<'a>(
     layout: &GroupedDeviceLayout,
     places: &'a GroupedPlaces<'_>,
     scratch: &'a Span<'a>,
+    clamped: &'a Span<'a>,
 ) -> GroupedMembers<'a> {
     let GroupedPlaces { rows, cols, offsets } = places;
-    GroupedMembers { count: layout.members(), length: layout.buffer_len(), rows, cols, offsets, scratch }
+    GroupedMembers { count: layout.members(), length: layout.buffer_len(), rows, cols, offsets, scratch, clamped }
 }
 
 /// As many numbers as so many bytes are; no number of them where they are not whole.

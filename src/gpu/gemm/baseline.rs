@@ -15,7 +15,8 @@ impl Bf16Gemm {
     /// Plans the product; asks cuBLASLt for up to `candidates` algorithms.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if cuBLASLt offers none.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if cuBLASLt offers none; [`Error::Shape`](crate::Error::Shape) for sizes or bytes of a
+    /// row that 31 bits do not hold.
     pub fn new(handle: &Handle, m: usize, n: usize, k: usize, candidates: usize) -> Result<Self> {
         Ok(Self(Bf16Product::new(handle, &Bf16Desc::packed(m, n, k), candidates, None)?))
     }

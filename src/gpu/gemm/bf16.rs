@@ -65,6 +65,26 @@ impl Bf16Desc {
             accumulate: Accumulate::Replace,
         }
     }
+
+    /// The sizes that cuBLASLt can take: those of quantized products (`GemmDesc::check`).
+    fn check_sizes(&self) -> Result<()> {
+        const LIMIT: usize = i32::MAX as usize - 512;
+        let row = |stride: usize, dtype: DType| stride.saturating_mul(dtype.bytes());
+        for (operand, what, value) in [
+            ("problem", "m", self.m),
+            ("problem", "n", self.n),
+            ("problem", "k", self.k),
+            ("A", "bytes from row to row", row(self.a.1, DType::Bf16)),
+            ("B", "bytes from row to row", row(self.b.1, DType::Bf16)),
+            ("D", "bytes from row to row", row(self.out_stride, self.out)),
+        ] {
+            if value > LIMIT {
+                let rule = format!("must be at most {LIMIT}");
+                return Err(Error::shape(operand, format!("{what} = {value}"), rule, "split the product"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A problem with cuBLASLt's algorithms for it. Works on the handle that it was made for.
@@ -105,6 +125,7 @@ impl Bf16Product {
         candidates: usize,
         reduction: Option<Reduction>,
     ) -> Result<Self> {
+        problem.check_sizes()?;
         let &Bf16Desc { m, n, k, .. } = problem;
         let (matmul, layouts) = setup(handle.placeholder(), problem)?;
         let (version, known) = (handle.lt().version(), known(handle, problem));
@@ -244,10 +265,15 @@ impl Handle {
         }
         drop(state);
         self.refuse_capture("the first BF16 product of a problem, or of one that was forgotten,")?;
-        let mut product = Bf16Product::new(self, problem, CANDIDATES, Some(Reduction::ComputeType))?;
+        let mut product = self.plan_bf16(problem)?;
         product.execute(self, a, b, d, bias)?;
         self.slot::<Bf16State>().0.put(*problem, product);
         Ok(())
+    }
+
+    /// The product, for whoever keeps it.
+    pub(crate) fn plan_bf16(&self, problem: &Bf16Desc) -> Result<Bf16Product> {
+        Bf16Product::new(self, problem, CANDIDATES, Some(Reduction::ComputeType))
     }
 
     /// Whether cuBLASLt may add a bias to this product.
@@ -285,6 +311,22 @@ mod tests {
         assert_eq!((Lies::AlongK.shape(5, 7), Lies::AcrossK.shape(5, 7)), ([5, 7], [7, 5]));
         let packed = Bf16Desc::packed(3, 16, 32);
         assert_eq!((packed.a, packed.b, packed.out_stride), ((Lies::AlongK, 32), (Lies::AlongK, 32), 16));
+    }
+
+    #[test]
+    fn sizes_that_cublaslt_miscounts_are_refused() {
+        let (packed, wide) = (Bf16Desc::packed(3, 16, 32), 1 << 30);
+        assert!(packed.check_sizes().is_ok());
+        for (problem, operand) in [
+            (Bf16Desc { m: 1 << 31, ..packed }, "problem"),
+            (Bf16Desc { a: (Lies::AlongK, wide), ..packed }, "A"),
+            (Bf16Desc { b: (Lies::AcrossK, wide), ..packed }, "B"),
+            (Bf16Desc { out_stride: wide / 2, out: DType::F32, ..packed }, "D"),
+        ] {
+            let said = problem.check_sizes().unwrap_err().to_string();
+            assert!(said.starts_with(operand) && said.contains("2147483648") && said.contains("2147483135"), "{said}");
+        }
+        assert!(Bf16Desc { out_stride: wide / 2, ..packed }.check_sizes().is_ok());
     }
 
     /// What cuBLASLt holds: its A is our B as n x k, its B our A as k x m, its D is n x m.

@@ -13,11 +13,14 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
-const CHUNK: usize = 4096;
+const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
+/// Of so many members at the most, in a buffer of so many elements, each block finds itself where they lie.
+const FEW: usize = 512;
+const FEW_LENGTH: usize = (1 << 32) - (1 << 16);
 
 /// The kernels of the family.
 pub(super) struct GroupedKernels {
@@ -58,6 +61,8 @@ pub(crate) struct GroupedMembers<'a> {
     pub(crate) cols: &'a Span<'a>,
     pub(crate) offsets: &'a Span<'a>,
     pub(crate) scratch: &'a Span<'a>,
+    /// A `u32`: receives how many members were not taken as they say.
+    pub(crate) clamped: &'a Span<'a>,
 }
 
 /// Mirror of `GroupedMembers` in `kernels/cast/grouped.cuh`.
@@ -67,10 +72,13 @@ struct Members {
     rows: u64,
     cols: u64,
     offsets: u64,
+    forward: u64,
     fitting: u64,
     chunks: u64,
     tiles: u64,
+    clamped: u64,
     length: u64,
+    forward_length: u64,
     members: u32,
 }
 
@@ -89,7 +97,12 @@ impl GroupedMembers<'_> {
         count.checked_mul(24)?.checked_add(16)
     }
 
-    fn checked(&self) -> Result<Members> {
+    /// Whether each block adds up the members itself, so that nothing goes before it.
+    fn are_few(&self) -> bool {
+        self.count <= FEW && self.length <= FEW_LENGTH
+    }
+
+    fn checked(&self, forward: Option<&GroupedForward<'_>>) -> Result<Members> {
         let Self { count, length, .. } = *self;
         for (name, span) in self.numbers() {
             check_bytes(name, span, count * 8)?;
@@ -101,15 +114,28 @@ impl GroupedMembers<'_> {
         })?;
         check_bytes("scratch", self.scratch, scratch)?;
         check_aligned("scratch", self.scratch, 8)?;
-        let (fitting, each) = (self.scratch.address, count as u64 * 8);
+        check_bytes("count of clamped members", self.clamped, 4)?;
+        check_aligned("count of clamped members", self.clamped, 4)?;
+        let (offsets, forward_length) = match forward {
+            None => (0, 0),
+            Some(forward) => (forward.checked(self)?.offsets, forward.length as u64),
+        };
+        let (scratch, each) = (self.scratch.address, count as u64 * 8);
+        let [fitting, chunks, tiles] = match self.are_few() {
+            true => [0; 3],
+            false => [scratch, scratch + each, scratch + 2 * each + 8],
+        };
         Ok(Members {
             rows: self.rows.address,
             cols: self.cols.address,
             offsets: self.offsets.address,
+            forward: offsets,
             fitting,
-            chunks: fitting + each,
-            tiles: fitting + 2 * each + 8,
+            chunks,
+            tiles,
+            clamped: self.clamped.address,
             length: length as u64,
+            forward_length,
             members: count as u32,
         })
     }
@@ -227,23 +253,19 @@ fn is_shared(scales: GroupedScales) -> u32 {
 }
 
 impl Kernels {
-    /// Which rows of each member lie where they may; `clamped`, a `u32`, receives how many members do not say so. With `forward` only
-    /// rows that also the second input has room for.
+    /// Goes before all others: which rows of each member lie where they may, with `forward` only rows that also the second input has room
+    /// for. Nothing where members are few.
     pub(crate) fn plan_grouped(
         &self,
         stream: &Queue,
         members: &GroupedMembers<'_>,
         forward: Option<&GroupedForward<'_>>,
-        clamped: &Span<'_>,
     ) -> Result<()> {
-        check_bytes("count of clamped members", clamped, 4)?;
-        check_aligned("count of clamped members", clamped, 4)?;
-        let (offsets, length) = match forward {
-            None => (0, 0),
-            Some(forward) => (forward.checked(members)?.offsets, forward.length as u64),
-        };
-        let kernel = self.grouped(stream)?.plan;
-        enqueue!(stream, kernel, Blocks::new((1, 1), 1024), members.checked()?, offsets, length, clamped.address)
+        let (kernel, checked) = (self.grouped(stream)?.plan, members.checked(forward)?);
+        if members.are_few() {
+            return Ok(());
+        }
+        enqueue!(stream, kernel, Blocks::new((1, 1), 1024), checked)
     }
 
     /// Raises `amax`, one for each member or one that all share, to that of the elements. The members are planned.
@@ -262,7 +284,7 @@ impl Kernels {
         // Neither factors nor a rule are used.
         let rule = ScaleRule::new(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3), DType::F32);
         let factors = Factors { factor: 0, scales: 0, scales_t: 0, kind: 0, shared: is_shared(scales), rule };
-        let (m, aligned) = (members.checked()?, is_buffer_aligned(input.x));
+        let (m, aligned) = (members.checked(input.forward.as_ref())?, is_buffer_aligned(input.x));
         let Some(forward) = &input.forward else {
             let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS);
             let kernel = kernels[0].of(input.dtype, aligned)?;
@@ -309,7 +331,8 @@ impl Kernels {
             rule: ScaleRule::new(recipe, DType::F32),
         };
         let family = self.grouped(stream)?;
-        let (m, aligned, amax) = (members.checked()?, is_buffer_aligned(input.x), address(amax));
+        let m = members.checked(input.forward.as_ref())?;
+        let (aligned, amax) = (is_buffer_aligned(input.x), address(amax));
         let (codes, codes_t) = (address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes)));
         let which = usize::from(input.forward.is_some());
         let forward = input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?;
@@ -358,7 +381,7 @@ impl Kernels {
             blocks,
             q.codes.address,
             q.scales.address,
-            members.checked()?,
+            members.checked(None)?,
             is_shared(scales),
             format_code(format),
             y.address,
@@ -377,20 +400,39 @@ mod tests {
 
     #[test]
     fn mirrors_have_the_size_of_what_they_mirror() {
-        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (64, 56, 32));
+        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 32));
     }
 
     #[test]
     fn scratch_has_room_for_what_is_planned() {
-        let (numbers, scratch) = (Span::unguarded(4096, 8 * 70), Span::unguarded(8192, 24 * 70 + 16));
-        let (rows, cols, offsets) = (&numbers, &numbers, &numbers);
-        let members = GroupedMembers { count: 70, length: 1, rows, cols, offsets, scratch: &scratch };
-        let m = members.checked().unwrap();
-        assert_eq!([m.fitting, m.chunks, m.tiles], [8192, 8192 + 560, 8192 + 560 + 568]);
-        assert_eq!(m.tiles + 71 * 8, scratch.address + scratch.bytes as u64);
-        assert!(GroupedMembers { count: 71, ..members }.checked().is_err());
-        assert!(GroupedMembers { scratch: &scratch.slice(0, 1695), ..members }.checked().is_err());
+        let (numbers, scratch) = (Span::unguarded(4096, 8 * 1025), Span::unguarded(1 << 20, 24 * 1025 + 16));
+        let (rows, cols, offsets, clamped) = (&numbers, &numbers, &numbers, &Span::unguarded(64, 4));
+        let members = GroupedMembers { count: 1025, length: 1, rows, cols, offsets, scratch: &scratch, clamped };
+        let m = members.checked(None).unwrap();
+        assert_eq!([m.fitting, m.chunks, m.tiles], [1 << 20, (1 << 20) + 8200, (1 << 20) + 8200 + 8208]);
+        assert_eq!(m.tiles + 1026 * 8, scratch.address + scratch.bytes as u64);
+        assert!(GroupedMembers { count: 1026, ..members }.checked(None).is_err());
+        assert!(GroupedMembers { scratch: &scratch.slice(0, 24 * 1025 + 15), ..members }.checked(None).is_err());
+        assert!(GroupedMembers { clamped: &Span::unguarded(64, 3), ..members }.checked(None).is_err());
         assert_eq!(GroupedMembers::scratch_bytes(usize::MAX), None);
         assert!(GroupedMembers::scratch_bytes(1 << 20).unwrap() + (4 << 20) <= 32 << 20);
+    }
+
+    #[test]
+    fn few_members_are_added_up_by_each_block() {
+        let (numbers, scratch) = (Span::unguarded(4096, 8 * 1025), Span::unguarded(1 << 20, 24 * 1025 + 16));
+        let (rows, cols, offsets, clamped) = (&numbers, &numbers, &numbers, &Span::unguarded(64, 4));
+        for (count, length, few) in [
+            (0, 0, true),
+            (512, 1, true),
+            (513, 1, false),
+            (3, 0xFFFF_0000, true),
+            (3, 0xFFFF_0001, false),
+            (3, 1 << 32, false),
+        ] {
+            let members = GroupedMembers { count, length, rows, cols, offsets, scratch: &scratch, clamped };
+            let m = members.checked(None).unwrap();
+            assert_eq!((m.fitting == 0, m.chunks == 0, m.tiles == 0), (few, few, few), "{count} in {length}");
+        }
     }
 }

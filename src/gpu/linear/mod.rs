@@ -15,7 +15,7 @@ pub use self::saved::{LinearGradientsInto, QuantizedGradient, SavedInput};
 use self::delayed::{DelayedScales, Tensor};
 use self::operand::{Bf16Form, Room, round_to_bf16};
 use self::passes::cast;
-use self::product::goes_wide;
+use self::product::{Plans, goes_wide};
 use self::saved::{GradientForm, Kept};
 use crate::error::{Error, Result};
 use crate::format::{DType, DelayedState, KeptInput, LinearRecipe, Recipe, Scheme, pair};
@@ -93,6 +93,7 @@ pub struct Linear {
     wide: Option<DeviceBuffer>,
     /// That of `backward_into`.
     gradient: Option<QuantizedGradient>,
+    plans: Plans,
 }
 
 /// W in the forms that products read.
@@ -142,6 +143,7 @@ impl Linear {
             x_bf16,
             wide: None,
             gradient: Some(new_gradient(handle, recipe, dtype, [out, max_tokens], false)?),
+            plans: Plans::default(),
         };
         layer.x_transposed = layer.input_room(handle)?;
         layer.make_wide(handle)?;
@@ -211,7 +213,8 @@ impl Linear {
     }
 
     /// Makes ready all that passes of so many tokens need: runs forward and backward once on zeros, so that products are planned, their
-    /// scratch memory is reserved and kernels are loaded. For packed rows, and after [`Linear::with_bias`]. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
+    /// scratch memory is reserved and kernels are loaded. The layer keeps these plans, some kilobytes of host memory each, whatever its handle forgets, and
+    /// until it is prepared for as many tokens again: after [`Handle::set_tuning`]. For packed rows, and after [`Linear::with_bias`]. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] for more than the most tokens; [`Error::Unsupported`] inside graph capture, or where this GPU offers no product;
@@ -220,6 +223,13 @@ impl Linear {
         self.check_handle(handle)?;
         handle.refuse_capture("preparing a linear layer")?;
         self.check_most("X", tokens)?;
+        self.plans.keep = true;
+        let done = self.pass_zeros(handle, tokens);
+        self.plans.keep = false;
+        done
+    }
+
+    fn pass_zeros(&mut self, handle: &Handle, tokens: usize) -> Result<()> {
         let (dtype, out, features) = (self.dtype, self.out, self.features);
         let zeros = |elements: usize, dtype: DType| handle.alloc(elements * dtype.bytes());
         let (x, dy) = (zeros(tokens * features, dtype)?, zeros(tokens * out, dtype)?);

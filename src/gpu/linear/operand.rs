@@ -75,9 +75,9 @@ impl Bf16Form {
     }
 
     /// Refuses a target in memory of the caller's that is read.
-    pub(super) fn check_apart(&self, operand: &str, target: &MatMut<'_>) -> Result<()> {
+    pub(super) fn check_apart(&self, operand: &str, which: &str, target: &MatMut<'_>) -> Result<()> {
         match self {
-            Self::Shared(Some(shared)) => shared.check_apart(operand, "dX", target),
+            Self::Shared(Some(shared)) => shared.check_apart(operand, which, target),
             _ => Ok(()),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::delayed::{DelayedScales, Tensor};
 use super::operand::{nothing_there, other_form, round_to_bf16, share};
-use super::product::{bf16, quantized};
+use super::product::{Plans, bf16, quantized};
 use super::saved::{GradientForm, Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use super::{Linear, padded};
 use crate::error::Result;
@@ -174,14 +174,15 @@ impl Linear {
         }
         match (&dy.form, &self.weight.transposed, &self.weight.bf16) {
             (GradientForm::Quantized { rows, .. }, Some(weight), _) => {
-                quantized(handle, &rows.matrix(tokens, self.out)?, weight, dx, None, Accumulate::Replace)
+                let rows = rows.matrix(tokens, self.out)?;
+                quantized(handle, &mut self.plans, &rows, weight, dx, None, Accumulate::Replace)
             }
             (GradientForm::Bf16(form), _, Some(weight)) => {
-                form.check_apart("dY", &dx)?;
+                form.check_apart("dY", "dX", &dx)?;
                 let dy = form.matrix("dY", tokens, self.out)?;
                 let weight = MatRef::new(weight, DType::Bf16, self.out, self.features)?;
                 let (dy, weight) = ((&dy, Lies::AlongK), (&weight, Lies::AcrossK));
-                bf16(handle, dy, weight, dx, None, Accumulate::Replace, self.wide.as_mut())
+                bf16(handle, &mut self.plans, dy, weight, dx, None, Accumulate::Replace, self.wide.as_mut())
             }
             _ => Err(nothing_there("W of this recipe")),
         }
@@ -192,7 +193,8 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if gradients, dY or X have other shapes or numbers of tokens; [`Error::Unsupported`](crate::Error::Unsupported) if they are of a
-    /// layer of another recipe or type, or nothing was written to them. `gradients` are then as they were.
+    /// layer of another recipe or type, or nothing was written to them; [`Error::Shape`](crate::Error::Shape) for a dW in the memory of an X or dY
+    /// that is read there. `gradients` are then as they were.
     pub fn weight_gradient_into(
         &mut self,
         handle: &Handle,
@@ -207,28 +209,49 @@ impl Linear {
         if tokens == 0 {
             return Ok(());
         }
+        gradients.check_apart(saved)?;
+        if let GradientForm::Bf16(form) = &dy.form {
+            form.check_apart("dY", "dW", &gradients.weight)?;
+        }
         let LinearGradientsInto { weight, mut bias } = gradients;
         if let Some(bias) = &mut bias {
             // What refuses it does so before dW is added.
             let order = handle.queue().order();
             handle.kernels().check_bias_sum(&bias.at(&order)?, self.out)?;
         }
+        // Out of the layer while X is borrowed of it.
+        let mut plans = std::mem::take(&mut self.plans);
+        let done = self.weight_product(handle, &mut plans, dy, saved, tokens, weight);
+        self.plans = plans;
+        done?;
+        match (&dy.bias, bias) {
+            (Some(from), Some(to)) => add_bias(handle, from, to, self.out),
+            _ => Ok(()),
+        }
+    }
+
+    /// dW of checked operands.
+    fn weight_product(
+        &mut self,
+        handle: &Handle,
+        plans: &mut Plans,
+        dy: &QuantizedGradient,
+        saved: &SavedInput,
+        tokens: usize,
+        weight: MatMut<'_>,
+    ) -> Result<()> {
         match &dy.form {
             GradientForm::Quantized { transposed, .. } => {
                 let x = self.input_transposed(handle, saved, tokens)?;
                 let dy = transposed.matrix(self.out, padded(tokens))?;
-                quantized(handle, &dy, &x, weight, None, Accumulate::Add)?;
+                quantized(handle, plans, &dy, &x, weight, None, Accumulate::Add)
             }
             GradientForm::Bf16(form) => {
                 let dy = form.matrix("dY", tokens, self.out)?;
                 let x = self.input_bf16(handle, saved, tokens)?;
                 let (dy, x) = ((&dy, Lies::AcrossK), (&x, Lies::AcrossK));
-                bf16(handle, dy, x, weight, None, Accumulate::Add, None)?;
+                bf16(handle, plans, dy, x, weight, None, Accumulate::Add, None)
             }
-        }
-        match (&dy.bias, bias) {
-            (Some(from), Some(to)) => add_bias(handle, from, to, self.out),
-            _ => Ok(()),
         }
     }
 
@@ -236,8 +259,8 @@ impl Linear {
     /// Allocates nothing and waits for nothing once planned; safe inside graph capture then.
     ///
     /// # Errors
-    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; [`Error::Shape`](crate::Error::Shape) for a dX in
-    /// the memory of an X that is kept in high precision. `gradients` are then as they were.
+    /// As [`Linear::quantize_gradient_into`], [`Linear::input_gradient_into`] and [`Linear::weight_gradient_into`]; [`Error::Shape`](crate::Error::Shape) for a dX, or
+    /// a dW, in the memory of an X that is kept in high precision. `gradients` are then as they were.
     pub fn backward_into(
         &mut self,
         handle: &Handle,
@@ -251,7 +274,8 @@ impl Linear {
         self.check_saved(dy.rows(), saved)?;
         self.check_gradients(&gradients)?;
         self.check_input_gradient(dy.rows(), &dx)?;
-        saved.check_apart(&dx)?;
+        saved.check_apart("dX", &dx)?;
+        gradients.check_apart(saved)?;
         // Out of the layer while the passes borrow that.
         let Some(mut own) = self.gradient.take() else { return Err(nothing_there("dY")) };
         let done = self.quantize_gradient_into(handle, dy, &mut own).and_then(|()| {
@@ -275,9 +299,10 @@ impl Linear {
     }
 
     /// Y of quantized rows.
-    fn product_of_rows(&self, handle: &Handle, rows: &QuantMatrix, y: MatMut<'_>) -> Result<()> {
+    fn product_of_rows(&mut self, handle: &Handle, rows: &QuantMatrix, y: MatMut<'_>) -> Result<()> {
         let Some(weight) = &self.weight.plain else { return Err(nothing_there("W of this recipe")) };
-        quantized(handle, rows, weight, y, self.bias_of_layer()?, Accumulate::Replace)
+        let bias = self.bias.as_ref().map(|bias| VecRef::new(bias, self.dtype, self.out)).transpose()?;
+        quantized(handle, &mut self.plans, rows, weight, y, bias, Accumulate::Replace)
     }
 
     /// Y of plain rows, as BF16.
@@ -295,11 +320,8 @@ impl Linear {
             None => x,
         };
         let wide = self.wide.as_mut();
-        bf16(handle, (x, Lies::AlongK), (&weight, Lies::AlongK), y, bias, Accumulate::Replace, wide)
-    }
-
-    fn bias_of_layer(&self) -> Result<Option<VecRef<'_>>> {
-        self.bias.as_ref().map(|bias| VecRef::new(bias, self.dtype, self.out)).transpose()
+        let (x, weight) = ((x, Lies::AlongK), (&weight, Lies::AlongK));
+        bf16(handle, &mut self.plans, x, weight, y, bias, Accumulate::Replace, wide)
     }
 
     /// X^T as the weight gradient reads it.

@@ -1,18 +1,65 @@
-//! The products of a layer, of quantized operands and of BF16 ones.
+//! The products of a layer, of quantized operands and of BF16 ones, and the plans that it keeps of them.
+
+use std::collections::HashMap;
 
 use crate::error::Result;
 use crate::format::DType;
 use crate::gpu::device::memory::DeviceBuffer;
 use crate::gpu::gemm::args::GemmArgs;
-use crate::gpu::gemm::bf16::{Bf16Desc, Lies};
-use crate::gpu::gemm::desc::Accumulate;
+use crate::gpu::gemm::bf16::{Bf16Desc, Bf16Product, Lies};
+use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
+use crate::gpu::gemm::plan::GemmPlan;
 use crate::gpu::gemm::rescale::RescaleArgs;
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
+/// Plans for the numbers of tokens that a layer was prepared for. Of others its handle remembers the last ones.
+#[derive(Default)]
+pub(super) struct Plans {
+    quantized: HashMap<GemmDesc, GemmPlan>,
+    bf16: HashMap<Bf16Desc, Bf16Product>,
+    /// Whether what is multiplied is planned, anew if it was before, and kept.
+    pub(super) keep: bool,
+}
+
+impl Plans {
+    fn multiply(&mut self, handle: &Handle, mut args: GemmArgs<'_>) -> Result<()> {
+        let desc = args.desc()?;
+        if self.keep {
+            self.quantized.insert(desc, handle.plan(&desc)?);
+        }
+        match self.quantized.get_mut(&desc) {
+            Some(plan) => {
+                plan.make_ready(handle, args.b)?;
+                plan.run(handle, &mut args)
+            }
+            None => handle.scaled_gemm(args),
+        }
+    }
+
+    fn multiply_bf16(
+        &mut self,
+        handle: &Handle,
+        problem: &Bf16Desc,
+        a: &MatRef<'_>,
+        b: &MatRef<'_>,
+        d: &mut MatMut<'_>,
+        bias: Option<&VecRef<'_>>,
+    ) -> Result<()> {
+        if self.keep {
+            self.bf16.insert(*problem, handle.plan_bf16(problem)?);
+        }
+        match self.bf16.get_mut(problem) {
+            Some(product) => product.execute(handle, a, b, d, bias),
+            None => handle.bf16_gemm(problem, a, b, d, bias),
+        }
+    }
+}
+
 /// `D = A B^T + bias`, or `D += A B^T`.
 pub(super) fn quantized(
     handle: &Handle,
+    plans: &mut Plans,
     a: &QuantMatrix,
     b: &QuantMatrix,
     d: MatMut<'_>,
@@ -21,16 +68,16 @@ pub(super) fn quantized(
 ) -> Result<()> {
     let args = GemmArgs::new(a, b, d);
     let args = if let Some(bias) = bias { args.bias(bias) } else { args };
-    handle.scaled_gemm(match accumulate {
-        Accumulate::Add => args.accumulate(1.0),
-        Accumulate::Replace => args,
-    })
+    let args = if accumulate == Accumulate::Add { args.accumulate(1.0) } else { args };
+    plans.multiply(handle, args)
 }
 
 /// The same of BF16 matrices as they lie. What cuBLASLt does not do in the same pass, a D in F16 and on some versions the bias, our epilogue
 /// does behind FP32 sums in `wide`.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn bf16(
     handle: &Handle,
+    plans: &mut Plans,
     (a, a_lies): (&MatRef<'_>, Lies),
     (b, b_lies): (&MatRef<'_>, Lies),
     mut d: MatMut<'_>,
@@ -52,10 +99,10 @@ pub(super) fn bf16(
         accumulate,
     };
     let Some(wide) = wide else {
-        return handle.bf16_gemm(&problem, a, b, &mut d, bias.as_ref());
+        return plans.multiply_bf16(handle, &problem, a, b, &mut d, bias.as_ref());
     };
     let sums = Bf16Desc { out: DType::F32, out_stride: n, bias: None, ..problem };
-    handle.bf16_gemm(&sums, a, b, &mut MatMut::new(&mut *wide, DType::F32, m, n)?, None)?;
+    plans.multiply_bf16(handle, &sums, a, b, &mut MatMut::new(&mut *wide, DType::F32, m, n)?, None)?;
     let args = RescaleArgs::new(MatRef::new(&*wide, DType::F32, m, n)?, d);
     handle.rescale_into(if let Some(bias) = bias { args.bias(bias) } else { args })
 }

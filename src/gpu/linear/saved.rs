@@ -64,10 +64,10 @@ impl SavedInput {
         room.matrix(of.features, of.tokens.next_multiple_of(pair::K_MULTIPLE)).map(Some)
     }
 
-    /// Refuses a dX in the memory of X, which dW reads after it is written.
-    pub(super) fn check_apart(&self, dx: &MatMut<'_>) -> Result<()> {
+    /// Refuses a target in the memory of X: dW reads that while it is written, and after dX is.
+    pub(super) fn check_apart(&self, which: &str, target: &MatMut<'_>) -> Result<()> {
         match &self.kept {
-            Kept::HighPrecision(Some(x)) => x.check_apart("saved X", "dX", dx),
+            Kept::HighPrecision(Some(x)) => x.check_apart("saved X", which, target),
             _ => Ok(()),
         }
     }
@@ -137,4 +137,11 @@ pub struct LinearGradientsInto<'a> {
     pub weight: MatMut<'a>,
     /// The gradient of the bias, one FP32 an out feature; of layers with a bias, and no others.
     pub bias: Option<DeviceBytesMut<'a>>,
+}
+
+impl LinearGradientsInto<'_> {
+    /// Refuses a dW in the memory of X.
+    pub(super) fn check_apart(&self, saved: &SavedInput) -> Result<()> {
+        saved.check_apart("dW", &self.weight)
+    }
 }
