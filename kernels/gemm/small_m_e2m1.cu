@@ -7,15 +7,14 @@
         begin();                                                                                                                 \
         small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PARTS>>(p);                                                         \
     }
-#define SMALL_M(...)                                                                                                             \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, __VA_ARGS__)                                                                      \
-    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, __VA_ARGS__)                                                                     \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, __VA_ARGS__)                                                                        \
-    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, __VA_ARGS__)                                                                       \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, __VA_ARGS__)                                                                     \
-    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, __VA_ARGS__)
+#define SMALL_M(block, PARTS, FEW, MORE)                                                                                         \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, block, PARTS, FEW)                                                                \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, block, PARTS, MORE)                                                              \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, block, PARTS, FEW)                                                                  \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, block, PARTS, MORE)                                                                \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, block, PARTS, FEW)                                                               \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, block, PARTS, MORE)
 
-// Measured (H200, 2026-11) against warps side by side along the rows of B, 12 and 16 warps, codes of two to seven steps on their way, and a ring of bulk copies.
-// name, warps, blocks on a multiprocessor. Mirror of `SmallMBlock` in src/gpu/kernels/small_m_e2m1.rs.
-SMALL_M(four, 4, 4)
-SMALL_M(eight, 8, 2)
+// name, warps, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
+SMALL_M(four, 4, 6, 4)
+SMALL_M(eight, 8, 3, 2)

@@ -14,7 +14,7 @@
 
 // Mirror of the struct of the same name in src/gpu/kernels/small_m_e2m1.rs.
 struct SmallME2m1Problem {
-    u32 m, n, k;
+    u32 m, n, k;         // k at most 2^26
     u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
     u32 bias_type, residual_type, d_type, activation;
     u32 scale_tiles;  // tiles of block scales along k
@@ -106,6 +106,7 @@ template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PARTS_> struct SmallME2m1
     // Of B: a warp's, which are neighbours by eights.
     static constexpr u32 ROWS = 32, NEIGHBOURS = 8;
     // Shared memory: the parts of sums that the block gets, a barrier.
+    static_assert(PARTS % 4 == 0, "parts are added by fours");
     static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4 * PARTS, BARRIER = PARTS_BYTES, SHARED = 128 + BARRIER + 16;
 };
 
@@ -120,34 +121,36 @@ __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
 // A lane's codes, of 64 bytes of a row: with those of the next steps, as memory is faster in longer pieces.
 __device__ __forceinline__ uint4 load_codes_of_row(const void* p) {
     uint4 v;
-    asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 
 template <class C> struct SmallME2m1 {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8;
-    const u8* codes[4];    // of the lane's rows
+    const u8* codes;       // of the lane's first row
+    u32 further[3];        // bytes from there to those of the others
     const u8* scales;      // of all of them
     const u16* a[GROUPS];  // of the lane's rows of A
-    u32 k, first, count;   // steps of 128
-    u32 chunk;             // where the lane's 32 columns of a step begin
+    u32 k, first, end;     // columns; `first` is a multiple of 128
+    u32 chunk;             // where the lane's 32 columns of each 128 begin
     u32 pick;              // how its scales are taken of those of a row
-    u32 cut;               // the step that has fewer columns, if it is one of these
 
-    // Where the lane's columns of a step begin; those beyond k are others, and count as nothing later.
-    __device__ __forceinline__ u32 column(u32 step) const { return min((first + step) * 128 + chunk, k - 32); }
+    // The lane's columns of 128 from `from` on; in the place of those beyond k others, which count as nothing later.
+    __device__ __forceinline__ u32 column(u32 from) const { return min(from + chunk, k - 32); }
 
-    __device__ __forceinline__ void load_codes(u32 step, uint4 (&to)[4], uint4& scales_to) const {
-        const u32 at = column(step);
+    __device__ __forceinline__ void load_codes(u32 from, uint4 (&to)[4], uint4& scales_to) const {
+        const u32 at = column(from);
+        const u8* row = codes + at / 2;
+        to[0] = load_codes_of_row(row);
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) to[j] = load_codes_of_row(codes[j] + at / 2);
+        for (u32 j = 0; j < 3; j++) to[j + 1] = load_codes_of_row(row + further[j]);
         // A tile has 64 columns of NVFP4, 128 of MXFP4.
         scales_to = load_stream(scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512);
     }
 
-    __device__ __forceinline__ void a_of_step(u32 step, const u16* (&at)[GROUPS]) const {
-        const u32 col = column(step);
+    __device__ __forceinline__ void a_from(u32 from, const u16* (&at)[GROUPS]) const {
+        const u32 col = column(from);
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) at[t] = once(a[t] + col);
     }
@@ -172,15 +175,15 @@ template <class C> struct SmallME2m1 {
     __device__ __forceinline__ void sums(float (&sum)[2][GROUPS][4]) const {
         uint4 weights[4], scale, numbers[4][GROUPS];
         const u16* next_a[GROUPS];
-        if (count) {
-            load_codes(0, weights, scale);
-            a_of_step(0, next_a);
+        if (first < end) {
+            load_codes(first, weights, scale);
+            a_from(first, next_a);
 #pragma unroll
             for (u32 w = 0; w < 4; w++) load_a(next_a, w, numbers[w]);
         }
 #pragma unroll 1
-        for (u32 step = 0; step < count; step++) {
-            if (step == cut && (first + step) * 128 + chunk >= k) {
+        for (u32 from = first; from < end; from += 128) {
+            if (from + 128 > k && from + chunk >= k) {
                 scale = {0, 0, 0, 0};
 #pragma unroll
                 for (u32 w = 0; w < 4; w++)
@@ -198,8 +201,8 @@ template <class C> struct SmallME2m1 {
                     by[j][1] = by[j][0];
                 }
             }
-            const bool more = step + 1 < count;
-            if (more) a_of_step(step + 1, next_a);
+            const bool more = from + 128 < end;
+            if (more) a_from(from + 128, next_a);
 #pragma unroll
             for (u32 w = 0; w < 4; w++) {
                 u32 x[GROUPS][4];
@@ -224,7 +227,7 @@ template <class C> struct SmallME2m1 {
                     }
                 }
             }
-            if (more) load_codes(step + 1, weights, scale);
+            if (more) load_codes(from + 128, weights, scale);
         }
     }
 };
@@ -236,20 +239,24 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = cluster_rank(), ranks = cluster_size(), tile = blockIdx.x / ranks;
     const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, part = rank * C::PARTS + warp;
-    const u32 first = (u32)((u64)steps * part / parts), end = (u32)((u64)steps * (part + 1) / parts);
     const u32 first_row = tile / 4 * 128 + tile % 4 * C::NEIGHBOURS, row = lane / 4;  // and 32, 64, 96 more
     SmallME2m1<C> m;
     m.k = p.k;
-    m.first = first;
-    m.count = end - first;
+    m.first = (u32)((u64)steps * part / parts) * 128;
+    m.end = (u32)((u64)steps * (part + 1) / parts) * 128;
     m.chunk = lane % 4 * 32;
     // The low bytes: of blocks of 16 the two in a half of a row's four, of blocks of 32 one; zeros above.
     m.pick = C::NVFP4 ? (lane % 2 ? 0x4432 : 0x4410) : 0x4440 + lane % 4;
-    m.cut = end == steps && p.k % 128 ? end - first - 1 : 0xFFFFFFFFu;
     keep(m.chunk);
     keep(m.pick);
+    // In the place of rows beyond the last whichever: their sums are not stored.
+    const u32 at_row = min(first_row + row, p.n - 1);
+    m.codes = once(p.b + (u64)at_row * (p.k / 2));
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) m.codes[j] = once(p.b + (u64)min(first_row + row + 32 * j, p.n - 1) * (p.k / 2));
+    for (u32 j = 0; j < 3; j++) {
+        m.further[j] = (min(at_row + 32 * (j + 1), p.n - 1) - at_row) * (p.k / 2);
+        keep(m.further[j]);
+    }
     m.scales = once(p.block_scales + (u64)(first_row / 128) * p.scale_tiles * 512 + (first_row % 32 + row) * 16);
 #pragma unroll
     for (u32 t = 0; t < GROUPS; t++) m.a[t] = once((const u16*)p.a + min(lane / 4 + 8 * t, p.m - 1) * p.stride_a);
@@ -291,7 +298,14 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
         const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
         if (col >= p.n) continue;
         float v = 0.0f;
-        for (u32 s = 0; s < parts; s++) v = __fadd_rn(v, shared_float(base + ((s * rows + r) * TOKENS + token) * 4));
+        // Parts are a multiple of four: those are asked for together.
+        for (u32 s = 0; s < parts; s += 4) {
+            float each[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) each[i] = shared_float(base + (((s + i) * rows + r) * TOKENS + token) * 4);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) v = __fadd_rn(v, each[i]);
+        }
         if (C::NVFP4) v = __fmul_rn(Unit<typename C::Number>::NVFP4, v);
         v = __fmul_rn(p.alpha, v);
         if (p.scales_a && p.scales_b) v = __fmul_rn(v, __fmul_rn(p.scales_a[token * p.a_step], p.scales_b[col * p.b_step]));
