@@ -308,9 +308,9 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
         }
         if (C::NVFP4) v = __fmul_rn(Unit<typename C::Number>::NVFP4, v);
         v = __fmul_rn(p.alpha, v);
-        if (p.scales_a && p.scales_b) v = __fmul_rn(v, __fmul_rn(p.scales_a[token * p.a_step], p.scales_b[col * p.b_step]));
-        else if (p.scales_a) v = __fmul_rn(v, p.scales_a[token * p.a_step]);
-        else if (p.scales_b) v = __fmul_rn(v, p.scales_b[col * p.b_step]);
+        // One after the other: the product of two outer scales may be out of range.
+        if (p.scales_a) v = __fmul_rn(v, p.scales_a[token * p.a_step]);
+        if (p.scales_b) v = __fmul_rn(v, p.scales_b[col * p.b_step]);
         const u64 at = token * p.stride_d + col;
         if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[at]), v);
         if (p.bias) v = __fadd_rn(v, number(p.bias, col, p.bias_type));
