@@ -48,8 +48,8 @@ fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) ->
     walk.max(memory) + 0.6 * walk.min(memory)
 }
 
-/// The configurations for weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their places, and a walk is long,
-/// deep ones with a half of k leave the least idle at the end.
+/// The configurations for weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
+/// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
 pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
     let mut all: Vec<_> = SmallMConfig::all(codes).collect();
     all.sort_by(|a, b| cost(*a, mnk, sm_count).total_cmp(&cost(*b, mnk, sm_count)));
