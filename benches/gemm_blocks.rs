@@ -2,9 +2,9 @@
 //! models, with weights kept dequantized and not: in turns, over the same sets of A, B and D, sustained, and from m = 2048 on
 //! with pauses too.
 //!
-//! `cargo bench --bench gemm_blocks`; `SCALED_GEMM_SHAPES=quick` takes three shapes only. Each product is the plan's first
-//! choice. Ends with what misses the target: 0.9 of BF16's speed at m >= 2048 with weights kept. Elements of every product
-//! are checked against the f64 bound.
+//! `cargo bench --bench gemm_blocks`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `SCALED_GEMM_ROWS=few` at most 16 rows. Each product is the plan's
+//! first choice; where that reads the codes of few rows itself (`small-m`), the products of dequantized weights stand beside it. Ends with what misses
+//! the target: 0.9 of BF16's speed at m >= 2048 with weights kept. Elements of every product are checked against the f64 bound.
 
 mod common;
 
@@ -13,27 +13,31 @@ use common::*;
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
 use scaled_gemm::{
-    Activation, ClockWatch, DType, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KeptWeights,
-    MatMut, Operand, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
+    Activation, ClockWatch, DType, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle, HostQuantMatrix,
+    KeptWeights, MatMut, Operand, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme,
 };
 
 const NV: Scheme = Scheme::Nvfp4;
 const NV_ROW: Scheme = Scheme::Nvfp4Row;
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
+const MX4: Scheme = Scheme::Mxfp4;
 /// A and B.
-const PAIRS: [(Operand, Scheme); 4] = [
+const PAIRS: [(Operand, Scheme); 5] = [
     (Operand::Quantized(NV), NV),
     (Operand::Quantized(NV_ROW), NV),
     (Operand::Quantized(MX), MX),
     (Operand::Plain(DType::Bf16), NV),
+    (Operand::Plain(DType::Bf16), MX4),
 ];
 /// Schemes of A, and of B.
 const TOKENS: [Scheme; 3] = [NV, NV_ROW, MX];
-const WEIGHTS: [Scheme; 2] = [NV, MX];
+const WEIGHTS: [Scheme; 3] = [NV, MX, MX4];
 
-const ROWS: [usize; 6] = [1, 16, 128, 2048, 4096, 8192];
+const ROWS: [usize; 9] = [1, 2, 4, 8, 16, 128, 2048, 4096, 8192];
 /// Rows at which weights that are not kept are measured, too.
-const ROWS_NOT_KEPT: [usize; 3] = [1, 16, 4096];
+const ROWS_NOT_KEPT: [usize; 6] = [1, 2, 4, 8, 16, 4096];
+/// Up to so many rows with `SCALED_GEMM_ROWS=few`.
+const FEW_ROWS: usize = 16;
 /// The target, and from which m on it holds.
 const TARGET: f64 = 0.9;
 const TARGET_ROWS: usize = 2048;
@@ -59,6 +63,8 @@ impl Weights {
 enum Variant {
     Kept,
     NotKept,
+    /// The codes of few rows are read once, and nothing is dequantized: the plan's choice, where there is such a product.
+    Few,
     /// B is kept, and A is quantized from BF16 in the same call.
     QuantizeToo,
 }
@@ -68,6 +74,7 @@ impl Variant {
         match self {
             Self::Kept => "kept",
             Self::NotKept => "codes",
+            Self::Few => "codes, read once",
             Self::QuantizeToo => "kept, quantizing A",
         }
     }
@@ -127,7 +134,7 @@ fn main() {
             println!(
                 "| m | cadence | product | B | us | x | how | {TARGET} | clock |\n|---|---|---|---|---|---|---|---|---|"
             );
-            for m in ROWS.into_iter().filter(|m| m * n * k <= LARGEST) {
+            for m in rows().filter(|m| m * n * k <= LARGEST) {
                 measure(handle, watch, &pool, &weights, [m, n, k], &mut lines);
             }
         }
@@ -135,11 +142,21 @@ fn main() {
     });
 }
 
+fn rows() -> impl Iterator<Item = usize> {
+    let few = std::env::var("SCALED_GEMM_ROWS").is_ok_and(|rows| rows == "few");
+    ROWS.into_iter().filter(move |m| !few || *m <= FEW_ROWS)
+}
+
+/// Weights of a scheme among all.
+fn weights_of(weights: &[Weights; 3], b: Scheme) -> &Weights {
+    &weights[WEIGHTS.iter().position(|scheme| *scheme == b).unwrap()]
+}
+
 fn measure(
     handle: &Handle,
     watch: &ClockWatch,
     pool: &Pool,
-    weights: &[Weights; 2],
+    weights: &[Weights; 3],
     shape: [usize; 3],
     lines: &mut Vec<Line>,
 ) {
@@ -154,7 +171,7 @@ fn measure(
     assert_bf16(handle, pool, shape, &d[0]);
     for (pair, (_, b)) in PAIRS.into_iter().enumerate() {
         let of_pair = jobs.iter_mut().filter(|job| job.pair == pair);
-        let b = &weights[usize::from(b == MX)].host;
+        let b = &weights_of(weights, b).host;
         let check = match tokens_of(&tokens, pair) {
             Some(tokens) => Check::new(handle, &tokens[0], b, Accumulator::TensorCoreWide),
             None => Check::plain(handle, pool, (m, k), b),
@@ -198,15 +215,18 @@ fn tokens_of(tokens: &[Vec<QuantMatrix>; 3], pair: usize) -> Option<&[QuantMatri
 
 fn jobs<'a>(
     handle: &Handle,
-    weights: &'a [Weights; 2],
+    weights: &'a [Weights; 3],
     tokens: &'a [Vec<QuantMatrix>; 3],
     [m, n, k]: [usize; 3],
 ) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (pair, (a, b)) in PAIRS.into_iter().enumerate() {
-        let of_b = &weights[usize::from(b == MX)];
-        for variant in [Variant::Kept, Variant::NotKept, Variant::QuantizeToo] {
+        let of_b = weights_of(weights, b);
+        for variant in [Variant::Few, Variant::Kept, Variant::NotKept, Variant::QuantizeToo] {
+            let problem = GemmDesc::new(m, n, k, a, b, DType::Bf16);
+            let few = handle.supports(&problem).unwrap()[0] == Formulation::SmallM;
             let wanted = match variant {
+                Variant::Few => few,
                 Variant::Kept => true,
                 Variant::NotKept => ROWS_NOT_KEPT.contains(&m),
                 Variant::QuantizeToo => m >= TARGET_ROWS && a.scheme().is_some(),
@@ -215,10 +235,14 @@ fn jobs<'a>(
                 continue;
             }
             let (weights, kept) = match variant {
-                Variant::NotKept => (&of_b.codes, KeptWeights::Nothing),
+                Variant::Few | Variant::NotKept => (&of_b.codes, KeptWeights::Nothing),
                 Variant::Kept | Variant::QuantizeToo => (&of_b.kept, KeptWeights::Dequantized(DType::Bf16)),
             };
-            let mut plan = handle.plan(&GemmDesc::new(m, n, k, a, b, DType::Bf16).with_kept(kept)).unwrap();
+            let options = match few && variant != Variant::Few {
+                true => PlanOptions::default().with_formulation(Formulation::DequantizedBf16),
+                false => PlanOptions::default(),
+            };
+            let mut plan = handle.plan_with(&problem.with_kept(kept), &options).unwrap();
             plan.prepare(handle, &weights[0]).unwrap();
             let target = a.scheme().filter(|_| variant == Variant::QuantizeToo);
             let target = target.map(|scheme| QuantMatrix::zeros(handle, scheme, m, k).unwrap());

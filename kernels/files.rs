@@ -32,4 +32,5 @@ kernel_files! {
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
     Sm90, "gemm/sm90_block", 90..=90;
     SmallM, "gemm/small_m_fp8", 90..=90;
+    SmallM, "gemm/small_m_e2m1", 90..=90;
 }

@@ -361,7 +361,7 @@ fn a_graph_outlives_larger_scratch() {
         let mut output = Output::new(&handle, &layer.ops, &layer.extras, &layer.case);
         let args = output.args(&layer.ops, &layer.extras, &layer.case);
         let graph = capture(&handle, || plan.execute(&handle, args)).unwrap();
-        let (m, n, k) = (16, 8192, 8192);
+        let (m, n, k) = (32, 8192, 8192);
         let zeros = |rows, cols| QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, cols).unwrap();
         let (a, b) = (zeros(m, k), zeros(n, k));
         let mut large = handle.stream().alloc_zeros::<u8>(m * n * 2).unwrap();

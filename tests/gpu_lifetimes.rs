@@ -498,7 +498,7 @@ fn pool_used(handle: &Handle) -> Option<[u64; 2]> {
 fn alternating_layers_allocate_and_plan_nothing() {
     alone(|| {
         let Some(handle) = handle() else { return };
-        let (m, wide, long) = (16, 16384, 10240);
+        let (m, wide, long) = (32, 16384, 10240);
         let shapes = [(wide, long), (long, wide)];
         let zeros = |rows, cols| QuantMatrix::zeros(&handle, Scheme::Nvfp4, rows, cols).unwrap();
         let operands = shapes.map(|(n, k)| (zeros(m, k), zeros(n, k)));

@@ -4,12 +4,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::format::layout::ScaleLayout;
-use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
+use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme, pair};
 
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{MOST_LENGTH, MOST_ROWS, SmallMScales};
+use crate::gpu::kernels::{E2M1_K_MULTIPLE, E2M1_MOST_K, MOST_LENGTH, SmallMScales, most_rows};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -30,9 +30,13 @@ pub enum Formulation {
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
     /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
-    /// `D = residual + activation(alpha A B^T + beta D + bias)` for at most 32 rows of A on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x
-    /// 128x128, of rows or of whole matrices. One pass over B, sums FP32 from one block of 128 along k to the next, whatever
-    /// [`Accumulation`](crate::Accumulation) is asked for. It stores BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. D needs the
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
+    /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
+    /// [`Accumulation`](crate::Accumulation) is asked for. At most 16 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
+    /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
+    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read.
+    ///
+    /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the
     /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
     /// with it: for bits that do not depend on m ask for [`Self::Sm90`].
     SmallM,
@@ -158,7 +162,7 @@ pub(crate) fn sm90_pair(a: Operand, b: Scheme) -> Result<(), String> {
     Ok(())
 }
 
-/// Our product of few rows: no library has a part in it.
+/// Our products of few rows: no library has a part in them.
 fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     small_m_pair(desc)?;
     let (major, minor) = facts.cc;
@@ -170,24 +174,43 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 
 /// Why the kernels for few rows do not multiply these.
 pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
+    let codes = desc.b.spec().format;
     let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
-    let layouts = match pair_kind(desc) {
-        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => SmallMScales::of(a, b),
-        _ => None,
+    let served = match pair_kind(desc) {
+        PairKind::Fp8(a, b) => desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) && SmallMScales::of(a, b).is_some(),
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => codes == CodeFormat::E2M1,
     };
-    if layouts.is_none() {
+    if !served {
         let blocks = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
         return Err(format!(
-            "it serves {} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves",
+            "it serves {} x {}, fp8-row:e4m3 and fp8-tensor:e4m3 among themselves, and nvfp4, nvfp4-row and mxfp4 weights",
             blocks.0, blocks.1
         ));
     }
-    if desc.m > MOST_ROWS {
-        return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
+    if let Some(dtype) = pair::multiplied_in(desc.a, desc.b) {
+        return Err(format!(
+            "it multiplies {} weights as bf16 numbers, and {} x {} is a product in {dtype}",
+            desc.b, desc.a, desc.b
+        ));
     }
-    // What the kernel checks, before it is planned: its numbers have 32 bits.
-    if desc.n > MOST_LENGTH || desc.k > MOST_LENGTH {
-        return Err(format!("it serves n and k up to 2^30, and n = {}, k = {}", desc.n, desc.k));
+    if desc.m > most_rows(codes) {
+        return Err(format!(
+            "it serves at most {} rows of A with {} weights, and m = {}",
+            most_rows(codes),
+            desc.b,
+            desc.m
+        ));
+    }
+    // What the kernels check, before it is planned: their numbers have 32 bits.
+    let (most_k, power) = if codes == CodeFormat::E2M1 { (E2M1_MOST_K, 26) } else { (MOST_LENGTH, 30) };
+    if desc.n > MOST_LENGTH || desc.k > most_k {
+        return Err(format!("it serves n up to 2^30 and k up to 2^{power}, and n = {}, k = {}", desc.n, desc.k));
+    }
+    if codes == CodeFormat::E2M1 && !desc.k.is_multiple_of(E2M1_K_MULTIPLE) {
+        return Err(format!(
+            "with {} weights it serves k in multiples of {E2M1_K_MULTIPLE}, and k = {}",
+            desc.b, desc.k
+        ));
     }
     Ok(())
 }
@@ -289,16 +312,23 @@ mod tests {
             let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
             assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
         }
-        for (a, b) in
-            [(wide, blk), (vec, vec), (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor), (Scheme::Nvfp4, Scheme::Nvfp4)]
-        {
+        for (a, b) in [
+            (wide, blk),
+            (vec, vec),
+            (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor),
+            (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
+        ] {
             let why = available(&desc(4, a, b), H200, SmallM).unwrap_err();
-            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, fp8-row"), "{why}");
         }
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
         assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));
-        assert!(available(&desc(33, row, row), H200, SmallM).unwrap_err().contains("at most 32 rows of A, and m = 33"));
+        assert!(
+            available(&desc(33, row, row), H200, SmallM)
+                .unwrap_err()
+                .contains("at most 32 rows of A with fp8-row:e4m3 weights, and m = 33")
+        );
         assert!(available(&desc(4, vec, blk), blackwell, SmallM).unwrap_err().contains("this GPU is sm_100"));
         assert!(available(&desc(4, vec, vec), ada, Native).unwrap_err().contains("sm_89"));
         assert!(available(&desc(4, vec, vec), old, Native).unwrap_err().contains("12.8.4"));
@@ -340,7 +370,7 @@ mod tests {
             assert!(available(&desc, on((7, 5), new), DequantizedBf16).unwrap_err().contains("sm_75 has no BF16"));
         }
         for (a, b) in [(DType::Bf16, nv), (DType::F16, row), (DType::Bf16, mx)] {
-            let desc = GemmDesc::new(3, 4096, 7168, Operand::Plain(a), b, DType::Bf16);
+            let desc = GemmDesc::new(17, 4096, 7168, Operand::Plain(a), b, DType::Bf16);
             for facts in [on((8, 0), new), H200, on((10, 0), new)] {
                 assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
             }
@@ -349,7 +379,7 @@ mod tests {
         // MXFP4 is dequantized everywhere.
         let mx4 = Scheme::Mxfp4;
         for a in [mx4.into(), mx.into(), Operand::Plain(DType::Bf16), Operand::Plain(DType::F16)] {
-            let desc = GemmDesc::new(3, 4096, 2880, a, mx4, DType::Bf16);
+            let desc = GemmDesc::new(17, 4096, 2880, a, mx4, DType::Bf16);
             for facts in [on((8, 0), new), H200, on((10, 0), new), on((12, 0), new)] {
                 assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
             }
@@ -360,6 +390,47 @@ mod tests {
             assert!(offered(&desc, on((7, 5), new)).is_empty());
         }
         assert!(available(&desc(3, Scheme::Fp8Row(F), Scheme::Fp8Row(F)), H200, DequantizedBf16).is_err());
+    }
+
+    #[test]
+    fn few_rows_of_e2m1_weights_are_read_once_on_hopper() {
+        use Formulation::{DequantizedBf16, SmallM};
+        let (nv, row, mx, mx4) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp8(F), Scheme::Mxfp4);
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        let pairs: [(Operand, Scheme); 11] = [
+            (bf16, nv),
+            (f16, nv),
+            (bf16, row),
+            (f16, row),
+            (bf16, mx4),
+            (nv.into(), nv),
+            (nv.into(), row),
+            (row.into(), nv),
+            (row.into(), row),
+            (mx4.into(), mx4),
+            (mx.into(), mx4),
+        ];
+        let of = |m, k, a, b| GemmDesc::new(m, 4096, k, a, b, DType::Bf16);
+        for (a, b) in pairs {
+            for m in [1, 16] {
+                assert_eq!(offered(&of(m, 7168, a, b), H200), [DequantizedBf16, SmallM], "{a} x {b}");
+            }
+            for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+                assert!(!offered(&of(1, 7168, a, b), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
+            }
+            let why = |desc: &GemmDesc| available(desc, H200, SmallM).unwrap_err();
+            assert!(why(&of(17, 7168, a, b)).contains(&format!("at most 16 rows of A with {b} weights, and m = 17")));
+            assert!(why(&of(1, 7152, a, b)).contains("in multiples of 32, and k = 7152"));
+            assert!(why(&of(1, (1 << 26) + 32, a, b)).contains("k up to 2^26, and n = 4096, k = 67108896"));
+        }
+        let why = available(&of(1, 7168, f16, mx4), H200, SmallM).unwrap_err();
+        assert!(why.contains("f16 x mxfp4 is a product in f16"), "{why}");
+        let why = available(&of(1, 7168, bf16, mx), H200, SmallM).unwrap_err();
+        assert!(why.contains("and nvfp4, nvfp4-row and mxfp4 weights"), "{why}");
+    }
+
+    #[test]
+    fn names_are_those_of_files() {
         for formulation in Formulation::ALL {
             assert_eq!(formulation.name().parse(), Ok(formulation));
             assert_eq!(serde_json::to_string(&formulation).unwrap(), format!("\"{formulation}\""));

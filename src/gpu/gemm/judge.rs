@@ -49,7 +49,7 @@ pub(super) struct Judge {
 /// What adds the products.
 fn accumulator(desc: &GemmDesc, formulation: Formulation) -> Accumulator {
     match (desc.b.spec().block, formulation, desc.accumulation) {
-        (Some(_), Formulation::DequantizedBf16, _) => Accumulator::TensorCoreWide,
+        (Some(_), Formulation::DequantizedBf16 | Formulation::SmallM, _) => Accumulator::TensorCoreWide,
         // How the tensor cores of sm_100 add block-scaled products is not known here: the widest bound.
         (Some(_), ..) | (None, _, Accumulation::Fast) => Accumulator::TensorCoreFast,
         (None, _, Accumulation::Precise) => Accumulator::TensorCorePromoted,

@@ -302,7 +302,7 @@ impl LtProduct {
         };
         let numbers = |source: Option<ValueSource>, spans, scratch| match source {
             Some(ValueSource::Scratch) => scratch,
-            Some(ValueSource::Given) | None => spans,
+            Some(ValueSource::Given | ValueSource::Codes) | None => spans,
         };
         let a = numbers(sum.values.map(|v| v.a), &call.a.numbers, &call.scratch.a);
         let b = numbers(sum.values.map(|v| v.b), &call.b.numbers, &call.scratch.b);

@@ -81,6 +81,8 @@ pub(crate) enum ValueSource {
     Given,
     /// Each call dequantizes them into scratch memory.
     Scratch,
+    /// Nowhere: the product reads codes and block scales.
+    Codes,
 }
 
 /// Where alpha and beta of a product are.
@@ -147,15 +149,21 @@ fn value_type(desc: &GemmDesc) -> DType {
     }
 }
 
-fn values(desc: &GemmDesc) -> Values {
+/// What a formulation takes as plain numbers.
+fn values(desc: &GemmDesc, formulation: Formulation) -> Option<Values> {
     let dtype = value_type(desc);
     let a = if desc.a.scheme().is_some() { ValueSource::Scratch } else { ValueSource::Given };
-    let b = if desc.kept == KeptWeights::Dequantized(dtype) { ValueSource::Given } else { ValueSource::Scratch };
-    Values { dtype, a, b }
+    let b = match formulation {
+        Formulation::DequantizedBf16 if desc.kept == KeptWeights::Dequantized(dtype) => ValueSource::Given,
+        Formulation::DequantizedBf16 => ValueSource::Scratch,
+        Formulation::SmallM if desc.b.spec().block.is_some() => ValueSource::Codes,
+        _ => return None,
+    };
+    Some(Values { dtype, a, b })
 }
 
 /// The second-level scales of an operand with block scales.
-fn second_level(operand: Operand) -> ScaleUse {
+pub(crate) fn second_level(operand: Operand) -> ScaleUse {
     match operand.scheme().map(|scheme| scheme.spec().scale_layout) {
         Some(ScaleLayout::Scalar) => ScaleUse::One,
         Some(ScaleLayout::Outer) => ScaleUse::Each,
@@ -164,13 +172,13 @@ fn second_level(operand: Operand) -> ScaleUse {
 }
 
 /// Who applies the scales that are not part of the GEMM: with a scale for each row on either side the epilogue kernel, for
-/// whole matrices alpha.
+/// whole matrices alpha; our kernels for few rows apply them all.
 fn outer_scales(desc: &GemmDesc, formulation: Formulation) -> (FactorPlace, [ScaleUse; 2]) {
     let kind = pair_kind(desc);
     let levels = [second_level(desc.a), second_level(desc.b.into())];
     match (formulation, kind) {
         (Formulation::Rescaled, _) => (FactorPlace::Host, levels),
-        (_, PairKind::Fp8(..)) => (FactorPlace::Host, [ScaleUse::Nothing; 2]),
+        (_, PairKind::Fp8(..)) | (Formulation::SmallM, _) => (FactorPlace::Host, [ScaleUse::Nothing; 2]),
         _ if levels.contains(&ScaleUse::Each) => (FactorPlace::Host, levels),
         _ if levels.contains(&ScaleUse::One) => (FactorPlace::Device, [ScaleUse::Nothing; 2]),
         _ => (FactorPlace::Host, [ScaleUse::Nothing; 2]),
@@ -241,7 +249,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         (Formulation::Native, PairKind::WeightOnly | PairKind::Mxfp4)
         | (Formulation::DequantizedBf16, PairKind::Fp8(..))
         | (
-            Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90 | Formulation::SmallM,
+            Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90,
             PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly,
         ) => {
             return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
@@ -259,18 +267,17 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let padded = rows != desc.m;
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
         (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, PairKind::Fp8(a, b)) => (a, b),
-        (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, _) => {
-            (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4)
-        }
+        (Formulation::Native | Formulation::Sm90, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
+        (Formulation::SmallM, _) => (ScaleLayout::Absent, ScaleLayout::Tiled128x4),
         (Formulation::RepeatedScales, _) => (ScaleLayout::Vec128, ScaleLayout::Vec128),
         (Formulation::Rescaled, _) => (ScaleLayout::Scalar, ScaleLayout::Scalar),
         (Formulation::DequantizedBf16, _) => (ScaleLayout::Absent, ScaleLayout::Absent),
     };
-    let values = (formulation == Formulation::DequantizedBf16).then(|| values(desc));
+    let values = values(desc, formulation);
     let (factors, rescale) = outer_scales(desc, formulation);
     let in_scratch = |source: Option<ValueSource>, rows: usize, dtype: DType| match source {
         Some(ValueSource::Scratch) => rows * desc.k * dtype.bytes(),
-        Some(ValueSource::Given) | None => 0,
+        Some(ValueSource::Given | ValueSource::Codes) | None => 0,
     };
     let dtype = values.map_or(DType::Bf16, |v| v.dtype);
     let scratch = Scratch {
@@ -452,9 +459,37 @@ mod tests {
             assert!(outline(&desc(33, a, b), Formulation::SmallM, Fused).unwrap_err().contains("at most 32 rows"));
         }
         let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
+        for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(F)), (e5m2, pair.1), (pair.0, pair.0)] {
             assert!(outline(&desc(7, a, b), Formulation::SmallM, Fused).unwrap_err().contains("serve"));
         }
+    }
+
+    #[test]
+    fn few_rows_read_e2m1_weights_as_codes() {
+        let (nv, row, mx4) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4);
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        for (a, b, out, dtype) in [
+            (bf16, nv, DType::F16, DType::Bf16),
+            (f16, row, DType::Bf16, DType::F16),
+            (bf16, mx4, DType::F32, DType::Bf16),
+            (row.into(), nv, DType::F16, DType::F16),
+            (nv.into(), row, DType::Bf16, DType::Bf16),
+            (Scheme::Mxfp8(F).into(), mx4, DType::F16, DType::Bf16),
+        ] {
+            let desc = GemmDesc::new(7, 4096, 7168, a, b, out);
+            for kept in [KeptWeights::Nothing, KeptWeights::Dequantized(dtype)] {
+                let call = outline(&desc.with_kept(kept), Formulation::SmallM, Finish::Fused).unwrap();
+                let source = if a.scheme().is_some() { ValueSource::Scratch } else { ValueSource::Given };
+                assert_eq!(call.sum.values, Some(Values { dtype, a: source, b: ValueSource::Codes }), "{desc}");
+                // All scales within, second levels too.
+                assert_eq!((call.sum.factors, call.rescale), (FactorPlace::Host, [ScaleUse::Nothing; 2]), "{desc}");
+                let a_bytes = if a.scheme().is_some() { 7 * 7168 * 2 } else { 0 };
+                assert_eq!(call.scratch, Scratch { a: a_bytes, ..Scratch::default() }, "{desc}");
+            }
+            assert_eq!(finishes(&desc, Formulation::SmallM), [Finish::Fused, Finish::EpilogueKernel]);
+        }
+        let desc = GemmDesc::new(7, 4096, 7168, f16, mx4, DType::F16);
+        assert!(outline(&desc, Formulation::SmallM, Finish::Fused).unwrap_err().contains("a product in f16"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::cache::PlanState;
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::formulation::{self, Facts, Finish, Formulation, PairKind};
-use crate::gpu::gemm::outline::Scratch;
+use crate::gpu::gemm::outline::{Scratch, ValueSource, Values};
 use crate::gpu::gemm::record::{Choice, Environment, TuneRecord};
 use crate::gpu::gemm::rules;
 use crate::gpu::gemm::steps::{Candidate, Offered, Product, Search};
@@ -496,9 +496,20 @@ impl GemmPlan {
                     self.repeated_scale_bytes(),
                 ));
             }
-            if let Some(values) = outline.sum.values {
+            if let Some(Values { dtype, b: ValueSource::Codes, .. }) = outline.sum.values {
+                if outline.scratch.a > 0 {
+                    line(format_args!(
+                        "A dequantized to {dtype} in each call, in scratch: {} bytes",
+                        outline.scratch.a
+                    ));
+                }
+                if self.desc.kept != KeptWeights::Nothing {
+                    line(format_args!(
+                        "B's codes are read, not the values that it keeps (QuantMatrix::forget_dequantized frees them)"
+                    ));
+                }
+            } else if let Some(Values { dtype, .. }) = outline.sum.values {
                 let Scratch { a, b, .. } = outline.scratch;
-                let dtype = values.dtype;
                 line(format_args!("dequantized to {dtype} in each call, in scratch: {a} bytes of A, {b} bytes of B"));
                 match self.desc.kept {
                     KeptWeights::Dequantized(kept) if kept != dtype => line(format_args!(

@@ -28,17 +28,19 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     if outline(desc, few, Finish::Fused).is_err() {
         return (order, format!("{words}; small-m would need a pass of the epilogue kernel"));
     }
-    let scales = match pair_kind(desc) {
-        PairKind::Fp8(a, b) => SmallMScales::of(a, b),
-        _ => None,
-    };
     // One of cuBLASLt's ways, without our epilogue kernel.
     let stored = [Formulation::Native, Formulation::RepeatedScales].into_iter().any(|library| {
         let stores =
             [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok());
         stores && available(desc, facts, library).is_ok()
     });
-    let first = scales.is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk));
+    let first = match pair_kind(desc) {
+        PairKind::Fp8(a, b) => {
+            SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
+        }
+        // All others read weights of four times the bytes.
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => true,
+    };
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
     }
@@ -124,6 +126,7 @@ mod tests {
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::lt::quirks::Version;
+    use crate::gpu::matrix::derived::KeptWeights;
 
     const F: Fp8Format = Fp8Format::E4M3;
     const H200: Facts = Facts { cc: HOPPER, version: Version::new(13, 1, 0), sm_count: 132, measured: true };
@@ -240,6 +243,21 @@ mod tests {
         }
         let wide = GemmDesc::new(1, 4096, 7168, Scheme::Fp8Group1x128(Fp8Format::E5M2), blk, DType::Bf16);
         assert_eq!(preference(&wide, H200).0[0], RepeatedScales);
+        // E2M1 weights, kept dequantized or not.
+        for (a, b) in [
+            (Operand::Plain(DType::Bf16), Scheme::Nvfp4),
+            (Operand::Plain(DType::Bf16), Scheme::Mxfp4),
+            (Operand::Quantized(Scheme::Nvfp4Row), Scheme::Nvfp4),
+        ] {
+            for kept in [KeptWeights::Nothing, KeptWeights::Dequantized(DType::Bf16)] {
+                let desc = |m, k| GemmDesc::new(m, 4096, k, a, b, DType::F32).with_epilogue(all).with_kept(kept);
+                assert_eq!(preference(&desc(16, 7168), H200).0[0], SmallM);
+                assert!(preference(&desc(16, 7168), H200).1.contains("one pass over B"));
+                for other in [desc(17, 7168), desc(16, 7152)] {
+                    assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! [`order`]: which configuration of our product of few rows is tried first; [`is_first`]: where it is tried before all other ways. Pure.
+//! [`order`]: which configuration of our products of few rows is tried first; [`is_first`]: where E4M3 is tried before all other ways (E2M1 always is). Pure.
 
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMScales, tiles};
+use crate::format::CodeFormat;
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMScales};
 
-/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next.
-fn step(block: SmallMBlock) -> f64 {
+/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of other codes.
+fn step(block: SmallMBlock) -> Option<f64> {
     match block {
-        SmallMBlock::One => 186.0,
-        SmallMBlock::OneDeep => 285.0,
-        SmallMBlock::Two => 311.0,
+        SmallMBlock::One => Some(186.0),
+        SmallMBlock::OneDeep => Some(285.0),
+        SmallMBlock::Two => Some(311.0),
+        SmallMBlock::Four | SmallMBlock::Eight => None,
     }
 }
 
@@ -19,26 +21,41 @@ fn clusters_at_once(block: SmallMBlock, split: usize, m: usize, sm_count: usize)
 }
 
 /// Nanoseconds of a product, beside what all configurations take: whole waves of blocks that each walk their part of k, against the memory's rate; of the
-/// shorter a part counts, too. Fitted to 12 configurations at 10 published shapes and m of 1, 8, 16 and 32 (H200, 2026-11), where it takes the fastest or one
-/// within 5 % of it up to m = 16, and within 7 % at 32.
-fn cost(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
-    let (block, split) = (config.block(), config.split() as usize);
+/// shorter a part counts, too. E4M3: fitted to 12 configurations at 10 published shapes and m of 1, 8, 16 and 32 (H200, 2026-11), where it takes the fastest
+/// or one within 5 % of it up to m = 16, and within 7 % at 32.
+fn cost(config: SmallMConfig, mnk: [usize; 3], sm_count: usize) -> f64 {
+    let (block, split, [m, n, k]) = (config.block(), config.split() as usize, mnk);
+    let Some(step) = step(block) else { return cost_of_e2m1(config, mnk, sm_count) };
     let tokens = m.next_multiple_of(8) as f64;
-    let waves = tiles(n).div_ceil(clusters_at_once(block, split, m, sm_count)) as f64;
-    let steps = k.div_ceil(128).div_ceil(split * block.warpgroups()) as f64;
-    let walk = waves * (steps * step(block) * (1.0 + tokens / 356.0) + 519.0);
-    let bytes = (tiles(n) * 64) as f64 * k as f64 * (1.0 + tokens / 64.0);
+    let waves = block.tiles(n).div_ceil(clusters_at_once(block, split, m, sm_count)) as f64;
+    let steps = k.div_ceil(128).div_ceil(split * block.parts()) as f64;
+    let walk = waves * (steps * step * (1.0 + tokens / 356.0) + 519.0);
+    let bytes = (block.tiles(n) * 64) as f64 * k as f64 * (1.0 + tokens / 64.0);
     let memory = bytes / 3163.0 * 132.0 / sm_count.max(1) as f64;
     walk.max(memory) + 0.25 * walk.min(memory) + 124.0 * f64::from(config.split().ilog2())
 }
 
-/// The configurations, the one that should be fastest first. Where even unsplit blocks outnumber their places, and a walk is long, deep ones with a half of k
-/// leave the least idle at the end.
-pub(crate) fn order(mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
-    let mut all: Vec<_> = SmallMConfig::all().collect();
+/// The same for E2M1, where what the warps of a multiprocessor decode at once slows each. Fitted to 8 configurations at 7 published shapes and m of 1, 8,
+/// 12 and 16 (H200, 2026-11), where it takes the fastest or one within 10 % of it, 0.8 % behind on average.
+fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
+    let (block, split) = (config.block(), config.split() as usize);
+    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
+    let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
+    let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
+    let step = 500.0 + on_sm * if m <= 8 { 4.0 } else { 20.0 };
+    let walk = tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(parts) as f64 * step + 2600.0);
+    let memory = n as f64 * k as f64 * 0.5625 / 3900.0 * 132.0 / sms;
+    walk.max(memory) + 0.6 * walk.min(memory)
+}
+
+/// The configurations for weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
+/// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
+pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
+    let mut all: Vec<_> = SmallMConfig::all(codes).collect();
     all.sort_by(|a, b| cost(*a, mnk, sm_count).total_cmp(&cost(*b, mnk, sm_count)));
     let [m, n, k] = mnk;
-    if k >= 1024 && tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
+    let e4m3 = codes == CodeFormat::E4M3;
+    if e4m3 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
     all
@@ -46,7 +63,7 @@ pub(crate) fn order(mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
 
 /// How often the clusters of the configuration fill the GPU.
 pub(crate) fn waves(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize) -> f32 {
-    tiles(n) as f32 / clusters_at_once(config.block(), config.split() as usize, m, sm_count) as f32
+    config.block().tiles(n) as f32 / clusters_at_once(config.block(), config.split() as usize, m, sm_count) as f32
 }
 
 /// Whether it is tried before all other ways; `stored`: one of cuBLASLt's ways does the whole epilogue, too.
@@ -103,13 +120,49 @@ mod tests {
             ([1, 32768, 512], &[(One, 1)]),                         // 6.29; 8.25
         ];
         for (mnk, fastest) in cases {
-            let order = order(mnk, 132);
+            let order = order(CodeFormat::E4M3, mnk, 132);
             let first = (order[0].block(), order[0].split());
             assert!(fastest.contains(&first), "{mnk:?}: {first:?}");
             let mut all = order;
             all.sort();
-            assert_eq!(all, SmallMConfig::all().collect::<Vec<_>>(), "none is lost");
+            assert_eq!(all, SmallMConfig::all(CodeFormat::E4M3).collect::<Vec<_>>(), "none is lost");
         }
+    }
+
+    /// The same of E2M1, where what is taken is within 10 % of the fastest.
+    #[test]
+    fn what_was_fastest_of_e2m1_comes_first() {
+        use SmallMBlock::{Eight, Four};
+        let cases: [Case; 16] = [
+            ([1, 4096, 7168], &[(Eight, 2), (Four, 4)]), // 10.38, 11.2
+            ([1, 7168, 2048], &[(Eight, 1), (Four, 2)]), // 7.22, 7.30
+            ([1, 2112, 7168], &[(Four, 8), (Four, 4)]),  // 7.93, 8.6
+            ([1, 57344, 8192], &[(Four, 1)]),            // 87.4
+            ([1, 8192, 8192], &[(Eight, 1), (Four, 2)]), // 17.45, 17.9
+            ([1, 24576, 1536], &[(Four, 1)]),            // 11.7; eight, 1: 13.8
+            ([1, 576, 7168], &[(Eight, 8)]),             // 5.3
+            ([8, 4096, 7168], &[(Eight, 2), (Four, 4)]), // 10.65
+            ([8, 7168, 2048], &[(Four, 2), (Eight, 1)]), // 7.65, 7.76
+            ([8, 57344, 8192], &[(Four, 1)]),            // 91.1
+            ([16, 4096, 7168], &[(Eight, 2)]),           // 12.34
+            ([16, 7168, 2048], &[(Four, 2)]),            // 9.05
+            ([16, 2112, 7168], &[(Four, 4)]),            // 9.75
+            ([16, 8192, 8192], &[(Four, 2)]),            // 20.85
+            ([16, 57344, 8192], &[(Four, 1)]),           // 119.6
+            ([16, 576, 7168], &[(Eight, 8)]),            // 5.94
+        ];
+        let mut others = Vec::new();
+        for (mnk, fastest) in cases {
+            let mut order = order(CodeFormat::E2M1, mnk, 132);
+            let first = (order[0].block(), order[0].split());
+            if !fastest.contains(&first) {
+                others.push((mnk, first));
+            }
+            order.sort();
+            assert_eq!(order, SmallMConfig::all(CodeFormat::E2M1).collect::<Vec<_>>(), "none is lost");
+        }
+        assert_eq!(others, []);
+        assert!(!order(CodeFormat::E2M1, [1, 8, 32], 1).is_empty());
     }
 
     #[test]
@@ -118,7 +171,8 @@ mod tests {
         assert_eq!(waves(config(SmallMBlock::One, 1), [1, 64, 16], 132), 1.0 / 528.0);
         assert_eq!(waves(config(SmallMBlock::Two, 2), [1, 4096, 7168], 132), 64.0 / 132.0);
         assert_eq!(waves(config(SmallMBlock::Two, 4), [1, 4096, 7168], 132), 64.0 / 61.0);
-        assert!(waves(config(SmallMBlock::Two, 8), [1, 64, 16], 1).is_finite() && !order([1, 8, 16], 1).is_empty());
+        assert!(waves(config(SmallMBlock::Two, 8), [1, 64, 16], 1).is_finite());
+        assert!(!order(CodeFormat::E4M3, [1, 8, 16], 1).is_empty());
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! [`SmallMProduct`]: the product step by our kernels for few rows. It needs no descriptors, layouts or maps: [`SmallMProduct::enqueue`] only launches.
 
 use crate::error::{Error, Result};
+use crate::format::Operand;
 
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
-use crate::gpu::gemm::outline::{Sum, Target};
+use crate::gpu::gemm::outline::{ScaleUse, Sum, Target, ValueSource, second_level};
 use crate::gpu::gemm::small_m_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{SmallMCall, SmallMConfig, SmallMScales};
+use crate::gpu::kernels::{OuterScales, SmallMCall, SmallMConfig, SmallME2m1Call, SmallMEnd, SmallMScales};
 
 /// A product by our kernels for few rows, ready apart from addresses.
 pub(crate) struct SmallMProduct {
@@ -22,7 +23,7 @@ pub(crate) struct SmallMProduct {
 impl SmallMProduct {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
-        let mut configs = order([desc.m, desc.n, desc.k], sm_count);
+        let mut configs = order(desc.b.spec().format, [desc.m, desc.n, desc.k], sm_count);
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, sm_count, configs)
     }
@@ -61,18 +62,9 @@ impl SmallMProduct {
     /// Enqueues the product. Allocates nothing, waits for nothing.
     pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
         let (desc, sum, (alpha, beta)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
-        let layout = SmallMScales::of(sum.a_scales, sum.b_scales);
-        let layout = layout.ok_or_else(|| bug("scales of these layouts"))?;
         // What the outline does not fuse, the epilogue kernel does.
         let fused = sum.target == Target::D;
-        let product = SmallMCall {
-            config: self.config(),
-            m: desc.m,
-            n: desc.n,
-            k: desc.k,
-            codes: [&call.a.numbers, &call.b.numbers],
-            scales: [scales("A", &call.a)?, scales("B", &call.b)?],
-            layout,
+        let end = SmallMEnd {
             alpha,
             beta,
             bias: call.bias.as_ref().filter(|_| sum.bias.is_some()).map(|(span, dtype)| (span, *dtype)),
@@ -82,18 +74,54 @@ impl SmallMProduct {
             d_stride: sum.d_stride,
             d_type: sum.d_type,
         };
-        call.handle.kernels().small_m_product(call.queue, &product)
+        let (config, [m, n, k], kernels) = (self.config(), self.mnk, call.handle.kernels());
+        let Some(values) = sum.values else {
+            let layout = SmallMScales::of(sum.a_scales, sum.b_scales);
+            let layout = layout.ok_or_else(|| bug("scales of these layouts"))?;
+            let codes = [&call.a.numbers, &call.b.numbers];
+            let scales = [required("scales of A", &call.a.scales)?, required("scales of B", &call.b.scales)?];
+            return kernels.small_m_product(call.queue, &SmallMCall { config, m, n, k, codes, scales, layout, end });
+        };
+        let (a, a_stride) = match values.a {
+            ValueSource::Scratch => (&call.scratch.a, k),
+            ValueSource::Given => (&call.a.numbers, desc.a_stride),
+            ValueSource::Codes => return Err(bug("codes of A")),
+        };
+        let product = SmallME2m1Call {
+            config,
+            m,
+            n,
+            k,
+            a,
+            a_stride,
+            a_type: values.dtype,
+            codes: &call.b.numbers,
+            block_scales: required("block scales of B", &call.b.block_scales)?,
+            format: desc.b.spec().block.ok_or_else(|| bug("B without block scales"))?.format,
+            outer: [outer("A", desc.a, &call.a)?, outer("B", desc.b.into(), &call.b)?],
+            end,
+        };
+        kernels.small_m_e2m1_product(call.queue, &product)
     }
 }
 
-fn scales<'s>(name: &str, spans: &'s Spans<'s>) -> Result<&'s Span<'s>> {
-    spans.scales.as_ref().ok_or_else(|| bug(&format!("{name} without scales")))
+/// The second-level scales of an operand, if its scheme has any.
+fn outer<'s>(name: &str, operand: Operand, spans: &'s Spans<'s>) -> Result<Option<OuterScales<'s>>> {
+    let each = match second_level(operand) {
+        ScaleUse::Nothing => return Ok(None),
+        level => level == ScaleUse::Each,
+    };
+    Ok(Some(OuterScales { scales: required(&format!("scales of {name}"), &spans.scales)?, each }))
+}
+
+fn required<'s>(name: &str, span: &'s Option<Span<'s>>) -> Result<&'s Span<'s>> {
+    span.as_ref().ok_or_else(|| bug(&format!("no {name}")))
 }
 
 fn bug(what: &str) -> Error {
     Error::unsupported(
         format!("{what} in the small-m formulation"),
-        "its kernels read them",
+        "its kernels do not read that",
         "this is a bug of scaled-gemm: please report it",
     )
 }
@@ -101,7 +129,7 @@ fn bug(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{DType, Fp8Format, Scheme};
+    use crate::format::{CodeFormat, DType, Fp8Format, Scheme};
     use crate::gpu::gemm::formulation::{Finish, Formulation};
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::kernels::SmallMBlock;
@@ -123,5 +151,10 @@ mod tests {
         assert_eq!(product.place(), (11, 12), "out of range keeps the one in use");
         assert_eq!([0, 1, 2].map(|count| SmallMProduct::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
         assert_eq!(SmallMProduct::recorded(&desc, &sum, 132, best).place(), (0, 1));
+        let e2m1 = GemmDesc::new(4, 4096, 7168, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
+        let sum = outline(&e2m1, Formulation::SmallM, Finish::Fused).unwrap().sum;
+        let product = SmallMProduct::ask(&e2m1, &sum, 132, search(20));
+        assert_eq!(product.place(), (0, 8));
+        assert!(product.configs.iter().all(|config| config.block().codes() == CodeFormat::E2M1));
     }
 }

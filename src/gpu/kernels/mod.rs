@@ -25,6 +25,9 @@ mod produced;
 mod ptx_cache;
 mod sm90;
 mod small_m;
+mod small_m_config;
+mod small_m_e2m1;
+mod small_m_end;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -36,8 +39,11 @@ pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 pub use sm90::Sm90Config;
 pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
-pub(crate) use small_m::{MOST_LENGTH, MOST_ROWS, SmallMCall, SmallMScales, tiles};
-pub use small_m::{SmallMBlock, SmallMConfig};
+pub(crate) use small_m::{SmallMCall, SmallMScales};
+pub(crate) use small_m_config::most_rows;
+pub use small_m_config::{SmallMBlock, SmallMConfig};
+pub(crate) use small_m_e2m1::{E2M1_K_MULTIPLE, E2M1_MOST_K, OuterScales, SmallME2m1Call};
+pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -64,9 +70,12 @@ pub(crate) struct Kernels {
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm90: OnceLock<sm90::Sm90Kernels>,
-    small_m: OnceLock<small_m::SmallMKernels>,
+    small_m: OnceLock<SmallMFamily>,
     sm_count: usize,
 }
+
+/// Products of few rows: with E4M3 weights, and with E2M1 ones.
+type SmallMFamily = (small_m::SmallMKernels, small_m_e2m1::SmallME2m1Kernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -180,8 +189,11 @@ impl Kernels {
         self.family(&self.sm90, KernelFamily::Sm90, sm90::Sm90Kernels::of, stream)
     }
 
-    fn small_m(&self, stream: &Queue) -> Result<&small_m::SmallMKernels> {
-        self.family(&self.small_m, KernelFamily::SmallM, small_m::SmallMKernels::of, stream)
+    fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
+        let of = |modules: &Modules| {
+            Ok((small_m::SmallMKernels::of(modules)?, small_m_e2m1::SmallME2m1Kernels::of(modules)?))
+        };
+        self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }
 
     /// A loaded family, or one that is loaded now. Drivers before CUDA 12.3 cannot load while a stream is captured, and NVRTC may

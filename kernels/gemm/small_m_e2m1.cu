@@ -1,0 +1,20 @@
+// Products of at most 16 rows of BF16 or F16 with E2M1 codes and block scales, on Hopper: see small_m_e2m1.cuh.
+#include "gemm/small_m_e2m1.cuh"
+
+#define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PARTS, BLOCKS)                                              \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, BLOCKS)                                                             \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallME2m1Problem p) {                                             \
+        begin();                                                                                                                 \
+        small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PARTS>>(p);                                                         \
+    }
+#define SMALL_M(block, PARTS, FEW, MORE)                                                                                         \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 8, block, PARTS, FEW)                                                                \
+    SMALL_M_KERNEL(nvfp4, true, bf16, Bf16, 16, block, PARTS, MORE)                                                              \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 8, block, PARTS, FEW)                                                                  \
+    SMALL_M_KERNEL(nvfp4, true, f16, F16, 16, block, PARTS, MORE)                                                                \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 8, block, PARTS, FEW)                                                               \
+    SMALL_M_KERNEL(mxfp4, false, bf16, Bf16, 16, block, PARTS, MORE)
+
+// name, warps, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
+SMALL_M(four, 4, 6, 4)
+SMALL_M(eight, 8, 3, 2)

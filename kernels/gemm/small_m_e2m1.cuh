@@ -1,0 +1,321 @@
+// Products of few rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ, on Hopper: one pass over the codes, as they are published.
+//
+// A block takes 32 rows of B, eight of each 32 of the 128 that share tiles of block scales, and its warps parts of k; the blocks of a cluster take parts of
+// k, too. A warp takes 128 of k at a time: lane l those 32 of its rows that come from 32 (l % 4) on, 16 bytes of codes, so that what it
+// loads goes to the tensor core from registers alone. For a product of 16 of k a lane gives four numbers of each of two rows, and which of k they are is
+// free, as long as A is read alike: the codes of one word, of rows of B as the rows of the tensor core's first operand, make two products.
+// More codes on their way than those of the next step, or fewer warps, were slower, and so were bulk copies to shared memory (H200, 2026-11).
+// Codes times block scales are exact in BF16 and in F16: their bits, put where they belong, are an E2M1 number times 2^-126 (2^-14), and the block scale
+// brings most of that back (UNIT). At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared
+// memory, and adds them in the order of k: the order of sums depends on k, the split and the warps alone, and a row of D has the same bits
+// whatever stands beside it.
+#pragma once
+#include "gemm/small_m.cuh"
+
+// Mirror of the struct of the same name in src/gpu/kernels/small_m_e2m1.rs.
+struct SmallME2m1Problem {
+    u32 m, n, k;         // k at most 2^26
+    u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
+    u32 bias_type, residual_type, d_type, activation;
+    u32 scale_tiles;  // tiles of block scales along k
+    float alpha, beta;
+    const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
+    const u8* b;             // E2M1 [n][k / 2], k a multiple of 32
+    const u8* block_scales;  // of B, tiled 128x4: E4M3 of 16 columns, or E8M0 of 32
+    const float* scales_a;   // outer scales of A; null: none
+    const float* scales_b;   // outer scales of B; null: none
+    const void* bias;        // [n]; null: none
+    const void* residual;    // [m][n], rows `stride_residual` apart; null: none
+    void* d;                 // [m][n], rows `stride_d` apart
+    u64 stride_a, stride_residual, stride_d;
+};
+
+// ---- what a type of A asks for ----
+
+__device__ __forceinline__ u32 product_of_pairs(Bf16, u32 a, u32 b) {
+    u32 p;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(p) : "r"(a), "r"(b));
+    return p;
+}
+__device__ __forceinline__ u32 product_of_pairs(F16, u32 a, u32 b) {
+    u32 p;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(p) : "r"(a), "r"(b));
+    return p;
+}
+// d += a b, 16 rows by 8 columns by 16 of k.
+#define MULTIPLY_16(type)                                                                                                        \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+__device__ __forceinline__ void multiply_16(Bf16, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MULTIPLY_16("bf16"); }
+__device__ __forceinline__ void multiply_16(F16, float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MULTIPLY_16("f16"); }
+#undef MULTIPLY_16
+
+// Eight codes as four pairs, code i and code i + 4, of E2M1 numbers times 2^-126 (BF16) or 2^-14 (F16): the three bits of the magnitude are the lowest of
+// the exponent and the highest of the mantissa, and as in E2M1 an exponent of 0 is that of a subnormal number.
+__device__ __forceinline__ void spread(Bf16, u32 codes, u32 (&pairs)[4]) {
+    // The product puts a code six and twelve places up: its magnitude in place, and its sign.
+    constexpr u32 BITS = 0x81C081C0u;
+    const u32 high = codes >> 8;
+    pairs[0] = (codes & 0x000F000Fu) * 0x1040u & BITS;
+    pairs[1] = (codes & 0x00F000F0u) * 0x0104u & BITS;
+    pairs[2] = (high & 0x000F000Fu) * 0x1040u & BITS;
+    pairs[3] = (high & 0x00F000F0u) * 0x0104u & BITS;
+}
+__device__ __forceinline__ void spread(F16, u32 codes, u32 (&pairs)[4]) {
+    constexpr u32 MAGNITUDE = 0x0E000E00u, SIGN = 0x80008000u;
+    pairs[0] = (codes << 9 & MAGNITUDE) | (codes << 12 & SIGN);
+    pairs[1] = (codes << 5 & MAGNITUDE) | (codes << 8 & SIGN);
+    pairs[2] = (codes << 1 & MAGNITUDE) | (codes << 4 & SIGN);
+    pairs[3] = (codes >> 3 & MAGNITUDE) | (codes & SIGN);
+}
+
+// Two E4M3 numbers, the low bytes of `codes`, as F16.
+__device__ __forceinline__ u32 f16_of_e4m3(u32 codes) {
+    u32 pair;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(codes));
+    return pair;
+}
+__device__ __forceinline__ u32 twice_bf16(float v) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %1;" : "=r"(pair) : "f"(v));
+    return pair;
+}
+
+// NVFP4: of two blocks of 16, the low bytes of `codes`, each scale twice, times 2^118 for BF16: as large as 448 leaves room for.
+__device__ __forceinline__ void block_scales(Bf16, u32 codes, u32 (&scales)[2]) {
+    const u32 pair = f16_of_e4m3(codes);
+    scales[0] = twice_bf16(__fmul_rn(to_float(F16{(u16)pair}), 0x1p118f));
+    scales[1] = twice_bf16(__fmul_rn(to_float(F16{(u16)(pair >> 16)}), 0x1p118f));
+}
+__device__ __forceinline__ void block_scales(F16, u32 codes, u32 (&scales)[2]) {
+    const u32 pair = f16_of_e4m3(codes);
+    scales[0] = __byte_perm(pair, 0, 0x1010);
+    scales[1] = __byte_perm(pair, 0, 0x3232);
+}
+// MXFP4: a power of two, twice, as BF16: its byte is the exponent. 2^-127 is subnormal, 255 is NaN.
+__device__ __forceinline__ u32 power_scale(u32 byte) {
+    const u32 bits = max(byte << 7, 0x40u) | (byte == 255 ? 0x40u : 0);
+    return bits * 0x00010001u;
+}
+
+// TOKENS: columns of a product, at least m. PARTS: of k, of a block: its warps.
+template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PARTS_> struct SmallME2m1Config {
+    using Number = Number_;
+    static constexpr bool NVFP4 = NVFP4_;
+    static constexpr u32 TOKENS = TOKENS_, PARTS = PARTS_, THREADS = 32 * PARTS;
+    // Of B: a warp's, which are neighbours by eights.
+    static constexpr u32 ROWS = 32, NEIGHBOURS = 8;
+    // Shared memory: the parts of sums that the block gets, a barrier.
+    static_assert(PARTS % 4 == 0, "parts are added by fours");
+    static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4 * PARTS, BARRIER = PARTS_BYTES, SHARED = 128 + BARRIER + 16;
+};
+
+template <class T> struct Unit;
+// What a product of code and scale is of what it stands for.
+template <> struct Unit<Bf16> { static constexpr float NVFP4 = 0x1p8f; };
+template <> struct Unit<F16> { static constexpr float NVFP4 = 0x1p14f; };
+
+// Kept as it is, in a register: not made again from what it was made of at each use.
+__device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
+
+// A lane's codes, of 64 bytes of a row: with those of the next steps, as memory is faster in longer pieces.
+__device__ __forceinline__ uint4 load_codes_of_row(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+template <class C> struct SmallME2m1 {
+    using Number = typename C::Number;
+    static constexpr u32 GROUPS = C::TOKENS / 8;
+    const u8* codes;       // of the lane's first row
+    u32 further[3];        // bytes from there to those of the others
+    const u8* scales;      // of all of them
+    const u16* a[GROUPS];  // of the lane's rows of A
+    u32 k, first, end;     // columns; `first` is a multiple of 128
+    u32 chunk;             // where the lane's 32 columns of each 128 begin
+    u32 pick;              // how its scales are taken of those of a row
+
+    // The lane's columns of 128 from `from` on; in the place of those beyond k others, which count as nothing later.
+    __device__ __forceinline__ u32 column(u32 from) const { return min(from + chunk, k - 32); }
+
+    __device__ __forceinline__ void load_codes(u32 from, uint4 (&to)[4], uint4& scales_to) const {
+        const u32 at = column(from);
+        const u8* row = codes + at / 2;
+        to[0] = load_codes_of_row(row);
+#pragma unroll
+        for (u32 j = 0; j < 3; j++) to[j + 1] = load_codes_of_row(row + further[j]);
+        // A tile has 64 columns of NVFP4, 128 of MXFP4.
+        scales_to = load_stream(scales + (u64)(at / (C::NVFP4 ? 64 : 128)) * 512);
+    }
+
+    __device__ __forceinline__ void a_from(u32 from, const u16* (&at)[GROUPS]) const {
+        const u32 col = column(from);
+#pragma unroll
+        for (u32 t = 0; t < GROUPS; t++) at[t] = once(a[t] + col);
+    }
+
+    __device__ __forceinline__ void load_a(const u16* const (&from)[GROUPS], u32 word, uint4 (&to)[GROUPS]) const {
+#pragma unroll
+        for (u32 t = 0; t < GROUPS; t++) to[t] = load_stream(from[t] + word * 8);
+    }
+
+    // Eight codes of each of two rows, by their scales, as pairs.
+    __device__ __forceinline__ void numbers_of(u32 codes, u32 scale, u32 (&pairs)[4]) const {
+        spread(Number(), codes, pairs);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            // MXFP4: E2M1 exactly, first, as a power of two may be as large as any.
+            if constexpr (!C::NVFP4) pairs[i] = product_of_pairs(Number(), pairs[i], 0x7E807E80u);
+            pairs[i] = product_of_pairs(Number(), pairs[i], scale);
+        }
+    }
+
+    // The sums over the warp's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
+    __device__ __forceinline__ void sums(float (&sum)[2][GROUPS][4]) const {
+        uint4 weights[4], scale, numbers[4][GROUPS];
+        const u16* next_a[GROUPS];
+        if (first < end) {
+            load_codes(first, weights, scale);
+            a_from(first, next_a);
+#pragma unroll
+            for (u32 w = 0; w < 4; w++) load_a(next_a, w, numbers[w]);
+        }
+#pragma unroll 1
+        for (u32 from = first; from < end; from += 128) {
+            if (from + 128 > k && from + chunk >= k) {
+                scale = {0, 0, 0, 0};
+#pragma unroll
+                for (u32 w = 0; w < 4; w++)
+#pragma unroll
+                    for (u32 t = 0; t < GROUPS; t++) numbers[w][t] = {0, 0, 0, 0};
+            }
+            u32 by[4][2];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const u32 picked = __byte_perm(word(scale, j), 0, pick);
+                if constexpr (C::NVFP4) {
+                    block_scales(Number(), picked, by[j]);
+                } else {
+                    by[j][0] = power_scale(picked);
+                    by[j][1] = by[j][0];
+                }
+            }
+            const bool more = from + 128 < end;
+            if (more) a_from(from + 128, next_a);
+#pragma unroll
+            for (u32 w = 0; w < 4; w++) {
+                u32 x[GROUPS][4];
+#pragma unroll
+                for (u32 t = 0; t < GROUPS; t++) {
+                    const uint4 v = numbers[w][t];
+                    x[t][0] = __byte_perm(v.x, v.z, 0x5410);
+                    x[t][1] = __byte_perm(v.x, v.z, 0x7632);
+                    x[t][2] = __byte_perm(v.y, v.w, 0x5410);
+                    x[t][3] = __byte_perm(v.y, v.w, 0x7632);
+                }
+                if (more) load_a(next_a, w, numbers[w]);
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    u32 upper[4], lower[4];
+                    numbers_of(word(weights[2 * half], w), by[2 * half][w / 2], upper);
+                    numbers_of(word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower);
+#pragma unroll
+                    for (u32 t = 0; t < GROUPS; t++) {
+                        multiply_16(Number(), sum[half][t], upper[0], lower[0], upper[1], lower[1], x[t][0], x[t][1]);
+                        multiply_16(Number(), sum[half][t], upper[2], lower[2], upper[3], lower[3], x[t][2], x[t][3]);
+                    }
+                }
+            }
+            if (more) load_codes(from + 128, weights, scale);
+        }
+    }
+};
+
+template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1Problem& p) {
+    constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
+    extern __shared__ char shared[];
+    const u32 base = (shared_address(shared) + 127) & ~127u, arrived = base + C::BARRIER;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 rank = cluster_rank(), ranks = cluster_size(), tile = blockIdx.x / ranks;
+    const u32 steps = (p.k + 127) / 128, parts = ranks * C::PARTS, part = rank * C::PARTS + warp;
+    const u32 first_row = tile / 4 * 128 + tile % 4 * C::NEIGHBOURS, row = lane / 4;  // and 32, 64, 96 more
+    SmallME2m1<C> m;
+    m.k = p.k;
+    m.first = (u32)((u64)steps * part / parts) * 128;
+    m.end = (u32)((u64)steps * (part + 1) / parts) * 128;
+    m.chunk = lane % 4 * 32;
+    // The low bytes: of blocks of 16 the two in a half of a row's four, of blocks of 32 one; zeros above.
+    m.pick = C::NVFP4 ? (lane % 2 ? 0x4432 : 0x4410) : 0x4440 + lane % 4;
+    keep(m.chunk);
+    keep(m.pick);
+    // In the place of rows beyond the last whichever: their sums are not stored.
+    const u32 at_row = min(first_row + row, p.n - 1);
+    m.codes = once(p.b + (u64)at_row * (p.k / 2));
+#pragma unroll
+    for (u32 j = 0; j < 3; j++) {
+        m.further[j] = (min(at_row + 32 * (j + 1), p.n - 1) - at_row) * (p.k / 2);
+        keep(m.further[j]);
+    }
+    m.scales = once(p.block_scales + (u64)(first_row / 128) * p.scale_tiles * 512 + (first_row % 32 + row) * 16);
+#pragma unroll
+    for (u32 t = 0; t < GROUPS; t++) m.a[t] = once((const u16*)p.a + min(lane / 4 + 8 * t, p.m - 1) * p.stride_a);
+    if (threadIdx.x == 0 && ranks > 1) {
+        barrier_init(arrived, 1);
+        barriers_ready();
+    }
+    __syncwarp();
+    cluster_arrive_relaxed();
+    // What the end reads of vectors: on its way to L2 while B is read.
+    if (threadIdx.x < 4 && first_row + 32 * threadIdx.x < p.n) {
+        const u32 at = first_row + 32 * threadIdx.x;
+        if (p.scales_b) prefetch_line(p.scales_b + at * p.b_step);
+        if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
+    }
+    float sum[2][GROUPS][4] = {};
+    m.sums(sum);
+
+    // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
+    cluster_wait();
+    if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
+    __syncwarp();
+    const u32 rows = C::ROWS / ranks;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        const u32 r = C::NEIGHBOURS * j + row, to = r / rows, barrier = at_rank(arrived, to);
+#pragma unroll
+        for (u32 t = 0; t < GROUPS; t++) {
+            const u32 at = base + ((part * rows + r % rows) * TOKENS + t * 8 + lane % 4 * 2) * 4;
+            const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
+            if (ranks == 1) shared_store_pair(at, x, y);
+            else store_pair_at(at_rank(at, to), x, y, barrier);
+        }
+    }
+    if (ranks == 1) __syncthreads();
+    else barrier_wait(arrived, 0);
+    for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
+        const u32 token = o / rows, r = o % rows, of_block = rank * rows + r;
+        const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
+        if (col >= p.n) continue;
+        float v = 0.0f;
+        // Parts are a multiple of four: those are asked for together.
+        for (u32 s = 0; s < parts; s += 4) {
+            float each[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) each[i] = shared_float(base + (((s + i) * rows + r) * TOKENS + token) * 4);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) v = __fadd_rn(v, each[i]);
+        }
+        if (C::NVFP4) v = __fmul_rn(Unit<typename C::Number>::NVFP4, v);
+        v = __fmul_rn(p.alpha, v);
+        // One after the other: the product of two outer scales may be out of range.
+        if (p.scales_a) v = __fmul_rn(v, p.scales_a[token * p.a_step]);
+        if (p.scales_b) v = __fmul_rn(v, p.scales_b[col * p.b_step]);
+        const u64 at = token * p.stride_d + col;
+        if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[at]), v);
+        if (p.bias) v = __fadd_rn(v, number(p.bias, col, p.bias_type));
+        if (p.activation) v = activate(p.activation, v);
+        if (p.residual) v = __fadd_rn(v, number(p.residual, token * p.stride_residual + col, p.residual_type));
+        store_number(p.d, at, p.d_type, v);
+    }
+}

@@ -1,0 +1,259 @@
+//! [`SmallMConfig`]: how a product of few rows is cut into blocks and clusters. What each block costs is known here, who launches it elsewhere.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::format::CodeFormat;
+
+/// How a block of the `small-m` product is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SmallMBlock {
+    /// E4M3: one warpgroup, which takes 128 of k at a time: four blocks on a multiprocessor, three from 17 rows of A on.
+    One,
+    /// E4M3: one warpgroup, 256 of k at a time.
+    OneDeep,
+    /// E4M3: two warpgroups, each with a half of the block's part of k, 128 at a time.
+    Two,
+    /// E2M1: four warps, each with a quarter of the block's part of k.
+    Four,
+    /// E2M1: eight warps, each with an eighth of the block's part of k.
+    Eight,
+}
+
+named!(
+    SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", Two => "two", Four => "four", Eight => "eight",
+);
+
+/// What a launch must know of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Mirror of the table in `kernels/gemm/small_m_fp8.cu`: warpgroups; times 128 of k, a stage of the ring; stages.
+    E4m3 { warpgroups: usize, steps: usize, stages: usize },
+    /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: warps; blocks on a multiprocessor with at most eight rows of A, and with more.
+    E2m1 { warps: usize, residents: [usize; 2] },
+}
+
+impl SmallMBlock {
+    /// The codes of B that it multiplies: E4M3, or E2M1 with block scales.
+    pub fn codes(self) -> CodeFormat {
+        match self.shape() {
+            Shape::E4m3 { .. } => CodeFormat::E4M3,
+            Shape::E2m1 { .. } => CodeFormat::E2M1,
+        }
+    }
+
+    /// Those that multiply such codes.
+    pub(crate) fn of(codes: CodeFormat) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |block| block.codes() == codes)
+    }
+
+    pub(super) fn shape(self) -> Shape {
+        match self {
+            Self::One => Shape::E4m3 { warpgroups: 1, steps: 1, stages: 4 },
+            Self::OneDeep => Shape::E4m3 { warpgroups: 1, steps: 2, stages: 3 },
+            Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
+            Self::Four => Shape::E2m1 { warps: 4, residents: [6, 4] },
+            Self::Eight => Shape::E2m1 { warps: 8, residents: [3, 2] },
+        }
+    }
+
+    /// Columns of the tensor core's product, which hold the rows of A.
+    pub(super) fn widths(self) -> &'static [usize] {
+        match self.shape() {
+            Shape::E4m3 { .. } => &[8, 16, 32],
+            Shape::E2m1 { .. } => &[8, 16],
+        }
+    }
+
+    /// The columns that hold m rows of A; the most there are where they do not.
+    pub(super) fn tokens(self, m: usize) -> usize {
+        let most = self.widths().iter().copied().max().unwrap_or(0);
+        self.widths().iter().copied().find(|tokens| m <= *tokens).unwrap_or(most)
+    }
+
+    /// Parts of k in a block.
+    pub(crate) fn parts(self) -> usize {
+        match self.shape() {
+            Shape::E4m3 { warpgroups, .. } => warpgroups,
+            Shape::E2m1 { warps, .. } => warps,
+        }
+    }
+
+    pub(super) fn threads(self) -> u32 {
+        match self.shape() {
+            Shape::E4m3 { warpgroups, .. } => 128 * warpgroups as u32,
+            Shape::E2m1 { warps, .. } => 32 * warps as u32,
+        }
+    }
+
+    /// Blocks, or clusters of them, that n rows of B make.
+    pub(crate) fn tiles(self, n: usize) -> usize {
+        match self.shape() {
+            Shape::E4m3 { .. } => n.div_ceil(E4M3_ROWS),
+            // Of the 128 rows that share tiles of scales a block takes a quarter here and there.
+            Shape::E2m1 { .. } => n.div_ceil(128) * (128 / E2M1_ROWS),
+        }
+    }
+
+    /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; for both the sums that arrive, and a barrier. Mirror of `SmallMConfig` and
+    /// `SmallME2m1Config` in `kernels/gemm/`.
+    pub(super) fn shared(self, tokens: usize) -> u32 {
+        let bytes = match self.shape() {
+            Shape::E4m3 { warpgroups, steps, stages } => {
+                let step = (E4M3_ROWS + tokens) * 128 + tokens * 4 + 16;
+                1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
+            }
+            Shape::E2m1 { warps, .. } => 128 + E2M1_ROWS * tokens * 4 * warps + 16,
+        };
+        bytes as u32
+    }
+
+    /// Blocks on a multiprocessor. Those of E4M3 share its 228 KiB, of which each takes one more; four at the most, as they were measured. Those of E2M1 have
+    /// registers for so many.
+    pub(crate) fn residents(self, m: usize) -> usize {
+        match self.shape() {
+            Shape::E4m3 { .. } => ((228 << 10) / (self.shared(self.tokens(m)) as usize + 1024)).min(4),
+            Shape::E2m1 { residents: [few, more], .. } => {
+                if m <= 8 {
+                    few
+                } else {
+                    more
+                }
+            }
+        }
+    }
+}
+
+/// Rows of B that a block multiplies.
+const E4M3_ROWS: usize = 64;
+const E2M1_ROWS: usize = 32;
+
+/// The most rows of A for weights of these codes.
+pub(crate) fn most_rows(codes: CodeFormat) -> usize {
+    SmallMBlock::of(codes).flat_map(|block| block.widths()).copied().max().unwrap_or(0)
+}
+
+/// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k. The parts whose sums are added in the order
+/// of k are the split times those of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "SmallMConfigFile", into = "SmallMConfigFile")]
+pub struct SmallMConfig {
+    block: SmallMBlock,
+    split: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SmallMConfigFile {
+    block: SmallMBlock,
+    split: u32,
+}
+
+impl From<SmallMConfig> for SmallMConfigFile {
+    fn from(SmallMConfig { block, split }: SmallMConfig) -> Self {
+        Self { block, split }
+    }
+}
+
+impl TryFrom<SmallMConfigFile> for SmallMConfig {
+    type Error = Error;
+
+    fn try_from(file: SmallMConfigFile) -> Result<Self> {
+        Self::new(file.block, file.split)
+    }
+}
+
+impl SmallMConfig {
+    /// The splits of k that there are: blocks of a cluster.
+    pub const SPLITS: [u32; 4] = [1, 2, 4, 8];
+
+    /// A block, and into how many parts k is split.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] unless `split` is one of [`SmallMConfig::SPLITS`].
+    pub fn new(block: SmallMBlock, split: u32) -> Result<Self> {
+        if !Self::SPLITS.contains(&split) {
+            return Err(Error::unsupported(
+                format!("a small-m product that splits k into {split}"),
+                "a cluster has 1, 2, 4 or 8 blocks",
+                "choose one of them, or tune anew",
+            ));
+        }
+        Ok(Self { block, split })
+    }
+
+    /// Every configuration for weights of these codes; none but E4M3 and E2M1 have any.
+    pub fn all(codes: CodeFormat) -> impl Iterator<Item = Self> {
+        SmallMBlock::of(codes).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
+    }
+
+    /// The block.
+    pub fn block(self) -> SmallMBlock {
+        self.block
+    }
+
+    /// Blocks of a cluster, each with a part of k.
+    pub fn split(self) -> u32 {
+        self.split
+    }
+}
+
+impl std::fmt::Display for SmallMConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, k split by {}", self.block, self.split)
+    }
+}
+
+/// For a configuration of weights of other codes.
+pub(super) fn no_such_block(block: SmallMBlock, codes: CodeFormat) -> Error {
+    Error::unsupported(
+        format!("a small-m product of {codes} weights in blocks of {block}"),
+        format!("those multiply {} weights", block.codes()),
+        "choose one of SmallMConfig::all, or tune anew",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_a_multiprocessor() {
+        let residents = |block: SmallMBlock| [1, 8, 16, 32].map(|m| block.residents(m));
+        assert_eq!(residents(SmallMBlock::One), [4, 4, 4, 3]);
+        assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 3, 2]);
+        assert_eq!(residents(SmallMBlock::Two), [2, 2, 2, 1]);
+        assert_eq!(residents(SmallMBlock::Four), [6, 6, 4, 4]);
+        assert_eq!(residents(SmallMBlock::Eight), [3, 3, 2, 2]);
+        for block in SmallMBlock::ALL {
+            for tokens in block.widths() {
+                assert!(block.shared(*tokens) <= 227 << 10);
+                let all = block.residents(*tokens) * (block.shared(*tokens) as usize + 1024);
+                assert!(all <= 228 << 10, "{block}, {tokens}");
+            }
+        }
+        assert_eq!([1, 8, 9, 16, 17, 32].map(|m| SmallMBlock::One.tokens(m)), [8, 8, 16, 16, 32, 32]);
+        assert_eq!([1, 8, 9, 16, 17].map(|m| SmallMBlock::Four.tokens(m)), [8, 8, 16, 16, 16]);
+        assert_eq!([CodeFormat::E4M3, CodeFormat::E2M1, CodeFormat::E5M2].map(most_rows), [32, 16, 0]);
+        assert_eq!(
+            [8, 128, 136].map(|n| (SmallMBlock::Two.tiles(n), SmallMBlock::Four.tiles(n))),
+            [(1, 4), (2, 4), (3, 8)]
+        );
+    }
+
+    #[test]
+    fn configurations_of_a_file_are_checked() {
+        let read = |text: &str| serde_json::from_str::<SmallMConfig>(text).map_err(|e| e.to_string());
+        for (codes, count) in [(CodeFormat::E4M3, 12), (CodeFormat::E2M1, 8), (CodeFormat::E5M2, 0)] {
+            assert_eq!(SmallMConfig::all(codes).count(), count);
+            for config in SmallMConfig::all(codes) {
+                assert_eq!(config.block().codes(), codes);
+                assert_eq!(read(&serde_json::to_string(&config).unwrap()), Ok(config));
+            }
+        }
+        assert!(read(r#"{"block":"one","split":3}"#).unwrap_err().contains("splits k into 3"));
+        assert!(read(r#"{"block":"three","split":2}"#).is_err() && read(r#"{"block":"one"}"#).is_err());
+    }
+}

@@ -1,0 +1,518 @@
+//! Our product of few rows with E2M1 weights: every scheme of weights, A plain or quantized, and every configuration within the f64 bound at shapes that cut
+//! tiles, steps and splits, with every epilogue; the same bits from run to run, in graphs and whatever rows stand beside a row; refusals in words.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::gemm::*;
+use common::*;
+use ndarray::{Array2, s};
+use scaled_gemm::reference::{self, Gelu, SumBound};
+use scaled_gemm::{
+    Accumulation, CodeFormat, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle,
+    HostQuantMatrix, KeptWeights, KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock,
+    SmallMConfig, TuneRecord,
+};
+
+const NV: Scheme = Scheme::Nvfp4;
+const NV_ROW: Scheme = Scheme::Nvfp4Row;
+const MX4: Scheme = Scheme::Mxfp4;
+const BF16: Operand = Operand::Plain(DType::Bf16);
+const F16: Operand = Operand::Plain(DType::F16);
+
+type Pair = (Operand, Scheme);
+
+/// Every kind of A that each scheme of weights multiplies here.
+const PAIRS: [Pair; 12] = [
+    (BF16, NV),
+    (F16, NV),
+    (BF16, NV_ROW),
+    (F16, NV_ROW),
+    (BF16, MX4),
+    (Operand::Quantized(NV), NV),
+    (Operand::Quantized(NV), NV_ROW),
+    (Operand::Quantized(NV_ROW), NV),
+    (Operand::Quantized(NV_ROW), NV_ROW),
+    (Operand::Quantized(MX4), MX4),
+    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E4M3)), MX4),
+    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E5M2)), MX4),
+];
+
+/// A handle on an sm_90.
+fn hopper() -> Option<Handle> {
+    let handle = handle()?;
+    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} is no sm_90", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
+fn all() -> impl Iterator<Item = SmallMConfig> {
+    SmallMConfig::all(CodeFormat::E2M1)
+}
+
+/// Those of a kernel each, with splits in turn.
+fn one_of_each(turn: usize) -> impl Iterator<Item = SmallMConfig> {
+    let splits = SmallMConfig::SPLITS;
+    let blocks = [SmallMBlock::Four, SmallMBlock::Eight].into_iter().enumerate();
+    blocks.map(move |(i, block)| SmallMConfig::new(block, splits[(3 * i + turn) % splits.len()]).unwrap())
+}
+
+/// A plan in this configuration, by way of a record.
+fn planned(handle: &Handle, desc: &GemmDesc, config: SmallMConfig) -> GemmPlan {
+    let text = plan(handle, desc, Formulation::SmallM).record().unwrap().to_json().unwrap();
+    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let place = record.pointer_mut("/algorithm/small-m").unwrap_or_else(|| panic!("no configuration in {text}"));
+    *place = serde_json::to_value(config).unwrap();
+    let record = TuneRecord::from_json(&record.to_string()).unwrap();
+    let plan = handle.plan_with(desc, &PlanOptions::default().with_record(record)).unwrap();
+    assert!(plan.explain().contains(&format!("algorithm: small-m {config}, ")), "{}", plan.explain());
+    plan
+}
+
+/// Normal data in which every row and every 16 columns of a row have a size of their own, over two orders of magnitude: a
+/// block scale or a row scale taken from a wrong place shows. Products stay within F16 up to k = 1536.
+fn blocked(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
+    let groups = cols.div_ceil(16);
+    let by_row: Vec<f32> = (0..rows).map(|_| 10f32.powf(rng.uniform() - 0.5)).collect();
+    let by_block: Vec<f32> = (0..rows * groups).map(|_| 10f32.powf(rng.uniform() - 0.5)).collect();
+    Array2::from_shape_fn((rows, cols), |(i, j)| 0.125 * rng.normal() * by_row[i] * by_block[i * groups + j / 16])
+}
+
+/// Either kind of product.
+enum Both {
+    Quantized(Operands),
+    Plain(PlainOperands),
+}
+
+/// Runs the same code on whichever kind it is.
+macro_rules! with {
+    ($both:expr, |$ops:ident| $body:expr) => {
+        match $both {
+            Both::Quantized($ops) => $body,
+            Both::Plain($ops) => $body,
+        }
+    };
+}
+
+fn operands(handle: &Handle, x: &Array2<f32>, host_b: HostQuantMatrix, a: Operand) -> Both {
+    match a {
+        Operand::Quantized(a) => Both::Quantized(Operands::of(handle, quantized(x, a), host_b)),
+        // Rows of A lie apart where their number is odd.
+        Operand::Plain(dtype) => Both::Plain(PlainOperands::of(handle, x, dtype, x.nrows() % 2 * 8, host_b)),
+    }
+}
+
+fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], (a, b): Pair) -> Both {
+    let x = blocked(rng, m, k);
+    operands(handle, &x, quantized(&blocked(rng, n, k), b), a)
+}
+
+/// Each of these configurations gives D within the bound, twice the same.
+fn check_with(
+    handle: &Handle,
+    ops: &impl Product,
+    extras: &Extras,
+    sums: &SumBound,
+    case: Case,
+    configs: impl Iterator<Item = SmallMConfig>,
+) -> f64 {
+    let desc = case.desc(ops);
+    let bound = sums.with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
+    let mut worst = 0f64;
+    for config in configs {
+        let mut plan = planned(handle, &desc, config);
+        let stored = execute(handle, &mut plan, ops, extras, &case);
+        let found = bound.check(stored.values(ops, &case).view());
+        worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
+        let again = execute(handle, &mut plan, ops, extras, &case);
+        assert!(again == stored, "a second run differs\n{}", plan.explain());
+    }
+    worst
+}
+
+fn check(
+    handle: &Handle,
+    rng: &mut Noise,
+    shape: [usize; 3],
+    pair: Pair,
+    case: Case,
+    configs: impl Iterator<Item = SmallMConfig>,
+) -> f64 {
+    let both = new(handle, rng, shape, pair);
+    let extras = Extras::new(handle, rng, shape[0], shape[1], &[case.gap]);
+    with!(&both, |ops| {
+        let sums = ops.sums(Accumulation::Precise);
+        check_with(handle, ops, &extras, &sums, case, configs)
+    })
+}
+
+/// Small, for runs under a sanitizer: each kernel, and each split.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(181);
+    for (i, m) in [1, 16].into_iter().enumerate() {
+        for (j, pair) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[7]].into_iter().enumerate() {
+            let case = Case { gap: 8, ..Case::new(WIDE[(i + j) % 3]) };
+            check(&handle, &mut rng, [m, 136, 1056], pair, case, one_of_each(i + j));
+        }
+    }
+}
+
+/// Every pair at shapes that cut tiles of 128 rows and steps of 128 of k, in every configuration.
+#[test]
+fn shapes_that_cut_tiles_steps_and_splits() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, mut worst) = (Noise::new(182), 0f64);
+    for (i, k) in [32, 96, 128, 160, 1536].into_iter().enumerate() {
+        for (j, n) in [8, 72, 128, 136].into_iter().enumerate() {
+            for (l, pair) in PAIRS.into_iter().enumerate() {
+                // All of 1 to 16, over pairs and shapes.
+                for m in [1 + (i + 3 * j + 5 * l) % 8, 9 + (5 * i + j + 3 * l) % 8] {
+                    let case = Case { gap: [0, 8, 40][(i + j) % 3], ..Case::new(WIDE[(i + l + m) % 3]) };
+                    worst = worst.max(check(&handle, &mut rng, [m, n, k], pair, case, all()));
+                }
+            }
+        }
+    }
+    println!("largest error {worst:.3} of its tolerance");
+}
+
+/// Many tiles, as published shapes have them, a long k, and more blocks than run at once.
+#[test]
+fn large_shapes() {
+    let Some(handle) = hopper() else { return };
+    let (mut rng, mut worst) = (Noise::new(183), 0f64);
+    let shapes =
+        [[3, 264, 18944], [16, 136, 18944], [13, 2112, 1536], [8, 4104, 1536], [1, 4104, 4128], [7, 24584, 288]];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        for pair in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[8]] {
+            let out = if shape[2] > 1536 { DType::F32 } else { DType::Bf16 };
+            worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(out), one_of_each(i)));
+        }
+    }
+    println!("largest error {worst:.3} of its tolerance");
+}
+
+/// Every code with every scale byte that a product can hold: what the kernel decodes is what the reference does, one at a time.
+#[test]
+fn every_code_and_block_scale() {
+    let Some(handle) = hopper() else { return };
+    let (n, k) = (256, 512);
+    for b in [NV, MX4] {
+        let width = if b == NV { 16 } else { 32 };
+        let codes: Vec<u8> = (0..n * k / 2).map(|i| (i * 37 + i / 5) as u8).collect();
+        // NVFP4 has no sign in a scale, and NaN at 127; MXFP4 from 2^-60 to 2^60, so that sums stay numbers.
+        let byte = |i: usize| if b == NV { (i % 127) as u8 } else { (67 + i % 121) as u8 };
+        let scales: Vec<u8> = (0..n * k / width).map(|i| byte(i + i / 97)).collect();
+        let outer = if b == NV { vec![0.5] } else { Vec::new() };
+        let host_b = HostQuantMatrix::from_block_logical(b, n, k, codes, &outer, &scales).unwrap();
+        for dtype in [DType::Bf16, DType::F16].into_iter().filter(|dtype| b == NV || *dtype == DType::Bf16) {
+            // Rows of A that each pick one column of 16 from every step.
+            for first in 0..8 {
+                let x = Array2::from_shape_fn(
+                    (16, k),
+                    |(i, j)| if j == 16 * i + first + j / 256 * 256 { 1.0 } else { 0.0 },
+                );
+                let ops = PlainOperands::of(&handle, &x, dtype, 8, host_b.clone());
+                let extras = Extras::new(&handle, &mut Noise::new(184), 16, n, &[0]);
+                let sums = ops.sums(Accumulation::Precise);
+                check_with(&handle, &ops, &extras, &sums, Case::new(DType::F32), one_of_each(first));
+            }
+        }
+    }
+}
+
+/// Every bias, activation, residual and output type in the kernel itself.
+#[test]
+fn epilogues() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(185);
+    for (j, pair) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[6], PAIRS[7]].into_iter().enumerate() {
+        for m in [3, 16] {
+            let both = new(&handle, &mut rng, [m, 136, 416], pair);
+            let extras = Extras::new(&handle, &mut rng, m, 136, &[0, 8]);
+            with!(&both, |ops| {
+                let sums = ops.sums(Accumulation::Precise);
+                for (i, case) in epilogue_cases(17, 8).chain([layer()]).enumerate() {
+                    check_with(&handle, ops, &extras, &sums, case, one_of_each(i / 9).skip((i / 5 + j) % 2).take(1));
+                }
+                let plan = plan(&handle, &layer().desc(ops), Formulation::SmallM);
+                let a_bytes = if pair.0.scheme().is_some() { m * 416 * 2 } else { 0 };
+                assert_eq!((plan.finish(), plan.workspace_bytes()), (Finish::Fused, a_bytes), "{}", plan.explain());
+            });
+        }
+    }
+}
+
+/// With `beta = 0` D's old value, NaN here, is not read.
+#[test]
+fn beta_zero_reads_nothing() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(186);
+    for pair in PAIRS {
+        let both = new(&handle, &mut rng, [5, 72, 160], pair);
+        let mut extras = Extras::new(&handle, &mut rng, 5, 72, &[0]);
+        with!(&both, |ops| {
+            let case = Case { beta: Some(0.0), ..Case::new(DType::F32) };
+            let sums = ops.sums(Accumulation::Precise);
+            let bound = sums.with(&extras.inputs(ops, &Case { beta: None, ..case }), Gelu::Ieee).unwrap();
+            extras.old.fill(f32::NAN);
+            let mut plan = plan(&handle, &case.desc(ops), Formulation::SmallM);
+            let stored = execute(&handle, &mut plan, ops, &extras, &case);
+            bound.check(stored.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
+        });
+    }
+}
+
+/// Second-level scales whose product overflows FP32, and an alpha that brings the result back.
+#[test]
+fn large_second_levels_do_not_overflow() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(187);
+    let (m, n, k) = (7, 72, 576);
+    let (x, w) = (blocked(&mut rng, m, k).mapv(|v| v * 1e35), blocked(&mut rng, n, k).mapv(|v| v * 1e20));
+    for (a, b) in PAIRS.into_iter().filter(|(a, _)| a.scheme().is_some_and(Scheme::is_nvfp4)) {
+        let both = operands(&handle, &x, quantized(&w, b), a);
+        let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
+        with!(&both, |ops| {
+            let scale = |q: &HostQuantMatrix| q.scales().iter().copied().fold(0.0, f32::max);
+            let quantized_a = ops.host_a().quantized().map(scale).unwrap();
+            assert!((quantized_a * scale(ops.host_b())).is_infinite());
+            let case = Case { alpha: 1e-30, ..Case::new(DType::F32) };
+            let d = reference::scaled_gemm(&extras.inputs(ops, &case)).unwrap();
+            assert!(d.iter().all(|v| v.is_finite()) && d.iter().any(|v| v.abs() > 1e20), "{a} x {b}");
+            check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
+        });
+    }
+}
+
+/// A NaN of A stays in its row, a NaN scale of B in its column, and what no memory holds changes none.
+#[test]
+fn not_a_number_stays_where_it_is() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(188);
+    let (m, n, k) = (13, 136, 416);
+    for (a, b) in [(BF16, NV), (F16, NV), (BF16, NV_ROW), (BF16, MX4), PAIRS[7], PAIRS[9]] {
+        let host_b = quantized(&blocked(&mut rng, n, k), b);
+        let (mut scales, nan) = (host_b.logical_block_scales(), if b.is_nvfp4() { 0x7F } else { 0xFF });
+        let blocks = scales.len() / n;
+        scales[100 * blocks + blocks - 1] = nan;
+        scales[3 * blocks + 5] = nan;
+        let outer = host_b.logical_scales();
+        let codes = host_b.logical_codes().to_vec();
+        let host_b = HostQuantMatrix::from_block_logical(b, n, k, codes, &outer, &scales).unwrap();
+        let mut x = blocked(&mut rng, m, k);
+        let both = match a {
+            Operand::Plain(dtype) => {
+                x[[7, 409]] = f32::NAN;
+                x[[11, 0]] = f32::NAN;
+                Both::Plain(PlainOperands::of(&handle, &x, dtype, 8, host_b))
+            }
+            Operand::Quantized(scheme) => {
+                let q = quantized(&x, scheme);
+                let mut scales = q.logical_block_scales();
+                let blocks = scales.len() / m;
+                for row in [7, 11] {
+                    scales[row * blocks + row] = if scheme.is_nvfp4() { 0x7F } else { 0xFF };
+                }
+                let (codes, outer) = (q.logical_codes().to_vec(), q.logical_scales());
+                let q = HostQuantMatrix::from_block_logical(scheme, m, k, codes, &outer, &scales).unwrap();
+                Both::Quantized(Operands::of(&handle, q, host_b))
+            }
+        };
+        let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut rng, m, n, &[]));
+        with!(&both, |ops| for config in all() {
+            let stored = execute(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case);
+            for ((row, col), v) in stored.values(ops, &case).indexed_iter() {
+                let nan = [7, 11].contains(&row) || [3, 100].contains(&col);
+                assert!(if nan { v.is_nan() } else { v.is_finite() }, "{a} x {b}, {config}: {v} at {row}, {col}");
+            }
+        });
+    }
+}
+
+/// In one configuration and width of the product (8 or 16 rows) a row of D has the same bits whatever m is and wherever the row stands.
+#[test]
+fn equal_rows_have_equal_results() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(189);
+    let (most, n, k) = (16, 520, 1184);
+    for (a, b) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)] {
+        let (x, w) = (blocked(&mut rng, most, k), quantized(&blocked(&mut rng, n, k), b));
+        let case = Case::new(DType::F32);
+        for config in all() {
+            let rows = |start: usize, m: usize| {
+                let part = x.slice(s![start..start + m, ..]).to_owned();
+                let both = operands(&handle, &part, w.clone(), a);
+                let extras = Extras::new(&handle, &mut Noise::new(190), m, n, &[]);
+                with!(&both, |ops| {
+                    execute(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case).bytes
+                })
+            };
+            let want = rows(0, most);
+            for (start, m) in [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13)] {
+                assert!(rows(start, m) == want[start * n * 4..(start + m) * n * 4], "{config}: rows from {start}, {m}");
+            }
+        }
+    }
+}
+
+#[test]
+fn graphs_give_the_eager_bits_and_follow_a() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(191);
+    let (m, n, k) = (12, 520, 672);
+    for (i, config) in all().chain(all()).enumerate() {
+        let mut both = new(&handle, &mut rng, [m, n, k], PAIRS[i % PAIRS.len()]);
+        let extras = Extras::new(&handle, &mut rng, m, n, &[]);
+        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
+        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
+        let mut output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
+        let graph = with!(&both, |ops| capture_among_others(&handle, || plan
+            .execute(&handle, output.args(ops, &extras, &case))))
+        .unwrap();
+        let replay = |output: &mut Output| {
+            output.reset(&handle);
+            handle.launch(&graph).unwrap();
+            output.read(&handle, "replay")
+        };
+        for _ in 0..3 {
+            assert!(replay(&mut output) == want, "{config}: a replay differs");
+        }
+        let x = blocked(&mut rng, m, k).mapv(|v| v * 3.0);
+        match &mut both {
+            Both::Plain(ops) => ops.rewrite(&handle, &x),
+            Both::Quantized(ops) => rewrite(&handle, &x, &mut ops.a),
+        }
+        let follows = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
+        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
+    }
+}
+
+/// Products back to back, each behind the one before it: tens of thousands of launches, of clusters of every size in turn, and then the right bits.
+#[test]
+fn long_chains() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(192);
+    let case = Case { gap: 8, ..Case::new(DType::Bf16) };
+    let mut links: Vec<_> = all()
+        .chain(all())
+        .enumerate()
+        .map(|(i, config)| {
+            let both = new(&handle, &mut rng, [1 + i, 264, 2080], PAIRS[i % PAIRS.len()]);
+            let extras = Extras::new(&handle, &mut rng, 1 + i, 264, &[case.gap]);
+            let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
+            let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
+            let output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
+            (both, extras, plan, want, output)
+        })
+        .collect();
+    for _ in 0..2000 {
+        for (both, extras, plan, _, output) in &mut links {
+            with!(&*both, |ops| plan.execute(&handle, output.args(ops, extras, &case)).unwrap());
+        }
+    }
+    for (.., plan, want, output) in &links {
+        assert!(output.read(&handle, "the end of a chain") == *want, "{}", plan.explain());
+    }
+}
+
+/// It comes first, also where B keeps its values, which it does not read.
+#[test]
+fn kept_values_are_not_read() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(193);
+    for (a, b) in PAIRS {
+        let both = new(&handle, &mut rng, [9, 136, 672], (a, b));
+        let extras = Extras::new(&handle, &mut rng, 9, 136, &[]);
+        with!(&both, |ops| {
+            let case = Case::new(DType::Bf16);
+            let mut codes = handle.plan(&case.desc(ops)).unwrap();
+            assert_eq!(codes.formulation(), Formulation::SmallM, "{}", codes.explain());
+            assert!(codes.explain().contains("small-m, fused: one pass over B"), "{}", codes.explain());
+            let quantized = a.scheme().is_some();
+            assert_eq!(
+                codes.explain().contains("A dequantized to bf16 in each call"),
+                quantized,
+                "{}",
+                codes.explain()
+            );
+            let want = execute(&handle, &mut codes, ops, &extras, &case);
+            let dtype = if a == F16 { DType::F16 } else { DType::Bf16 };
+            ops.b().keep_dequantized(&handle, dtype).unwrap();
+            let mut kept = handle.plan(&case.desc(ops)).unwrap();
+            assert_eq!(kept.desc().kept, KeptWeights::Dequantized(dtype));
+            assert_eq!(kept.formulation(), Formulation::SmallM, "{}", kept.explain());
+            assert!(kept.explain().contains("not the values that it keeps"), "{}", kept.explain());
+            assert!(execute(&handle, &mut kept, ops, &extras, &case) == want, "{a} x {b}");
+        });
+    }
+}
+
+#[test]
+fn what_it_does_not_do_is_refused_with_the_reason() {
+    let Some(handle) = hopper() else { return };
+    let ask = |desc: GemmDesc| {
+        desc.check("test").unwrap();
+        handle.plan_with(&desc, &PlanOptions::default().with_formulation(Formulation::SmallM))
+    };
+    let desc = |m, k, (a, b): Pair| GemmDesc::new(m, 520, k, a, b, DType::Bf16);
+    let good = desc(7, 576, (BF16, NV));
+    refused(ask(desc(17, 576, (BF16, NV))), &["small-m", "at most 16 rows of A with nvfp4 weights, and m = 17"]);
+    refused(ask(desc(7, 560, (BF16, MX4))), &["small-m", "multiples of 32, and k = 560", "supports"]);
+    refused(ask(desc(7, 576, (F16, MX4))), &["small-m", "f16 x mxfp4 is a product in f16", "supports"]);
+    let mx = Scheme::Mxfp8(Fp8Format::E4M3);
+    refused(ask(desc(7, 576, (BF16, mx))), &["small-m", "nvfp4, nvfp4-row and mxfp4 weights", "supports"]);
+    // A record of it is for its own weights, rows and k, and its algorithm for its own codes.
+    let record = ask(good).unwrap().record().unwrap().to_json().unwrap();
+    let block = |text: &str| {
+        let mut value: serde_json::Value = serde_json::from_str(text).unwrap();
+        *value.pointer_mut("/algorithm/small-m/block").unwrap() = "two".into();
+        value.to_string()
+    };
+    let fp8 = "fp8-row:e4m3";
+    let of_fp8 =
+        GemmDesc::new(7, 520, 576, Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Row(Fp8Format::E4M3), DType::Bf16);
+    for (text, why, wanted) in [
+        (record.replacen("\"m\": 7", "\"m\": 17", 1), "at most 16 rows", desc(17, 576, good_pair())),
+        (record.replacen("\"k\": 576", "\"k\": 560", 1), "multiples of 32", desc(7, 560, good_pair())),
+        (block(&record), "small-m has no such algorithm for bf16 x nvfp4", good),
+        (
+            record.replacen("\"a\": \"bf16\"", &format!("\"a\": \"{fp8}\""), 1).replacen(
+                "\"b\": \"nvfp4\"",
+                &format!("\"b\": \"{fp8}\""),
+                1,
+            ),
+            "small-m has no such algorithm for fp8-row",
+            of_fp8,
+        ),
+    ] {
+        assert_ne!(text, record);
+        let forged = TuneRecord::from_json(&text).unwrap();
+        let planned = handle.plan_with(&wanted, &PlanOptions::default().with_record(forged));
+        refused(planned, &["tuning record refused", why]);
+    }
+    for m in [17, 64] {
+        assert_ne!(handle.plan(&desc(m, 576, good_pair())).unwrap().formulation(), Formulation::SmallM);
+    }
+    // An A that is not 16-byte aligned.
+    let (x, mut buffer) = (poisoned(&handle, 4096), poisoned(&handle, 4096));
+    let b = QuantMatrix::zeros(&handle, NV, 16, 64).unwrap();
+    let a = MatRef::new(x.slice(8..), DType::Bf16, 4, 64).unwrap();
+    let d = MatMut::new(&mut buffer, DType::Bf16, 4, 16).unwrap();
+    refused(handle.scaled_gemm(GemmArgs::weight_only(a, &b, d)), &["A: address 0x", "16-byte aligned"]);
+    // No rows, no work.
+    let mut plan = ask(desc(0, 64, good_pair())).unwrap();
+    let b = QuantMatrix::zeros(&handle, NV, 520, 64).unwrap();
+    let a = MatRef::new(&x, DType::Bf16, 0, 64).unwrap();
+    let d = MatMut::new(&mut buffer, DType::Bf16, 0, 520).unwrap();
+    plan.execute(&handle, GemmArgs::weight_only(a, &b, d)).unwrap();
+}
+
+fn good_pair() -> Pair {
+    (BF16, NV)
+}
