@@ -11,9 +11,9 @@ use common::*;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, RmsNorm, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
-    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, KernelFamily, MatMut, MatRef, QuantMatrix, Recipe, RmsNormArgs, Scheme,
-    SwigluGradientsInto, SwigluSource, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
+    DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, KernelFamily, MatMut, MatRef,
+    QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 /// A matrix on both sides, rows so many elements apart, NaN between them.
@@ -50,6 +50,12 @@ impl Both {
         assert!(all.slice(ndarray::s![.., cols..]).iter().all(|v| v.is_nan()), "what lies between rows was written");
         all.slice(ndarray::s![.., ..cols]).to_owned()
     }
+}
+
+/// The values of a matrix as they lie on the device, with `between` rows.
+fn apart_by(of: &Both, between: f32) -> Array2<f32> {
+    let (rows, cols) = of.values.dim();
+    Array2::from_shape_fn((rows, of.stride), |(i, j)| if j < cols { of.values[(i, j)] } else { between })
 }
 
 /// Numbers of many sizes, some special ones among them where they are wanted.
@@ -179,7 +185,7 @@ fn norms() {
     }
 }
 
-/// Into matrices that products read, and by the factors into tiles, channels and transposed codes, which one pass refuses.
+/// Into matrices that products read, and by the factors into tiles, channels and transposed codes.
 #[test]
 fn norms_for_products_and_tiles() {
     let Some(handle) = handle() else { return };
@@ -219,6 +225,101 @@ fn norms_for_products_and_tiles() {
                 let got = handle.cast(source, recipe).unwrap();
                 assert_cast(&handle, &got, &want, &format!("by factors, {rows} x {cols} to {scheme}"));
             }
+        }
+    }
+}
+
+/// One call to every target: those of one pass and those that take a second launch, which reads the sum and the factors that the first wrote.
+#[test]
+fn norms_are_sources() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(986);
+    let nvfp4 = [Recipe::new(Scheme::Nvfp4Row), Recipe::new(Scheme::Nvfp4)];
+    let mx = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp8(Fp8Format::E5M2), Scheme::Mxfp4].map(Recipe::new);
+    let fp8 = [Fp8Granularity::Row, Fp8Granularity::Group1x128, Fp8Granularity::Tensor]
+        .map(|of| Fp8Recipe::new(of, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek).into());
+    let number = handle.upload(&[3.5f32]).unwrap();
+    for (rows, cols, dtype, apart) in
+        [(129, 576, DType::Bf16, 0), (3, 8208, DType::Bf16, 0), (127, 320, DType::F16, 5), (5, 16400, DType::F32, 0)]
+    {
+        let x = Both::new(&handle, dtype, cols + apart, numbers(&mut rng, (rows, cols), false));
+        let residual = numbers(&mut rng, (rows, cols), false);
+        let weight: Vec<f32> = (0..cols).map(|_| rng.uniform() + 0.5).collect();
+        let there = handle.upload(&weight).unwrap();
+        let matrix = x.matrix();
+        let of_columns = || VecRef::new(&there, DType::F32, cols).unwrap();
+        let index: Vec<i32> = (0..rows as i32 + 3)
+            .map(|i| if i % 5 == 2 { -1 } else { rows as i32 - 1 - i.min(rows as i32 - 1) })
+            .collect();
+        let chosen = RowIndex::new(&handle, &index, rows).unwrap();
+        for way in 0..3 {
+            let mut before = Both::new(&handle, dtype, cols + apart, residual.clone());
+            let read = Both::new(&handle, dtype, cols + apart, residual.clone());
+            let added = (way > 0).then(|| read.values.clone());
+            let options = RmsNorm { weight: &weight, epsilon: 1e-5, residual: added.as_ref().map(|r| r.view()), dtype };
+            let want = reference::rms_norm(x.values.view(), &options).unwrap();
+            let mut rstd = handle.alloc(4 * rows).unwrap();
+            let other = read.matrix();
+            let mut run = |rstd: Option<&mut DeviceBuffer>, cast: &mut dyn FnMut(RmsNormArgs<'_>)| {
+                // In place the sum would grow from call to call.
+                handle.write(&mut before.data.view_mut(), &bytes_of(dtype, &apart_by(&read, f32::NAN))).unwrap();
+                let norm = RmsNormArgs::new(&matrix, of_columns(), 1e-5).unwrap();
+                let norm = match way {
+                    0 => norm,
+                    1 => norm.with_residual(&other, before.matrix_mut()).unwrap(),
+                    _ => norm.with_updated_residual(before.matrix_mut()).unwrap(),
+                };
+                cast(match rstd {
+                    Some(rstd) => norm.with_rstd(rstd).unwrap(),
+                    None => norm,
+                });
+                if let Some(sum) = &want.sum {
+                    same(&before.read(&handle), sum, "sum");
+                }
+            };
+            for recipe in nvfp4.into_iter().chain(mx).chain(fp8) {
+                let scheme = recipe.scheme();
+                let context = format!("{rows} x {cols} {dtype}, way {way}, to {scheme}");
+                let mut got = QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+                let at_once = matches!(scheme, Scheme::Fp8Row(_) | Scheme::Fp8Group1x128(_));
+                run((!at_once).then_some(&mut rstd), &mut |norm| match scheme {
+                    Scheme::Nvfp4 => {
+                        let given = GivenScale::Amax(DeviceBytes::from(&number));
+                        handle.quantize_source_nvfp4_into(norm, recipe, &given, &mut got).unwrap();
+                    }
+                    Scheme::Fp8Tensor(format) => {
+                        let given = GivenScale::Encode(DeviceBytes::from(&number));
+                        handle.quantize_source_tensor_into(norm, format, &given, &mut got, None).unwrap();
+                    }
+                    _ => handle.rms_norm_quantize_into(norm, recipe, &mut got).unwrap(),
+                });
+                let values = want.values.view();
+                let want = match scheme {
+                    Scheme::Nvfp4 => {
+                        reference::quantize_with_scale(values, DType::F32, recipe, GivenScale::Amax(3.5)).unwrap()
+                    }
+                    Scheme::Fp8Tensor(format) => {
+                        reference::quantize_tensor(values, format, GivenScale::Encode(3.5)).unwrap().0
+                    }
+                    _ => reference::quantize(values, DType::F32, recipe).unwrap(),
+                };
+                assert_device_bits(&handle, &got, &want, &context);
+            }
+            let tile = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap());
+            let mut got = CastMatrix::zeros(&handle, tile.scheme(), rows, cols).unwrap();
+            run(Some(&mut rstd), &mut |norm| handle.rms_norm_cast_into(norm, tile, &mut got).unwrap());
+            assert_cast(&handle, &got, &reference::cast(&want.values.view().into(), tile).unwrap(), "norm to tiles");
+            same(&floats(&handle, &rstd), &want.rstd, "factors");
+            // Chosen rows of a norm, to what one pass writes otherwise.
+            let rows_of = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap());
+            let picked = Array2::from_shape_fn((index.len(), cols), |(i, j)| {
+                usize::try_from(index[i]).map_or(0.0, |row| want.values[[row, j]])
+            });
+            run(Some(&mut rstd), &mut |norm| {
+                let got = handle.cast(CastSource::from(norm).gathered(&chosen).unwrap(), rows_of).unwrap();
+                let want = reference::cast(&picked.view().into(), rows_of).unwrap();
+                assert_cast(&handle, &got, &want, "chosen rows of a norm");
+            });
         }
     }
 }
@@ -384,7 +485,10 @@ fn refusals() {
     says(handle.rms_norm(norm()), &["with_rstd"]);
     let tile = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile128x128).unwrap();
     let mut out = CastMatrix::zeros(&handle, tile, 16, 128).unwrap();
-    says(handle.rms_norm_cast_into(norm(), CastRecipe::new(tile), &mut out), &["several rows", "CastSource::normed"]);
+    says(handle.rms_norm_cast_into(norm(), CastRecipe::new(tile), &mut out), &["two launches", "with_rstd"]);
+    let mxfp8 = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
+    let mut product = QuantMatrix::zeros(&handle, mxfp8.scheme(), 16, 128).unwrap();
+    says(handle.rms_norm_quantize_into(norm(), mxfp8, &mut product), &["two launches", "with_rstd"]);
     let tensor = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
     let mut product = QuantMatrix::zeros(&handle, tensor.scheme(), 16, 128).unwrap();
     says(handle.rms_norm_quantize_into(norm(), tensor, &mut product), &["twice"]);
