@@ -12,8 +12,9 @@ use ndarray::Array2;
 use scaled_gemm::reference::{self, RmsNorm, Swiglu};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
-    DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, KernelFamily, MatMut, MatRef,
-    QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
+    DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, Handle, KernelFamily, MatMut,
+    MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto,
+    SwigluSource, VecRef,
 };
 
 /// A matrix on both sides, rows so many elements apart, NaN between them.
@@ -381,7 +382,7 @@ fn check_backward(
         // All of it, and each part alone.
         let wanted = |part: usize| way < 4 || way / 4 == part;
         let into = SwigluGradientsInto {
-            x: wanted(1).then_some((recipe, &mut dx)),
+            x: wanted(1).then_some((recipe, &mut dx).into()),
             x_bf16: wanted(2).then(|| wide.matrix_mut()),
             out: wanted(3).then(|| out.matrix_mut()),
             weights: wanted(3).then(|| (&mut dw).into()),
@@ -413,6 +414,64 @@ fn backward() {
     }
 }
 
+/// As what products read: every byte, padding included, is that of the quantizer of the gradients in FP32.
+#[test]
+fn gradients_for_products() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(987);
+    let mut recipes = Vec::new();
+    for rule in MxScaleRule::ALL {
+        recipes.extend(Fp8Format::ALL.map(|format| Recipe::from(Mxfp8Recipe { format, rule })));
+    }
+    for scales in [Fp8Scales::Exact, Fp8Scales::PowerOfTwo] {
+        let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+        recipes.push(Fp8Recipe { scales, ..recipe }.into());
+    }
+    for (rows, half, dtype, apart) in [
+        (0, 128, DType::Bf16, 0),
+        (1, 32, DType::Bf16, 0),
+        (127, 96, DType::F16, 0),
+        (130, 352, DType::F32, 4),
+        (33, 1280, DType::Bf16, 3),
+        (257, 128, DType::F32, 0),
+    ] {
+        let x = Both::new(&handle, dtype, 2 * half + apart, numbers(&mut rng, (rows, 2 * half), true));
+        let g = Both::new(&handle, dtype, half + apart, numbers(&mut rng, (rows, half), true));
+        let finite = x.values.mapv(|v| if v.is_finite() { v.clamp(-1e4, 1e4) } else { 1.0 });
+        let codes = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap());
+        let codes = reference::cast(&finite.view().into(), codes).unwrap();
+        let coded = CastMatrix::from_host(&handle, &codes).unwrap();
+        let (matrix, gradient) = (x.matrix(), g.matrix());
+        for (read, from_codes) in [(x.values.clone(), false), (reference::cast_back(&codes, DType::F32), true)] {
+            let want = reference::swiglu_backward(read.view(), g.values.view(), &Swiglu::default()).unwrap();
+            for recipe in recipes.iter().filter(|r| half % 128 == 0 || matches!(r.scheme(), Scheme::Mxfp8(_))) {
+                let context = format!("{rows} x {half} {dtype}, from codes {from_codes}, to {recipe:?}");
+                let want_x = reference::quantize(want.x.view(), DType::F32, *recipe).unwrap();
+                let mut got = match recipe {
+                    Recipe::Fp8(_) => QuantMatrix::zeros(&handle, recipe.scheme(), rows, 2 * half).unwrap(),
+                    _ => poisoned_matrix(&handle, recipe.scheme(), rows, 2 * half),
+                };
+                let mut wide = Both::new(&handle, DType::Bf16, 2 * half, Array2::ones((rows, 2 * half)));
+                let mut dw = handle.alloc(4 * rows).unwrap();
+                let forward = match from_codes {
+                    true => SwigluSource::of_codes(&coded).unwrap(),
+                    false => SwigluSource::new(&matrix).unwrap(),
+                };
+                let into = SwigluGradientsInto {
+                    x: Some((*recipe, &mut got).into()),
+                    x_bf16: Some(wide.matrix_mut()),
+                    weights: Some((&mut dw).into()),
+                    ..Default::default()
+                };
+                handle.swiglu_backward(forward, &gradient, into).unwrap();
+                assert_device_bits(&handle, &got, &want_x, &context);
+                same(&wide.read(&handle), &want.x.mapv(|v| round_to(DType::Bf16, v)), &context);
+                same(&floats(&handle, &dw), &want.weights, &context);
+            }
+        }
+    }
+}
+
 #[test]
 fn captured() {
     let Some(handle) = handle() else { return };
@@ -433,7 +492,7 @@ fn captured() {
             let weight = VecRef::new(&there, DType::F32, 256)?;
             let norm = RmsNormArgs::new(&matrix, weight, 1e-6)?.with_updated_residual(residual.matrix_mut())?;
             handle.rms_norm_cast_into(norm, recipe, &mut normed)?;
-            let into = SwigluGradientsInto { x: Some((recipe, &mut dx)), ..SwigluGradientsInto::default() };
+            let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..SwigluGradientsInto::default() };
             handle.swiglu_backward(SwigluSource::new(&matrix)?, &g, into)
         })
         .unwrap()
@@ -498,12 +557,22 @@ fn refusals() {
     let scheme = |group| CastScheme::new(CodeFormat::E4M3, group).unwrap();
     let into = |recipe_of: CastScheme, words: &[&str]| {
         let mut dx = CastMatrix::zeros(&handle, recipe_of, 16, 128).unwrap();
-        let into = SwigluGradientsInto { x: Some((CastRecipe::new(recipe_of), &mut dx)), ..Default::default() };
+        let into = SwigluGradientsInto { x: Some((CastRecipe::new(recipe_of), &mut dx).into()), ..Default::default() };
         says(handle.swiglu_backward(forward(), &gradient, into), words);
     };
     into(scheme(CastGroup::Group1x64), &["1x64", "1x32 or 1x128"]);
     // Halves of 64 columns would share groups.
     into(scheme(CastGroup::Group1x128), &["64 columns", "multiple of 128"]);
+    let product = |recipe: Recipe, words: &[&str]| {
+        let mut dx = QuantMatrix::zeros(&handle, recipe.scheme(), 16, 128).unwrap();
+        let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() };
+        says(handle.swiglu_backward(forward(), &gradient, into), words);
+    };
+    let of = |granularity| Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    product(of(Fp8Granularity::Row).into(), &["fp8-row", "fp8-1x128 or mxfp8"]);
+    product(Recipe::new(Scheme::Mxfp4), &["mxfp4", "fp8-1x128 or mxfp8"]);
+    product(of(Fp8Granularity::Group1x128).into(), &["64 columns", "multiple of 128"]);
+    product(of(Fp8Granularity::Group1x128).with_rule(Fp8Rule::TorchAo).into(), &["deepseek"]);
     let odd = MatMut::new(&mut f16, DType::Bf16, 8, 128).unwrap().with_row_stride(130).unwrap();
     let few = MatRef::new(&x.data, DType::Bf16, 8, 128).unwrap();
     let of_few = MatRef::new(&g.data, DType::Bf16, 8, 64).unwrap();

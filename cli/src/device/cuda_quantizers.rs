@@ -111,7 +111,8 @@ pub fn time(
                 Some(read) => SwigluSource::of_codes(&read[at])?,
                 None => SwigluSource::new(&gated[at])?,
             };
-            let mut into = SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at])), ..Default::default() };
+            let mut into =
+                SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at]).into()), ..Default::default() };
             if all {
                 into.x_bf16 = Some(MatMut::new(&mut wide[at], DType::Bf16, rows, 2 * half)?);
                 into.out = Some(MatMut::new(&mut again[at], DType::Bf16, rows, half)?);

@@ -203,7 +203,7 @@ impl Handle {
 const TWICE: &str = "the amax of the whole matrix would take a pass of its own, which computes the source twice";
 
 /// The cast whose bytes are those of a recipe for products.
-fn cast_recipe(recipe: Fp8Recipe) -> Result<CastRecipe> {
+pub(super) fn cast_recipe(recipe: Fp8Recipe) -> Result<CastRecipe> {
     let (group, scales) = match recipe.granularity {
         Fp8Granularity::Row => (CastGroup::Row, CastScales::RowMajor),
         Fp8Granularity::Group1x128 => (CastGroup::Group1x128, CastScales::ColumnMajor),
