@@ -76,7 +76,7 @@ impl FusedKernels {
         aligned: bool,
     ) -> Option<Kernel> {
         let by_columns = scheme.scales() == CastScales::ColumnMajor && scheme.group() != CastGroup::Group1x128;
-        if !aligned || by_columns || call.kind == ProducerKind::Gelu {
+        if !aligned || by_columns {
             return None;
         }
         let kind = if call.kind == ProducerKind::Swiglu { 1 + usize::from(is_bare(call)) } else { 0 };
