@@ -257,7 +257,7 @@ fn with_results(handle: &Handle, rows: usize, half: usize) {
             time_at(handle, cadence, sets, |i| {
                 let forward = if from_codes { SwigluSource::of_codes(&coded[i])? } else { SwigluSource::new(&x[i])? };
                 let into = SwigluGradientsInto {
-                    x: Some((recipe, &mut dx[i])),
+                    x: Some((recipe, &mut dx[i]).into()),
                     x_bf16: Some(MatMut::new(&mut wide[i], DType::Bf16, rows, 2 * half)?),
                     out: Some(MatMut::new(&mut out[i], DType::Bf16, rows, half)?),
                     weights: Some((&mut of_weights[i]).into()),

@@ -17,6 +17,7 @@ kernel_files! {
     Cast, "cast/cast_back", 80..=u32::MAX;
     Fused, "fused/produced", 80..=u32::MAX;
     Fused, "fused/swiglu_backward", 80..=u32::MAX;
+    Fused, "fused/swiglu_backward_mx", 80..=u32::MAX;
     Fused, "fused/rms_norm", 80..=u32::MAX;
     Fused, "fused/produced_tensor", 80..=u32::MAX;
     Fused, "fused/produced_mx", 80..=u32::MAX;

@@ -187,7 +187,7 @@ fn norms_and_gradients() {
             let columns = VecRef::new(&weight_there, DType::F32, 2 * half)?;
             handle.rms_norm_quantize_into(RmsNormArgs::new(&matrix, columns, 1e-6)?, read, &mut normed)?;
             let into = SwigluGradientsInto {
-                x: Some((recipe, &mut dx)),
+                x: Some((recipe, &mut dx).into()),
                 x_bf16: Some(MatMut::new(&mut wide, DType::Bf16, rows, 2 * half)?),
                 out: Some(MatMut::new(&mut out, DType::Bf16, rows, half)?),
                 weights: Some((&mut dw).into()),

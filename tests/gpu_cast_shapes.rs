@@ -116,7 +116,7 @@ fn gradients() {
                     source = source.with_experts(&gated.experts_there).unwrap();
                 }
                 let mut dx = poisoned_cast(&handle, recipe.scheme(), rows, 2 * half);
-                let into = SwigluGradientsInto { x: Some((recipe, &mut dx)), ..Default::default() };
+                let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() };
                 handle.swiglu_backward(source, &gradient, into).unwrap();
                 assert_cast(&handle, &dx, &want, &format!("gradients of {kind}, {rows} x {half}, {recipe:?}"));
             }

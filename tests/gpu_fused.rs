@@ -11,9 +11,10 @@ use common::*;
 use ndarray::Array2;
 use scaled_gemm::reference::{self, RmsNorm, Swiglu};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
-    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, KernelFamily, MatMut, MatRef, QuantMatrix, Recipe, RmsNormArgs, Scheme,
-    SwigluGradientsInto, SwigluSource, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
+    DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, GivenScale, Handle, KernelFamily, MatMut,
+    MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto,
+    SwigluSource, VecRef,
 };
 
 /// A matrix on both sides, rows so many elements apart, NaN between them.
@@ -50,6 +51,12 @@ impl Both {
         assert!(all.slice(ndarray::s![.., cols..]).iter().all(|v| v.is_nan()), "what lies between rows was written");
         all.slice(ndarray::s![.., ..cols]).to_owned()
     }
+}
+
+/// The values of a matrix as they lie on the device, with `between` rows.
+fn apart_by(of: &Both, between: f32) -> Array2<f32> {
+    let (rows, cols) = of.values.dim();
+    Array2::from_shape_fn((rows, of.stride), |(i, j)| if j < cols { of.values[(i, j)] } else { between })
 }
 
 /// Numbers of many sizes, some special ones among them where they are wanted.
@@ -179,7 +186,7 @@ fn norms() {
     }
 }
 
-/// Into matrices that products read, and by the factors into tiles, channels and transposed codes, which one pass refuses.
+/// Into matrices that products read, and by the factors into tiles, channels and transposed codes.
 #[test]
 fn norms_for_products_and_tiles() {
     let Some(handle) = handle() else { return };
@@ -219,6 +226,101 @@ fn norms_for_products_and_tiles() {
                 let got = handle.cast(source, recipe).unwrap();
                 assert_cast(&handle, &got, &want, &format!("by factors, {rows} x {cols} to {scheme}"));
             }
+        }
+    }
+}
+
+/// One call to every target: those of one pass and those that take a second launch, which reads the sum and the factors that the first wrote.
+#[test]
+fn norms_are_sources() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(986);
+    let nvfp4 = [Recipe::new(Scheme::Nvfp4Row), Recipe::new(Scheme::Nvfp4)];
+    let mx = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp8(Fp8Format::E5M2), Scheme::Mxfp4].map(Recipe::new);
+    let fp8 = [Fp8Granularity::Row, Fp8Granularity::Group1x128, Fp8Granularity::Tensor]
+        .map(|of| Fp8Recipe::new(of, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek).into());
+    let number = handle.upload(&[3.5f32]).unwrap();
+    for (rows, cols, dtype, apart) in
+        [(129, 576, DType::Bf16, 0), (3, 8208, DType::Bf16, 0), (127, 320, DType::F16, 5), (5, 16400, DType::F32, 0)]
+    {
+        let x = Both::new(&handle, dtype, cols + apart, numbers(&mut rng, (rows, cols), false));
+        let residual = numbers(&mut rng, (rows, cols), false);
+        let weight: Vec<f32> = (0..cols).map(|_| rng.uniform() + 0.5).collect();
+        let there = handle.upload(&weight).unwrap();
+        let matrix = x.matrix();
+        let of_columns = || VecRef::new(&there, DType::F32, cols).unwrap();
+        let index: Vec<i32> = (0..rows as i32 + 3)
+            .map(|i| if i % 5 == 2 { -1 } else { rows as i32 - 1 - i.min(rows as i32 - 1) })
+            .collect();
+        let chosen = RowIndex::new(&handle, &index, rows).unwrap();
+        for way in 0..3 {
+            let mut before = Both::new(&handle, dtype, cols + apart, residual.clone());
+            let read = Both::new(&handle, dtype, cols + apart, residual.clone());
+            let added = (way > 0).then(|| read.values.clone());
+            let options = RmsNorm { weight: &weight, epsilon: 1e-5, residual: added.as_ref().map(|r| r.view()), dtype };
+            let want = reference::rms_norm(x.values.view(), &options).unwrap();
+            let mut rstd = handle.alloc(4 * rows).unwrap();
+            let other = read.matrix();
+            let mut run = |rstd: Option<&mut DeviceBuffer>, cast: &mut dyn FnMut(RmsNormArgs<'_>)| {
+                // In place the sum would grow from call to call.
+                handle.write(&mut before.data.view_mut(), &bytes_of(dtype, &apart_by(&read, f32::NAN))).unwrap();
+                let norm = RmsNormArgs::new(&matrix, of_columns(), 1e-5).unwrap();
+                let norm = match way {
+                    0 => norm,
+                    1 => norm.with_residual(&other, before.matrix_mut()).unwrap(),
+                    _ => norm.with_updated_residual(before.matrix_mut()).unwrap(),
+                };
+                cast(match rstd {
+                    Some(rstd) => norm.with_rstd(rstd).unwrap(),
+                    None => norm,
+                });
+                if let Some(sum) = &want.sum {
+                    same(&before.read(&handle), sum, "sum");
+                }
+            };
+            for recipe in nvfp4.into_iter().chain(mx).chain(fp8) {
+                let scheme = recipe.scheme();
+                let context = format!("{rows} x {cols} {dtype}, way {way}, to {scheme}");
+                let mut got = QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+                let at_once = matches!(scheme, Scheme::Fp8Row(_) | Scheme::Fp8Group1x128(_));
+                run((!at_once).then_some(&mut rstd), &mut |norm| match scheme {
+                    Scheme::Nvfp4 => {
+                        let given = GivenScale::Amax(DeviceBytes::from(&number));
+                        handle.quantize_source_nvfp4_into(norm, recipe, &given, &mut got).unwrap();
+                    }
+                    Scheme::Fp8Tensor(format) => {
+                        let given = GivenScale::Encode(DeviceBytes::from(&number));
+                        handle.quantize_source_tensor_into(norm, format, &given, &mut got, None).unwrap();
+                    }
+                    _ => handle.rms_norm_quantize_into(norm, recipe, &mut got).unwrap(),
+                });
+                let values = want.values.view();
+                let want = match scheme {
+                    Scheme::Nvfp4 => {
+                        reference::quantize_with_scale(values, DType::F32, recipe, GivenScale::Amax(3.5)).unwrap()
+                    }
+                    Scheme::Fp8Tensor(format) => {
+                        reference::quantize_tensor(values, format, GivenScale::Encode(3.5)).unwrap().0
+                    }
+                    _ => reference::quantize(values, DType::F32, recipe).unwrap(),
+                };
+                assert_device_bits(&handle, &got, &want, &context);
+            }
+            let tile = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap());
+            let mut got = CastMatrix::zeros(&handle, tile.scheme(), rows, cols).unwrap();
+            run(Some(&mut rstd), &mut |norm| handle.rms_norm_cast_into(norm, tile, &mut got).unwrap());
+            assert_cast(&handle, &got, &reference::cast(&want.values.view().into(), tile).unwrap(), "norm to tiles");
+            same(&floats(&handle, &rstd), &want.rstd, "factors");
+            // Chosen rows of a norm, to what one pass writes otherwise.
+            let rows_of = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap());
+            let picked = Array2::from_shape_fn((index.len(), cols), |(i, j)| {
+                usize::try_from(index[i]).map_or(0.0, |row| want.values[[row, j]])
+            });
+            run(Some(&mut rstd), &mut |norm| {
+                let got = handle.cast(CastSource::from(norm).gathered(&chosen).unwrap(), rows_of).unwrap();
+                let want = reference::cast(&picked.view().into(), rows_of).unwrap();
+                assert_cast(&handle, &got, &want, "chosen rows of a norm");
+            });
         }
     }
 }
@@ -280,7 +382,7 @@ fn check_backward(
         // All of it, and each part alone.
         let wanted = |part: usize| way < 4 || way / 4 == part;
         let into = SwigluGradientsInto {
-            x: wanted(1).then_some((recipe, &mut dx)),
+            x: wanted(1).then_some((recipe, &mut dx).into()),
             x_bf16: wanted(2).then(|| wide.matrix_mut()),
             out: wanted(3).then(|| out.matrix_mut()),
             weights: wanted(3).then(|| (&mut dw).into()),
@@ -312,6 +414,64 @@ fn backward() {
     }
 }
 
+/// As what products read: every byte, padding included, is that of the quantizer of the gradients in FP32.
+#[test]
+fn gradients_for_products() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(987);
+    let mut recipes = Vec::new();
+    for rule in MxScaleRule::ALL {
+        recipes.extend(Fp8Format::ALL.map(|format| Recipe::from(Mxfp8Recipe { format, rule })));
+    }
+    for scales in [Fp8Scales::Exact, Fp8Scales::PowerOfTwo] {
+        let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+        recipes.push(Fp8Recipe { scales, ..recipe }.into());
+    }
+    for (rows, half, dtype, apart) in [
+        (0, 128, DType::Bf16, 0),
+        (1, 32, DType::Bf16, 0),
+        (127, 96, DType::F16, 0),
+        (130, 352, DType::F32, 4),
+        (33, 1280, DType::Bf16, 3),
+        (257, 128, DType::F32, 0),
+    ] {
+        let x = Both::new(&handle, dtype, 2 * half + apart, numbers(&mut rng, (rows, 2 * half), true));
+        let g = Both::new(&handle, dtype, half + apart, numbers(&mut rng, (rows, half), true));
+        let finite = x.values.mapv(|v| if v.is_finite() { v.clamp(-1e4, 1e4) } else { 1.0 });
+        let codes = CastRecipe::new(CastScheme::new(CodeFormat::E4M3, CastGroup::Group1x128).unwrap());
+        let codes = reference::cast(&finite.view().into(), codes).unwrap();
+        let coded = CastMatrix::from_host(&handle, &codes).unwrap();
+        let (matrix, gradient) = (x.matrix(), g.matrix());
+        for (read, from_codes) in [(x.values.clone(), false), (reference::cast_back(&codes, DType::F32), true)] {
+            let want = reference::swiglu_backward(read.view(), g.values.view(), &Swiglu::default()).unwrap();
+            for recipe in recipes.iter().filter(|r| half % 128 == 0 || matches!(r.scheme(), Scheme::Mxfp8(_))) {
+                let context = format!("{rows} x {half} {dtype}, from codes {from_codes}, to {recipe:?}");
+                let want_x = reference::quantize(want.x.view(), DType::F32, *recipe).unwrap();
+                let mut got = match recipe {
+                    Recipe::Fp8(_) => QuantMatrix::zeros(&handle, recipe.scheme(), rows, 2 * half).unwrap(),
+                    _ => poisoned_matrix(&handle, recipe.scheme(), rows, 2 * half),
+                };
+                let mut wide = Both::new(&handle, DType::Bf16, 2 * half, Array2::ones((rows, 2 * half)));
+                let mut dw = handle.alloc(4 * rows).unwrap();
+                let forward = match from_codes {
+                    true => SwigluSource::of_codes(&coded).unwrap(),
+                    false => SwigluSource::new(&matrix).unwrap(),
+                };
+                let into = SwigluGradientsInto {
+                    x: Some((*recipe, &mut got).into()),
+                    x_bf16: Some(wide.matrix_mut()),
+                    weights: Some((&mut dw).into()),
+                    ..Default::default()
+                };
+                handle.swiglu_backward(forward, &gradient, into).unwrap();
+                assert_device_bits(&handle, &got, &want_x, &context);
+                same(&wide.read(&handle), &want.x.mapv(|v| round_to(DType::Bf16, v)), &context);
+                same(&floats(&handle, &dw), &want.weights, &context);
+            }
+        }
+    }
+}
+
 #[test]
 fn captured() {
     let Some(handle) = handle() else { return };
@@ -332,7 +492,7 @@ fn captured() {
             let weight = VecRef::new(&there, DType::F32, 256)?;
             let norm = RmsNormArgs::new(&matrix, weight, 1e-6)?.with_updated_residual(residual.matrix_mut())?;
             handle.rms_norm_cast_into(norm, recipe, &mut normed)?;
-            let into = SwigluGradientsInto { x: Some((recipe, &mut dx)), ..SwigluGradientsInto::default() };
+            let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..SwigluGradientsInto::default() };
             handle.swiglu_backward(SwigluSource::new(&matrix)?, &g, into)
         })
         .unwrap()
@@ -384,7 +544,10 @@ fn refusals() {
     says(handle.rms_norm(norm()), &["with_rstd"]);
     let tile = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile128x128).unwrap();
     let mut out = CastMatrix::zeros(&handle, tile, 16, 128).unwrap();
-    says(handle.rms_norm_cast_into(norm(), CastRecipe::new(tile), &mut out), &["several rows", "CastSource::normed"]);
+    says(handle.rms_norm_cast_into(norm(), CastRecipe::new(tile), &mut out), &["two launches", "with_rstd"]);
+    let mxfp8 = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
+    let mut product = QuantMatrix::zeros(&handle, mxfp8.scheme(), 16, 128).unwrap();
+    says(handle.rms_norm_quantize_into(norm(), mxfp8, &mut product), &["two launches", "with_rstd"]);
     let tensor = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
     let mut product = QuantMatrix::zeros(&handle, tensor.scheme(), 16, 128).unwrap();
     says(handle.rms_norm_quantize_into(norm(), tensor, &mut product), &["twice"]);
@@ -394,12 +557,22 @@ fn refusals() {
     let scheme = |group| CastScheme::new(CodeFormat::E4M3, group).unwrap();
     let into = |recipe_of: CastScheme, words: &[&str]| {
         let mut dx = CastMatrix::zeros(&handle, recipe_of, 16, 128).unwrap();
-        let into = SwigluGradientsInto { x: Some((CastRecipe::new(recipe_of), &mut dx)), ..Default::default() };
+        let into = SwigluGradientsInto { x: Some((CastRecipe::new(recipe_of), &mut dx).into()), ..Default::default() };
         says(handle.swiglu_backward(forward(), &gradient, into), words);
     };
     into(scheme(CastGroup::Group1x64), &["1x64", "1x32 or 1x128"]);
     // Halves of 64 columns would share groups.
     into(scheme(CastGroup::Group1x128), &["64 columns", "multiple of 128"]);
+    let product = |recipe: Recipe, words: &[&str]| {
+        let mut dx = QuantMatrix::zeros(&handle, recipe.scheme(), 16, 128).unwrap();
+        let into = SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() };
+        says(handle.swiglu_backward(forward(), &gradient, into), words);
+    };
+    let of = |granularity| Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    product(of(Fp8Granularity::Row).into(), &["fp8-row", "fp8-1x128 or mxfp8"]);
+    product(Recipe::new(Scheme::Mxfp4), &["mxfp4", "fp8-1x128 or mxfp8"]);
+    product(of(Fp8Granularity::Group1x128).into(), &["64 columns", "multiple of 128"]);
+    product(of(Fp8Granularity::Group1x128).with_rule(Fp8Rule::TorchAo).into(), &["deepseek"]);
     let odd = MatMut::new(&mut f16, DType::Bf16, 8, 128).unwrap().with_row_stride(130).unwrap();
     let few = MatRef::new(&x.data, DType::Bf16, 8, 128).unwrap();
     let of_few = MatRef::new(&g.data, DType::Bf16, 8, 64).unwrap();

@@ -196,7 +196,7 @@ fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
         let source = CastSource::normed(&matrix, VecRef::new(&rstd, DType::F32, rows).unwrap(), columns()).unwrap();
         handle.quantize_source_into(source, mxfp8, &mut products[1]).unwrap();
         let into = SwigluGradientsInto {
-            x: Some((group, &mut dx)),
+            x: Some((group, &mut dx).into()),
             x_bf16: Some(MatMut::new(&mut wide, DType::Bf16, rows, 2 * cols).unwrap()),
             out: Some(MatMut::new(&mut again, DType::Bf16, rows, cols).unwrap()),
             weights: Some((&mut dw).into()),

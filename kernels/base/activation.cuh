@@ -93,19 +93,24 @@ template <int N> __device__ __forceinline__ float horner(float x, const float (&
     return p;
 }
 
-__device__ __forceinline__ float erf_ieee(float z) {
-    const float a = fabsf(z), square = __fmul_rn(z, z);
-    if (a <= 1.0f) {
-        const float c[11] = {1.4807193e-8f, -1.6365845e-7f, 1.6462114e-6f, -1.492565e-5f, 1.2055333e-4f, -8.548327e-4f,
-                             5.2239776e-3f, -2.686617e-2f,  0.11283792f,   -0.3761264f,   0.12837917f};
-        return __fmaf_rn(z, horner(square, c), z);
-    }
-    const float k = __frcp_rn(__fmaf_rn(0.5f, a, 1.0f));
-    const float c[7] = {-0.058090207f, -0.04338604f, 0.38618626f, 0.11305565f, 0.3264606f, 0.27447662f, 5.370958e-4f};
-    return copysignf(__fsub_rn(1.0f, __fmul_rn(exp_ieee(-square), horner(k, c))), z);
-}
-
-// v (1 + erf(v / sqrt 2)) / 2
+// v erfc(-v / sqrt 2) / 2. See src/reference/producers/activation.rs for the method and its error.
 __device__ __forceinline__ float gelu_erf(float v) {
-    return __fmul_rn(__fmul_rn(0.5f, v), __fadd_rn(1.0f, erf_ieee(__fmul_rn(v, 0.70710678f))));
+    // A NaN stays one in `a`, and is dropped from `rest`, where a zero keeps its sign.
+    float a, rest;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(a) : "f"(fabsf(v)), "f"(14.5f));
+    asm("max.f32 %0, %1, %2;" : "=f"(rest) : "f"(v), "f"(-0.0f));
+    const float s = __fmul_rn(a, a), shifted = __fmaf_rn(s, -0.7213475f, 12582912.0f), n = __fsub_rn(shifted, 12582912.0f);
+    const float r = __fmaf_rn(n, 2.8572135e-6f, __fmaf_rn(a, a, __fmul_rn(n, 1.3862915f)));
+    const float of_w[6] = {2.158522e-5f, -2.615233e-4f, 2.6042743e-3f, -2.083315e-2f, 0.124999985f, -0.5f};
+    const float even[3] = {4.0157237e-3f, 0.1812168f, 0.5f}, odd[2] = {0.03995394f, 0.43556437f};
+    const float even_below[3] = {0.100157104f, 1.1941097f, 1.0f}, odd_below[3] = {0.010065783f, 0.4641429f, 1.6690136f};
+    const float w = __fmul_rn(r, horner(r, of_w)), numerator = __fmaf_rn(horner(s, odd), a, horner(s, even));
+    const float denominator = __fmaf_rn(horner(s, odd_below), a, horner(s, even_below));
+    // From 1 to 8192: as in `sigmoid_near` the inverse is correctly rounded.
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(denominator));
+    inverse = __fmaf_rn(inverse, __fmaf_rn(-denominator, inverse, 1.0f), inverse);
+    const float scaled = __uint_as_float(__float_as_uint(numerator) + (__float_as_uint(shifted) + 64 << 23));
+    const float tail = __fmul_rn(a, __fmul_rn(inverse, scaled));
+    return __fmaf_rn(__fmaf_rn(tail, w, tail), -5.421010862427522e-20f, rest);
 }

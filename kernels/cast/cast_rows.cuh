@@ -29,8 +29,9 @@ template <class M, int VECTORS, int EACH, int WIDTH, int SHIFT> struct Groups {
     static constexpr int TWINS = COUNT > LANES ? 1 : LANES / COUNT;  // lanes that make the same
 
     // Factors of all vectors, made by one lane for each group, of which `keep(v, scale)` gets the scale, v being the group's first vector.
-    template <u32 FORMAT, class KEEP>
-    static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const CastRule& rule, float (&encode)[VECTORS], KEEP keep) {
+    // RULE: one that `cast_scale` knows.
+    template <u32 FORMAT, class RULE, class KEEP>
+    static __device__ __forceinline__ void factors(const typename M::Type (&of_vectors)[VECTORS], const RULE& rule, float (&encode)[VECTORS], KEEP keep) {
         typename M::Type m[COUNT];
 #pragma unroll
         for (int g = 0; g < COUNT; g++) {

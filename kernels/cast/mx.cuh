@@ -47,6 +47,12 @@ __device__ __forceinline__ float mx_scale(u32 byte) {
     return __uint_as_float(byte == 255 ? 0x7FC00000u : byte << 23);
 }
 
+// Both factors of a block, as `cast_scale` of cast.cuh gives those of casts. The exponent of the scale is the byte.
+template <u32 FORMAT> __device__ __forceinline__ GroupScale cast_scale(const MxRule& rule, float amax) {
+    const u32 byte = mx_byte(rule, amax);
+    return {mx_encode(byte), mx_scale(byte)};
+}
+
 // Bytes of so many codes, an even number of E2M1.
 template <u32 FORMAT> __device__ __forceinline__ u64 code_bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
 

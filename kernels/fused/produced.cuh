@@ -17,7 +17,7 @@ template <class T, bool ALIGNED> __device__ __forceinline__ void column_weights(
     else unpack(load<ALIGNED>((const T*)weights + col), w);
 }
 
-// Which of them a kernel has: all, SWIGLU, those that have no gate, but GELU with erf, SWIGLU without clamp and weights, or all that have no gate.
+// Which of them a kernel has: all, SWIGLU, those that have no gate, SWIGLU without clamp and weights, or those that have no gate, without options.
 constexpr int mixed = 0;
 constexpr int gated = 1;
 constexpr int single = 2;
@@ -51,7 +51,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
             for (int i = 0; i < 8; i++) v[i] = 0.0f;
             return;
         }
-        if ((KINDS == mixed || KINDS == ungated) && kind == GELU) {
+        if (KINDS != gated && KINDS != bare && kind == GELU) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = gelu_erf(element(x, i));
         } else if (kind == NORMED) {

@@ -15,7 +15,7 @@ mod lt;
 mod matrix;
 mod measure;
 
-pub use cast::backward::SwigluGradientsInto;
+pub use cast::backward::{GradientInto, SwigluGradientsInto};
 pub use cast::grouped::{GroupedSource, GroupedTo};
 pub use cast::groups::{CastBytes, cast_bytes};
 pub use cast::norm::RmsNormArgs;

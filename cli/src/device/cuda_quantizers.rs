@@ -2,7 +2,7 @@
 
 use scaled_gemm::{
     CastMatrix, CastRecipe, CastSource, DType, DeviceBytes, GivenScale, KernelFamily, MatMut, MatRef, QuantMatrix,
-    QuantizeTo, Recipe, Result, RmsNormArgs, Scheme, SwigluGradientsInto, SwigluSource, Timing, VecRef,
+    QuantizeTo, Recipe, Result, RmsNormArgs, SwigluGradientsInto, SwigluSource, Timing, VecRef,
 };
 
 use super::cuda::{Cuda, borrowing};
@@ -82,10 +82,6 @@ pub fn time(
             }
             Target::Recipe(recipe) => {
                 let mut out = products(recipe.scheme())?;
-                let one_pass = match recipe {
-                    Recipe::Fp8(fp8) if !matches!(recipe.scheme(), Scheme::Fp8Tensor(_)) => Some(fp8),
-                    _ => None,
-                };
                 let mut run = |at: usize| {
                     let args = RmsNormArgs::new(&plain[at], columns()?, 1e-6)?;
                     let read = residual.then(|| MatRef::new(&residuals[at], DType::Bf16, rows, cols)).transpose()?;
@@ -93,14 +89,7 @@ pub fn time(
                         Some(read) => args.with_residual(read, MatMut::new(&mut sums[at], DType::Bf16, rows, cols)?)?,
                         None => args,
                     };
-                    if let Some(fp8) = one_pass {
-                        return handle.rms_norm_quantize_into(args, fp8, &mut out[at]);
-                    }
-                    handle.rms_norm(args.with_rstd(&mut factors[at])?)?;
-                    let sum = residual.then(|| MatRef::new(&sums[at], DType::Bf16, rows, cols)).transpose()?;
-                    let x = sum.as_ref().unwrap_or(&plain[at]);
-                    let rstd = VecRef::new(&factors[at], DType::F32, rows)?;
-                    quantize_source(CastSource::normed(x, rstd, columns()?)?, recipe, &mut out[at])
+                    quantize_source(args.with_rstd(&mut factors[at])?.into(), recipe, &mut out[at])
                 };
                 timing.time(handle, |call| run(call % sets))
             }
@@ -122,7 +111,8 @@ pub fn time(
                 Some(read) => SwigluSource::of_codes(&read[at])?,
                 None => SwigluSource::new(&gated[at])?,
             };
-            let mut into = SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at])), ..Default::default() };
+            let mut into =
+                SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at]).into()), ..Default::default() };
             if all {
                 into.x_bf16 = Some(MatMut::new(&mut wide[at], DType::Bf16, rows, 2 * half)?);
                 into.out = Some(MatMut::new(&mut again[at], DType::Bf16, rows, half)?);

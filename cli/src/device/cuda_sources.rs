@@ -236,7 +236,7 @@ impl Sources for OnGpu<'_> {
         let (mut wide, mut out) = (handle.alloc(4 * rows * half)?, handle.alloc(2 * rows * half)?);
         let mut weights = handle.alloc(4 * rows)?;
         let into = SwigluGradientsInto {
-            x: Some((recipe, &mut dx)),
+            x: Some((recipe, &mut dx).into()),
             x_bf16: Some(MatMut::new(&mut wide, DType::Bf16, rows, 2 * half)?),
             out: Some(MatMut::new(&mut out, DType::Bf16, rows, half)?),
             weights: Some((&mut weights).into()),

@@ -1,26 +1,50 @@
 //! The gradients of SwiGLU, cast in one pass.
 
 use super::groups::check_wide;
+use super::quantize::{check_target, output};
 use super::source::{GatedInput, SwigluSource};
+use super::targets::cast_recipe;
 use crate::error::{Error, Result};
-use crate::format::{CastGroup, CastRecipe, CodeFormat, DType};
+use crate::format::{Basis, CastGroup, CastRecipe, CodeFormat, DType, Fp8Granularity, Mxfp8Recipe, Recipe};
 use crate::gpu::device::memory::DeviceBytesMut;
+use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{BackwardCall, CastFrom, CastTo, CastValues, ProducerCall};
-use crate::gpu::matrix::{CastMatrix, MatMut, MatRef};
+use crate::gpu::kernels::{BackwardCall, BackwardTo, CastFrom, CastTo, CastValues, ProducerCall};
+use crate::gpu::matrix::{CastMatrix, MatMut, MatRef, QuantMatrix};
 
 /// What [`Handle::swiglu_backward`] writes; nothing by default.
 #[derive(Default)]
 pub struct SwigluGradientsInto<'a> {
-    /// The gradient of x, `[dl | dr]`, as wide as x: FP32 values cast to E4M3 in groups of 1x32 or 1x128, scales in any order. Half of the
-    /// columns are a multiple of the group, so that none has columns of both.
-    pub x: Option<(CastRecipe, &'a mut CastMatrix)>,
+    /// The gradient of x, `[dl | dr]`, as wide as x, of its values in FP32. Half of the columns are a multiple of the group's, so that none has columns
+    /// of both.
+    pub x: Option<GradientInto<'a>>,
     /// The same values rounded to BF16; rows begin at multiples of 16 bytes.
     pub x_bf16: Option<MatMut<'a>>,
     /// The result of the forward pass again, in BF16, half as wide as x; rows begin at multiples of 16 bytes.
     pub out: Option<MatMut<'a>>,
     /// The gradient of the rows' weights, dw, one FP32 each (4 bytes a row), also where the forward pass has none.
     pub weights: Option<DeviceBytesMut<'a>>,
+}
+
+/// What the gradient of x is cast to.
+pub enum GradientInto<'a> {
+    /// E4M3 in groups of 1x32 or 1x128, scales in any order.
+    Cast(CastRecipe, &'a mut CastMatrix),
+    /// What products read: `fp8-1x128` in E4M3 under the rule `deepseek`, or `mxfp8` under any rule. Padding as
+    /// [`Handle::quantize_source_into`] has it.
+    Product(Recipe, &'a mut QuantMatrix),
+}
+
+impl<'a> From<(CastRecipe, &'a mut CastMatrix)> for GradientInto<'a> {
+    fn from((recipe, out): (CastRecipe, &'a mut CastMatrix)) -> Self {
+        Self::Cast(recipe, out)
+    }
+}
+
+impl<'a, R: Into<Recipe>> From<(R, &'a mut QuantMatrix)> for GradientInto<'a> {
+    fn from((recipe, out): (R, &'a mut QuantMatrix)) -> Self {
+        Self::Product(recipe.into(), out)
+    }
 }
 
 impl Handle {
@@ -51,20 +75,60 @@ impl Handle {
     ) -> Result<()> {
         let (rows, cols) = (forward.x.rows(), forward.x.cols());
         check(&forward, gradient, &into)?;
+        let SwigluGradientsInto { x: target, mut x_bf16, mut out, weights: mut weights_out } = into;
+        let beside = &mut (x_bf16.as_mut(), out.as_mut(), weights_out.as_mut());
+        match target {
+            None => self.gradients(&forward, gradient, beside, &self.queue().order(), None),
+            Some(GradientInto::Cast(recipe, q)) => {
+                let order = self.queue().order();
+                let [codes, scales] = q.write(&order)?;
+                let to = CastTo { codes: &codes, scales: &scales, scheme: recipe.scheme(), rows, cols };
+                self.gradients(&forward, gradient, beside, &order, Some(&BackwardTo::Cast(recipe, to)))
+            }
+            Some(GradientInto::Product(recipe, q)) => {
+                self.check_basis(Basis::Plain, q)?;
+                let _turn = self.queue().turn();
+                {
+                    let order = self.queue().order();
+                    let spans = q.write(&order)?;
+                    let to = match recipe {
+                        Recipe::Mxfp8(Mxfp8Recipe { format, rule }) => BackwardTo::Mx(format, rule, output(&spans)),
+                        _ => {
+                            let cast = cast_of(recipe)?;
+                            let [codes, scales] = [&spans.codes, &spans.scales];
+                            BackwardTo::Cast(cast, CastTo { codes, scales, scheme: cast.scheme(), rows, cols })
+                        }
+                    };
+                    self.gradients(&forward, gradient, beside, &order, Some(&to))?;
+                }
+                q.set_basis(Basis::Plain);
+                q.derive_again(self)
+            }
+        }
+    }
+
+    /// Enqueues it.
+    fn gradients<'q>(
+        &self,
+        forward: &'q SwigluSource<'_>,
+        gradient: &'q MatRef<'_>,
+        (x_bf16, out, weights_out): &'q mut Beside<'_, '_>,
+        order: &Order<'q>,
+        to: Option<&BackwardTo<'_>>,
+    ) -> Result<()> {
+        let (rows, cols) = (forward.x.rows(), forward.x.cols());
         let SwigluSource { x, clamp, weights, experts, .. } = forward;
-        let SwigluGradientsInto { x: mut cast, mut x_bf16, mut out, weights: mut weights_out } = into;
-        let order = self.queue().order();
-        let weights = weights.as_ref().map(|weights| weights.data().at(&order)).transpose()?;
-        let experts = experts.as_ref().map(|experts| experts.at(&order)).transpose()?;
-        let gradient_span = gradient.data().at(&order)?;
-        let [wide_stride, out_stride] = [&x_bf16, &out].map(|m| m.as_ref().map_or(0, MatMut::row_stride));
-        let wide = x_bf16.as_mut().map(|m| m.data_mut().at(&order)).transpose()?;
-        let again = out.as_mut().map(|m| m.data_mut().at(&order)).transpose()?;
-        let weights_out = weights_out.as_mut().map(|bytes| bytes.at(&order)).transpose()?;
+        let weights = weights.as_ref().map(|weights| weights.data().at(order)).transpose()?;
+        let experts = experts.as_ref().map(|experts| experts.at(order)).transpose()?;
+        let gradient_span = gradient.data().at(order)?;
+        let [wide_stride, out_stride] = [&x_bf16, &out].map(|m| m.as_ref().map_or(0, |m| m.row_stride()));
+        let wide = x_bf16.as_mut().map(|m| m.data_mut().at(order)).transpose()?;
+        let again = out.as_mut().map(|m| m.data_mut().at(order)).transpose()?;
+        let weights_out = weights_out.as_mut().map(|bytes| bytes.at(order)).transpose()?;
         let call = |x| BackwardCall {
             x,
             forward: ProducerCall {
-                clamp,
+                clamp: *clamp,
                 weights: weights.as_ref(),
                 experts: experts.as_ref(),
                 ..ProducerCall::default()
@@ -75,21 +139,15 @@ impl Handle {
             again: again.as_ref().map(|span| (span, out_stride)),
             weights: weights_out.as_ref(),
         };
-        let recipe = cast.as_ref().map(|(recipe, _)| *recipe);
-        let target = cast.as_mut().map(|(_, q)| q.write(&order)).transpose()?;
-        let to = recipe
-            .zip(target.as_ref())
-            .map(|(recipe, [codes, scales])| (recipe, CastTo { codes, scales, scheme: recipe.scheme(), rows, cols }));
-        let to = to.as_ref().map(|(recipe, to)| (*recipe, to));
         match x {
             GatedInput::Plain(x) => {
-                let span = x.data().at(&order)?;
+                let span = x.data().at(order)?;
                 let values = CastValues::Plain { dtype: x.dtype(), row_stride: x.row_stride() };
                 let from = CastFrom { x: &span, values, rows, cols, index: None };
                 self.kernels().swiglu_backward(self.queue(), &call(from), to)
             }
             GatedInput::Coded(q) => {
-                let [codes, scales] = q.read(&order)?;
+                let [codes, scales] = q.read(order)?;
                 let values = CastValues::Coded { scheme: q.scheme(), scales: &scales };
                 let from = CastFrom { x: &codes, values, rows, cols, index: None };
                 self.kernels().swiglu_backward(self.queue(), &call(from), to)
@@ -97,6 +155,9 @@ impl Handle {
         }
     }
 }
+
+/// The gradient of x in BF16, the forward pass again, the gradient of the weights.
+type Beside<'s, 'a> = (Option<&'s mut MatMut<'a>>, Option<&'s mut MatMut<'a>>, Option<&'s mut DeviceBytesMut<'a>>);
 
 fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradientsInto<'_>) -> Result<()> {
     let (rows, cols) = (forward.x.rows(), forward.x.cols());
@@ -141,35 +202,58 @@ fn check(forward: &SwigluSource<'_>, gradient: &MatRef<'_>, into: &SwigluGradien
             "pass one for each row",
         ));
     }
-    let Some((recipe, target)) = &into.x else { return Ok(()) };
-    shape("gradient of x", [target.rows(), target.cols()], [rows, cols])?;
-    let scheme = recipe.scheme();
-    if target.scheme() != scheme {
-        return Err(Error::unsupported(
-            format!("a gradient of x in {}", target.scheme()),
-            format!("the cast is to {scheme}"),
-            "allocate it with CastMatrix::zeros for that scheme",
-        ));
-    }
-    let group = match scheme.group() {
-        CastGroup::Group1x32 => 32,
-        CastGroup::Group1x128 => 128,
-        _ => 0,
+    let group = match &into.x {
+        None => return Ok(()),
+        Some(GradientInto::Cast(recipe, target)) => {
+            shape("gradient of x", [target.rows(), target.cols()], [rows, cols])?;
+            let scheme = recipe.scheme();
+            if target.scheme() != scheme {
+                return Err(Error::unsupported(
+                    format!("a gradient of x in {}", target.scheme()),
+                    format!("the cast is to {scheme}"),
+                    "allocate it with CastMatrix::zeros for that scheme",
+                ));
+            }
+            match (scheme.group(), scheme.format()) {
+                (CastGroup::Group1x32, CodeFormat::E4M3) => 32,
+                (CastGroup::Group1x128, CodeFormat::E4M3) => 128,
+                _ => {
+                    return Err(Error::unsupported(
+                        format!("a gradient of x in {scheme}"),
+                        "it is cast to e4m3 in groups of 1x32 or 1x128",
+                        "take one of these, or have it in BF16 and use Handle::cast",
+                    ));
+                }
+            }
+        }
+        Some(GradientInto::Product(recipe, target)) => {
+            let group = match recipe {
+                Recipe::Mxfp8(_) => 32,
+                recipe => cast_of(*recipe).map(|_| 128)?,
+            };
+            check_target("gradient of x", target, recipe.scheme(), rows, cols)?;
+            group
+        }
     };
-    if group == 0 || scheme.format() != CodeFormat::E4M3 {
-        return Err(Error::unsupported(
-            format!("a gradient of x in {scheme}"),
-            "it is cast to e4m3 in groups of 1x32 or 1x128",
-            "take one of these, or have it in BF16 and use Handle::cast",
-        ));
-    }
     if !(cols / 2).is_multiple_of(group) {
         return Err(Error::shape(
             "x of SwiGLU",
             format!("halves of {} columns", cols / 2),
             format!("must be a multiple of {group}, so that no group has columns of both"),
-            "take groups of 1x32, or have the gradient in BF16 and use Handle::cast",
+            "take groups of 1x32 or mxfp8, or have the gradient in BF16 and quantize that",
         ));
     }
     Ok(())
+}
+
+/// The cast that writes what a product reads.
+fn cast_of(recipe: Recipe) -> Result<CastRecipe> {
+    match recipe {
+        Recipe::Fp8(fp8) if fp8.granularity == Fp8Granularity::Group1x128 => cast_recipe(fp8),
+        _ => Err(Error::unsupported(
+            format!("a gradient of x in {}", recipe.scheme()),
+            "for products it is written as fp8-1x128 or mxfp8",
+            "take one of these, or have it in BF16 (SwigluGradientsInto::x_bf16) and use Handle::quantize_into",
+        )),
+    }
 }

@@ -1,5 +1,6 @@
 //! Casts to groupings that no product reads, as calls on a handle: TileKernels' casts.
 
+use super::norm::along_rows;
 use super::source::{CastSource, GatedInput, SourceActivation, SwigluSource, Values};
 use crate::error::{Error, Result};
 use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType};
@@ -89,7 +90,20 @@ impl Handle {
         let order = self.queue().order();
         let [codes, scales] = out.write(&order)?;
         let to = CastTo { codes: &codes, scales: &scales, scheme, rows, cols };
-        self.with_source(&mut source, &order, |from| self.kernels().cast(self.queue(), from, recipe, part, &to))
+        self.cast_values(&mut source, &order, (recipe, part), &to)
+    }
+
+    /// Casts a source, a norm in one pass where that can be.
+    pub(super) fn cast_values<'q>(
+        &self,
+        source: &'q mut CastSource<'_>,
+        order: &Order<'q>,
+        (recipe, part): (CastRecipe, CastPart),
+        to: &CastTo<'_>,
+    ) -> Result<()> {
+        let whole = source.index.is_none() && part == CastPart::Both && along_rows(recipe.scheme());
+        let cast = |from: &CastFrom<'_>| self.kernels().cast(self.queue(), from, recipe, part, to);
+        self.with_source_or_norm(source, order, whole.then_some((recipe, to)), cast)
     }
 
     /// Calls `enqueue` with the source as the kernels take it.
@@ -97,6 +111,17 @@ impl Handle {
         &self,
         source: &'q mut CastSource<'_>,
         order: &Order<'q>,
+        enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.with_source_or_norm(source, order, None, enqueue)
+    }
+
+    /// The same, but for a norm if its cast `at_once` is given: that is enqueued then.
+    fn with_source_or_norm<'q>(
+        &self,
+        source: &'q mut CastSource<'_>,
+        order: &Order<'q>,
+        at_once: Option<(CastRecipe, &CastTo<'_>)>,
         enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
     ) -> Result<()> {
         let (rows, cols) = (source.matrix_rows(), source.cols());
@@ -136,6 +161,10 @@ impl Handle {
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
                 enqueue(&CastFrom { x: &span, values, rows, cols, index })
             }
+            Values::Norm(norm) => match at_once {
+                Some(cast) => self.norm_at_once(norm, order, cast),
+                None => self.with_normed(norm, order, index, enqueue),
+            },
             Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
             Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), clamp, weights, experts, counts }) => {
                 let span = x.data().at(order)?;
@@ -230,7 +259,8 @@ pub(super) fn check_source(source: &CastSource<'_>) -> Result<()> {
         | Values::Activated(x, _)
         | Values::Normed { x, .. }
         | Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), .. }) => check_wide("source of a cast", x),
-        Values::Coded(_) => Ok(()),
+        // A norm's x was looked at when its arguments were made.
+        Values::Coded(_) | Values::Norm(_) => Ok(()),
     }
 }
 

@@ -1,20 +1,22 @@
-//! RMSNorm and the cast of its result in one pass.
+//! RMSNorm as a source: cast in the pass that finds its factors, or by these in a second one.
 
 use super::groups::check_wide;
 use super::source::check_norm_weight;
-use super::targets::cast_recipe;
 use crate::error::{Error, Result};
-use crate::format::{Basis, CastRecipe, DType, Extent, Fp8Recipe};
-use crate::gpu::device::memory::DeviceBytesMut;
+use crate::format::{CastRecipe, CastScheme, DType, Extent, Recipe};
+use crate::gpu::device::memory::{DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{CastTo, NormCall};
+use crate::gpu::kernels::{CastFrom, CastTo, CastValues, NormCall, ProducerCall, ProducerKind, Strided};
 use crate::gpu::matrix::{CastMatrix, MatMut, MatRef, QuantMatrix, VecRef};
 
-/// `y = s / sqrt(mean(s^2) + epsilon) * weight` along rows, `s` being x, or x and a residual added and rounded to x's type: what
-/// [`Handle::rms_norm_cast_into`] casts, in the arithmetic of [`reference::rms_norm`](crate::reference::rms_norm), bit for bit.
+/// `y = s / sqrt(mean(s^2) + epsilon) * weight` along rows, `s` being x, or x and a residual added and rounded to x's type, in the arithmetic of
+/// [`reference::rms_norm`](crate::reference::rms_norm), bit for bit. A [`CastSource`](crate::CastSource): every cast and every target of products takes it.
+///
+/// Whole casts along rows (groups of 16 to 128 columns, rows; `fp8-row`, `fp8-1x128`) are written in the pass that reads x. Others take two launches of the same call, the
+/// second of which computes y again of x, or of the sum, and of the factors of rows: pass memory for these ([`RmsNormArgs::with_rstd`]).
 pub struct RmsNormArgs<'a> {
-    x: &'a MatRef<'a>,
+    pub(super) x: &'a MatRef<'a>,
     weight: VecRef<'a>,
     epsilon: f32,
     residual: Residual<'a>,
@@ -68,7 +70,7 @@ impl<'a> RmsNormArgs<'a> {
         Ok(Self { residual: Residual::Updated(residual), ..self })
     }
 
-    /// Receives the factors of the rows, `1 / sqrt(mean + epsilon)`, one FP32 each: for [`CastSource::normed`](crate::CastSource::normed), and for the
+    /// Receives the factors of the rows, `1 / sqrt(mean + epsilon)`, one FP32 each: for what takes two launches, for [`CastSource::normed`](crate::CastSource::normed), and for the
     /// gradient.
     ///
     /// # Errors
@@ -104,60 +106,30 @@ impl<'a> RmsNormArgs<'a> {
 }
 
 impl Handle {
-    /// RMSNorm cast along rows, in groups of 16 to 128 columns or whole rows, without being stored, to a target of x's shape. Allocates nothing and waits for nothing:
-    /// safe inside graph capture, once the kernels are loaded ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
+    /// [`Handle::cast_into`] of a norm: in one pass along rows, in groups of 16 to 128 columns or whole rows; in two launches to tiles and channels, the
+    /// second of which reads the factors of rows, [`RmsNormArgs::with_rstd`]. Allocates nothing and waits for nothing: safe inside graph capture, once the
+    /// kernels are loaded ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
     ///
     /// # Errors
     /// [`Error::Shape`] if the target has another shape, or overlaps what is read; [`Error::Unsupported`] if it has another scheme than the
-    /// recipe, or groups of several rows; [`Error::Driver`]; [`Error::Kernel`].
+    /// recipe, or two launches are needed and there is no memory for the factors; [`Error::Driver`]; [`Error::Kernel`].
     pub fn rms_norm_cast_into(&self, norm: RmsNormArgs<'_>, recipe: CastRecipe, out: &mut CastMatrix) -> Result<()> {
-        if out.scheme() != recipe.scheme() {
-            return Err(Error::unsupported(
-                format!("a target of {}", out.scheme()),
-                format!("the cast is to {}", recipe.scheme()),
-                "allocate it with CastMatrix::zeros for that scheme",
-            ));
-        }
-        let mut norm = norm;
-        check_target(&norm, [out.rows(), out.cols()], recipe)?;
-        let (scheme, rows, cols) = (out.scheme(), out.rows(), out.cols());
-        let order = self.queue().order();
-        let [codes, scales] = out.write(&order)?;
-        self.norm(&mut norm, &order, Some((recipe, &CastTo { codes: &codes, scales: &scales, scheme, rows, cols })))
+        self.cast_into(norm, recipe, out)
     }
 
-    /// RMSNorm quantized to what products read: FP8 E4M3 with scales of rows or of 1x128 groups, under the rule `deepseek`. Padding is left as
-    /// it is: zero ([`QuantMatrix::from_parts`]). Otherwise as [`Handle::rms_norm_cast_into`].
+    /// [`Handle::quantize_source_into`] of a norm: `fp8-row` and `fp8-1x128` in one pass, `mxfp8`, `mxfp4` and `nvfp4-row` in two launches. Otherwise as
+    /// [`Handle::rms_norm_cast_into`]; with a given scale [`Handle::quantize_source_tensor_into`] and [`Handle::quantize_source_nvfp4_into`] take a norm,
+    /// too.
     ///
     /// # Errors
     /// As [`Handle::rms_norm_cast_into`]; [`Error::Unsupported`] for other recipes.
     pub fn rms_norm_quantize_into(
         &self,
         norm: RmsNormArgs<'_>,
-        recipe: Fp8Recipe,
+        recipe: impl Into<Recipe>,
         out: &mut QuantMatrix,
     ) -> Result<()> {
-        let cast = cast_recipe(recipe)?;
-        if out.scheme() != recipe.scheme() {
-            return Err(Error::unsupported(
-                format!("a target of {}", out.scheme()),
-                format!("the recipe is {}", recipe.scheme()),
-                "allocate it with QuantMatrix::zeros for that scheme",
-            ));
-        }
-        let mut norm = norm;
-        check_target(&norm, [out.rows(), out.cols()], cast)?;
-        self.check_basis(Basis::Plain, out)?;
-        let (scheme, rows, cols) = (cast.scheme(), out.rows(), out.cols());
-        let _turn = self.queue().turn();
-        {
-            let order = self.queue().order();
-            let spans = out.write(&order)?;
-            let to = CastTo { codes: &spans.codes, scales: &spans.scales, scheme, rows, cols };
-            self.norm(&mut norm, &order, Some((cast, &to)))?;
-        }
-        out.set_basis(Basis::Plain);
-        out.derive_again(self)
+        self.quantize_source_into(norm, recipe, out)
     }
 
     /// What a norm writes beside its cast alone: the sum, and the factors of the rows, with which [`CastSource::normed`](crate::CastSource::normed) is a
@@ -175,66 +147,93 @@ impl Handle {
         }
         let mut norm = norm;
         let order = self.queue().order();
-        self.norm(&mut norm, &order, None)
+        self.with_norm(&mut norm, &order, None, |_, _| Ok(()))
     }
 
-    fn norm<'q>(
+    /// A norm cast in the pass that finds its factors: to what lies along rows.
+    pub(super) fn norm_at_once<'q>(
+        &self,
+        norm: &'q mut RmsNormArgs<'_>,
+        order: &Order<'q>,
+        cast: (CastRecipe, &CastTo<'_>),
+    ) -> Result<()> {
+        self.with_norm(norm, order, Some(cast), |_, _| Ok(()))
+    }
+
+    /// A norm whose values another launch computes again, by the factors of rows: calls `enqueue` with them as a source.
+    pub(super) fn with_normed<'q>(
+        &self,
+        norm: &'q mut RmsNormArgs<'_>,
+        order: &Order<'q>,
+        index: Option<&Span<'_>>,
+        enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if norm.rstd.is_none() {
+            return Err(Error::unsupported(
+                "a norm without memory for its factors, to what takes two launches",
+                "the second launch reads the factors; only whole casts along rows, fp8-row and fp8-1x128 are written in one",
+                "pass memory for them (RmsNormArgs::with_rstd)",
+            ));
+        }
+        let (dtype, rows, cols) = (norm.x.dtype(), norm.x.rows(), norm.x.cols());
+        self.with_norm(norm, order, None, |(x, row_stride), producer| {
+            enqueue(&CastFrom { x, values: CastValues::Produced { dtype, row_stride, producer }, rows, cols, index })
+        })
+    }
+
+    /// Enqueues a norm, cast or only with what is written beside; then `more` with what its values are computed of: x or the sum, by rows and columns.
+    fn with_norm<'q>(
         &self,
         norm: &'q mut RmsNormArgs<'_>,
         order: &Order<'q>,
         cast: Option<(CastRecipe, &CastTo<'_>)>,
+        more: impl FnOnce(Strided<'_>, ProducerCall<'_>) -> Result<()>,
     ) -> Result<()> {
         let RmsNormArgs { x, weight, epsilon, residual, rstd } = norm;
-        let call = |residual, sum, x_span, weight_span, rstd| NormCall {
-            x: (x_span, x.row_stride()),
-            dtype: x.dtype(),
-            rows: x.rows(),
-            cols: x.cols(),
-            residual,
-            sum,
-            weight: (weight_span, weight.dtype()),
-            epsilon: *epsilon,
-            rstd,
-        };
         let (x_span, weight_span) = (x.data().at(order)?, weight.data().at(order)?);
         let rstd = rstd.as_mut().map(|rstd| rstd.at(order)).transpose()?;
-        let rstd = rstd.as_ref();
+        let weight = (&weight_span, weight.dtype());
+        let enqueue = |residual, sum: Option<Strided<'_>>| {
+            let plain = (&x_span, x.row_stride());
+            let call = NormCall {
+                x: plain,
+                dtype: x.dtype(),
+                rows: x.rows(),
+                cols: x.cols(),
+                residual,
+                sum,
+                weight,
+                epsilon: *epsilon,
+                rstd: rstd.as_ref(),
+            };
+            self.kernels().rms_norm(self.queue(), &call, cast)?;
+            let producer = ProducerCall {
+                kind: ProducerKind::Normed,
+                weights: rstd.as_ref(),
+                columns: Some(weight),
+                ..ProducerCall::default()
+            };
+            more(sum.unwrap_or(plain), producer)
+        };
         match residual {
-            Residual::None => {
-                self.kernels().rms_norm(self.queue(), &call(None, None, &x_span, &weight_span, rstd), cast)
-            }
+            Residual::None => enqueue(None, None),
             Residual::Added { residual, sum } => {
                 let read = residual.data().at(order)?;
                 let stride = sum.row_stride();
                 let written = sum.data_mut().at(order)?;
-                let (read, written) = (Some((&read, residual.row_stride())), Some((&written, stride)));
-                self.kernels().rms_norm(self.queue(), &call(read, written, &x_span, &weight_span, rstd), cast)
+                enqueue(Some((&read, residual.row_stride())), Some((&written, stride)))
             }
             Residual::Updated(both) => {
                 let stride = both.row_stride();
                 let both = both.data_mut().at(order)?;
                 let both = Some((&both, stride));
-                self.kernels().rms_norm(self.queue(), &call(both, both, &x_span, &weight_span, rstd), cast)
+                enqueue(both, both)
             }
         }
     }
 }
 
-fn check_target(norm: &RmsNormArgs<'_>, [rows, cols]: [usize; 2], recipe: CastRecipe) -> Result<()> {
-    if (rows, cols) != (norm.x.rows(), norm.x.cols()) {
-        return Err(Error::shape(
-            "target",
-            format!("{rows} x {cols}"),
-            format!("must be {} x {}, the shape of x", norm.x.rows(), norm.x.cols()),
-            "allocate it for that shape",
-        ));
-    }
-    match recipe.scheme().group().extents() {
-        [Extent::Elements(1), _] => Ok(()),
-        _ => Err(Error::unsupported(
-            format!("a norm cast to {} in one pass", recipe.scheme()),
-            "a row's factor is known when all of the row was read, and these groups have several rows",
-            "find the factors (Handle::rms_norm), then cast CastSource::normed",
-        )),
-    }
+/// Whether a row's groups are its own, so that a block that reads the row writes them.
+pub(super) fn along_rows(scheme: CastScheme) -> bool {
+    matches!(scheme.group().extents(), [Extent::Elements(1), _]) && !scheme.is_transposed()
 }

@@ -1,5 +1,6 @@
 //! Where the numbers of a cast come from.
 
+use super::norm::RmsNormArgs;
 use crate::error::{Error, Result};
 use crate::format::{CodeFormat, DType};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Span};
@@ -19,7 +20,13 @@ pub(super) enum Values<'a> {
     Coded(&'a CastMatrix),
     Swiglu(SwigluSource<'a>),
     Activated(&'a MatRef<'a>, SourceActivation),
-    Normed { x: &'a MatRef<'a>, rstd: VecRef<'a>, weight: VecRef<'a> },
+    Normed {
+        x: &'a MatRef<'a>,
+        rstd: VecRef<'a>,
+        weight: VecRef<'a>,
+    },
+    /// Its factors are found first.
+    Norm(RmsNormArgs<'a>),
 }
 
 /// x of SwiGLU, both halves.
@@ -203,6 +210,12 @@ impl<'a> From<SwigluSource<'a>> for CastSource<'a> {
     }
 }
 
+impl<'a> From<RmsNormArgs<'a>> for CastSource<'a> {
+    fn from(norm: RmsNormArgs<'a>) -> Self {
+        Self { values: Values::Norm(norm), index: None }
+    }
+}
+
 impl<'a> From<&'a MatRef<'a>> for CastSource<'a> {
     fn from(x: &'a MatRef<'a>) -> Self {
         Self { values: Values::Plain(x), index: None }
@@ -221,9 +234,9 @@ impl<'a> CastSource<'a> {
         Self { values: Values::Activated(x, activation), index: None }
     }
 
-    /// `y = fl(fl(x * rstd[row]) * weight[column])`: RMSNorm of rows whose factors are known ([`Handle::rms_norm`] finds them), which any cast
-    /// can read. With a residual x is the sum that the norm wrote. x is BF16, F16 or F32, rstd FP32, the weight FP32 or of x's type. A cast along rows alone is faster in one pass
-    /// ([`Handle::rms_norm_cast_into`]).
+    /// `y = fl(fl(x * rstd[row]) * weight[column])`: RMSNorm of rows whose factors are known ([`Handle::rms_norm`] finds them), for any number of
+    /// casts of one norm. With a residual x is the sum that the norm wrote. x is BF16, F16 or F32, rstd FP32, the weight FP32 or of x's type. A single cast takes
+    /// [`RmsNormArgs`] themselves as its source.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] for other vectors.
@@ -258,6 +271,7 @@ impl<'a> CastSource<'a> {
         match &self.values {
             Values::Plain(x) | Values::Activated(x, _) | Values::Normed { x, .. } => x.rows(),
             Values::Coded(q) => q.rows(),
+            Values::Norm(norm) => norm.x.rows(),
             Values::Swiglu(source) => source.x.rows(),
         }
     }
@@ -272,6 +286,7 @@ impl<'a> CastSource<'a> {
         match &self.values {
             Values::Plain(x) | Values::Activated(x, _) | Values::Normed { x, .. } => x.cols(),
             Values::Coded(q) => q.cols(),
+            Values::Norm(norm) => norm.x.cols(),
             Values::Swiglu(source) => source.x.cols() / 2,
         }
     }

@@ -163,9 +163,7 @@ impl Handle {
             let spans = out.write(&order)?;
             // Rows of codes and scales beyond the matrix are zero, and stay so.
             let to = CastTo { codes: &spans.codes, scales: &spans.scales, scheme, rows, cols };
-            self.with_source(&mut source, &order, |from| {
-                self.kernels().cast(self.queue(), from, cast, CastPart::Both, &to)
-            })?;
+            self.cast_values(&mut source, &order, (cast, CastPart::Both), &to)?;
         }
         out.set_basis(Basis::Plain);
         out.derive_again(self)
@@ -193,7 +191,7 @@ impl Handle {
                     "cast it back first (Handle::cast_back_into), and use Handle::quantize_into",
                 );
             }
-            Values::Activated(..) | Values::Swiglu(_) | Values::Normed { .. } => {}
+            Values::Activated(..) | Values::Swiglu(_) | Values::Normed { .. } | Values::Norm(_) => {}
         }
         check_quantize_cols("source", source.cols())?;
         check_target("target", out, scheme, source.rows(), source.cols())?;

@@ -5,10 +5,11 @@ use super::cast_args::{CastOut, CastRule, CastSource, Producer};
 use super::cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind, check_apart};
 use super::launch::{Blocks, ByInput, Kernel, THREADS, enqueue};
 use super::module::Modules;
-use super::operand::{address, check_aligned, check_bytes, check_floats, extent, is_aligned};
+use super::mx::MxRule;
+use super::operand::{Output, address, check_aligned, check_bytes, check_floats, check_output, extent, is_aligned};
 use super::produced::TargetKernels;
 use crate::error::{Error, Result};
-use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType};
+use crate::format::{CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Fp8Format, MxScaleRule, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -33,14 +34,15 @@ pub(super) struct FusedKernels {
     pub(super) targets: TargetKernels,
     /// Row read twice, row in registers.
     norm: [ByInput; 2],
-    /// x plain, x in E4M3.
+    /// x plain, x in E4M3: gradients as casts, and as MXFP8.
     backward: [ByInput; 2],
+    backward_mx: [ByInput; 2],
 }
 
 impl FusedKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (file, norm) = (modules.file("fused/produced")?, modules.file("fused/rms_norm")?);
-        let backward = modules.file("fused/swiglu_backward")?;
+        let (backward, mx) = (modules.file("fused/swiglu_backward")?, modules.file("fused/swiglu_backward_mx")?);
         let many = |kinds: &str| -> Result<_> {
             let kernel = |format, dtype| file.kernel(&format!("cast_groups_{format}_{kinds}_{dtype}"));
             let of =
@@ -58,6 +60,7 @@ impl FusedKernels {
             targets: TargetKernels::of(modules)?,
             norm: [norm.by_input("rms_norm_long")?, norm.by_input("rms_norm_held")?],
             backward: [backward.by_input("swiglu_backward_plain")?, backward.by_input("swiglu_backward_e4m3")?],
+            backward_mx: [mx.by_input("swiglu_backward_mx_plain")?, mx.by_input("swiglu_backward_mx_e4m3")?],
         })
     }
 }
@@ -73,7 +76,7 @@ impl FusedKernels {
         aligned: bool,
     ) -> Option<Kernel> {
         let by_columns = scheme.scales() == CastScales::ColumnMajor && scheme.group() != CastGroup::Group1x128;
-        if !aligned || by_columns || call.kind == ProducerKind::Gelu {
+        if !aligned || by_columns {
             return None;
         }
         let kind = if call.kind == ProducerKind::Swiglu { 1 + usize::from(is_bare(call)) } else { 0 };
@@ -149,7 +152,15 @@ pub(crate) struct BackwardCall<'a> {
     pub(crate) weights: Option<&'a Span<'a>>,
 }
 
-/// Mirror of `Backward` in `kernels/fused/swiglu_backward.cu`.
+/// What the gradient of x is cast to.
+pub(crate) enum BackwardTo<'a> {
+    /// E4M3 in groups of 32 or 128 columns.
+    Cast(CastRecipe, CastTo<'a>),
+    /// MXFP8.
+    Mx(Fp8Format, MxScaleRule, Output<'a>),
+}
+
+/// Mirror of `Backward` in `kernels/fused/swiglu_backward.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Backward {
@@ -272,12 +283,12 @@ impl Kernels {
         )
     }
 
-    /// The gradients of SwiGLU, cast in groups of 32 or 128 columns to `to`, as wide as x; without, only what is written beside.
+    /// The gradients of SwiGLU, cast to `to`, as wide as x; without, only what is written beside.
     pub(crate) fn swiglu_backward(
         &self,
         stream: &Queue,
         call: &BackwardCall<'_>,
-        cast: Option<(CastRecipe, &CastTo<'_>)>,
+        to: Option<&BackwardTo<'_>>,
     ) -> Result<()> {
         let BackwardCall { x, forward, gradient, dtype, wide, again, weights } = call;
         let (rows, half) = (x.rows, x.cols / 2);
@@ -296,9 +307,16 @@ impl Kernels {
         }
         let mut targets: Vec<_> = [named(wide_name, *wide), named(again_name, *again)].into_iter().flatten().collect();
         targets.extend(weights.map(|span| ("gradient of the weights", span)));
-        if let Some((_, to)) = cast {
-            to.check("target")?;
-            targets.extend(to.spans());
+        match to {
+            Some(BackwardTo::Cast(_, to)) => {
+                to.check("target")?;
+                targets.extend(to.spans());
+            }
+            Some(BackwardTo::Mx(format, _, out)) => {
+                check_output(out, Scheme::Mxfp8(*format), rows, x.cols)?;
+                targets.extend([("codes", out.codes), ("block scales", out.block_scales)]);
+            }
+            None => {}
         }
         let beside = [
             named("gradient of SwiGLU", Some(*gradient)),
@@ -321,12 +339,32 @@ impl Kernels {
             again_stride,
             weights: address(*weights),
         };
+        let source = CastSource::new(x).with_producer(Producer::new(forward));
+        let kernels = self.fused(stream)?;
+        if let Some(BackwardTo::Mx(format, rule, out)) = to {
+            // Scale bytes of padding are written, too.
+            return enqueue!(
+                stream,
+                kernels.backward_mx[usize::from(coded)].of(*dtype, aligned)?,
+                Blocks::new((rows.next_multiple_of(128) / 4, 1), THREADS),
+                source,
+                backward,
+                rows as u32,
+                MxRule::new(*rule, Scheme::Mxfp8(*format).spec().format),
+                out.codes.address,
+                out.block_scales.address,
+            );
+        }
+        let cast = to.and_then(|to| match to {
+            BackwardTo::Cast(recipe, to) => Some((*recipe, to)),
+            BackwardTo::Mx(..) => None,
+        });
         let (rule, out) = cast_of(cast);
         enqueue!(
             stream,
-            self.fused(stream)?.backward[usize::from(coded)].of(*dtype, aligned)?,
+            kernels.backward[usize::from(coded)].of(*dtype, aligned)?,
             Blocks::new((rows.div_ceil(4), 1), THREADS),
-            CastSource::new(x).with_producer(Producer::new(forward)),
+            source,
             backward,
             rows as u32,
             rule,

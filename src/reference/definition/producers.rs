@@ -75,7 +75,21 @@ pub fn silu(x: ArrayView2<f32>) -> Array2<f64> {
 
 /// What [`reference::gelu`](crate::reference::gelu) is near to.
 pub fn gelu(x: ArrayView2<f32>) -> Array2<f64> {
-    x.mapv(|v| f64::from(v) / 2.0 * (1.0 + erf(f64::from(v) / std::f64::consts::SQRT_2)))
+    x.mapv(|v| gelu_of(f64::from(v)))
+}
+
+/// The same of a number.
+pub fn gelu_of(v: f64) -> f64 {
+    v / 2.0 * erfc(-v / std::f64::consts::SQRT_2)
+}
+
+/// `1 - erf(z)` with all its digits: from 2 on the continued fraction `exp(-z^2) / sqrt(pi) / (z + (1/2) / (z + (2/2) / (z + (3/2) / ...)))`.
+pub fn erfc(z: f64) -> f64 {
+    if z < 2.0 {
+        return 1.0 - erf(z);
+    }
+    let rest = (1..120).rev().fold(z, |rest, k| z + f64::from(k) / 2.0 / rest);
+    std::f64::consts::FRAC_2_SQRT_PI / 2.0 * (-z * z).exp() / rest
 }
 
 /// The error function: `2 / sqrt(pi) exp(-z^2) sum of 2^n z^(2n+1) / (1 * 3 * ... * (2n+1))`, whose terms have one sign.
