@@ -282,13 +282,17 @@ struct RaiseAmax {
 // it asks for the next ones before it computes.
 //
 // ALIGNED: the buffer begins at a multiple of 16 bytes, and so do eight elements at a multiple of eight, whatever member they are of.
-// Of 16-bit types; half as many of FP32.
+// Of 16-bit types; half as many of FP32. Before sm_90 the compiler has no registers for four.
+#if __CUDA_ARCH__ >= 900
 constexpr u32 EIGHTS_16 = 4;
+#else
+constexpr u32 EIGHTS_16 = 2;
+#endif
 
 template <class T, bool ALIGNED> struct PlainSource {
     using Raw = Vec8<T>;
     static constexpr u32 AT_ONCE = !ALIGNED ? 1 : EIGHTS_16 * 2 / sizeof(T);
-    static constexpr bool AHEAD = ALIGNED;
+    static constexpr bool AHEAD = AT_ONCE > 1;
     const T* x;
     __device__ __forceinline__ void enter(u32, u64) {}
     __device__ __forceinline__ Raw load(u64 at) const { return ::load<ALIGNED>(x + at); }
@@ -311,8 +315,8 @@ __device__ __forceinline__ float amax_of(const float (&v)[8], float amax) {
     return amax;
 }
 
-// Blocks of a multiprocessor, all of them at once, each with its part of the chunks or tiles: src/gpu/kernels/grouped.rs launches as many.
-// Four leave 64 registers: what a thread asks for ahead takes 8 to 16.
+// Blocks of a multiprocessor at once, each with its part of the chunks or tiles: src/gpu/kernels/grouped.rs launches as many, or twice.
+// Four leave 64 registers: what a thread asks for ahead takes 16 to 32.
 constexpr u32 CHUNK_BLOCKS = 4, TILE_BLOCKS_GROUPED = 3;
 constexpr u32 GRADIENT_BLOCKS = 3, GRADIENT_TILE_BLOCKS = 2;
 

@@ -15,6 +15,9 @@ use crate::gpu::device::stream::Queue;
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
+/// Casts by rows have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take less
+/// time than one of longer parts (docs/performance.md).
+const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
 const GRADIENT_TILE_BLOCKS: usize = 2;
@@ -339,7 +342,7 @@ impl Kernels {
         let x = input.x.address;
         if transposed.is_none() {
             let kernel = family.quantize[which].of(input.dtype, aligned)?;
-            let blocks = [CHUNK_BLOCKS, GRADIENT_BLOCKS][which];
+            let blocks = [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][which];
             let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, blocks);
             return match forward {
                 None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
@@ -388,7 +391,7 @@ impl Kernels {
         )
     }
 
-    /// As many blocks as run at once, or as there can be pieces: how many there are the device knows alone.
+    /// So many blocks of each multiprocessor, or as many as there can be pieces: how many there are the device knows alone.
     fn grouped_blocks(&self, most_pieces: usize, each: usize) -> Blocks {
         Blocks::new((most_pieces.clamp(1, self.sm_count * each), 1), THREADS)
     }
