@@ -2,21 +2,6 @@
 #pragma once
 #include "cast/maximum.cuh"
 
-// HAVE numbers of each lane become one, or HAVE / (2 STRIDE) where they are more: number i, joined over the lanes that differ in the bits of STRIDE and below, in those whose bits there, from the highest one,
-// are i's. Lanes exchange halves of what they have for as long as they have more than one. At each stride two lanes' numbers are joined, as in a tree.
-template <int HAVE, int STRIDE, class T, class JOIN> __device__ __forceinline__ void exchange(T* m, JOIN join) {
-    if constexpr (STRIDE > 0) {
-        constexpr int KEPT = HAVE > 1 ? HAVE / 2 : 1;
-        const bool upper = threadIdx.x & STRIDE;
-#pragma unroll
-        for (int g = 0; g < KEPT; g++) {
-            const T other = m[HAVE > 1 ? g + KEPT : g], sent = HAVE > 1 && upper ? m[g] : other;
-            m[g] = join(HAVE > 1 && upper ? other : m[g], __shfl_xor_sync(0xFFFFFFFFu, sent, STRIDE));
-        }
-        exchange<KEPT, STRIDE / 2>(m, join);
-    }
-}
-
 // How the amax of vectors becomes their groups' scales, where a row has WIDTH lanes of a warp, 8 or 32, and lane l of them the l-th EACH of
 // EACH * WIDTH columns in each of its VECTORS; two vectors of eight lanes by eight that follow each other are 128 neighbours. SHIFT: log2 of a group's
 // columns, 4 to 7.

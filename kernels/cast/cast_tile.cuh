@@ -7,50 +7,59 @@
 // of codes 64 neighbours of a row, those of transposed codes 32 of a column.
 template <class S> struct Patch {
     u32 rows, cols;
-    u32 band, own;  // the warp's of the block's four bands; the first column, of the block's
-    u64 tile_row, row;
+    u32 band;       // the warp's of the block's four
+    u32 below;      // rows of the matrix from the thread's first one on
+    u32 tile_row, row;
     u32 tile_col, col;
     S data[8];
 
     __device__ __forceinline__ Patch(const CastSource& source, u32 rows, u32 cols) : rows(rows), cols(cols) {
         const u32 tiles = (cols + 127) / 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        tile_row = (u64)(blockIdx.x / tiles) * 128;
+        tile_row = blockIdx.x / tiles * 128;
         tile_col = blockIdx.x % tiles * 128;
         band = warp / 2;
-        own = 64 * (warp % 2) + 8 * (lane % 8);
         row = tile_row + 32 * band + 8 * (lane / 8);
-        col = tile_col + own;
+        col = tile_col + 64 * (warp % 2) + 8 * (lane % 8);
+        below = row < rows ? rows - row : 0;
         begin();
         int from[8];
+        bool wanted[8];
         typename S::At at[8];
-        if (source.index || (S::EXPERTS && source.producer.experts)) {
+        const bool chosen = source.index || (S::EXPERTS && source.producer.experts);
+        // Without the tests of each row, some 25 instructions.
+        const u32 there = col < cols ? below : 0;
+        const auto place = [&](int r) {
+            from[r] = chosen ? source_row<S>(source, row + r, rows) : r < below ? (int)(row + r) : -1;
+            wanted[r] = chosen ? from[r] >= 0 && col < cols : r < there;
+            if (chosen || !steps<S>) at[r] = S::at(source, from[r], col);
+            else at[r] = r ? S::down(source, at[r - 1], 1) : S::here(source, S::at(source, (int)row, col));
+        };
+        if (!S::EXPERTS && chosen) {
 #pragma unroll
-            for (int r = 0; r < 8; r++) {
-                from[r] = source_row<S>(source, row + r, rows);
-                if (!S::EXPERTS) at[r] = S::at(source, from[r], col);
-            }
-        } else {
-            // Without the tests of each row, some 25 instructions.
-            if (!S::EXPERTS) at[0] = S::at(source, (int)row, col);
+            for (int r = 0; r < 8; r++) place(r);
+        } else if (!S::EXPERTS) {
 #pragma unroll
-            for (int r = 0; r < 8; r++) {
-                from[r] = row + r < rows ? (int)(row + r) : -1;
-                if (!S::EXPERTS && r) at[r] = S::down(source, at[r - 1], 1);
-            }
+            for (int r = 0; r < 8; r++) place(r);
         }
 #pragma unroll
         for (int b = 0; b < 8; b += S::BATCH) {
 #pragma unroll
             for (int r = b; r < b + S::BATCH; r++) {
-                // What is computed wants the registers of all other rows' addresses.
-                if (S::EXPERTS) at[r] = S::at(source, from[r], col);
-                data[r].load(source, at[r], 0, from[r] >= 0 && col < cols);
+                // What is computed wants the registers of all other rows' places.
+                if (S::EXPERTS) place(r);
+                data[r].load(source, at[r], 0, wanted[r]);
             }
 #pragma unroll
             for (int r = b; r < b + S::BATCH; r++) data[r].open(source, at[r], 0, from[r], col, true);
         }
     }
 
+    // The first column, of the block's: asked for anew, as it would be kept in a register from the start to the codes.
+    __device__ __forceinline__ u32 own() const {
+        u32 thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        return thread / 32 % 2 * 64 + thread % 8 * 8;
+    }
     __device__ __forceinline__ bool inside() const { return row < rows && col < cols; }
 
     __device__ __forceinline__ void forget() {
@@ -61,10 +70,10 @@ template <class S> struct Patch {
     // Codes by one factor, or by one for each column.
     template <u32 FORMAT, bool BOUNDED, class ENCODE> __device__ __forceinline__ void write(const ENCODE& encode, const CastOut& out) {
         const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
-        u8* codes = once(out.codes + bytes(row * cols + col));
+        u8* codes = once(out.codes + bytes((u64)row * cols + col));
 #pragma unroll
         for (int r = 0; r < 8; r++) {
-            if (row + r < rows) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
+            if (r < below) store_codes<FORMAT, BOUNDED>(codes, 0, data[r], encode);
             codes += bytes(cols);
         }
     }
@@ -77,7 +86,7 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
     __shared__ typename M::Type maxima[4][4];  // by band and 32 columns
     Patch<S> patch(source, rows, cols);
     const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift, col_shift = out.grid.col_shift;
-    const u64 group_row = patch.row >> row_shift;
+    const u32 group_row = patch.row >> row_shift;
     const u32 group_col = patch.col >> col_shift;
     float encode = 0.0f;
     bool clean = false;
@@ -98,9 +107,9 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
         // Of the warp's rows and four lanes; then of the warps that have parts of the group.
         m = lanes_largest<M, 0b11011>(m);
         if (row_shift != 5 || col_shift != 5) {
-            if (lane % 4 == 0 && lane < 8) maxima[patch.band][patch.own / 32] = m;
+            if (lane % 4 == 0 && lane < 8) maxima[patch.band][patch.own() / 32] = m;
             __syncthreads();
-            m = maxima[row_shift == 7 ? lane / 8 : patch.band][col_shift == 7 ? lane % 4 : patch.own / 32];
+            m = maxima[row_shift == 7 ? lane / 8 : patch.band][col_shift == 7 ? lane % 4 : patch.own() / 32];
             m = lanes_largest<M, 0b11011>(m);
         }
         // Every lane, instead of waiting for one.
@@ -121,7 +130,7 @@ __device__ __forceinline__ void cast_tile(const CastSource& source, u32 rows, u3
 // of a pair is turned by the thread's columns, so that no bank is met twice.
 template <class S, u32 FORMAT, bool BOUNDED>
 __device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&encode)[8], typename EightCodes<FORMAT>::Type* exchange) {
-    const u32 unit = 4 * patch.band + threadIdx.x % 32 / 8, turn = threadIdx.x % 8 * 2;
+    const u32 own = patch.own(), unit = 4 * patch.band + threadIdx.x % 32 / 8, turn = threadIdx.x % 8 * 2;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
         float v[8];
@@ -130,7 +139,7 @@ __device__ __forceinline__ void exchange_codes(Patch<S>& patch, const float (&en
             if (c % 2 == 0) patch.data[r].forget();
             v[r] = patch.data[r].value(c);
         }
-        exchange[(patch.own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Numbers{v}, encode[c]);
+        exchange[(own + c) * 16 + (unit ^ turn)] = codes_of<FORMAT, BOUNDED>(Numbers{v}, encode[c]);
     }
 }
 template <class S, u32 FORMAT>
@@ -138,7 +147,7 @@ __device__ __forceinline__ void write_exchanged(const Patch<S>& patch, const typ
     const auto bytes = [](u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; };
     __syncthreads();
     // rows is a multiple of 16 here, and a thread takes as many.
-    const u64 row = patch.tile_row + threadIdx.x % 8 * 16;
+    const u32 row = patch.tile_row + threadIdx.x % 8 * 16;
     if (row >= patch.rows) return;
     u32 column = threadIdx.x / 8;
     u8* codes = once(out.codes + bytes((patch.tile_col + column) * (u64)patch.rows + row));
@@ -162,7 +171,7 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
     __shared__ typename M::Type maxima[4][128 / PER];  // by band and column
     Patch<S> patch(source, rows, cols);
     const u32 lane = threadIdx.x % 32, row_shift = out.grid.row_shift;
-    const u64 group_row = patch.row >> row_shift;
+    const u32 group_row = patch.row >> row_shift;
     float encode[8] = {};
     bool clean = false;
     if (out.part == CODES) {
@@ -171,9 +180,11 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
             for (int c = 0; c < 8; c++) encode[c] = __frcp_rn(load_scale(out.grid, out.scales, group_row, patch.col + c));
         }
     } else {
-        typename M::Type m[TYPES] = {}, largest = 0;
+        typename M::Type m[TYPES], largest = 0;
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
+        for (int k = 0; k < TYPES; k++) m[k] = M::of_columns(patch.data[0], k);
+#pragma unroll
+        for (int r = 1; r < 8; r++) {
 #pragma unroll
             for (int k = 0; k < TYPES; k++) m[k] = M::larger(m[k], M::of_columns(patch.data[r], k));
         }
@@ -192,41 +203,44 @@ __device__ __forceinline__ void cast_channel(const CastSource& source, u32 rows,
                 else if (c % 2) m[c / 2] = M::of(amax[c - 1], amax[c]);
             }
         }
-#pragma unroll
-        for (int k = 0; k < TYPES; k++) m[k] = lanes_largest<M, 0b11000>(m[k]);
         // The four lanes of a warp that have the same columns take two each.
+        exchange<TYPES, 16, 4>(m, M::larger);
         const u32 quarter = lane / 8;
-        typename M::Type two[2 / PER];
-#pragma unroll
-        for (int i = 0; i < 2 / PER; i++) {
-            two[i] = m[i];
-#pragma unroll
-            for (int q = 1; q < 4; q++) two[i] = quarter == q ? m[q * (2 / PER) + i] : two[i];
-        }
         if (row_shift == 7) {
-            const u32 place = (patch.own + 2 * quarter) / PER;
+            // Each column's scale is made once for the block.
+            __shared__ __align__(16) float factors[128];
 #pragma unroll
-            for (int i = 0; i < 2 / PER; i++) maxima[patch.band][place + i] = two[i];
+            for (int i = 0; i < 2 / PER; i++) maxima[patch.band][(patch.own() + 2 * quarter) / PER + i] = m[i];
+            __syncthreads();
+            const u32 column = threadIdx.x, own = patch.own();
+            if (column < 128) {
+                typename M::Type of_column = maxima[0][column / PER];
+#pragma unroll
+                for (int b = 1; b < 4; b++) of_column = M::larger(of_column, maxima[b][column / PER]);
+                const GroupScale s = cast_scale<FORMAT>(rule, M::amax(of_column, column % PER));
+                factors[column] = s.encode;
+                if (patch.tile_col + column < cols) store_scale(out.grid, out.scales, patch.tile_row >> 7, patch.tile_col + column, s.scale);
+            }
             __syncthreads();
 #pragma unroll
-            for (int i = 0; i < 2 / PER; i++) {
-                two[i] = M::larger(M::larger(maxima[0][place + i], maxima[1][place + i]), M::larger(maxima[2][place + i], maxima[3][place + i]));
+            for (int c = 0; c < 8; c += 4) {
+                const float4 four = *(const float4*)(factors + own + c);
+                encode[c] = four.x, encode[c + 1] = four.y, encode[c + 2] = four.z, encode[c + 3] = four.w;
             }
-        }
-        float factor[2];
+        } else {
+            float factor[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const GroupScale s = cast_scale<FORMAT>(rule, M::amax(two[i / PER], i));
-            factor[i] = s.encode;
-            const bool first = (((u32)patch.row - 8 * quarter) & ((1u << row_shift) - 1)) == 0;
-            if (first && patch.row - 8 * quarter < rows && patch.col < cols)
-                store_scale(out.grid, out.scales, group_row, patch.col + 2 * quarter + i, s.scale);
+            for (int i = 0; i < 2; i++) {
+                const GroupScale s = cast_scale<FORMAT>(rule, M::amax(m[i / PER], i));
+                factor[i] = s.encode;
+                if (patch.row - 8 * quarter < rows && patch.col < cols)
+                    store_scale(out.grid, out.scales, group_row, patch.col + 2 * quarter + i, s.scale);
+            }
+#pragma unroll
+            for (int c = 0; c < 8; c++) encode[c] = __shfl_sync(0xFFFFFFFFu, factor[c % 2], lane % 8 + c / 2 * 8);
         }
 #pragma unroll
-        for (int c = 0; c < 8; c++) {
-            encode[c] = __shfl_sync(0xFFFFFFFFu, factor[c % 2], lane % 8 + c / 2 * 8);
-            clean = clean && is_factor(encode[c]);
-        }
+        for (int c = 0; c < 8; c++) clean = clean && is_factor(encode[c]);
     }
     if (out.part == SCALES) return;
     patch.forget();

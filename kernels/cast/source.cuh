@@ -39,7 +39,7 @@ template <class S> __device__ __forceinline__ int source_row(const CastSource& s
 }
 
 // What a cast reads, eight neighbours of a row at a time. `at` is a place; `down` moves it so many rows down, within sixteen rows that begin at a
-// multiple of sixteen. `load` asks for the eight `offset` columns to the right, without a branch that the next load would wait for; `open` follows
+// multiple of sixteen; `here` makes it one for rows below each other, which moves for less. `load` asks for the eight `offset` columns to the right, without a branch that the next load would wait for; `open` follows
 // when BATCH rows of a tile were asked for, and then `value` gives the numbers. `first`: this element is opened for the first time. The
 // column is that of the first of the eight.
 
@@ -49,6 +49,7 @@ template <class T, bool ALIGNED> struct Plain {
     static constexpr bool EXPERTS = false;
     using At = const T*;
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return once((const T*)s.x + (u32)row * s.stride + col); }
+    static __device__ __forceinline__ At here(const CastSource&, const At& at) { return at; }
     static __device__ __forceinline__ At down(const CastSource& s, At at, u32 rows) { return once(at + rows * s.stride); }
     Vec8<T> v;
     __device__ __forceinline__ void load(const CastSource&, At at, u32 offset, bool inside) { v = inside ? ::load<ALIGNED>(at + offset) : zero8<T>(); }
@@ -63,20 +64,29 @@ template <u32 FORMAT> struct PackedCodes {
     static constexpr int BATCH = 8;
     static constexpr bool EXPERTS = false;
     struct At {
-        const u8 *codes, *scales;  // scales: of the row
-        u32 col;
+        const u8 *codes, *scales;  // scales: of the row, from that of number `first` on
+        u32 col, first;
     };
     static __device__ __forceinline__ u64 bytes(u64 codes) { return FORMAT == E2M1 ? codes / 2 : codes; }
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) {
-        return {once((const u8*)s.x + bytes((u64)(u32)row * s.cols + col)), once(s.scales + (u64)((u32)row >> s.grid.row_shift) * s.scale_row), col};
+        return {once((const u8*)s.x + bytes((u64)(u32)row * s.cols + col)), once(s.scales + (u64)((u32)row >> s.grid.row_shift) * s.scale_row), col, 0};
     }
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) {
-        return {once(at.codes + bytes((u64)rows * s.cols)), once(at.scales + rows * s.scale_down), at.col};
+        return {once(at.codes + bytes((u64)rows * s.cols)), once(at.scales + rows * s.scale_down), at.col, at.first};
     }
-    // What holds the scale of a column, four of them where they are bytes: `scale_index` without a branch.
-    static __device__ __forceinline__ u32 scale_bits(const CastSource& s, const At& at, u32 col, bool inside) {
+    // The number of what holds the scale of a column, of four where they are bytes.
+    static __device__ __forceinline__ u32 number_of(const CastSource& s, u32 col) {
         const u32 group = col >> s.grid.col_shift;
-        const u8* p = at.scales + (s.grid.order == UE8M0 ? group / 4 : group) * s.scale_right;
+        return s.grid.order == UE8M0 ? group / 4 : group;
+    }
+    // For rows below each other: without a product for each of them.
+    static __device__ __forceinline__ At here(const CastSource& s, const At& at) {
+        const u32 first = number_of(s, at.col);
+        return {at.codes, once(at.scales + first * s.scale_right), at.col, first};
+    }
+    // What holds the scale of a column: `scale_index` without a branch.
+    static __device__ __forceinline__ u32 scale_bits(const CastSource& s, const At& at, u32 col, bool inside) {
+        const u8* p = at.scales + (number_of(s, col) - at.first) * s.scale_right;
         return inside ? __ldg((const u32*)p) : 0;
     }
     static __device__ __forceinline__ float scale_of(const CastSource& s, u32 bits, u32 col) {
@@ -117,7 +127,12 @@ template <u32 FORMAT> struct Coded : PackedCodes<FORMAT> {
     float scale;
     __device__ __forceinline__ void open(const CastSource& s, const typename Of::At&, u32, int, u32 col, bool) {
         this->open_codes();
-        scale = Of::scale_of(s, this->bits, col);
+        scale = __uint_as_float(this->bits);
+        if (s.grid.order == UE8M0) {
+            // A branch that all take, in the place of eight instructions for every row whose scales are FP32.
+            asm volatile("" : "+r"(this->bits));
+            scale = Of::scale_of(s, this->bits, col);
+        }
     }
     __device__ __forceinline__ float value(int i) const {
         float v[8];
@@ -217,6 +232,9 @@ template <u32 FORMAT> constexpr int neighbours<Sixteen<FORMAT>> = 16;
 template <class S> constexpr bool is_narrow = sizeof(S) == 16 && alignof(S) == 16;
 template <class S> constexpr bool is_coded = false;
 template <u32 FORMAT> constexpr bool is_coded<Coded<FORMAT>> = true;
+
+// Whether rows below each other are reached by a step from the one before.
+template <class S> constexpr bool steps = true;
 
 __device__ __forceinline__ uint4 both(uint2 first, uint2 second) { return {first.x, first.y, second.x, second.y}; }
 __device__ __forceinline__ uint2 both(u32 first, u32 second) { return {first, second}; }

@@ -30,7 +30,7 @@ FOR_EACH_TYPE(PRODUCED, CAST_PATCH, cast_tile)
 
 // Per channel.
 #if __CUDA_ARCH__ == 900
-template <class T, bool ALIGNED, int KINDS> constexpr u32 patch_blocks<Rounded<T, ALIGNED, KINDS>> = sizeof(T) == 4 ? 2 : 3;
+template <class T, bool ALIGNED, int KINDS> constexpr u32 patch_blocks<Rounded<T, ALIGNED, KINDS>> = sizeof(T) == 4 ? 2 : KINDS == bare ? 4 : 3;
 #endif
 FOR_EACH_TYPE(UNGATED, CAST_PATCH, cast_channel)
 FOR_EACH_TYPE(ROUNDED, CAST_PATCH, cast_channel)

@@ -35,6 +35,7 @@ template <class T, bool ALIGNED, int KINDS = mixed> struct Produced {
         const T* x = once((const T*)s.x + (u32)row * s.stride + col);
         return {x, once(x + s.cols)};
     }
+    static __device__ __forceinline__ At here(const CastSource&, const At& at) { return at; }
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return {once(at.x + rows * s.stride), once(at.gate + rows * s.stride)}; }
     Vec8<T> x, gate;
     float v[8];
@@ -117,6 +118,7 @@ template <class T, bool ALIGNED, int KINDS> struct Rounded {
     using Of = Produced<T, ALIGNED, KINDS>;
     using At = typename Of::At;
     static __device__ __forceinline__ At at(const CastSource& s, int row, u32 col) { return Of::at(s, row, col); }
+    static __device__ __forceinline__ At here(const CastSource&, const At& at) { return at; }
     static __device__ __forceinline__ At down(const CastSource& s, const At& at, u32 rows) { return Of::down(s, at, rows); }
     Of of;
     Vec8<Bf16> v;
@@ -131,6 +133,10 @@ template <class T, bool ALIGNED, int KINDS> struct Rounded {
 };
 template <class T, bool ALIGNED, int KINDS, u32 FORMAT>
 struct Maximum<Rounded<T, ALIGNED, KINDS>, FORMAT> : NarrowMaximum<Rounded<T, ALIGNED, KINDS>, Bf16, 0x7F80> {};
+
+// Where a step would spill: other GPUs than sm_90 have no register for it.
+template <bool ALIGNED, int KINDS> constexpr bool steps<Produced<float, ALIGNED, KINDS>> = false;
+template <bool ALIGNED, int KINDS> constexpr bool steps<Rounded<float, ALIGNED, KINDS>> = false;
 
 #define PRODUCED(name, T, ALIGNED, KERNEL, ...) KERNEL(produced_##name, (Produced<T, ALIGNED>), __VA_ARGS__)
 #define UNGATED(name, T, ALIGNED, KERNEL, ...) KERNEL(ungated_##name, (Produced<T, ALIGNED, ungated>), __VA_ARGS__)

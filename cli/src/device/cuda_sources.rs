@@ -5,7 +5,7 @@ use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::reference::{ClampCounts, RmsNorm, Swiglu};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
-    DeviceBytes, Fp8Recipe, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe,
+    DeviceBytes, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe,
     Result, RmsNormArgs, RowIndex, SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
@@ -149,6 +149,34 @@ pub(super) fn activation(function: Function) -> SourceActivation {
     }
 }
 
+impl OnGpu<'_> {
+    /// The gradients of SwiGLU, into what is there.
+    fn backward(
+        &self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        into: SwigluGradientsInto<'_>,
+    ) -> Result<()> {
+        let handle = self.0;
+        let (rows, half) = gradient.values.dim();
+        let options = Options::upload(handle, options)?;
+        let g = self.upload(gradient)?;
+        let g = MatRef::new(&g, gradient.dtype, rows, half)?;
+        match x {
+            GatedInput::Plain(x) => {
+                let data = self.upload(x)?;
+                let matrix = MatRef::new(&data, x.dtype, rows, 2 * half)?;
+                handle.swiglu_backward(options.set(SwigluSource::new(&matrix)?)?, &g, into)
+            }
+            GatedInput::Coded(q) => {
+                let q = CastMatrix::from_host(handle, q)?;
+                handle.swiglu_backward(options.set(SwigluSource::of_codes(&q)?)?, &g, into)
+            }
+        }
+    }
+}
+
 impl Sources for OnGpu<'_> {
     fn cast_source(
         &mut self,
@@ -213,7 +241,7 @@ impl Sources for OnGpu<'_> {
         Ok(NormCast { cast: out.to_host(self.0)?, sum, rstd })
     }
 
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Fp8Recipe) -> Result<HostQuantMatrix> {
+    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix> {
         let (rows, cols) = x.values.dim();
         let mut out = QuantMatrix::zeros(self.0, recipe.scheme(), rows, cols)?;
         self.with_norm(x, norm, |args| self.0.rms_norm_quantize_into(args, recipe, &mut out))?;
@@ -229,9 +257,6 @@ impl Sources for OnGpu<'_> {
     ) -> Result<Gradients> {
         let handle = self.0;
         let (rows, half) = gradient.values.dim();
-        let options = Options::upload(handle, options)?;
-        let g = self.upload(gradient)?;
-        let g = MatRef::new(&g, gradient.dtype, rows, half)?;
         let mut dx = CastMatrix::zeros(handle, recipe.scheme(), rows, 2 * half)?;
         let (mut wide, mut out) = (handle.alloc(4 * rows * half)?, handle.alloc(2 * rows * half)?);
         let mut weights = handle.alloc(4 * rows)?;
@@ -241,22 +266,29 @@ impl Sources for OnGpu<'_> {
             out: Some(MatMut::new(&mut out, DType::Bf16, rows, half)?),
             weights: Some((&mut weights).into()),
         };
-        match x {
-            GatedInput::Plain(x) => {
-                let data = self.upload(x)?;
-                let matrix = MatRef::new(&data, x.dtype, rows, 2 * half)?;
-                handle.swiglu_backward(options.set(SwigluSource::new(&matrix)?)?, &g, into)?;
-            }
-            GatedInput::Coded(q) => {
-                let q = CastMatrix::from_host(handle, q)?;
-                handle.swiglu_backward(options.set(SwigluSource::of_codes(&q)?)?, &g, into)?;
-            }
-        }
+        self.backward(x, gradient, options, into)?;
         Ok(Gradients {
             x: dx.to_host(handle)?,
             x_bf16: self.download(&wide, (rows, 2 * half), DType::Bf16)?,
             out: self.download(&out, (rows, half), DType::Bf16)?,
             weights: self.floats(&weights)?,
         })
+    }
+    fn swiglu_backward_quantize(
+        &mut self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        recipe: Recipe,
+    ) -> Result<HostQuantMatrix> {
+        let (rows, half) = gradient.values.dim();
+        let mut dx = QuantMatrix::zeros(self.0, recipe.scheme(), rows, 2 * half)?;
+        self.backward(
+            x,
+            gradient,
+            options,
+            SwigluGradientsInto { x: Some((recipe, &mut dx).into()), ..Default::default() },
+        )?;
+        dx.to_host(self.0)
     }
 }

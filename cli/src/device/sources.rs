@@ -3,7 +3,7 @@
 use ndarray::Array2;
 use scaled_gemm::reference::{self, CastInput, ClampCounts, RmsNorm, RmsNormed, Swiglu};
 use scaled_gemm::{
-    CastRecipe, CastScheme, DType, Fp8Recipe, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result,
+    CastRecipe, CastScheme, DType, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result,
 };
 
 use crate::quantizers::Function;
@@ -102,7 +102,7 @@ pub trait Sources {
     fn rms_norm_cast(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: CastRecipe) -> Result<NormCast>;
 
     /// The same to what products read.
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Fp8Recipe) -> Result<HostQuantMatrix>;
+    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix>;
 
     /// The gradients of SwiGLU; `gradient` is that of its result.
     fn swiglu_backward(
@@ -112,6 +112,15 @@ pub trait Sources {
         options: &Swiglu<'_>,
         recipe: CastRecipe,
     ) -> Result<Gradients>;
+
+    /// The gradient of x as what products read.
+    fn swiglu_backward_quantize(
+        &mut self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        recipe: Recipe,
+    ) -> Result<HostQuantMatrix>;
 }
 
 impl HostValues<'_> {
@@ -193,7 +202,7 @@ impl Sources for OnCpu {
         Ok(NormCast { cast: reference::cast(&values.view().into(), recipe)?, sum, rstd })
     }
 
-    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Fp8Recipe) -> Result<HostQuantMatrix> {
+    fn rms_norm_quantize(&mut self, x: Wide<'_>, norm: &RmsNorm<'_>, recipe: Recipe) -> Result<HostQuantMatrix> {
         reference::quantize(reference::rms_norm(x.values.view(), norm)?.values.view(), DType::F32, recipe)
     }
 
@@ -212,6 +221,17 @@ impl Sources for OnCpu {
             out: all.out,
             weights: all.weights,
         })
+    }
+
+    fn swiglu_backward_quantize(
+        &mut self,
+        x: GatedInput<'_>,
+        gradient: Wide<'_>,
+        options: &Swiglu<'_>,
+        recipe: Recipe,
+    ) -> Result<HostQuantMatrix> {
+        let all = reference::swiglu_backward(x.values().view(), gradient.values.view(), options)?;
+        reference::quantize(all.x.view(), DType::F32, recipe)
     }
 }
 

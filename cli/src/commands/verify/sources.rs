@@ -339,7 +339,7 @@ fn produced(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Res
     Ok(())
 }
 
-/// RMSNorm in one pass, with and without a residual.
+/// RMSNorm, with and without a residual.
 fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result<(), Failure> {
     let [rows, cols] = SHAPE;
     let weight: Vec<f32> = (0..cols).map(|j| 0.5 + (j * 53 % cols) as f32 / cols as f32).collect();
@@ -364,14 +364,17 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
             }
         }
         casts.finish(name, "casts along rows", found);
-        for (at, granularity) in [Fp8Granularity::Row, Fp8Granularity::Group1x128].into_iter().enumerate() {
+        // In one pass, then in two.
+        let fp8 = |of| Recipe::from(Fp8Recipe::new(of, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek));
+        let two = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp4, Scheme::Nvfp4Row].map(Recipe::new);
+        let recipes = [fp8(Fp8Granularity::Row), fp8(Fp8Granularity::Group1x128)].into_iter().chain(two);
+        for (at, recipe) in recipes.enumerate() {
             for kind in Kind::ALL {
-                let dtype = WIDE[at];
+                let dtype = WIDE[at % 3];
                 let (x, residual) =
                     (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed.wrapping_add(1)));
                 let residual = added.then(|| residual.view());
                 let norm = RmsNorm { weight: &weight, epsilon: 1e-6, residual, dtype };
-                let recipe = Fp8Recipe::new(granularity, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
                 let values = reference::rms_norm(x.view(), &norm)?.values;
                 products.off(near::of_norm(&x, &norm, &values), kind);
                 let got = device.rms_norm_quantize(Wide { values: &x, dtype }, &norm, recipe)?;
@@ -392,7 +395,9 @@ fn gradients(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Re
     let all = Swiglu { clamp: Some(2.0), weights: Some(&weights), experts: Some(&experts) };
     let from = e4m3(CastGroup::Group1x128)?;
     for (name, coded) in [("gradients of swiglu", false), ("gradients of swiglu, x in codes", true)] {
-        let mut tally = Tally::default();
+        let (mut tally, mut products) = (Tally::default(), Tally::default());
+        let of_groups = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+        let read_by_products = [of_groups.into(), Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3))];
         for (at, kind) in Kind::ALL.into_iter().enumerate() {
             for (way, group) in [CastGroup::Group1x32, CastGroup::Group1x128].into_iter().enumerate() {
                 let dtype = WIDE[(at + way) % 3];
@@ -411,9 +416,13 @@ fn gradients(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Re
                 tally.floats(&rounded, &flat(&got.x_bf16), "gradients in BF16", kind);
                 tally.floats(&flat(&want.out), &flat(&got.out), "the forward pass again", kind);
                 tally.floats(&want.weights, &got.weights, "gradients of the weights", kind);
+                let to = read_by_products[way];
+                let got = device.swiglu_backward_quantize(input, Wide { values: &gradient, dtype }, &options, to)?;
+                products.product(&definition::quantize(want.x.view(), DType::F32, to)?, &got, kind);
             }
         }
         tally.finish(name, "1x32 and 1x128", found);
+        products.finish(name, "what products read", found);
     }
     Ok(())
 }
