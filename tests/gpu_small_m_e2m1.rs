@@ -289,6 +289,25 @@ fn large_second_levels_do_not_overflow() {
     }
 }
 
+/// Activations near both ends of BF16's range: what the kernel multiplies codes by, and takes back at the end, leaves no room of its own.
+#[test]
+fn activations_of_any_size() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(194);
+    let (m, n, k) = (11, 72, 576);
+    for (a, b) in [(BF16, NV), (BF16, NV_ROW), (BF16, MX4)] {
+        for (size, alpha) in [(1e-37, 1e30), (1e32, 1e-30)] {
+            let x = blocked(&mut rng, m, k).mapv(|v| v * size);
+            let both = operands(&handle, &x, quantized(&blocked(&mut rng, n, k), b), a);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
+            let case = Case { alpha, ..Case::new(DType::F32) };
+            with!(&both, |ops| {
+                check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
+            });
+        }
+    }
+}
+
 /// A NaN of A stays in its row, a NaN scale of B in its column, and what no memory holds changes none.
 #[test]
 fn not_a_number_stays_where_it_is() {
