@@ -62,6 +62,7 @@ fn a_graph_outlives_its_input_too() {
 fn a_graph_outlives_what_our_product_reads() {
     alone(|| outlives(Kind::Sm90, all_but_x_and_d));
     alone(|| outlives(Kind::SmallM, all_but_x_and_d));
+    alone(|| outlives(Kind::Codes, all_but_x_and_d));
 }
 
 #[test]

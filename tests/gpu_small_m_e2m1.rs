@@ -204,14 +204,14 @@ fn every_code_and_block_scale() {
     for b in [NV, MX4] {
         let width = if b == NV { 16 } else { 32 };
         let codes: Vec<u8> = (0..n * k / 2).map(|i| (i * 37 + i / 5) as u8).collect();
-        // NVFP4 has no sign in a scale, and NaN at 127; MXFP4 from 2^-60 to 2^60, so that sums stay numbers.
-        let byte = |i: usize| if b == NV { (i % 127) as u8 } else { (67 + i % 121) as u8 };
+        // NVFP4 has no sign in a scale, and NaN at 127; MXFP4 up to 2^123, so that sums stay numbers.
+        let byte = |i: usize| (i % if b == NV { 127 } else { 251 }) as u8;
         let scales: Vec<u8> = (0..n * k / width).map(|i| byte(i + i / 97)).collect();
         let outer = if b == NV { vec![0.5] } else { Vec::new() };
         let host_b = HostQuantMatrix::from_block_logical(b, n, k, codes, &outer, &scales).unwrap();
         for dtype in [DType::Bf16, DType::F16].into_iter().filter(|dtype| b == NV || *dtype == DType::Bf16) {
             // Rows of A that each pick one column of 16 from every step.
-            for first in 0..8 {
+            for first in 0..16 {
                 let x = Array2::from_shape_fn(
                     (16, k),
                     |(i, j)| if j == 16 * i + first + j / 256 * 256 { 1.0 } else { 0.0 },
@@ -286,6 +286,25 @@ fn large_second_levels_do_not_overflow() {
             assert!(d.iter().all(|v| v.is_finite()) && d.iter().any(|v| v.abs() > 1e20), "{a} x {b}");
             check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
         });
+    }
+}
+
+/// Activations near both ends of BF16's range: what the kernel multiplies codes by, and takes back at the end, leaves no room of its own.
+#[test]
+fn activations_of_any_size() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(194);
+    let (m, n, k) = (11, 72, 576);
+    for (a, b) in [(BF16, NV), (BF16, NV_ROW), (BF16, MX4)] {
+        for (size, alpha) in [(1e-37, 1e30), (1e32, 1e-30)] {
+            let x = blocked(&mut rng, m, k).mapv(|v| v * size);
+            let both = operands(&handle, &x, quantized(&blocked(&mut rng, n, k), b), a);
+            let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
+            let case = Case { alpha, ..Case::new(DType::F32) };
+            with!(&both, |ops| {
+                check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
+            });
+        }
     }
 }
 

@@ -23,6 +23,8 @@ pub enum Kind {
     Sm90,
     /// Nothing either: rows by rows, by our product of few rows.
     SmallM,
+    /// A dequantized into the handle's scratch memory, and codes of B: NVFP4, by our product of few rows.
+    Codes,
     /// The repeated scales of B.
     Repeated,
     /// The values that B keeps.
@@ -51,6 +53,7 @@ impl Call {
             Kind::SmallM => (ROWS_BY_ROWS, Some(Formulation::SmallM)),
             Kind::Sm90 => (BLOCKS, Some(Formulation::Sm90)),
             Kind::Repeated => (BLOCKS, Some(Formulation::RepeatedScales)),
+            Kind::Codes => (nvfp4, Some(Formulation::SmallM)),
             Kind::Kept | Kind::Scratch => (nvfp4, Some(Formulation::DequantizedBf16)),
         };
         let mut rng = Noise::new(101);
