@@ -1,4 +1,4 @@
-// Products of block-scaled E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says.
+// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says, with all that follows the sums.
 //
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
@@ -10,6 +10,7 @@
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
+#include "gemm/finish.cuh"
 #include "gemm/pipeline.cuh"
 #include "gemm/wgmma.cuh"
 
@@ -18,7 +19,11 @@ constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
 constexpr u32 SHARE_B = 2;
 
-// How a warp writes its part of D: from registers, or through shared memory.
+// What multiplies codes: 1x128 scales of A and 128x128 scales of B, with each k-block; or scales of rows or whole matrices, at the end.
+constexpr u32 SCALES_BLOCK = 0;
+constexpr u32 SCALES_OUTER = 1;
+
+// How a warp writes a plain BF16 part of D: from registers, or through shared memory. All else goes through shared memory in FP32.
 constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
 
@@ -29,21 +34,22 @@ template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
           u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
           u32 UNROLL_,    // k-blocks of the loop's body
           u32 STORE_,
-          u32 RESIDENT_>  // blocks on a multiprocessor
+          u32 RESIDENT_,  // blocks on a multiprocessor
+          u32 SCALES_>
 struct Sm90Config {
     static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
-    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_;
+    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_;
     static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
     static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
     static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
     static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : COLS;
-    static constexpr u32 SLAB_BYTES = 16 * 64 * 2;  // 16 x 64 of D, for each warp
+    static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
     static constexpr u32 SCALES_B_BYTES = 16;  // of four k-blocks
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
-    static constexpr u32 SCALES_A = SLAB + (STORE == STORE_DIRECT ? 0 : 4 * GROUPS * SLAB_BYTES);
+    static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
     static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && WIDE % 64 == 0 && COLS <= 128, "a tile lies in one tile of scales");
@@ -54,18 +60,25 @@ struct Sm90Config {
 struct Sm90Problem {
     u32 m, n, k;            // rows of A in all groups
     u32 raster;             // tiles along m that are walked before the next along n
-    const float* scales_a;  // vec128, `pitch_a` apart
-    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other
+    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
+    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_OUTER: of rows, `b_step` apart
     u32 pitch_a, pitch_b;
-    void* d;  // BF16, or FP32 where `wide`
+    void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;
     // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
     const i64* starts;
     const i64* counts;
     u32 groups, slot_rows;
     u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
-    float alpha;               // multiplies every sum
-    u32 wide;                  // D is FP32
+    // What follows the sums: see finish.cuh.
+    float alpha, beta;
+    u32 plain;  // D is BF16 of alpha times the sums, and nothing else
+    u32 d_type, activation, bias_type, residual_type;
+    u32 a_step, b_step;
+    u32 group_bias;        // numbers from the bias of a group to that of the next
+    const void* bias;      // [n], of each group; null: none
+    const void* residual;  // [m][n], rows `stride_residual` apart; null: none
+    u64 stride_residual;
 #ifdef SCALED_GEMM_STAMPS
     u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
 #endif
@@ -213,15 +226,16 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         if (threadIdx.x % 32 == 0) {
             const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED ? tile.group * p.group_b : 0;
             // Of a tile without rows, whichever: its sums are not stored.
-            const u32 scale_row = min(tile.row, p.pitch_a - 4), scale_bytes = min(C::ROWS, p.pitch_a - scale_row) * 4;
+            constexpr bool SCALED = C::SCALES == SCALES_BLOCK;
+            const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
             for (u32 block = 0; block < blocks; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, 0});
-                barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + C::SCALES_B_BYTES);
+                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, tile.group});
+                barrier_expect(full, C::A_BYTES + C::B_BYTES + (SCALED ? scale_bytes + C::SCALES_B_BYTES : 0));
                 if (C::SHARE == SHARE_A)
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
                 else
@@ -230,9 +244,11 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * C::B_BOX, full, 3);
                 else
                     copy_box(to_b, b, 128 * block, group_row + tile.col, full);
-                copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
-                // Of four k-blocks, as copies have no less than 16 bytes.
-                copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, scales_b + block / 4 * 4, 16, full);
+                if (SCALED) {
+                    copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
+                    // Of four k-blocks, as copies have no less than 16 bytes.
+                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, scales_b + block / 4 * 4, 16, full);
+                }
                 ring.advance();
             }
         }
@@ -275,7 +291,7 @@ template <class C> struct Sm90Math {
     template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
-        constexpr bool TOGETHER = C::DEPTH > 1;
+        constexpr bool SCALED = C::SCALES == SCALES_BLOCK, TOGETHER = SCALED && C::DEPTH > 1;
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
@@ -288,7 +304,7 @@ template <class C> struct Sm90Math {
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-                    tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (SCALED) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -297,7 +313,7 @@ template <class C> struct Sm90Math {
                         }
                     ring.advance();
                 }
-                if (!TOGETHER) {
+                if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256) * tile;
                     high[now] = shared_float(scale + wave * 256 + 32) * tile;
                 }
@@ -327,6 +343,11 @@ template <class C> struct Sm90Math {
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
+                    if (!SCALED) {
+#pragma unroll
+                        for (u32 c = e; c < e + 4; c++) to[c] = __fadd_rn(to[c], part[done][c]);
+                        continue;
+                    }
                     to[e] = __fmaf_rn(low[done], part[done][e], to[e]);
                     to[e + 1] = __fmaf_rn(low[done], part[done][e + 1], to[e + 1]);
                     to[e + 2] = __fmaf_rn(high[done], part[done][e + 2], to[e + 2]);
@@ -341,7 +362,7 @@ template <class C> struct Sm90Math {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
-        return {work.x, work.y, (int)work.z, 0};
+        return {work.x, work.y, (int)work.z, work.w};
     }
 
     // The stages of a tile of which the warpgroup has no row.
@@ -427,29 +448,85 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
     }
 }
 
-// FP32, from registers: each thread eight bytes of a row, four neighbours 32.
+// What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
+template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
+    const auto touch = [](const void* at) { asm volatile("{.reg .u32 unused; ld.global.u16 unused, [%0];}" ::"l"(at) : "memory"); };
+    if (C::SCALES == SCALES_OUTER) {
+        const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
+        if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
+        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.col + col + 4 * lane) * p.b_step);
+    }
+    if (p.bias && tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE)
+        touch((const char*)p.bias + (u64)(tile.group * p.group_bias + tile.col + col + 4 * lane) * (p.bias_type == 2 ? 4 : 2));
+    if (!p.residual && p.beta == 0.0f) return;
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++) {
+        const u32 at = row + 64 * wave + lane / 2;
+        if ((int)at >= tile.rows) continue;
+        const auto ask = [&](const void* matrix, u64 stride, u32 type) {
+            // Half of a row of the tile for each lane, in lines of 128 bytes.
+            const u32 size = type == 2 ? 4 : 2;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE / 2; c += 32)
+                if (to_col + c < p.n && (c % 64 == 0 || type == 2))
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)matrix + ((tile.row + at) * stride + to_col + c) * size));
+        };
+        if (p.residual) ask(p.residual, p.stride_residual, p.residual_type);
+        if (p.beta != 0.0f) ask(p.d, p.stride_d, 2);
+    }
+}
+
+// All that is not plain, through a slab of 16 rows by 32 columns of sums in shared memory, a warp's own: each thread then has four columns of four
+// rows, and what follows the sums exists once in the code, whichever part of them it is. Swizzled: a phase of either access meets every bank once.
 template <class C>
-__device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 first = tile.col + col + 2 * (lane % 4);
+__device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    constexpr bool OUTER = C::SCALES == SCALES_OUTER;
+    constexpr u32 AT_ONCE = C::RESIDENT > 1 ? 1 : 2;  // rows whose loads wait together: with more, registers are spilled
+    const u32 lane = threadIdx.x % 32, in_row = lane / 4, in_chunk = lane % 4 / 2, in_half = lane % 2 * 8;
+    const auto place = [](u32 r, u32 chunk) { return r * 128 + (((chunk ^ 2 * r) & 7) << 4); };
+#pragma unroll 1
+    for (u32 step = 0; step < C::WAVES * C::WIDE / 32; step++) {
+        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
+        const bool inside = to_col < p.n;
+        FinishColumns<4> columns;
+        if (inside) columns = finish_columns<4, OUTER>(p, to_col, tile.group * p.group_bias + to_col);
+        __syncwarp();
 #pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++)
+        for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+            // Registers have no numbers at run time.
+            if (i != step) continue;
+            const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
 #pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 at = row + 64 * wave + 8 * half + lane / 4;
-            float* to = (float*)p.d + (u64)(tile.row + at) * p.stride_d + first;
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 8) {
-                const float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
-                if ((int)at < tile.rows && first + c < p.n) *(float2*)(to + c) = {pair[0], pair[1]};
+            for (u32 q = 0; q < 4; q++) {
+                const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
+                shared_store_pair(slab + place(in_row, 2 * q + in_chunk) + in_half, v[0], v[1]);
+                shared_store_pair(slab + place(in_row + 8, 2 * q + in_chunk) + in_half, v[2], v[3]);
             }
         }
+        __syncwarp();
+#pragma unroll 1
+        for (u32 first = 0; first < 16; first += 4 * AT_ONCE) {
+            FinishRow<4> rows[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (inside && (int)(at + first + 4 * i) < tile.rows) rows[i] = finish_row<4, OUTER>(p, tile.row + at + first + 4 * i, to_col);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                if (!inside || (int)(at + first + 4 * i) >= tile.rows) continue;
+                const uint4 words = shared_vector(slab + place(lane / 8 + first + 4 * i, lane % 8));
+                float v[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w)};
+                finish<4, OUTER>(p, columns, rows[i], v);
+                store_numbers(p.d, (tile.row + at + first + 4 * i) * p.stride_d + to_col, p.d_type, v);
+            }
+        }
+    }
 }
 
 template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
     const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
-    const u32 row = down * C::TALL, col = across * C::WIDE;
+    const u32 row = down * C::TALL, col = across * C::WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
     Sm90Math<C> math(shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
@@ -460,6 +537,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
             math.pass(blocks);
             continue;
         }
+        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp, col);
         Sm90Sums<C> sum;
 #pragma unroll
         for (u32 w = 0; w < C::WAVES; w++)
@@ -476,6 +554,10 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
+        if (C::SCALES == SCALES_OUTER || !p.plain) {
+            sm90_finish<C>(sum, p, tile, row + 16 * warp, col, slab);
+            continue;
+        }
         if (p.alpha != 1.0f)
 #pragma unroll
             for (u32 w = 0; w < C::WAVES; w++)
@@ -483,9 +565,8 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
                 for (u32 a = 0; a < C::ATOMS; a++)
 #pragma unroll
                     for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] *= p.alpha;
-        if (p.wide) sm90_store_wide<C>(sum, p, tile, row + 16 * warp, col);
-        else if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
-        else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES);
+        if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
+        else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, slab);
     }
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
@@ -539,3 +620,18 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         sm90_multiply<C, GROUPED>(p, shared, group);
     }
 }
+
+// What the kernels have in common: {A's map, B's map, the problem}.
+#define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
+    NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ Sm90Problem p) { \
+        sm90_block<C, GROUPED>(a, b, p);                                                                                \
+    }
+
+#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)       \
+    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES>;  \
+    static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90.rs asks for it");
+
+#ifndef SCALED_GEMM_STAMPS
+static_assert(sizeof(Sm90Problem) == 152 && sizeof(TensorMap) == 128, "as src/gpu/kernels/sm90.rs has them");
+#endif
