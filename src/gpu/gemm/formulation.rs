@@ -141,7 +141,7 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
 
 /// Our product for sm_90: no library has a part in it.
 fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
-    sm90_pair(desc.a, desc.b)?;
+    sm90_pair(desc)?;
     let (major, minor) = facts.cc;
     if facts.cc != HOPPER {
         return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
@@ -149,13 +149,32 @@ fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// Why the kernels for sm_90 do not multiply these.
-pub(crate) fn sm90_pair(a: Operand, b: Scheme) -> Result<(), String> {
-    let served = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-    if a != Operand::Quantized(served.0) || b != served.1 {
-        return Err(format!("it serves {} x {}", served.0, served.1));
+/// The pair of blocks that our kernels multiply.
+const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
+
+/// Why the kernels for groups of rows do not multiply these.
+pub(crate) fn grouped_pair(a: Operand, b: Scheme) -> Result<(), String> {
+    if a != Operand::Quantized(BLOCKS.0) || b != BLOCKS.1 {
+        return Err(format!("it serves {} x {}", BLOCKS.0, BLOCKS.1));
     }
     Ok(())
+}
+
+/// How the scales of a pair lie, of E4M3 codes that our kernels for sm_90 multiply.
+pub(crate) fn our_scales(desc: &GemmDesc) -> Option<SmallMScales> {
+    let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
+    match pair_kind(desc) {
+        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => SmallMScales::of(a, b),
+        _ => None,
+    }
+}
+
+/// Why the kernels for sm_90 do not multiply these.
+pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
+    if our_scales(desc).is_some() {
+        return Ok(());
+    }
+    Err(format!("it serves {} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1))
 }
 
 /// Our product of few rows: no library has a part in it.
@@ -170,18 +189,7 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 
 /// Why the kernels for few rows do not multiply these.
 pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
-    let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
-    let layouts = match pair_kind(desc) {
-        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => SmallMScales::of(a, b),
-        _ => None,
-    };
-    if layouts.is_none() {
-        let blocks = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-        return Err(format!(
-            "it serves {} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves",
-            blocks.0, blocks.1
-        ));
-    }
+    sm90_pair(desc)?;
     if desc.m > MOST_ROWS {
         return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
     }
@@ -270,8 +278,11 @@ mod tests {
         let ampere = Facts { cc: (8, 0), ..H200 };
         let old = Facts { version: Version::new(12, 8, 4), ..H200 };
         let cases: [(GemmDesc, [&[Formulation]; 5]); 5] = [
-            (desc(4, tensor, tensor), [&[Native, SmallM], &[Native], &[Native], &[], &[Native, SmallM]]),
-            (desc(4, row, row), [&[Native, Rescaled, SmallM], &[Rescaled], &[Rescaled], &[], &[Rescaled, SmallM]]),
+            (desc(4, tensor, tensor), [&[Native, Sm90, SmallM], &[Native], &[Native], &[], &[Native, Sm90, SmallM]]),
+            (
+                desc(4, row, row),
+                [&[Native, Rescaled, Sm90, SmallM], &[Rescaled], &[Rescaled], &[], &[Rescaled, Sm90, SmallM]],
+            ),
             (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90, SmallM], &[], &[], &[], &[Sm90, SmallM]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
             (desc(4, vec, vec), [&[Native], &[], &[], &[], &[]]),
@@ -285,16 +296,16 @@ mod tests {
             available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100")
         );
         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(wide, blk), (vec, vec), (tensor, tensor), (Scheme::Nvfp4, Scheme::Nvfp4)] {
-            let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
-            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
-        }
         for (a, b) in
             [(wide, blk), (vec, vec), (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor), (Scheme::Nvfp4, Scheme::Nvfp4)]
         {
-            let why = available(&desc(4, a, b), H200, SmallM).unwrap_err();
-            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+            for ours in [Sm90, SmallM] {
+                let why = available(&desc(4, a, b), H200, ours).unwrap_err();
+                assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+            }
+            assert!(grouped_pair(Operand::Quantized(a), b).is_err());
         }
+        assert!(grouped_pair(Operand::Quantized(vec), blk).is_ok() && grouped_pair(row.into(), row).is_err());
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
         assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));

@@ -89,7 +89,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         first(alternative);
     }
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
-    if available(desc, facts, Formulation::Sm90).is_err() {
+    if alternative != Formulation::RepeatedScales || available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
     }
     // Where only cuBLASLt does the epilogue itself, a pass over an FP32 matrix is not worth it: no measured problem is like that.
@@ -185,7 +185,7 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
-        // Ours stores BF16 and F32 of the sum; what else cuBLASLt fuses is left to it, and what neither does is ours where the rule says so.
+        // Ours does every epilogue but codes, which are left to cuBLASLt.
         let wide = desc(4096, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
@@ -195,13 +195,14 @@ mod tests {
             wide.with_epilogue(with(Activation::Gelu, None)),
             wide.with_epilogue(with(Activation::Relu, None)),
             GemmDesc { out: DType::F16, ..wide },
-            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
             // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
             GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
         ] {
             let (order, words) = of(&fused);
-            assert_eq!((order[0], words.contains("; sm90 would need a pass")), (Native, true), "{fused}: {words}");
+            assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
+        let (order, words) = of(&GemmDesc { out: DType::E4M3, ..wide });
+        assert_eq!((order[0], words.contains("; sm90 would need a pass")), (Native, true), "{words}");
         let neither = GemmDesc { m: 500, n: 32768, k: 512, ..wide };
         let neither = GemmDesc { a_stride: 512, out_stride: 32768, ..neither };
         assert_eq!(of(&neither).0[0], Sm90);

@@ -75,7 +75,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 25] = [
+const HEADERS: [(&str, &str); 29] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -99,7 +99,11 @@ const HEADERS: [(&str, &str); 25] = [
     ("gemm/async_copy.cuh", include_str!("../../../kernels/gemm/async_copy.cuh")),
     ("gemm/pipeline.cuh", include_str!("../../../kernels/gemm/pipeline.cuh")),
     ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
+    ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
+    ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
+    ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
+    ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
 ];
 
