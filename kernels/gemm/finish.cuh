@@ -50,56 +50,49 @@ template <u32 N> __device__ __forceinline__ void store_numbers(void* p, u64 at, 
     }
 }
 
-// What all rows have in common at N neighbouring columns.
-template <u32 N> struct FinishColumns { float scale[N], bias[N]; };
-
-// `bias_at`: the place of the first column in `bias`.
-template <u32 N, bool OUTER, class P> __device__ __forceinline__ FinishColumns<N> finish_columns(const P& p, u32 col, u32 bias_at) {
-    FinishColumns<N> columns = {};
-    if (OUTER)
-#pragma unroll
-        for (u32 i = 0; i < N; i++) columns.scale[i] = p.scales_b[(u64)(col + i) * p.b_step];
-    if (p.bias) load_numbers(p.bias, bias_at, p.bias_type, columns.bias);
-    return columns;
-}
-
-// What is read for N neighbouring elements of a row.
-template <u32 N> struct FinishRow { float scale, old[N], residual[N]; };
-
-template <u32 N, bool OUTER, class P> __device__ __forceinline__ FinishRow<N> finish_row(const P& p, u32 row, u32 col) {
-    FinishRow<N> of = {};
-    if (OUTER) of.scale = p.scales_a[(u64)row * p.a_step];
-    if (p.beta != 0.0f) {
-        const float* d = (const float*)p.d + row * p.stride_d + col;
-        if (N == 4) {
-            const float4 four = *(const float4*)d;
-            of.old[0] = four.x, of.old[N / 4] = four.y, of.old[N / 2] = four.z, of.old[N - 1] = four.w;
-        } else {
-            of.old[0] = *d;
-        }
+// What a sum becomes before its activation: alpha, scales, D's old value, bias. `bias_at`: the column's place in `bias`.
+template <bool OUTER, class P> __device__ __forceinline__ float finish_sum(const P& p, u32 row, u32 col, u32 bias_at, float sum) {
+    float v = __fmul_rn(p.alpha, sum);
+    if (OUTER) v = __fmul_rn(__fmul_rn(v, p.scales_a[(u64)row * p.a_step]), p.scales_b[(u64)col * p.b_step]);
+    if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[row * p.stride_d + col]), v);
+    if (p.bias) {
+        float bias[1];
+        load_numbers(p.bias, bias_at, p.bias_type, bias);
+        v = __fadd_rn(v, bias[0]);
     }
-    if (p.residual) load_numbers(p.residual, row * p.stride_residual + col, p.residual_type, of.residual);
-    return of;
+    return v;
 }
 
-// From sums to what is rounded and stored.
-template <u32 N, bool OUTER, class P>
-__device__ __forceinline__ void finish(const P& p, const FinishColumns<N>& columns, const FinishRow<N>& row, float (&v)[N]) {
+// Activations of N numbers, of which the tests are made together: the bits of `activate`.
+template <u32 N> __device__ __forceinline__ void activate_each(u32 activation, float (&v)[N]) {
+    if (activation == ACTIVATION_RELU) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) v[i] = v[i] < 0.0f ? 0.0f : v[i];
+        return;
+    }
+    float x[N], largest = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < N; i++) {
-        v[i] = __fmul_rn(p.alpha, v[i]);
-        if (OUTER) v[i] = __fmul_rn(__fmul_rn(v[i], row.scale), columns.scale[i]);
+        x[i] = activation == ACTIVATION_GELU ? gelu_tanh_argument(v[i]) : v[i];
+        largest = fmaxf(largest, fabsf(x[i]));
     }
-    if (p.beta != 0.0f)
+    if (largest <= NEAR) {
 #pragma unroll
-        for (u32 i = 0; i < N; i++) v[i] = __fadd_rn(__fmul_rn(p.beta, row.old[i]), v[i]);
-    if (p.bias)
+        for (u32 i = 0; i < N; i++) v[i] = __fmul_rn(v[i], sigmoid_near(x[i]));
+    } else {
 #pragma unroll
-        for (u32 i = 0; i < N; i++) v[i] = __fadd_rn(v[i], columns.bias[i]);
-    if (p.activation)
-#pragma unroll
-        for (u32 i = 0; i < N; i++) v[i] = activate(p.activation, v[i]);
+        for (u32 i = 0; i < N; i++) v[i] = __fmul_rn(v[i], sigmoid(x[i]));
+    }
+}
+
+// What of N neighbouring elements of a row is stored: activation and residual.
+template <u32 N, class P> __device__ __forceinline__ void finish(const P& p, const float (&residual)[N], float (&v)[N]) {
+    if (p.activation) activate_each(p.activation, v);
     if (p.residual)
 #pragma unroll
-        for (u32 i = 0; i < N; i++) v[i] = __fadd_rn(v[i], row.residual[i]);
+        for (u32 i = 0; i < N; i++) v[i] = __fadd_rn(v[i], residual[i]);
+}
+
+template <u32 N, class P> __device__ __forceinline__ void load_residual(const P& p, u32 row, u32 col, float (&residual)[N]) {
+    if (p.residual) load_numbers(p.residual, row * p.stride_residual + col, p.residual_type, residual);
 }

@@ -329,19 +329,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        if (C::SCALES == SCALES_OUTER || !p.plain) {
-            sm90_finish<C>(sum, p, tile, row + 16 * warp, col, slab);
-            continue;
-        }
-        if (p.alpha != 1.0f)
-#pragma unroll
-            for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-                for (u32 a = 0; a < C::ATOMS; a++)
-#pragma unroll
-                    for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] *= p.alpha;
-        if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
-        else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, slab);
+        sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
     }
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);

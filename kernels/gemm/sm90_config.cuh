@@ -12,7 +12,7 @@ constexpr u32 SHARE_B = 2;
 constexpr u32 SCALES_BLOCK = 0;
 constexpr u32 SCALES_OUTER = 1;
 
-// How a warp writes a plain BF16 part of D: from registers, or through shared memory. All else goes through shared memory in FP32.
+// How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory. FP32 goes through shared memory.
 constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
 
@@ -61,7 +61,7 @@ struct Sm90Problem {
     u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
     // What follows the sums: see finish.cuh.
     float alpha, beta;
-    u32 plain;  // D is BF16 of alpha times the sums, and nothing else
+    u32 plain;  // beta is 0, and there is no bias, activation and residual
     u32 d_type, activation, bias_type, residual_type;
     u32 a_step, b_step;
     u32 group_bias;        // numbers from the bias of a group to that of the next

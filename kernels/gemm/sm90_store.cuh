@@ -1,13 +1,20 @@
-// How the product for Hopper (sm90.cuh) stores a tile of D: plain BF16 by one of two ways, and all that follows the sums by a third.
+// How the product for Hopper (sm90.cuh) finishes its sums and stores a tile of D.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
 #include "gemm/finish.cuh"
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 
-__device__ __forceinline__ u32 bf16_pair(float lo, float hi) {
+// Two numbers in one word.
+template <class T> __device__ __forceinline__ u32 pack_pair(float lo, float hi);
+template <> __device__ __forceinline__ u32 pack_pair<Bf16>(float lo, float hi) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+template <> __device__ __forceinline__ u32 pack_pair<F16>(float lo, float hi) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
     return pair;
 }
 
@@ -23,7 +30,7 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
 }
 
 // From registers: each thread sixteen bytes of a row, four neighbours 64.
-template <class C>
+template <class T, class C>
 __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = threadIdx.x % 32;
     const u32 first = tile.col + col + 8 * (lane % 4);
@@ -32,14 +39,14 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 at = row + 64 * wave + 8 * half + lane / 4;
-            Bf16* to = (Bf16*)p.d + (u64)(tile.row + at) * p.stride_d + first;
+            T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
             for (u32 c = 0; c < C::WIDE; c += 32) {
                 u32 w[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
-                    w[i] = bf16_pair(pair[0], pair[1]);
+                    w[i] = pack_pair<T>(pair[0], pair[1]);
                 }
                 transpose_words(w);
                 if ((int)at < tile.rows && first + c < p.n) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
@@ -48,7 +55,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 }
 
 // Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
-template <class C>
+template <class T, class C>
 __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
     const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
@@ -63,7 +70,7 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
 #pragma unroll
             for (u32 q = 0; q < 4; q++) {
                 const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + 2 * q) * 4];
-                const u32 words[4] = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
+                const u32 words[4] = {pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]), pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7])};
                 store_matrices(slab + place(in_row, 2 * q + in_chunk), words);
             }
             __syncwarp();
@@ -71,7 +78,7 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
 #pragma unroll
             for (u32 r = lane / 8; r < 16; r += 4) {
                 const uint4 v = shared_vector(slab + place(r, chunk));
-                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)((Bf16*)p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
+                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)((T*)p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
             }
         }
     }
@@ -106,48 +113,170 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     }
 }
 
-// All that is not plain, through a slab of 16 rows by 32 columns of sums in shared memory, a warp's own: each thread then has four columns of four
-// rows, and what follows the sums exists once in the code, whichever part of them it is. Swizzled: a phase of either access meets every bank once.
+// Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
+template <class C>
+__device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
+    const auto each = [&](const auto& change) {
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                    change(wave, c, half, pair[0], pair[1]);
+                }
+    };
+    if (p.alpha != 1.0f) each([&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+    if (C::SCALES == SCALES_OUTER) {
+        float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
+        const float* scales = p.scales_b + first;
+        const float one = *p.scales_b;
+#pragma unroll
+        for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                of_cols[c / 8][i] = one;
+                if (p.b_step && first + c < p.n) of_cols[c / 8][i] = scales[c + i];
+            }
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u32 r = at + 64 * wave + 8 * half;
+                of_rows[wave][half] = (int)r < tile.rows ? p.scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
+            }
+        each([&](u32 wave, u32 c, u32 half, float& x, float& y) {
+            x = __fmul_rn(__fmul_rn(x, of_rows[wave][half]), of_cols[c / 8][0]);
+            y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
+        });
+    }
+    // With an old value of D, which comes before it, the bias is added in the loop of sm90_finish.
+    if (p.plain || p.beta != 0.0f) return;
+    if (p.bias) {
+        float bias[C::WIDE / 8][2];
+        const auto load = [&](const auto* from) {
+            from += tile.group * p.group_bias + first;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) bias[c / 8][i] = first + c < p.n ? to_float(from[c + i]) : 0.0f;
+        };
+        if (p.bias_type == 0) load((const Bf16*)p.bias);
+        else if (p.bias_type == 1) load((const F16*)p.bias);
+        else load((const float*)p.bias);
+        each([&](u32, u32 c, u32, float& x, float& y) { x = __fadd_rn(x, bias[c / 8][0]), y = __fadd_rn(y, bias[c / 8][1]); });
+    }
+}
+
+// A warp's slab as 16 rows by 32 columns of FP32, swizzled so that a phase of either access meets every bank once: each thread writes pairs
+// of rows lane / 4 and the eighth below, and reads four columns of rows lane / 8 and each fourth below.
+struct Sm90Slab {
+    u32 to[4], from;
+    __device__ __forceinline__ explicit Sm90Slab(u32 slab) {
+        const u32 lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) to[q] = slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
+        from = slab + lane / 8 * 128 + ((lane % 8) ^ (2 * (lane / 8) & 6)) * 16;
+    }
+    // Strip `i` of the sums: of each 32 columns all waves.
+    template <class C> __device__ __forceinline__ void write(const Sm90Sums<C>& sum, u32 i) const {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
+            shared_store_pair(to[q], v[0], v[1]);
+            shared_store_pair(to[q] + 1024, v[2], v[3]);
+        }
+    }
+    __device__ __forceinline__ void read(u32 row, float (&v)[4]) const {
+        const uint4 words = shared_vector(from + row * 128);
+        v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
+    }
+};
+
+// FP32, sixteen bytes of a row for each thread, eight neighbours 128.
+template <class C>
+__device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const Sm90Slab through(slab);
+    const u32 lane = threadIdx.x % 32, at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
+#pragma unroll
+    for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+        __syncwarp();
+        through.template write<C>(sum, i);
+        __syncwarp();
+#pragma unroll
+        for (u32 r = 0; r < 16; r += 4) {
+            float v[4];
+            through.read(r, v);
+            if ((int)(at + 64 * wave + r) < tile.rows && to_col + c < p.n)
+                *(float4*)((float*)p.d + (u64)(tile.row + at + 64 * wave + r) * p.stride_d + to_col + c) = {v[0], v[1], v[2], v[3]};
+        }
+    }
+}
+
+// With an old value of D, an activation or a residual: a loop, so that what they are exists once in the code, whichever part of the sums it is.
 template <class C>
 __device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    constexpr bool OUTER = C::SCALES == SCALES_OUTER;
     constexpr u32 AT_ONCE = C::RESIDENT > 1 ? 1 : 2;  // rows whose loads wait together: with more, registers are spilled
-    const u32 lane = threadIdx.x % 32, in_row = lane / 4, in_chunk = lane % 4 / 2, in_half = lane % 2 * 8;
-    const auto place = [](u32 r, u32 chunk) { return r * 128 + (((chunk ^ 2 * r) & 7) << 4); };
+    const Sm90Slab through(slab);
+    const u32 lane = threadIdx.x % 32;
 #pragma unroll 1
     for (u32 step = 0; step < C::WAVES * C::WIDE / 32; step++) {
         const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
         const bool inside = to_col < p.n;
-        FinishColumns<4> columns;
-        if (inside) columns = finish_columns<4, OUTER>(p, to_col, tile.group * p.group_bias + to_col);
         __syncwarp();
 #pragma unroll
-        for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+        for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++)
             // Registers have no numbers at run time.
-            if (i != step) continue;
-            const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
-#pragma unroll
-            for (u32 q = 0; q < 4; q++) {
-                const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
-                shared_store_pair(slab + place(in_row, 2 * q + in_chunk) + in_half, v[0], v[1]);
-                shared_store_pair(slab + place(in_row + 8, 2 * q + in_chunk) + in_half, v[2], v[3]);
-            }
-        }
+            if (i == step) through.template write<C>(sum, i);
         __syncwarp();
 #pragma unroll 1
         for (u32 first = 0; first < 16; first += 4 * AT_ONCE) {
-            FinishRow<4> rows[AT_ONCE];
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-                if (inside && (int)(at + first + 4 * i) < tile.rows) rows[i] = finish_row<4, OUTER>(p, tile.row + at + first + 4 * i, to_col);
+            float old[AT_ONCE][4], residual[AT_ONCE][4];
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
+                const u32 r = tile.row + at + first + 4 * i;
                 if (!inside || (int)(at + first + 4 * i) >= tile.rows) continue;
-                const uint4 words = shared_vector(slab + place(lane / 8 + first + 4 * i, lane % 8));
-                float v[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w)};
-                finish<4, OUTER>(p, columns, rows[i], v);
+                if (p.beta != 0.0f) load_numbers(p.d, r * p.stride_d + to_col, 2, old[i]);
+                load_residual(p, r, to_col, residual[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                float v[4];
+                through.read(first + 4 * i, v);
+                if (!inside || (int)(at + first + 4 * i) >= tile.rows) continue;
+                if (p.beta != 0.0f) {
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, old[i][c]), v[c]);
+                    if (p.bias) {
+                        float bias[4];
+                        load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
+#pragma unroll
+                        for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
+                    }
+                }
+                finish(p, residual[i], v);
                 store_numbers(p.d, (tile.row + at + first + 4 * i) * p.stride_d + to_col, p.d_type, v);
             }
         }
     }
+}
+
+template <class T, class C>
+__device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (C::STORE == STORE_DIRECT) sm90_store_direct<T, C>(sum, p, tile, row, col);
+    else sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
+}
+
+// From sums to D: a warp's part of a tile.
+template <class C>
+__device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    sm90_finish_sums<C>(sum, p, tile, row, col);
+    if (!p.plain && (p.beta != 0.0f || p.activation || p.residual)) sm90_finish<C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
+    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
 }

@@ -212,7 +212,10 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         if (col >= p.n) continue;
         float v[1] = {0.0f};
         for (u32 s = 0; s < parts; s++) v[0] = __fadd_rn(v[0], shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
-        finish<1, !C::BLOCKS>(p, finish_columns<1, !C::BLOCKS>(p, col, col), finish_row<1, !C::BLOCKS>(p, token, col), v);
+        float residual[1];
+        load_residual(p, token, col, residual);
+        v[0] = finish_sum<!C::BLOCKS>(p, token, col, col, v[0]);
+        finish(p, residual, v);
         store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }

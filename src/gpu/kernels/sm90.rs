@@ -434,7 +434,7 @@ impl Sm90Call<'_> {
             group_tiles: n.div_ceil(128) as u32,
             alpha,
             beta,
-            plain: u32::from(d_type == DType::Bf16 && !more),
+            plain: u32::from(!more),
             d_type: wide_code(d_type)?,
             activation: activation_code(activation),
             bias_type: bias.map_or(Ok(0), |bias| wide_code(bias.1))?,
