@@ -28,8 +28,9 @@ const SHAPES: [[usize; 3]; 6] = [
     [4096, 24576, 1536],
     [4096, 7168, 16384],
 ];
-const PAIRS: [(&str, Scheme, Scheme); 3] = [
+const PAIRS: [(&str, Scheme, Scheme); 4] = [
     ("block", Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)),
+    ("vector", Scheme::Fp8Group1x128(F), Scheme::Fp8Group1x128(F)),
     ("row", Scheme::Fp8Row(F), Scheme::Fp8Row(F)),
     ("tensor", Scheme::Fp8Tensor(F), Scheme::Fp8Tensor(F)),
 ];
@@ -154,7 +155,9 @@ fn measure(
     };
     let accumulate = if case.add { Accumulate::Add } else { Accumulate::Replace };
     let mut jobs = Vec::new();
-    for accumulation in if pair == "block" { &[Accumulation::Precise][..] } else { &Accumulation::ALL } {
+    for accumulation in
+        if ["block", "vector"].contains(&pair) { &[Accumulation::Precise][..] } else { &Accumulation::ALL }
+    {
         let desc = GemmDesc::new(m, n, k, scheme_a, scheme_b, case.out)
             .with_epilogue(case.epilogue)
             .with_accumulate(accumulate)

@@ -16,7 +16,7 @@ use scaled_gemm::{
 };
 use sm90::*;
 
-const PAIRS: [(Scheme, Scheme); 3] = [(VEC, BLK), ROW_PAIR, TENSOR_PAIR];
+const PAIRS: [(Scheme, Scheme); 4] = [(VEC, BLK), ROW_PAIR, VECTOR_PAIR, TENSOR_PAIR];
 
 /// Small, for runs under a sanitizer: each kernel with a whole epilogue, and its sums alone.
 #[test]
@@ -67,7 +67,7 @@ fn shapes_that_cut_tiles_stages_and_clusters() {
     for (i, k) in [16, 112, 128, 144, 1040].into_iter().enumerate() {
         for (j, n) in [8, 120, 136, 264].into_iter().enumerate() {
             for (l, m) in [1, 63, 65, 127, 129, 300].into_iter().enumerate() {
-                let pair = PAIRS[(i + j + l) % 3];
+                let pair = PAIRS[(i + j + l) % 4];
                 let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
                 let gap = [0, 8, 40][(i + j) % 3];
                 let extras = Extras::new(&handle, &mut rng, m, n, &[gap, 4]);
@@ -97,7 +97,7 @@ fn biases_and_residuals_at_any_place() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(174);
     let [m, n, k] = [131, 136, 144];
-    for (pair, dtype) in PAIRS.into_iter().zip(WIDE) {
+    for (pair, dtype) in PAIRS.into_iter().zip(WIDE.into_iter().cycle()) {
         let ops = Operands::new(&handle, &mut rng, [m, n, k], pair);
         let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
         let case = Case { bias: Some(dtype), residual: Some(dtype), ..Case::new(DType::F16) };
@@ -134,14 +134,15 @@ fn equal_rows_have_equal_results_for_any_m() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(175);
     let (most, n, k) = (1200, 520, 1168);
-    for pair in [ROW_PAIR, TENSOR_PAIR] {
+    for pair in [ROW_PAIR, VECTOR_PAIR, TENSOR_PAIR] {
         let (x, w) = (tiled(&mut rng, most, k), quantized(&tiled(&mut rng, n, k), pair.1));
         let (case, all) = (Case::new(DType::Bf16), quantized(&x, pair.0));
         let rows = |start: usize, m: usize| {
             let codes = all.logical_codes()[start * k..(start + m) * k].to_vec();
             let scales = all.logical_scales();
             // A scale of the whole matrix stays that of all rows.
-            let scales = if scales.len() == 1 { &scales[..] } else { &scales[start..start + m] };
+            let each = scales.len() / most;
+            let scales = if each == 0 { &scales[..] } else { &scales[start * each..(start + m) * each] };
             let a = HostQuantMatrix::from_logical(pair.0, m, k, codes, scales).unwrap();
             let ops = Operands::of(&handle, a, w.clone());
             let extras = Extras::new(&handle, &mut Noise::new(176), m, n, &[]);
@@ -185,7 +186,7 @@ fn graphs_give_the_eager_bits_and_follow_a() {
     let mut rng = Noise::new(178);
     let (m, n, k) = (300, 520, 656);
     for (i, config) in Sm90Config::ALL.into_iter().enumerate() {
-        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], PAIRS[i % 3]);
+        let mut ops = Operands::new(&handle, &mut rng, [m, n, k], PAIRS[i % 4]);
         let extras = Extras::new(&handle, &mut rng, m, n, &[8]);
         let case = layer();
         let mut plan = planned(&handle, &case.desc(&ops), config);

@@ -151,16 +151,19 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         if (threadIdx.x % 32 == 0) {
             const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED ? tile.group * p.group_b : 0;
             // Of a tile without rows, whichever: its sums are not stored.
-            constexpr bool SCALED = C::SCALES == SCALES_BLOCK;
+            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
             const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 : 0;
             const float* scales_a = p.scales_a + scale_row;
-            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            const float* scales_b = VECTOR ? p.scales_b + scale_col
+                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
             for (u32 block = 0; block < blocks; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
                 if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, tile.group});
-                barrier_expect(full, C::A_BYTES + C::B_BYTES + (SCALED ? scale_bytes + C::SCALES_B_BYTES : 0));
+                barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + scale_bytes_b);
                 if (C::SHARE == SHARE_A)
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
                 else
@@ -171,8 +174,9 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box(to_b, b, 128 * block, group_row + tile.col, full);
                 if (SCALED) {
                     copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
-                    // Of four k-blocks, as copies have no less than 16 bytes.
-                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, scales_b + block / 4 * 4, 16, full);
+                    // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
+                    const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
+                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, of_block, scale_bytes_b, full);
                 }
                 ring.advance();
             }
@@ -190,6 +194,7 @@ template <class C> struct Sm90Math {
     u32 shared;
     u32 a, b;     // the warpgroup's operands in stage 0
     u32 scale_a;  // the thread's first scale there
+    u32 scale_b;  // likewise of B, where its rows have scales of their own
     Sm90Ring<C> ring;
 
     __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
@@ -197,6 +202,7 @@ template <class C> struct Sm90Math {
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
+        scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
 
     // One lane of a warp for each block of the cluster says that the warp has read the stage.
@@ -213,7 +219,7 @@ template <class C> struct Sm90Math {
     template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
-        constexpr bool SCALED = C::SCALES == SCALES_BLOCK, TOGETHER = SCALED && C::DEPTH > 1;
+        constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
@@ -226,7 +232,7 @@ template <class C> struct Sm90Math {
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-                    if (SCALED) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (SCALED && !VECTOR) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -236,8 +242,9 @@ template <class C> struct Sm90Math {
                     ring.advance();
                 }
                 if (SCALED && !TOGETHER) {
-                    low[now] = shared_float(scale + wave * 256) * tile;
-                    high[now] = shared_float(scale + wave * 256 + 32) * tile;
+                    low[now] = shared_float(scale + wave * 256);
+                    high[now] = shared_float(scale + wave * 256 + 32);
+                    if (!VECTOR) low[now] *= tile, high[now] *= tile;
                 }
                 hold(part[now]);
                 wgmma_fence();
@@ -246,8 +253,8 @@ template <class C> struct Sm90Math {
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = rows[wave][0] * tile;
-                    high[now] = rows[wave][1] * tile;
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile;
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile;
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -257,11 +264,10 @@ template <class C> struct Sm90Math {
                 else if (running == 2) wgmma_wait<2>();
                 else wgmma_wait<3>();
                 hold(part[done]);
-                if (j % EACH == EACH - 1) {
-                    // One stage back for each k-block that is begun and not done.
-                    const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
-                    give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
-                }
+                // One stage back for each k-block that is begun and not done.
+                const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
+                const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
+                if (!VECTOR && j % EACH == EACH - 1) give_back(stage);
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
@@ -270,10 +276,17 @@ template <class C> struct Sm90Math {
                         for (u32 c = e; c < e + 4; c++) to[c] = __fadd_rn(to[c], part[done][c]);
                         continue;
                     }
-                    to[e] = __fmaf_rn(low[done], part[done][e], to[e]);
-                    to[e + 1] = __fmaf_rn(low[done], part[done][e + 1], to[e + 1]);
-                    to[e + 2] = __fmaf_rn(high[done], part[done][e + 2], to[e + 2]);
-                    to[e + 3] = __fmaf_rn(high[done], part[done][e + 3], to[e + 3]);
+                    float2 col = {1.0f, 1.0f};
+                    if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
+                    to[e] = __fmaf_rn(VECTOR ? low[done] * col.x : low[done], part[done][e], to[e]);
+                    to[e + 1] = __fmaf_rn(VECTOR ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
+                    to[e + 2] = __fmaf_rn(VECTOR ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
+                    to[e + 3] = __fmaf_rn(VECTOR ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
+                }
+                // Scales of B are read until now.
+                if (VECTOR && j % EACH == EACH - 1) {
+                    __syncwarp();
+                    give_back(stage);
                 }
             }
         }

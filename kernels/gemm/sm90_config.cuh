@@ -8,9 +8,10 @@ constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
 constexpr u32 SHARE_B = 2;
 
-// What multiplies codes: 1x128 scales of A and 128x128 scales of B, with each k-block; or scales of rows or whole matrices, at the end.
+// What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, or 1x128 scales of both; or scales of rows or whole matrices, at the end.
 constexpr u32 SCALES_BLOCK = 0;
 constexpr u32 SCALES_OUTER = 1;
+constexpr u32 SCALES_VECTOR = 2;
 
 // How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory. FP32 goes through shared memory.
 constexpr u32 STORE_DIRECT = 0;
@@ -36,7 +37,7 @@ struct Sm90Config {
     static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
-    static constexpr u32 SCALES_B_BYTES = 16;  // of four k-blocks
+    static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
     static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
@@ -50,7 +51,7 @@ struct Sm90Problem {
     u32 m, n, k;            // rows of A in all groups
     u32 raster;             // tiles along m that are walked before the next along n
     const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
-    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_OUTER: of rows, `b_step` apart
+    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: of rows, `b_step` apart
     u32 pitch_a, pitch_b;
     void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;

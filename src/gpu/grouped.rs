@@ -10,7 +10,7 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, SmallMScales,
+    KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
@@ -241,7 +241,7 @@ impl Handle {
             k,
             a: Sm90Operand { codes: &a.codes, scales: &a.scales },
             b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-            layout: SmallMScales::Blocks,
+            layout: Sm90Scales::Blocks,
             d: &d,
             d_stride,
             d_type,

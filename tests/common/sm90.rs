@@ -13,6 +13,8 @@ use crate::common::*;
 pub const E4M3: Fp8Format = Fp8Format::E4M3;
 pub const VEC: Scheme = Scheme::Fp8Group1x128(E4M3);
 pub const BLK: Scheme = Scheme::Fp8Group128x128(E4M3);
+/// 1x128 x 1x128.
+pub const VECTOR_PAIR: (Scheme, Scheme) = (VEC, VEC);
 pub const ROW_PAIR: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
 pub const TENSOR_PAIR: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
 

@@ -9,7 +9,7 @@ use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{MOST_LENGTH, MOST_ROWS, SmallMScales};
+use crate::gpu::kernels::{MOST_LENGTH, MOST_ROWS, Sm90Scales, SmallMScales};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -26,7 +26,9 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
-    /// 1x128 x 128x128 in E4M3 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next. A row of D has
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, of rows or of
+    /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
+    /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
     /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
@@ -160,21 +162,26 @@ pub(crate) fn grouped_pair(a: Operand, b: Scheme) -> Result<(), String> {
     Ok(())
 }
 
-/// How the scales of a pair lie, of E4M3 codes that our kernels for sm_90 multiply.
-pub(crate) fn our_scales(desc: &GemmDesc) -> Option<SmallMScales> {
+/// The layouts of scales, of E4M3 codes on both sides.
+fn e4m3_layouts(desc: &GemmDesc) -> Option<(ScaleLayout, ScaleLayout)> {
     let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
     match pair_kind(desc) {
-        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => SmallMScales::of(a, b),
+        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => Some((a, b)),
         _ => None,
     }
 }
 
+/// What our kernels serve beside 1x128 x 1x128, which those for few rows do not.
+fn served() -> String {
+    format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
+}
+
 /// Why the kernels for sm_90 do not multiply these.
 pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
-    if our_scales(desc).is_some() {
-        return Ok(());
+    match e4m3_layouts(desc).and_then(|(a, b)| Sm90Scales::of(a, b)) {
+        Some(_) => Ok(()),
+        None => Err(format!("it serves {}, and {} x {}", served(), BLOCKS.0, BLOCKS.0)),
     }
-    Err(format!("it serves {} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1))
 }
 
 /// Our product of few rows: no library has a part in it.
@@ -189,7 +196,9 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 
 /// Why the kernels for few rows do not multiply these.
 pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
-    sm90_pair(desc)?;
+    if e4m3_layouts(desc).and_then(|(a, b)| SmallMScales::of(a, b)).is_none() {
+        return Err(format!("it serves {}", served()));
+    }
     if desc.m > MOST_ROWS {
         return Err(format!("it serves at most {MOST_ROWS} rows of A, and m = {}", desc.m));
     }
@@ -285,7 +294,7 @@ mod tests {
             ),
             (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90, SmallM], &[], &[], &[], &[Sm90, SmallM]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
-            (desc(4, vec, vec), [&[Native], &[], &[], &[], &[]]),
+            (desc(4, vec, vec), [&[Native, Sm90], &[], &[], &[], &[Sm90]]),
         ];
         for (desc, wanted) in cases {
             for (facts, wanted) in [H200, ada, blackwell, ampere, old].into_iter().zip(wanted) {
@@ -297,7 +306,7 @@ mod tests {
         );
         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
         for (a, b) in
-            [(wide, blk), (vec, vec), (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor), (Scheme::Nvfp4, Scheme::Nvfp4)]
+            [(wide, blk), (blk, vec), (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor), (Scheme::Nvfp4, Scheme::Nvfp4)]
         {
             for ours in [Sm90, SmallM] {
                 let why = available(&desc(4, a, b), H200, ours).unwrap_err();
@@ -305,6 +314,7 @@ mod tests {
             }
             assert!(grouped_pair(Operand::Quantized(a), b).is_err());
         }
+        assert!(available(&desc(4, vec, vec), H200, SmallM).unwrap_err().contains("it serves"));
         assert!(grouped_pair(Operand::Quantized(vec), blk).is_ok() && grouped_pair(row.into(), row).is_err());
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };

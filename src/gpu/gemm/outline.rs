@@ -414,7 +414,7 @@ mod tests {
             }
             // Also of a record, which nobody asks whether the formulation is available.
             let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-            for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
+            for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.1, pair.0)] {
                 assert!(outline(&desc(7, a, b), ours, Fused).unwrap_err().contains("serve"));
             }
         }

@@ -9,7 +9,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, SmallMScales};
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
@@ -67,7 +67,7 @@ impl Sm90Product {
     /// Enqueues the product. Allocates nothing, waits for nothing.
     pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
         let (desc, sum, (alpha, beta)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
-        let layout = SmallMScales::of(sum.a_scales, sum.b_scales);
+        let layout = Sm90Scales::of(sum.a_scales, sum.b_scales);
         // What the outline does not fuse, the epilogue kernel does.
         let fused = sum.target == Target::D;
         let product = Sm90Call {

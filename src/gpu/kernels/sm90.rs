@@ -1,5 +1,5 @@
-//! Launches of `kernels/gemm/sm90_block.cu` and `sm90_outer.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128 scales, whole or of groups of
-//! rows, and with scales of rows or whole matrices.
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu` and `sm90_outer.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128 scales, whole
+//! or of groups of rows, with 1x128 scales on both sides, and with scales of rows or whole matrices.
 
 use cudarc::driver::sys::CUtensorMap;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,6 @@ use super::epilogue::{activation_code, wide_code};
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
-use super::small_m::SmallMScales;
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -71,20 +70,21 @@ impl Sm90Config {
             shared,
         };
         match self {
-            Self::Tile256x128 => of(256, 128, 2, 2, 1, 218_304),
-            Self::Tile128x128 => of(128, 128, 2, 2, 1, 217_376),
-            Self::Tile64x128 => of(64, 128, 2, 1, 1, 216_448),
-            Self::Tile64x64 => of(64, 64, 1, 1, 1, 209_472),
-            Self::Tile64x64Two => of(64, 64, 1, 1, 2, 109_344),
+            Self::Tile256x128 => of(256, 128, 2, 2, 1, 220_288),
+            Self::Tile128x128 => of(128, 128, 2, 2, 1, 220_352),
+            Self::Tile64x128 => of(64, 128, 2, 1, 1, 220_416),
+            Self::Tile64x64 => of(64, 64, 1, 1, 1, 212_352),
+            Self::Tile64x64Two => of(64, 64, 1, 1, 2, 110_784),
         }
     }
 
-    /// `gemm_fp8_block_<configuration>`, with `_grouped` behind it for groups of rows, and `gemm_fp8_outer_<configuration>`.
+    /// `gemm_fp8_block_<configuration>`, with `_grouped` behind it for groups of rows, `gemm_fp8_vector_...` and `gemm_fp8_outer_...`.
     fn kernel(self, kind: Kind) -> String {
         let name = self.name().replace('-', "_");
         match kind {
             Kind::Block => format!("gemm_fp8_block_{name}"),
             Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
+            Kind::Vector => format!("gemm_fp8_vector_{name}"),
             Kind::Outer => format!("gemm_fp8_outer_{name}"),
         }
     }
@@ -115,16 +115,19 @@ enum Kind {
     Block,
     /// The same, of groups of rows.
     Grouped,
+    /// 1x128 scales on both sides.
+    Vector,
     /// Scales of rows or whole matrices.
     Outer,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Block, Self::Grouped, Self::Outer];
+    const ALL: [Self; 4] = [Self::Block, Self::Grouped, Self::Vector, Self::Outer];
 
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
+            Self::Vector => "gemm/sm90_vector",
             Self::Outer => "gemm/sm90_outer",
         }
     }
@@ -152,6 +155,33 @@ impl Sm90Kernels {
         let place = |found: Option<usize>| found.unwrap_or(0);
         let row = place(Kind::ALL.iter().position(|k| *k == kind)) * Sm90Config::ALL.len();
         self.kernels[row + place(Sm90Config::ALL.iter().position(|c| *c == config))]
+    }
+}
+
+/// How the scales of both operands lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sm90Scales {
+    /// A's [`ScaleLayout::Vec128`], B's [`ScaleLayout::Blk128`].
+    Blocks,
+    /// Both [`ScaleLayout::Vec128`].
+    Vectors,
+    /// Of A, then of B: one for each row, or one for the matrix.
+    Outer { each: [bool; 2] },
+}
+
+impl Sm90Scales {
+    /// Of these layouts, if the kernels read them.
+    pub(crate) fn of(a: ScaleLayout, b: ScaleLayout) -> Option<Self> {
+        let outer = |layout| match layout {
+            ScaleLayout::Outer => Some(true),
+            ScaleLayout::Scalar => Some(false),
+            _ => None,
+        };
+        match (a, b) {
+            (ScaleLayout::Vec128, ScaleLayout::Blk128) => Some(Self::Blocks),
+            (ScaleLayout::Vec128, ScaleLayout::Vec128) => Some(Self::Vectors),
+            _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
+        }
     }
 }
 
@@ -193,7 +223,7 @@ pub(crate) struct Sm90Call<'a> {
     /// E4M3 `[n][k]`, one group after the other.
     pub(crate) b: Sm90Operand<'a>,
     /// How the scales of both lie; those of groups are of blocks.
-    pub(crate) layout: SmallMScales,
+    pub(crate) layout: Sm90Scales,
     /// `[m][n]` of `d_type`: BF16, F16 or F32.
     pub(crate) d: &'a Span<'a>,
     pub(crate) d_stride: usize,
@@ -298,17 +328,18 @@ impl Sm90Call<'_> {
         self.groups.map_or(Ok(()), |groups| groups.check(m, n))?;
         let blocks = k_blocks(k);
         let (a_scales, b_scales) = match self.layout {
-            SmallMScales::Blocks => {
+            Sm90Scales::Blocks => {
                 (ScaleLayout::Vec128.len(m, blocks), groups * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
-            SmallMScales::Outer { .. } if self.groups.is_some() => {
+            _ if self.groups.is_some() => {
                 return Err(Error::unsupported(
-                    "groups of rows with scales of rows or whole matrices",
+                    "groups of rows with other scales",
                     "the kernels of groups read 1x128 and 128x128 scales",
                     "multiply the groups one by one",
                 ));
             }
-            SmallMScales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { n } else { 1 }),
+            Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
+            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { n } else { 1 }),
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
         self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
@@ -357,7 +388,7 @@ impl Sm90Call<'_> {
         check_aligned(codes, operand.codes, 16)?;
         check_bytes(scales, operand.scales, scale_count * 4)?;
         // Those of blocks are copied 16 bytes at a time.
-        check_aligned(scales, operand.scales, if self.layout == SmallMScales::Blocks { 16 } else { 4 })
+        check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
     }
 
     /// A's and B's boxes.
@@ -377,9 +408,10 @@ impl Sm90Call<'_> {
 
     fn kind(&self) -> Kind {
         match (self.layout, self.groups) {
-            (SmallMScales::Outer { .. }, _) => Kind::Outer,
-            (SmallMScales::Blocks, Some(_)) => Kind::Grouped,
-            (SmallMScales::Blocks, None) => Kind::Block,
+            (Sm90Scales::Outer { .. }, _) => Kind::Outer,
+            (Sm90Scales::Vectors, _) => Kind::Vector,
+            (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
+            (Sm90Scales::Blocks, None) => Kind::Block,
         }
     }
 
@@ -403,8 +435,8 @@ impl Sm90Call<'_> {
             groups,
         } = self;
         let each = match layout {
-            SmallMScales::Blocks => [false; 2],
-            SmallMScales::Outer { each } => each,
+            Sm90Scales::Blocks | Sm90Scales::Vectors => [false; 2],
+            Sm90Scales::Outer { each } => each,
         };
         let more = beta != 0.0 || bias.is_some() || activation != Activation::None || residual.is_some();
         let starts = groups.and_then(|groups| match groups.rows {
@@ -423,7 +455,7 @@ impl Sm90Call<'_> {
             scales_a: a.scales.address,
             scales_b: b.scales.address,
             pitch_a: m.next_multiple_of(4) as u32,
-            pitch_b: k_blocks(k).next_multiple_of(4) as u32,
+            pitch_b: if layout == Sm90Scales::Vectors { n } else { k_blocks(k) }.next_multiple_of(4) as u32,
             d: d.address,
             stride_d: d_stride as u64,
             starts: address(starts),

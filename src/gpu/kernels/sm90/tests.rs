@@ -3,10 +3,11 @@
 use super::*;
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 3] = [
+const SOURCES: [&str; 4] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
+    include_str!("../../../../kernels/gemm/sm90_vector.cu"),
 ];
 
 /// How many operands of a call are checked.
@@ -25,7 +26,7 @@ fn check(
     slots: Option<(usize, usize)>,
     lengths: [isize; OPERANDS],
 ) -> std::result::Result<(), String> {
-    check_places(shape, d_stride, slots, SmallMScales::Blocks, lengths, [0; OPERANDS])
+    check_places(shape, d_stride, slots, Sm90Scales::Blocks, lengths, [0; OPERANDS])
 }
 
 /// The same of operands that begin so many bytes later; slots of no rows are starts.
@@ -33,16 +34,17 @@ fn check_places(
     [m, n, k]: [usize; 3],
     d_stride: usize,
     slots: Option<(usize, usize)>,
-    layout: SmallMScales,
+    layout: Sm90Scales,
     lengths: [isize; OPERANDS],
     places: [u64; OPERANDS],
 ) -> std::result::Result<(), String> {
     let groups = slots.map_or(1, |(count, _)| count);
     let scales = match layout {
-        SmallMScales::Blocks => {
+        Sm90Scales::Blocks => {
             [m.next_multiple_of(4) * k.div_ceil(128), groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4)]
         }
-        SmallMScales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
+        Sm90Scales::Vectors => [m, n].map(|rows| rows.next_multiple_of(4) * k.div_ceil(128)),
+        Sm90Scales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
     };
     let d = extent(m, n, d_stride);
     let exact: [usize; OPERANDS] =
@@ -110,11 +112,15 @@ fn each_kind_has_kernels_of_its_own() {
     let config = Sm90Config::Tile64x64Two;
     assert_eq!(
         Kind::ALL.map(|kind| config.kernel(kind)),
-        ["gemm_fp8_block_64x64_two", "gemm_fp8_block_64x64_two_grouped", "gemm_fp8_outer_64x64_two"]
+        ["block_64x64_two", "block_64x64_two_grouped", "vector_64x64_two", "outer_64x64_two"]
+            .map(|name| format!("gemm_fp8_{name}"))
     );
-    for (file, kernel) in
-        [(1, "gemm_fp8_block_##NAME,"), (1, "gemm_fp8_block_##NAME##_grouped,"), (2, "gemm_fp8_outer_##NAME,")]
-    {
+    for (file, kernel) in [
+        (1, "gemm_fp8_block_##NAME,"),
+        (1, "gemm_fp8_block_##NAME##_grouped,"),
+        (2, "gemm_fp8_outer_##NAME,"),
+        (3, "gemm_fp8_vector_##NAME,"),
+    ] {
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
     }
 }
@@ -167,7 +173,7 @@ fn operands_begin_where_the_kernel_can_read_them() {
         let mut places = [0; OPERANDS];
         for place in [needed, needed / 2] {
             places[at] = place;
-            let found = check_places([512, 256, 400], 264, Some((4, 0)), SmallMScales::Blocks, [0; OPERANDS], places);
+            let found = check_places([512, 256, 400], 264, Some((4, 0)), Sm90Scales::Blocks, [0; OPERANDS], places);
             assert_eq!(found.is_ok(), place == needed, "{word} {place} bytes later: {found:?}");
             assert!(found.err().is_none_or(|error| error.starts_with(word)), "{word}");
         }
@@ -198,7 +204,7 @@ fn what_the_kernel_cannot_touch_is_refused() {
 #[test]
 fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
     let check =
-        |each, lengths, places| check_places([130, 136, 400], 136, None, SmallMScales::Outer { each }, lengths, places);
+        |each, lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Outer { each }, lengths, places);
     for each in [[true, true], [true, false], [false, true], [false, false]] {
         check(each, [0; OPERANDS], [0; OPERANDS]).unwrap();
         for at in [1, 3] {
@@ -213,7 +219,16 @@ fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
             assert!(check(each, [0; OPERANDS], places).unwrap_err().contains("4-byte aligned"));
         }
     }
-    let outer = SmallMScales::Outer { each: [true, true] };
+    let outer = Sm90Scales::Outer { each: [true, true] };
     let error = check_places([256, 128, 128], 128, Some((2, 128)), outer, [0; OPERANDS], [0; OPERANDS]).unwrap_err();
-    assert!(error.contains("groups of rows with scales of rows"), "{error}");
+    assert!(error.contains("groups of rows with other scales"), "{error}");
+    let check = |lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Vectors, lengths, places);
+    check([0; OPERANDS], [0; OPERANDS]).unwrap();
+    for at in [1, 3] {
+        let (mut lengths, mut places) = ([0; OPERANDS], [0; OPERANDS]);
+        lengths[at] = -1;
+        assert!(check(lengths, places).unwrap_err().contains("must be at least"));
+        places[at] = 8;
+        assert!(check([0; OPERANDS], places).unwrap_err().contains("16-byte aligned"));
+    }
 }
