@@ -212,7 +212,7 @@ fn graphs_give_the_eager_bits_and_follow_a() {
 fn codes_are_left_to_their_kernel() {
     let Some(handle) = hopper() else { return };
     let (a, b) = TENSOR_PAIR;
-    let desc = GemmDesc::new(131, 136, 400, a, b, DType::E4M3);
+    let desc = GemmDesc::new(131, 144, 400, a, b, DType::E4M3);
     let plan = plan(&handle, &desc, Formulation::Sm90);
     assert_eq!(plan.finish(), Finish::EpilogueKernel, "{}", plan.explain());
     assert!(plan.explain().contains("finish not taken: fused: our product stores"), "{}", plan.explain());

@@ -220,47 +220,76 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
 // With an old value of D, an activation or a residual: a loop, so that what they are exists once in the code, whichever part of the sums it is.
 template <class C>
 __device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    constexpr u32 AT_ONCE = C::RESIDENT > 1 ? 1 : 2;  // rows whose loads wait together: with more, registers are spilled
+    constexpr u32 STRIPS = C::WAVES * C::WIDE / 32;
     const Sm90Slab through(slab);
     const u32 lane = threadIdx.x % 32;
+    const bool adds = p.beta != 0.0f;
+    // Of a strip, four numbers of each of the thread's four rows: of D where its old value is added, else of the residual, if they are
+    // aligned. They are asked for a strip ahead.
+    const void* ahead = adds ? p.d : p.residual;
+    const u64 stride = adds ? p.stride_d : p.stride_residual;
+    const u32 type = adds ? 2 : p.residual_type;
+    if ((u64)ahead % (type == 2 ? 16 : 8)) ahead = nullptr;
+    const auto ask = [&](u32 step, uint4 (&words)[4]) {
+        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, c = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
+        if (!ahead || c >= p.n) return;
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            if ((int)(at + 4 * r) >= tile.rows) continue;
+            const u64 place = (tile.row + at + 4 * r) * stride + c;
+            if (type == 2) {
+                words[r] = *(const uint4*)((const float*)ahead + place);
+            } else {
+                const uint2 two = *(const uint2*)((const u16*)ahead + place);
+                words[r].x = two.x, words[r].y = two.y;
+            }
+        }
+    };
+    uint4 next[4] = {};
+    ask(0, next);
 #pragma unroll 1
-    for (u32 step = 0; step < C::WAVES * C::WIDE / 32; step++) {
+    for (u32 step = 0; step < STRIPS; step++) {
         const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        const bool inside = to_col < p.n;
+        uint4 words[4];
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) words[r] = next[r];
+        if (step + 1 < STRIPS) ask(step + 1, next);
         __syncwarp();
 #pragma unroll
-        for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++)
+        for (u32 i = 0; i < STRIPS; i++)
             // Registers have no numbers at run time.
             if (i == step) through.template write<C>(sum, i);
         __syncwarp();
 #pragma unroll 1
-        for (u32 first = 0; first < 16; first += 4 * AT_ONCE) {
-            float old[AT_ONCE][4], residual[AT_ONCE][4];
+        for (u32 r = 0; r < 4; r++) {
+            const uint4 of_row = r == 0 ? words[0] : r == 1 ? words[1] : r == 2 ? words[2] : words[3];
+            float v[4], other[4];
+            through.read(4 * r, v);
+            if (to_col >= p.n || (int)(at + 4 * r) >= tile.rows) continue;
+            const u32 to_row = tile.row + at + 4 * r;
+            if (type == 2) {
+                other[0] = __uint_as_float(of_row.x), other[1] = __uint_as_float(of_row.y);
+                other[2] = __uint_as_float(of_row.z), other[3] = __uint_as_float(of_row.w);
+            } else {
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                const u32 r = tile.row + at + first + 4 * i;
-                if (!inside || (int)(at + first + 4 * i) >= tile.rows) continue;
-                if (p.beta != 0.0f) load_numbers(p.d, r * p.stride_d + to_col, 2, old[i]);
-                load_residual(p, r, to_col, residual[i]);
-            }
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                float v[4];
-                through.read(first + 4 * i, v);
-                if (!inside || (int)(at + first + 4 * i) >= tile.rows) continue;
-                if (p.beta != 0.0f) {
-#pragma unroll
-                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, old[i][c]), v[c]);
-                    if (p.bias) {
-                        float bias[4];
-                        load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
-#pragma unroll
-                        for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
-                    }
+                for (u32 c = 0; c < 4; c++) {
+                    const u16 bits = (u16)((c < 2 ? of_row.x : of_row.y) >> (c % 2 * 16));
+                    other[c] = type == 0 ? to_float(Bf16{bits}) : to_float(F16{bits});
                 }
-                finish(p, residual[i], v);
-                store_numbers(p.d, (tile.row + at + first + 4 * i) * p.stride_d + to_col, p.d_type, v);
             }
+            if (adds) {
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, other[c]), v[c]);
+                if (p.bias) {
+                    float bias[4];
+                    load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
+                }
+            }
+            if (adds || !ahead) load_residual(p, to_row, to_col, other);
+            finish(p, other, v);
+            store_numbers(p.d, to_row * p.stride_d + to_col, p.d_type, v);
         }
     }
 }
