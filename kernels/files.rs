@@ -32,6 +32,8 @@ kernel_files! {
     Linear, "linear/to_bf16", 80..=u32::MAX;
     Epilogue, "gemm/epilogue", 80..=u32::MAX;
     Sm90, "gemm/sm90_block", 90..=90;
+    Sm90, "gemm/sm90_vector", 90..=90;
+    Sm90, "gemm/sm90_outer", 90..=90;
     SmallM, "gemm/small_m_fp8", 90..=90;
     SmallM, "gemm/small_m_e2m1", 90..=90;
 }

@@ -324,13 +324,13 @@ fn supports_lists_what_is_promised() {
         FAMILIES.into_iter().zip([&[Native][..], &[Native, Rescaled], &[Native, RepeatedScales], &[Native], &[Native]])
     {
         for (a, b) in mixes(family) {
-            let ours = (a, b) == (VEC, TILE);
-            let small_m = ours
+            let ours = (a, b) == (VEC, TILE)
                 || [("fp8-row:e4m3", "fp8-row:e4m3"), ("fp8-tensor:e4m3", "fp8-tensor:e4m3")]
                     .contains(&(a.to_string().as_str(), b.to_string().as_str()));
             for m in [1, 3, 17, 130, 300] {
-                let few = (small_m && m <= 32).then_some(SmallM);
-                let wanted: Vec<_> = wanted.iter().copied().chain(ours.then_some(Sm90)).chain(few).collect();
+                let few = (ours && m <= 32).then_some(SmallM);
+                let sm90 = ours || (a, b) == (VEC, VEC);
+                let wanted: Vec<_> = wanted.iter().copied().chain(sm90.then_some(Sm90)).chain(few).collect();
                 let desc = GemmDesc::new(m, 520, 576, a, b, DType::Bf16);
                 let mut found = handle.supports(&desc).unwrap();
                 let chosen = handle.plan(&desc).unwrap();

@@ -1,4 +1,4 @@
-// Products of block-scaled E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says.
+// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says, with all that follows the sums.
 //
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
@@ -11,71 +11,9 @@
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
 #pragma once
 #include "gemm/pipeline.cuh"
+#include "gemm/sm90_config.cuh"
+#include "gemm/sm90_store.cuh"
 #include "gemm/wgmma.cuh"
-
-// What a cluster of two blocks shares: nothing (no cluster), A (neighbours along n), or B (neighbours along m).
-constexpr u32 SHARE_NONE = 0;
-constexpr u32 SHARE_A = 1;
-constexpr u32 SHARE_B = 2;
-
-// How a warp writes its part of D: from registers, or through shared memory.
-constexpr u32 STORE_DIRECT = 0;
-constexpr u32 STORE_STAGED = 1;
-
-template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
-          u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
-          u32 SHARE_, u32 STAGES_,
-          u32 ATOM_,      // columns of one product: 64 or 128
-          u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
-          u32 UNROLL_,    // k-blocks of the loop's body
-          u32 STORE_,
-          u32 RESIDENT_>  // blocks on a multiprocessor
-struct Sm90Config {
-    static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
-    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_;
-    static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
-    static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
-    static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
-    static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
-    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : COLS;
-    static constexpr u32 SLAB_BYTES = 16 * 64 * 2;  // 16 x 64 of D, for each warp
-    // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
-    static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
-    static constexpr u32 SCALES_B_BYTES = 16;  // of four k-blocks
-    static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
-    static constexpr u32 SCALES_A = SLAB + (STORE == STORE_DIRECT ? 0 : 4 * GROUPS * SLAB_BYTES);
-    static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
-    static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
-    static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && WIDE % 64 == 0 && COLS <= 128, "a tile lies in one tile of scales");
-    static_assert(SHARED <= 227 * 1024, "shared memory of a block");
-};
-
-// Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.
-struct Sm90Problem {
-    u32 m, n, k;            // rows of A in all groups
-    u32 raster;             // tiles along m that are walked before the next along n
-    const float* scales_a;  // vec128, `pitch_a` apart
-    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other
-    u32 pitch_a, pitch_b;
-    void* d;  // BF16, or FP32 where `wide`
-    u64 stride_d;
-    // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
-    const i64* starts;
-    const i64* counts;
-    u32 groups, slot_rows;
-    u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
-    float alpha;               // multiplies every sum
-    u32 wide;                  // D is FP32
-#ifdef SCALED_GEMM_STAMPS
-    u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
-#endif
-};
-
-struct Sm90Tile {
-    u32 row, col;  // of D
-    int rows;      // of the tile that belong to D; none where negative
-    u32 group;
-};
 
 // The tiles of a block, in order, for the producer warp, which tells the others. Groups are walked 32 at a time, one in each lane: no
 // memory is asked for, empty ones cost nothing, and any number of them will do.
@@ -213,15 +151,19 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         if (threadIdx.x % 32 == 0) {
             const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED ? tile.group * p.group_b : 0;
             // Of a tile without rows, whichever: its sums are not stored.
-            const u32 scale_row = min(tile.row, p.pitch_a - 4), scale_bytes = min(C::ROWS, p.pitch_a - scale_row) * 4;
+            constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
+            const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 : 0;
             const float* scales_a = p.scales_a + scale_row;
-            const float* scales_b = p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            const float* scales_b = VECTOR ? p.scales_b + scale_col
+                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
             for (u32 block = 0; block < blocks; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, 0});
-                barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + C::SCALES_B_BYTES);
+                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, tile.group});
+                barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + scale_bytes_b);
                 if (C::SHARE == SHARE_A)
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
                 else
@@ -230,9 +172,12 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * C::B_BOX, full, 3);
                 else
                     copy_box(to_b, b, 128 * block, group_row + tile.col, full);
-                copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
-                // Of four k-blocks, as copies have no less than 16 bytes.
-                copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, scales_b + block / 4 * 4, 16, full);
+                if (SCALED) {
+                    copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
+                    // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
+                    const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
+                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, of_block, scale_bytes_b, full);
+                }
                 ring.advance();
             }
         }
@@ -245,13 +190,11 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
         }
 }
 
-// The sums of a warpgroup: waves of 64 rows, atoms of columns, and a thread's part of each.
-template <class C> using Sm90Sums = float[C::WAVES][C::ATOMS][C::ATOM / 2];
-
 template <class C> struct Sm90Math {
     u32 shared;
     u32 a, b;     // the warpgroup's operands in stage 0
     u32 scale_a;  // the thread's first scale there
+    u32 scale_b;  // likewise of B, where its rows have scales of their own
     Sm90Ring<C> ring;
 
     __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
@@ -259,6 +202,7 @@ template <class C> struct Sm90Math {
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
+        scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
 
     // One lane of a warp for each block of the cluster says that the warp has read the stage.
@@ -275,7 +219,7 @@ template <class C> struct Sm90Math {
     template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
-        constexpr bool TOGETHER = C::DEPTH > 1;
+        constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
         float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
@@ -288,7 +232,7 @@ template <class C> struct Sm90Math {
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-                    tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (SCALED && !VECTOR) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -297,9 +241,10 @@ template <class C> struct Sm90Math {
                         }
                     ring.advance();
                 }
-                if (!TOGETHER) {
-                    low[now] = shared_float(scale + wave * 256) * tile;
-                    high[now] = shared_float(scale + wave * 256 + 32) * tile;
+                if (SCALED && !TOGETHER) {
+                    low[now] = shared_float(scale + wave * 256);
+                    high[now] = shared_float(scale + wave * 256 + 32);
+                    if (!VECTOR) low[now] *= tile, high[now] *= tile;
                 }
                 hold(part[now]);
                 wgmma_fence();
@@ -308,8 +253,8 @@ template <class C> struct Sm90Math {
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = rows[wave][0] * tile;
-                    high[now] = rows[wave][1] * tile;
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile;
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile;
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -319,18 +264,29 @@ template <class C> struct Sm90Math {
                 else if (running == 2) wgmma_wait<2>();
                 else wgmma_wait<3>();
                 hold(part[done]);
-                if (j % EACH == EACH - 1) {
-                    // One stage back for each k-block that is begun and not done.
-                    const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
-                    give_back(ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back);
-                }
+                // One stage back for each k-block that is begun and not done.
+                const u32 back = (i < ALL ? i / EACH : BLOCKS - 1) - j / EACH + 1;
+                const u32 stage = ring.stage >= back ? ring.stage - back : ring.stage + C::STAGES - back;
+                if (!VECTOR && j % EACH == EACH - 1) give_back(stage);
                 float (&to)[PIECE] = sum[j % EACH / C::ATOMS][j % C::ATOMS];
 #pragma unroll
                 for (u32 e = 0; e < PIECE; e += 4) {
-                    to[e] = __fmaf_rn(low[done], part[done][e], to[e]);
-                    to[e + 1] = __fmaf_rn(low[done], part[done][e + 1], to[e + 1]);
-                    to[e + 2] = __fmaf_rn(high[done], part[done][e + 2], to[e + 2]);
-                    to[e + 3] = __fmaf_rn(high[done], part[done][e + 3], to[e + 3]);
+                    if (!SCALED) {
+#pragma unroll
+                        for (u32 c = e; c < e + 4; c++) to[c] = __fadd_rn(to[c], part[done][c]);
+                        continue;
+                    }
+                    float2 col = {1.0f, 1.0f};
+                    if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
+                    to[e] = __fmaf_rn(VECTOR ? low[done] * col.x : low[done], part[done][e], to[e]);
+                    to[e + 1] = __fmaf_rn(VECTOR ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
+                    to[e + 2] = __fmaf_rn(VECTOR ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
+                    to[e + 3] = __fmaf_rn(VECTOR ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
+                }
+                // Scales of B are read until now.
+                if (VECTOR && j % EACH == EACH - 1) {
+                    __syncwarp();
+                    give_back(stage);
                 }
             }
         }
@@ -341,7 +297,7 @@ template <class C> struct Sm90Math {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
-        return {work.x, work.y, (int)work.z, 0};
+        return {work.x, work.y, (int)work.z, work.w};
     }
 
     // The stages of a tile of which the warpgroup has no row.
@@ -355,101 +311,10 @@ template <class C> struct Sm90Math {
     }
 };
 
-__device__ __forceinline__ u32 bf16_pair(float lo, float hi) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
-    return pair;
-}
-
-// Word i of lane q of each four lanes becomes word q of lane i.
-__device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
-    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-    u32 x = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[0] : w[1], 1), y = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[2] : w[3], 1);
-    if (odd) w[0] = x, w[2] = y;
-    else w[1] = x, w[3] = y;
-    x = __shfl_xor_sync(0xFFFFFFFFu, upper ? w[0] : w[2], 2), y = __shfl_xor_sync(0xFFFFFFFFu, upper ? w[1] : w[3], 2);
-    if (upper) w[0] = x, w[1] = y;
-    else w[2] = x, w[3] = y;
-}
-
-// From registers: each thread sixteen bytes of a row, four neighbours 64.
-template <class C>
-__device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 first = tile.col + col + 8 * (lane % 4);
-#pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 at = row + 64 * wave + 8 * half + lane / 4;
-            Bf16* to = (Bf16*)p.d + (u64)(tile.row + at) * p.stride_d + first;
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 32) {
-                u32 w[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
-                    w[i] = bf16_pair(pair[0], pair[1]);
-                }
-                transpose_words(w);
-                if ((int)at < tile.rows && first + c < p.n) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
-            }
-        }
-}
-
-// Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
-template <class C>
-__device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
-    const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
-#pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++) {
-        const u32 at = row + 64 * wave;
-        // A vote, for the compiler to know that all lanes go the same way.
-        if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
-#pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += 64) {
-            __syncwarp();
-#pragma unroll
-            for (u32 q = 0; q < 4; q++) {
-                const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + 2 * q) * 4];
-                const u32 words[4] = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7])};
-                store_matrices(slab + place(in_row, 2 * q + in_chunk), words);
-            }
-            __syncwarp();
-            const u32 to_col = tile.col + col + c + 8 * chunk;
-#pragma unroll
-            for (u32 r = lane / 8; r < 16; r += 4) {
-                const uint4 v = shared_vector(slab + place(r, chunk));
-                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)((Bf16*)p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
-            }
-        }
-    }
-}
-
-// FP32, from registers: each thread eight bytes of a row, four neighbours 32.
-template <class C>
-__device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32;
-    const u32 first = tile.col + col + 2 * (lane % 4);
-#pragma unroll
-    for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 at = row + 64 * wave + 8 * half + lane / 4;
-            float* to = (float*)p.d + (u64)(tile.row + at) * p.stride_d + first;
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 8) {
-                const float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
-                if ((int)at < tile.rows && first + c < p.n) *(float2*)(to + c) = {pair[0], pair[1]};
-            }
-        }
-}
-
 template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
     const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
-    const u32 row = down * C::TALL, col = across * C::WIDE;
+    const u32 row = down * C::TALL, col = across * C::WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
     Sm90Math<C> math(shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
@@ -460,6 +325,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
             math.pass(blocks);
             continue;
         }
+        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp, col);
         Sm90Sums<C> sum;
 #pragma unroll
         for (u32 w = 0; w < C::WAVES; w++)
@@ -476,16 +342,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        if (p.alpha != 1.0f)
-#pragma unroll
-            for (u32 w = 0; w < C::WAVES; w++)
-#pragma unroll
-                for (u32 a = 0; a < C::ATOMS; a++)
-#pragma unroll
-                    for (u32 e = 0; e < C::ATOM / 2; e++) sum[w][a][e] *= p.alpha;
-        if (p.wide) sm90_store_wide<C>(sum, p, tile, row + 16 * warp, col);
-        else if (C::STORE == STORE_DIRECT) sm90_store_direct<C>(sum, p, tile, row + 16 * warp, col);
-        else sm90_store_staged<C>(sum, p, tile, row + 16 * warp, col, shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES);
+        sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
     }
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
@@ -539,3 +396,14 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         sm90_multiply<C, GROUPED>(p, shared, group);
     }
 }
+
+// What the kernels have in common: {A's map, B's map, the problem}.
+#define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
+    NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ Sm90Problem p) { \
+        sm90_block<C, GROUPED>(a, b, p);                                                                                \
+    }
+
+#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)       \
+    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES>;  \
+    static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90.rs asks for it");

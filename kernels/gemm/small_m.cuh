@@ -7,8 +7,8 @@
 // equal part of the 64 rows, gets the sums of all parts of k through shared memory, adds them in the order of k, and finishes them. So the
 // order of sums depends on k, the split and the warpgroups alone, and a row of D has the same bits whatever stands beside it.
 #pragma once
-#include "base/activation.cuh"
 #include "gemm/async_copy.cuh"
+#include "gemm/finish.cuh"
 #include "gemm/pipeline.cuh"
 #include "gemm/wgmma.cuh"
 
@@ -28,18 +28,6 @@ struct SmallMProblem {
     void* d;                // [m][n], rows `stride_d` apart
     u64 stride_residual, stride_d;
 };
-
-// A number of run-time type.
-__device__ __forceinline__ float number(const void* p, u64 at, u32 type) {
-    if (type == 0) return to_float(((const Bf16*)p)[at]);
-    if (type == 1) return to_float(((const F16*)p)[at]);
-    return ((const float*)p)[at];
-}
-__device__ __forceinline__ void store_number(void* p, u64 at, u32 type, float v) {
-    if (type == 0) ((Bf16*)p)[at] = from_float<Bf16>(v);
-    else if (type == 1) ((F16*)p)[at] = from_float<F16>(v);
-    else ((float*)p)[at] = v;
-}
 
 __device__ __forceinline__ void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
@@ -222,15 +210,12 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
     for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
         const u32 token = o / rows, r = o % rows, col = first_row + rank * rows + r;
         if (col >= p.n) continue;
-        float v = 0.0f;
-        for (u32 s = 0; s < parts; s++) v = __fadd_rn(v, shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
-        v = __fmul_rn(p.alpha, v);
-        if (!C::BLOCKS) v = __fmul_rn(__fmul_rn(v, p.scales_a[token * p.a_step]), p.scales_b[col * p.b_step]);
-        const u64 at = token * p.stride_d + col;
-        if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[at]), v);
-        if (p.bias) v = __fadd_rn(v, number(p.bias, col, p.bias_type));
-        if (p.activation) v = activate(p.activation, v);
-        if (p.residual) v = __fadd_rn(v, number(p.residual, token * p.stride_residual + col, p.residual_type));
-        store_number(p.d, at, p.d_type, v);
+        float v[1] = {0.0f};
+        for (u32 s = 0; s < parts; s++) v[0] = __fadd_rn(v[0], shared_float(base + C::PARTS + ((s * rows + r) * TOKENS + token) * 4));
+        float residual[1];
+        load_residual(p, token, col, residual);
+        v[0] = finish_sum<!C::BLOCKS>(p, token, col, col, v[0]);
+        finish(p, residual, v);
+        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }

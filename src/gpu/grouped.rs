@@ -2,14 +2,17 @@
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie. There is no other way yet.
 
+use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
 use crate::gpu::device::memory::DeviceBytes;
-use crate::gpu::gemm::formulation::{HOPPER, sm90_pair};
+use crate::gpu::gemm::formulation::{HOPPER, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
-use crate::gpu::matrix::{MatMut, QuantMatrix};
+use crate::gpu::kernels::{
+    KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales,
+};
+use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
 /// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
@@ -36,7 +39,8 @@ pub enum GroupedRows<'a> {
     },
 }
 
-/// The operands of one grouped product `D_g = alpha * A_g B_gᵀ`, sums in FP32.
+/// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
+/// [`Epilogue`](crate::Epilogue) says.
 pub struct GroupedGemmArgs<'a> {
     a: &'a QuantMatrix,
     b: &'a QuantMatrix,
@@ -44,20 +48,33 @@ pub struct GroupedGemmArgs<'a> {
     rows: GroupedRows<'a>,
     d: MatMut<'a>,
     alpha: f32,
+    bias: Option<VecRef<'a>>,
+    activation: Activation,
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
 }
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: `fp8-1x128:e4m3`, the rows of all groups, k columns. B: `fp8-128x128:e4m3`, `groups * n` rows, those of group 0 first; n a multiple
-    /// of 128. D: BF16 or F32, A's rows by n.
+    /// of 128. D: BF16, F16 or F32, A's rows by n.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
-        Self { a, b, groups, rows, d, alpha: 1.0, expected_rows: None, config: None }
+        let (bias, activation) = (None, Activation::None);
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
     pub fn alpha(self, alpha: f32) -> Self {
         Self { alpha, ..self }
+    }
+
+    /// Adds a bias for each column of each group: BF16, F16 or F32, `groups * n` numbers, those of group 0 first.
+    pub fn bias(self, bias: VecRef<'a>) -> Self {
+        Self { bias: Some(bias), ..self }
+    }
+
+    /// Applies an activation after the bias.
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
     }
 
     /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
@@ -75,7 +92,7 @@ impl<'a> GroupedGemmArgs<'a> {
     fn check(&self, handle: &Handle) -> Result<()> {
         let Self { a, b, groups, d, .. } = self;
         let (major, minor) = handle.device().compute_capability;
-        let reason = match sm90_pair(Operand::Quantized(a.scheme()), b.scheme()) {
+        let reason = match grouped_pair(Operand::Quantized(a.scheme()), b.scheme()) {
             Ok(()) if (major, minor) == HOPPER => None,
             Ok(()) => Some(format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}")),
             Err(reason) => Some(format!("the grouped product is ours for sm_90: {reason}")),
@@ -123,8 +140,21 @@ impl<'a> GroupedGemmArgs<'a> {
                 "stack the matrices of all groups, rows upon rows, and pass D of their columns",
             ));
         }
-        if !matches!(d.dtype(), DType::Bf16 | DType::F32) {
-            return Err(Error::dtype("D", d.dtype(), "is not bf16 or f32", "store one of them"));
+        if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
+            return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
+        }
+        if let Some(bias) = &self.bias {
+            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
+                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
+            }
+            if bias.len() != b.rows() {
+                return Err(Error::shape(
+                    "bias",
+                    format!("{} numbers", bias.len()),
+                    format!("must have {groups} * {n}, one for each row of B"),
+                    "pass the biases of all groups, one behind the other",
+                ));
+            }
         }
         if let GroupedRows::Masked { slot_rows, .. } = self.rows
             && (!slot_rows.is_multiple_of(4) || slot_rows.checked_mul(*groups).is_none_or(|all| all > a.rows()))
@@ -159,7 +189,7 @@ impl<'a> GroupedGemmArgs<'a> {
 }
 
 impl Handle {
-    /// `D_g = alpha * A_g B_gᵀ` for every group g, in one launch. Rows of D that belong to no group are not touched. Equal rows have equal
+    /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch. Rows of D that belong to no group are not touched. Equal rows have equal
     /// results, whatever else is multiplied.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for
@@ -186,7 +216,7 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         args.check(self)?;
         let config = args.chosen(self.device().sm_count as usize);
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, .. } = &mut args;
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         let (queue, kernels) = (self.queue(), self.kernels());
         kernels.load(queue, KernelFamily::Sm90)?;
@@ -203,6 +233,7 @@ impl Handle {
             GroupedRows::Masked { slot_rows, .. } => Sm90Rows::Slots(*slot_rows),
         };
         let d = d.data_mut().at(&order)?;
+        let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
         let call = Sm90Call {
             config,
             m,
@@ -210,10 +241,15 @@ impl Handle {
             k,
             a: Sm90Operand { codes: &a.codes, scales: &a.scales },
             b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+            layout: Sm90Scales::Blocks,
             d: &d,
             d_stride,
             d_type,
             alpha: *alpha,
+            beta: 0.0,
+            bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+            activation: *activation,
+            residual: None,
             groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
         };
         kernels.sm90_product(queue, &call, &mut Sm90Maps::default())

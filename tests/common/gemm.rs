@@ -426,7 +426,7 @@ impl Stored {
 /// Who computes the GELU of a plan.
 pub fn gelu(plan: &GemmPlan) -> Gelu {
     match (plan.formulation(), plan.finish()) {
-        (Formulation::SmallM, _) | (_, Finish::EpilogueKernel) => Gelu::Ieee,
+        (Formulation::SmallM | Formulation::Sm90, _) | (_, Finish::EpilogueKernel) => Gelu::Ieee,
         _ => Gelu::Approximate,
     }
 }

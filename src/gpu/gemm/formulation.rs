@@ -9,7 +9,7 @@ use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme, pa
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{E2M1_K_MULTIPLE, E2M1_MOST_K, MOST_LENGTH, SmallMScales, most_rows};
+use crate::gpu::kernels::{E2M1_K_MULTIPLE, E2M1_MOST_K, MOST_LENGTH, Sm90Scales, SmallMScales, most_rows};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -26,7 +26,9 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
-    /// 1x128 x 128x128 in E4M3 on sm_90 by our own kernel, whose sums are FP32 from one block of 128 along k to the next. A row of D has
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, of rows or of
+    /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
+    /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
     /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
     Sm90,
@@ -145,7 +147,7 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
 
 /// Our product for sm_90: no library has a part in it.
 fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
-    sm90_pair(desc.a, desc.b)?;
+    sm90_pair(desc)?;
     let (major, minor) = facts.cc;
     if facts.cc != HOPPER {
         return Err(format!("its kernels are for sm_90 alone, and this GPU is sm_{major}{minor}"));
@@ -153,13 +155,37 @@ fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// Why the kernels for sm_90 do not multiply these.
-pub(crate) fn sm90_pair(a: Operand, b: Scheme) -> Result<(), String> {
-    let served = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-    if a != Operand::Quantized(served.0) || b != served.1 {
-        return Err(format!("it serves {} x {}", served.0, served.1));
+/// The pair of blocks that our kernels multiply.
+const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
+
+/// Why the kernels for groups of rows do not multiply these.
+pub(crate) fn grouped_pair(a: Operand, b: Scheme) -> Result<(), String> {
+    if a != Operand::Quantized(BLOCKS.0) || b != BLOCKS.1 {
+        return Err(format!("it serves {} x {}", BLOCKS.0, BLOCKS.1));
     }
     Ok(())
+}
+
+/// The layouts of scales, of E4M3 codes on both sides.
+fn e4m3_layouts(desc: &GemmDesc) -> Option<(ScaleLayout, ScaleLayout)> {
+    let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
+    match pair_kind(desc) {
+        PairKind::Fp8(a, b) if desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) => Some((a, b)),
+        _ => None,
+    }
+}
+
+/// What our kernels serve beside 1x128 x 1x128, which those for few rows do not.
+fn served() -> String {
+    format!("{} x {}, and fp8-row:e4m3 and fp8-tensor:e4m3 among themselves", BLOCKS.0, BLOCKS.1)
+}
+
+/// Why the kernels for sm_90 do not multiply these.
+pub(crate) fn sm90_pair(desc: &GemmDesc) -> Result<(), String> {
+    match e4m3_layouts(desc).and_then(|(a, b)| Sm90Scales::of(a, b)) {
+        Some(_) => Ok(()),
+        None => Err(format!("it serves {}, and {} x {}", served(), BLOCKS.0, BLOCKS.0)),
+    }
 }
 
 /// Our products of few rows: no library has a part in them.
@@ -175,17 +201,12 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 /// Why the kernels for few rows do not multiply these.
 pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
     let codes = desc.b.spec().format;
-    let e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
-    let served = match pair_kind(desc) {
-        PairKind::Fp8(a, b) => desc.a.scheme().is_some_and(e4m3) && e4m3(desc.b) && SmallMScales::of(a, b).is_some(),
+    let e2m1 = match pair_kind(desc) {
+        PairKind::Fp8(..) => false,
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => codes == CodeFormat::E2M1,
     };
-    if !served {
-        let blocks = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
-        return Err(format!(
-            "it serves {} x {}, fp8-row:e4m3 and fp8-tensor:e4m3 among themselves, and nvfp4, nvfp4-row and mxfp4 weights",
-            blocks.0, blocks.1
-        ));
+    if !e2m1 && e4m3_layouts(desc).and_then(|(a, b)| SmallMScales::of(a, b)).is_none() {
+        return Err(format!("it serves {}, and nvfp4, nvfp4-row and mxfp4 weights", served()));
     }
     if let Some(dtype) = pair::multiplied_in(desc.a, desc.b) {
         return Err(format!(
@@ -293,11 +314,14 @@ mod tests {
         let ampere = Facts { cc: (8, 0), ..H200 };
         let old = Facts { version: Version::new(12, 8, 4), ..H200 };
         let cases: [(GemmDesc, [&[Formulation]; 5]); 5] = [
-            (desc(4, tensor, tensor), [&[Native, SmallM], &[Native], &[Native], &[], &[Native, SmallM]]),
-            (desc(4, row, row), [&[Native, Rescaled, SmallM], &[Rescaled], &[Rescaled], &[], &[Rescaled, SmallM]]),
+            (desc(4, tensor, tensor), [&[Native, Sm90, SmallM], &[Native], &[Native], &[], &[Native, Sm90, SmallM]]),
+            (
+                desc(4, row, row),
+                [&[Native, Rescaled, Sm90, SmallM], &[Rescaled], &[Rescaled], &[], &[Rescaled, Sm90, SmallM]],
+            ),
             (desc(4, vec, blk), [&[Native, RepeatedScales, Sm90, SmallM], &[], &[], &[], &[Sm90, SmallM]]),
             (desc(4, blk, vec), [&[Native], &[], &[], &[], &[]]),
-            (desc(4, vec, vec), [&[Native], &[], &[], &[], &[]]),
+            (desc(4, vec, vec), [&[Native, Sm90], &[], &[], &[], &[Sm90]]),
         ];
         for (desc, wanted) in cases {
             for (facts, wanted) in [H200, ada, blackwell, ampere, old].into_iter().zip(wanted) {
@@ -308,19 +332,20 @@ mod tests {
             available(&desc(4, vec, blk), blackwell, Sm90).unwrap_err().contains("sm_90 alone, and this GPU is sm_100")
         );
         let wide = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(wide, blk), (vec, vec), (tensor, tensor), (Scheme::Nvfp4, Scheme::Nvfp4)] {
-            let why = available(&desc(4, a, b), H200, Sm90).unwrap_err();
-            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3"), "{why}");
-        }
         for (a, b) in [
             (wide, blk),
-            (vec, vec),
+            (blk, vec),
             (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor),
             (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
         ] {
-            let why = available(&desc(4, a, b), H200, SmallM).unwrap_err();
-            assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, fp8-row"), "{why}");
+            for ours in [Sm90, SmallM] {
+                let why = available(&desc(4, a, b), H200, ours).unwrap_err();
+                assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
+            }
+            assert!(grouped_pair(Operand::Quantized(a), b).is_err());
         }
+        assert!(available(&desc(4, vec, vec), H200, SmallM).unwrap_err().contains("it serves"));
+        assert!(grouped_pair(Operand::Quantized(vec), blk).is_ok() && grouped_pair(row.into(), row).is_err());
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
         assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));

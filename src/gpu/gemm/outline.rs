@@ -222,23 +222,8 @@ fn not_fusable(desc: &GemmDesc, values: Option<Values>) -> Option<String> {
     }
 }
 
-/// Why our product for sm_90 does not write D itself, if it does not: it stores alpha times the sum, and nothing else yet.
-fn not_by_sm90(desc: &GemmDesc) -> Option<String> {
-    if !matches!(desc.out, DType::Bf16 | DType::F32) {
-        return Some(format!("our product stores bf16 or f32, not {}", desc.out));
-    }
-    let Epilogue { bias, activation, residual } = desc.epilogue;
-    let more = [
-        (bias.is_some(), "adds no bias"),
-        (activation != Activation::None, "applies no activation"),
-        (residual.is_some(), "adds no residual"),
-        (desc.accumulate == Accumulate::Add, "does not add to D"),
-    ];
-    more.into_iter().find(|(asked, _)| *asked).map(|(_, what)| format!("our product {what}"))
-}
-
-/// Why our product of few rows does not write D itself, if it does not.
-fn not_by_small_m(desc: &GemmDesc) -> Option<String> {
+/// Why our products do not write D themselves, if they do not.
+fn not_by_ours(desc: &GemmDesc) -> Option<String> {
     let stored = matches!(desc.out, DType::Bf16 | DType::F16 | DType::F32);
     (!stored).then(|| format!("our product stores bf16, f16 or f32, not {}", desc.out))
 }
@@ -259,7 +244,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let ours = matches!(formulation, Formulation::Sm90 | Formulation::SmallM);
     // Records come here, too: what the kernels would take for other codes is refused.
     match formulation {
-        Formulation::Sm90 => sm90_pair(desc.a, desc.b)?,
+        Formulation::Sm90 => sm90_pair(desc)?,
         Formulation::SmallM => small_m_pair(desc)?,
         _ => {}
     }
@@ -332,8 +317,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         return Err("scaling rows and columns is the epilogue kernel's work".to_string());
     }
     let not_fused = match formulation {
-        Formulation::Sm90 => not_by_sm90(desc),
-        Formulation::SmallM => not_by_small_m(desc),
+        Formulation::Sm90 | Formulation::SmallM => not_by_ours(desc),
         _ => not_fusable(desc, values),
     };
     if let Some(reason) = not_fused {
@@ -408,60 +392,40 @@ mod tests {
     }
 
     #[test]
-    fn the_product_for_sm90_takes_any_m_and_leaves_epilogues_to_the_kernel() {
+    fn our_products_take_any_m_and_do_every_epilogue_but_codes() {
         use Finish::{EpilogueKernel, Fused};
         let pair = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
-        let plain = desc(7, pair.0, pair.1).with_out_stride(8192);
-        let f32_out = GemmDesc { out: DType::F32, ..plain };
-        for desc in [plain, f32_out] {
-            assert_eq!(finishes(&desc, Formulation::Sm90), [Fused, EpilogueKernel], "{desc}");
-            let call = outline(&desc, Formulation::Sm90, Fused).unwrap();
-            assert_eq!((call.sum.rows, call.sum.d_stride, call.sum.d_type), (7, 8192, desc.out));
-            assert_eq!((call.sum.a_scales, call.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Blk128));
-            assert_eq!(call.scratch.bytes(), 0);
-        }
-        let wide = outline(&plain, Formulation::Sm90, EpilogueKernel).unwrap();
-        assert_eq!((wide.sum.d_type, wide.sum.d_stride, wide.scratch.bytes()), (DType::F32, 4096, 7 * 4096 * 4));
-        let epilogue = |bias, activation, residual| plain.with_epilogue(Epilogue { bias, activation, residual });
-        for (desc, word) in [
-            (GemmDesc { out: DType::F16, ..plain }, "stores bf16 or f32, not f16"),
-            (epilogue(Some(DType::Bf16), Activation::None, None), "adds no bias"),
-            (epilogue(None, Activation::Relu, None), "applies no activation"),
-            (epilogue(None, Activation::None, Some(DType::F16)), "adds no residual"),
-            (f32_out.with_accumulate(Accumulate::Add), "does not add to D"),
-        ] {
-            assert_eq!(finishes(&desc, Formulation::Sm90), [EpilogueKernel], "{desc}");
-            let why = outline(&desc, Formulation::Sm90, Fused).unwrap_err();
-            assert!(why.contains(word), "{desc}: {why}");
-        }
-        // Also of a record, which nobody asks whether the formulation is available.
-        let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(Scheme::Nvfp4, Scheme::Nvfp4), (e5m2, pair.1), (pair.0, pair.0)] {
-            assert!(outline(&desc(7, a, b), Formulation::Sm90, Fused).unwrap_err().contains("serve"));
-        }
-    }
-
-    #[test]
-    fn the_product_of_few_rows_does_every_epilogue_but_codes() {
-        use Finish::{EpilogueKernel, Fused};
-        let pair = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F));
-        let row = Scheme::Fp8Row(F);
+        let (row, tensor) = (Scheme::Fp8Row(F), Scheme::Fp8Tensor(F));
         let all = Epilogue { bias: Some(DType::F32), activation: Activation::Silu, residual: Some(DType::F16) };
-        for (a, b) in [pair, (row, row)] {
-            for out in [DType::Bf16, DType::F16, DType::F32] {
-                let desc = GemmDesc { out, ..desc(7, a, b) }.with_epilogue(all);
-                assert_eq!(finishes(&desc, Formulation::SmallM), [Fused, EpilogueKernel], "{desc}");
-                let call = outline(&desc, Formulation::SmallM, Fused).unwrap();
-                assert_eq!((call.sum.rows, call.sum.bias, call.scratch.bytes()), (7, Some(DType::F32), 0));
+        for ours in [Formulation::Sm90, Formulation::SmallM] {
+            for (a, b) in [pair, (row, row), (tensor, tensor)] {
+                for out in [DType::Bf16, DType::F16, DType::F32] {
+                    let desc = GemmDesc { out, ..desc(7, a, b) }.with_epilogue(all).with_out_stride(8192);
+                    assert_eq!(finishes(&desc, ours), [Fused, EpilogueKernel], "{desc}");
+                    let call = outline(&desc, ours, Fused).unwrap();
+                    assert_eq!((call.sum.rows, call.sum.bias, call.scratch.bytes()), (7, Some(DType::F32), 0));
+                    assert_eq!((call.sum.d_stride, call.sum.d_type, call.rescale), (8192, out, [ScaleUse::Nothing; 2]));
+                    let layouts = [a, b].map(|scheme| scheme.spec().scale_layout);
+                    assert_eq!([call.sum.a_scales, call.sum.b_scales], layouts);
+                }
+                let add = GemmDesc { out: DType::F32, ..desc(7, a, b) }.with_accumulate(Accumulate::Add);
+                assert_eq!(finishes(&add, ours), [Fused, EpilogueKernel]);
+                let codes = GemmDesc { out: DType::E4M3, ..desc(7, a, b) };
+                assert_eq!(finishes(&codes, ours), [EpilogueKernel]);
+                assert!(outline(&codes, ours, Fused).unwrap_err().contains("stores bf16, f16 or f32, not e4m3"));
+                let wide = outline(&desc(7, a, b), ours, EpilogueKernel).unwrap();
+                assert_eq!(
+                    (wide.sum.d_type, wide.sum.d_stride, wide.scratch.bytes()),
+                    (DType::F32, 4096, 7 * 4096 * 4)
+                );
             }
-            let codes = GemmDesc { out: DType::E4M3, ..desc(7, a, b) };
-            assert_eq!(finishes(&codes, Formulation::SmallM), [EpilogueKernel]);
-            assert!(outline(&desc(33, a, b), Formulation::SmallM, Fused).unwrap_err().contains("at most 32 rows"));
+            // Also of a record, which nobody asks whether the formulation is available.
+            let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
+            for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(F)), (e5m2, pair.1), (pair.1, pair.0)] {
+                assert!(outline(&desc(7, a, b), ours, Fused).unwrap_err().contains("serve"));
+            }
         }
-        let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-        for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(F)), (e5m2, pair.1), (pair.0, pair.0)] {
-            assert!(outline(&desc(7, a, b), Formulation::SmallM, Fused).unwrap_err().contains("serve"));
-        }
+        assert!(outline(&desc(33, row, row), Formulation::SmallM, Fused).unwrap_err().contains("at most 32 rows"));
     }
 
     #[test]

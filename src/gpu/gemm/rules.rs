@@ -16,7 +16,7 @@ use crate::gpu::kernels::SmallMScales;
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
-/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]), unless that one stores D itself and ours would not.
+/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]).
 ///
 /// Before all of them comes our product of few rows, where it serves the pair, stores D itself, and is faster ([`small_m_rules::is_first`]).
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
@@ -91,15 +91,8 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         first(alternative);
     }
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
-    if available(desc, facts, Formulation::Sm90).is_err() {
+    if alternative != Formulation::RepeatedScales || available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
-    }
-    // Where only cuBLASLt does the epilogue itself, a pass over an FP32 matrix is not worth it: no measured problem is like that.
-    let stores = |formulation, finish| outline(desc, formulation, finish).is_ok();
-    let library = if wins { alternative } else { Formulation::Native };
-    let library_stores = [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| stores(library, finish));
-    if library_stores && !stores(Formulation::Sm90, Finish::Fused) {
-        return (order, format!("{words}; sm90 would need a pass of the epilogue kernel, which {library} does not"));
     }
     match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
         Some((true, at)) => {
@@ -188,7 +181,7 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
-        // Ours stores BF16 and F32 of the sum; what else cuBLASLt fuses is left to it, and what neither does is ours where the rule says so.
+        // Ours does every epilogue but codes, which are left to cuBLASLt.
         let wide = desc(4096, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
@@ -198,12 +191,11 @@ mod tests {
             wide.with_epilogue(with(Activation::Gelu, None)),
             wide.with_epilogue(with(Activation::Relu, None)),
             GemmDesc { out: DType::F16, ..wide },
-            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
             // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
             GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
         ] {
             let (order, words) = of(&fused);
-            assert_eq!((order[0], words.contains("; sm90 would need a pass")), (Native, true), "{fused}: {words}");
+            assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
         let neither = GemmDesc { m: 500, n: 32768, k: 512, ..wide };
         let neither = GemmDesc { a_stride: 512, out_stride: 32768, ..neither };

@@ -9,7 +9,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand};
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
@@ -66,7 +66,10 @@ impl Sm90Product {
 
     /// Enqueues the product. Allocates nothing, waits for nothing.
     pub(crate) fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
-        let (desc, sum, (alpha, _)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
+        let (desc, sum, (alpha, beta)) = (call.desc, self.sum, call.factors(self.sum.accumulate));
+        let layout = Sm90Scales::of(sum.a_scales, sum.b_scales);
+        // What the outline does not fuse, the epilogue kernel does.
+        let fused = sum.target == Target::D;
         let product = Sm90Call {
             config: self.config(),
             m: desc.m,
@@ -74,13 +77,15 @@ impl Sm90Product {
             k: desc.k,
             a: operand("A", &call.a)?,
             b: operand("B", &call.b)?,
-            d: match sum.target {
-                Target::D => &call.d,
-                Target::Scratch => &call.scratch.sum,
-            },
+            layout: layout.ok_or_else(|| bug("scales of these layouts"))?,
+            d: if fused { &call.d } else { &call.scratch.sum },
             d_stride: sum.d_stride,
             d_type: sum.d_type,
             alpha,
+            beta,
+            bias: call.bias.as_ref().filter(|_| sum.bias.is_some()).map(|(span, dtype)| (span, *dtype)),
+            activation: sum.activation,
+            residual: call.residual.as_ref().filter(|_| fused).map(|(span, stride, dtype)| (span, *stride, *dtype)),
             groups: None,
         };
         call.handle.kernels().sm90_product(call.queue, &product, &mut self.maps)
@@ -89,14 +94,16 @@ impl Sm90Product {
 
 fn operand<'s>(name: &str, spans: &'s Spans<'s>) -> Result<Sm90Operand<'s>> {
     let scales: Option<&Span<'s>> = spans.scales.as_ref();
-    let scales = scales.ok_or_else(|| {
-        Error::unsupported(
-            format!("{name} without scales in the sm90 formulation"),
-            "its kernels read them",
-            "this is a bug of scaled-gemm: please report it",
-        )
-    })?;
+    let scales = scales.ok_or_else(|| bug(&format!("{name} without scales")))?;
     Ok(Sm90Operand { codes: &spans.numbers, scales })
+}
+
+fn bug(what: &str) -> Error {
+    Error::unsupported(
+        format!("{what} in the sm90 formulation"),
+        "its kernels read them",
+        "this is a bug of scaled-gemm: please report it",
+    )
 }
 
 #[cfg(test)]

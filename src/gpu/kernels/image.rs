@@ -75,7 +75,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 26] = [
+const HEADERS: [(&str, &str); 31] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -96,10 +96,15 @@ const HEADERS: [(&str, &str); 26] = [
     ("cast/nvfp4.cuh", include_str!("../../../kernels/cast/nvfp4.cuh")),
     ("cast/nvfp4_rows.cuh", include_str!("../../../kernels/cast/nvfp4_rows.cuh")),
     ("cast/tile.cuh", include_str!("../../../kernels/cast/tile.cuh")),
+    ("fused/swiglu_backward.cuh", include_str!("../../../kernels/fused/swiglu_backward.cuh")),
     ("gemm/async_copy.cuh", include_str!("../../../kernels/gemm/async_copy.cuh")),
     ("gemm/pipeline.cuh", include_str!("../../../kernels/gemm/pipeline.cuh")),
     ("gemm/wgmma.cuh", include_str!("../../../kernels/gemm/wgmma.cuh")),
+    ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
+    ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
+    ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
+    ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
 ];

@@ -38,7 +38,7 @@ pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
 pub use sm90::Sm90Config;
-pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows};
+pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig};

@@ -1,13 +1,16 @@
-//! Launches of `kernels/gemm/sm90_block.cu`: products on Hopper of E4M3 codes with 1x128 and 128x128 scales, whole or of groups of rows.
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu` and `sm90_outer.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128 scales, whole
+//! or of groups of rows, with 1x128 scales on both sides, and with scales of rows or whole matrices.
 
 use cudarc::driver::sys::CUtensorMap;
 use serde::{Deserialize, Serialize};
 
 use super::Kernels;
+use super::epilogue::{activation_code, wide_code};
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
+use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::format::layout::ScaleLayout;
@@ -40,7 +43,7 @@ named!(
     Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
 );
 
-/// What a launch must know of a configuration. Mirror of the table in `kernels/gemm/sm90_block.cu`.
+/// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sm90Tile {
     pub(crate) rows: usize,
@@ -67,17 +70,23 @@ impl Sm90Config {
             shared,
         };
         match self {
-            Self::Tile256x128 => of(256, 128, 2, 2, 1, 201_920),
-            Self::Tile128x128 => of(128, 128, 2, 2, 1, 217_376),
-            Self::Tile64x128 => of(64, 128, 2, 1, 1, 216_448),
-            Self::Tile64x64 => of(64, 64, 1, 1, 1, 209_472),
-            Self::Tile64x64Two => of(64, 64, 1, 1, 2, 109_344),
+            Self::Tile256x128 => of(256, 128, 2, 2, 1, 220_288),
+            Self::Tile128x128 => of(128, 128, 2, 2, 1, 220_352),
+            Self::Tile64x128 => of(64, 128, 2, 1, 1, 220_416),
+            Self::Tile64x64 => of(64, 64, 1, 1, 1, 212_352),
+            Self::Tile64x64Two => of(64, 64, 1, 1, 2, 110_784),
         }
     }
 
-    /// `gemm_fp8_block_<configuration>`; with `_grouped` behind it for groups of rows.
-    fn kernel(self) -> String {
-        format!("gemm_fp8_block_{}", self.name().replace('-', "_"))
+    /// `gemm_fp8_block_<configuration>`, with `_grouped` behind it for groups of rows, `gemm_fp8_vector_...` and `gemm_fp8_outer_...`.
+    fn kernel(self, kind: Kind) -> String {
+        let name = self.name().replace('-', "_");
+        match kind {
+            Kind::Block => format!("gemm_fp8_block_{name}"),
+            Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
+            Kind::Vector => format!("gemm_fp8_vector_{name}"),
+            Kind::Outer => format!("gemm_fp8_outer_{name}"),
+        }
     }
 }
 
@@ -99,20 +108,80 @@ impl Sm90Tile {
     }
 }
 
+/// What the kernels of a configuration differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// 1x128 and 128x128 scales.
+    Block,
+    /// The same, of groups of rows.
+    Grouped,
+    /// 1x128 scales on both sides.
+    Vector,
+    /// Scales of rows or whole matrices.
+    Outer,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Block, Self::Grouped, Self::Vector, Self::Outer];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Block | Self::Grouped => "gemm/sm90_block",
+            Self::Vector => "gemm/sm90_vector",
+            Self::Outer => "gemm/sm90_outer",
+        }
+    }
+}
+
 /// The kernels of the family.
 pub(super) struct Sm90Kernels {
-    /// By configuration, in the order of [`Sm90Config::ALL`]: whole, then grouped.
-    kernels: Vec<[Kernel; 2]>,
+    /// By [`Kind`], in the order of [`Kind::ALL`], and by configuration in that of [`Sm90Config::ALL`].
+    kernels: Vec<Kernel>,
 }
 
 impl Sm90Kernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let file = modules.file("gemm/sm90_block")?;
-        let both = |config: Sm90Config| {
-            let (name, shared) = (config.kernel(), config.tile().shared);
-            Ok([file.kernel_with_shared(&name, shared)?, file.kernel_with_shared(&format!("{name}_grouped"), shared)?])
+        let mut kernels = Vec::new();
+        for kind in Kind::ALL {
+            let file = modules.file(kind.file())?;
+            for config in Sm90Config::ALL {
+                kernels.push(file.kernel_with_shared(&config.kernel(kind), config.tile().shared)?);
+            }
+        }
+        Ok(Self { kernels })
+    }
+
+    fn of_call(&self, kind: Kind, config: Sm90Config) -> Kernel {
+        let place = |found: Option<usize>| found.unwrap_or(0);
+        let row = place(Kind::ALL.iter().position(|k| *k == kind)) * Sm90Config::ALL.len();
+        self.kernels[row + place(Sm90Config::ALL.iter().position(|c| *c == config))]
+    }
+}
+
+/// How the scales of both operands lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sm90Scales {
+    /// A's [`ScaleLayout::Vec128`], B's [`ScaleLayout::Blk128`].
+    Blocks,
+    /// Both [`ScaleLayout::Vec128`].
+    Vectors,
+    /// Of A, then of B: one for each row, or one for the matrix.
+    Outer { each: [bool; 2] },
+}
+
+impl Sm90Scales {
+    /// Of these layouts, if the kernels read them.
+    pub(crate) fn of(a: ScaleLayout, b: ScaleLayout) -> Option<Self> {
+        let outer = |layout| match layout {
+            ScaleLayout::Outer => Some(true),
+            ScaleLayout::Scalar => Some(false),
+            _ => None,
         };
-        Ok(Self { kernels: Sm90Config::ALL.into_iter().map(both).collect::<Result<_>>()? })
+        match (a, b) {
+            (ScaleLayout::Vec128, ScaleLayout::Blk128) => Some(Self::Blocks),
+            (ScaleLayout::Vec128, ScaleLayout::Vec128) => Some(Self::Vectors),
+            _ => Some(Self::Outer { each: [outer(a)?, outer(b)?] }),
+        }
     }
 }
 
@@ -140,7 +209,8 @@ pub(crate) enum Sm90Rows<'a> {
     Slots(usize),
 }
 
-/// One product: `D = alpha * A B^T`, or for groups `D_g = alpha * A_g B_g^T`.
+/// One product: `D = residual + activation(alpha * A B^T + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says; or for groups
+/// the same of `A_g`, `B_g` and `bias_g`.
 pub(crate) struct Sm90Call<'a> {
     pub(crate) config: Sm90Config,
     /// Rows of A and D, those of all groups and between them.
@@ -148,15 +218,24 @@ pub(crate) struct Sm90Call<'a> {
     /// Rows of B, of each group.
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// E4M3 `[m][k]`, scales [`ScaleLayout::Vec128`].
+    /// E4M3 `[m][k]`.
     pub(crate) a: Sm90Operand<'a>,
-    /// E4M3 `[n][k]`, one group after the other, scales [`ScaleLayout::Blk128`].
+    /// E4M3 `[n][k]`, one group after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// `[m][n]`, BF16 or F32.
+    /// How the scales of both lie; those of groups are of blocks.
+    pub(crate) layout: Sm90Scales,
+    /// `[m][n]` of `d_type`: BF16, F16 or F32.
     pub(crate) d: &'a Span<'a>,
     pub(crate) d_stride: usize,
     pub(crate) d_type: DType,
     pub(crate) alpha: f32,
+    /// 0: D is not read. Else it is FP32.
+    pub(crate) beta: f32,
+    /// `[n]`, one group after the other.
+    pub(crate) bias: Option<(&'a Span<'a>, DType)>,
+    pub(crate) activation: Activation,
+    /// `[m][n]`, its row stride and type.
+    pub(crate) residual: Option<(&'a Span<'a>, usize, DType)>,
     pub(crate) groups: Option<Sm90Groups<'a>>,
 }
 
@@ -181,7 +260,18 @@ struct Sm90Problem {
     group_b: u32,
     group_tiles: u32,
     alpha: f32,
-    wide: u32,
+    beta: f32,
+    plain: u32,
+    d_type: u32,
+    activation: u32,
+    bias_type: u32,
+    residual_type: u32,
+    a_step: u32,
+    b_step: u32,
+    group_bias: u32,
+    bias: u64,
+    residual: u64,
+    stride_residual: u64,
 }
 
 /// What maps were made of: matrices, addresses and lengths.
@@ -236,11 +326,25 @@ impl Sm90Call<'_> {
             ));
         }
         self.groups.map_or(Ok(()), |groups| groups.check(m, n))?;
-        self.check_operand(["A", "scales of A"], self.a, m, ScaleLayout::Vec128.len(m, k_blocks(k)))?;
-        let b_scales = groups * ScaleLayout::Blk128.len(n.div_ceil(128), k_blocks(k));
+        let blocks = k_blocks(k);
+        let (a_scales, b_scales) = match self.layout {
+            Sm90Scales::Blocks => {
+                (ScaleLayout::Vec128.len(m, blocks), groups * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
+            }
+            _ if self.groups.is_some() => {
+                return Err(Error::unsupported(
+                    "groups of rows with other scales",
+                    "the kernels of groups read 1x128 and 128x128 scales",
+                    "multiply the groups one by one",
+                ));
+            }
+            Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
+            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { n } else { 1 }),
+        };
+        self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
         self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
-        if !matches!(self.d_type, DType::Bf16 | DType::F32) {
-            return Err(Error::dtype("D", self.d_type, "is not bf16 or f32", "store one of them"));
+        if wide_code(self.d_type).is_err() {
+            return Err(Error::dtype("D", self.d_type, "is not bf16, f16 or f32", "store one of them"));
         }
         if self.d_stride < n || !self.d_stride.is_multiple_of(16 / self.d_type.bytes()) {
             return Err(Error::shape(
@@ -251,7 +355,26 @@ impl Sm90Call<'_> {
             ));
         }
         check_bytes("D", self.d, extent(m, n, self.d_stride) * self.d_type.bytes())?;
-        check_aligned("D", self.d, 16)
+        check_aligned("D", self.d, 16)?;
+        if self.beta != 0.0 && self.d_type != DType::F32 {
+            return Err(Error::dtype("D", self.d_type, "is not f32, which beta is for", "accumulate into f32"));
+        }
+        if let Some((span, dtype)) = self.bias {
+            check_bytes("bias", span, groups * n * dtype.bytes())?;
+            check_aligned("bias", span, dtype.bytes() as u64)?;
+        }
+        let Some((span, stride, dtype)) = self.residual else { return Ok(()) };
+        if stride < n {
+            let found = format!("row stride {stride} for n = {n}");
+            return Err(Error::shape(
+                "residual",
+                found,
+                "must be no shorter than a row",
+                "pass the stride of its rows",
+            ));
+        }
+        check_bytes("residual", span, extent(m, n, stride) * dtype.bytes())?;
+        check_aligned("residual", span, dtype.bytes() as u64)
     }
 
     fn check_operand(
@@ -264,7 +387,8 @@ impl Sm90Call<'_> {
         check_bytes(codes, operand.codes, rows * self.k)?;
         check_aligned(codes, operand.codes, 16)?;
         check_bytes(scales, operand.scales, scale_count * 4)?;
-        check_aligned(scales, operand.scales, 16)
+        // Those of blocks are copied 16 bytes at a time.
+        check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
     }
 
     /// A's and B's boxes.
@@ -282,8 +406,39 @@ impl Sm90Call<'_> {
         [map(self.m, tile.rows / tile.cluster), map(self.group_count() * self.n, tile.cols)]
     }
 
-    fn problem(&self) -> Sm90Problem {
-        let &Self { config, m, n, k, a, b, d, d_stride, d_type, alpha, groups } = self;
+    fn kind(&self) -> Kind {
+        match (self.layout, self.groups) {
+            (Sm90Scales::Outer { .. }, _) => Kind::Outer,
+            (Sm90Scales::Vectors, _) => Kind::Vector,
+            (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
+            (Sm90Scales::Blocks, None) => Kind::Block,
+        }
+    }
+
+    fn problem(&self) -> Result<Sm90Problem> {
+        let &Self {
+            config,
+            m,
+            n,
+            k,
+            a,
+            b,
+            layout,
+            d,
+            d_stride,
+            d_type,
+            alpha,
+            beta,
+            bias,
+            activation,
+            residual,
+            groups,
+        } = self;
+        let each = match layout {
+            Sm90Scales::Blocks | Sm90Scales::Vectors => [false; 2],
+            Sm90Scales::Outer { each } => each,
+        };
+        let more = beta != 0.0 || bias.is_some() || activation != Activation::None || residual.is_some();
         let starts = groups.and_then(|groups| match groups.rows {
             Sm90Rows::Starts(starts) => Some(starts),
             Sm90Rows::Slots(_) => None,
@@ -292,7 +447,7 @@ impl Sm90Call<'_> {
             Sm90Rows::Starts(_) => 0,
             Sm90Rows::Slots(rows) => rows,
         });
-        Sm90Problem {
+        Ok(Sm90Problem {
             m: m as u32,
             n: n as u32,
             k: k as u32,
@@ -300,7 +455,7 @@ impl Sm90Call<'_> {
             scales_a: a.scales.address,
             scales_b: b.scales.address,
             pitch_a: m.next_multiple_of(4) as u32,
-            pitch_b: k_blocks(k).next_multiple_of(4) as u32,
+            pitch_b: if layout == Sm90Scales::Vectors { n } else { k_blocks(k) }.next_multiple_of(4) as u32,
             d: d.address,
             stride_d: d_stride as u64,
             starts: address(starts),
@@ -310,8 +465,19 @@ impl Sm90Call<'_> {
             group_b: n as u32,
             group_tiles: n.div_ceil(128) as u32,
             alpha,
-            wide: u32::from(d_type == DType::F32),
-        }
+            beta,
+            plain: u32::from(!more),
+            d_type: wide_code(d_type)?,
+            activation: activation_code(activation),
+            bias_type: bias.map_or(Ok(0), |bias| wide_code(bias.1))?,
+            residual_type: residual.map_or(Ok(0), |residual| wide_code(residual.2))?,
+            a_step: u32::from(each[0]),
+            b_step: u32::from(each[1]),
+            group_bias: n as u32,
+            bias: address(bias.map(|bias| bias.0)),
+            residual: address(residual.map(|residual| residual.0)),
+            stride_residual: residual.map_or(0, |residual| residual.1) as u64,
+        })
     }
 
     fn blocks(&self, sm_count: usize) -> Blocks {
@@ -380,9 +546,8 @@ impl Kernels {
         let [a, b] = call.maps();
         let key = [(a, call.a.codes.address, call.a.codes.bytes), (b, call.b.codes.address, call.b.codes.bytes)];
         let [map_a, map_b] = maps.of(stream, key, call.a.codes, call.b.codes)?;
-        let place = Sm90Config::ALL.iter().position(|config| *config == call.config).unwrap_or(0);
-        let kernel = self.sm90(stream)?.kernels[place][usize::from(call.groups.is_some())];
-        enqueue!(stream, kernel, call.blocks(self.sm_count), map_a, map_b, call.problem())
+        let kernel = self.sm90(stream)?.of_call(call.kind(), call.config);
+        enqueue!(stream, kernel, call.blocks(self.sm_count), map_a, map_b, call.problem()?)
     }
 }
 

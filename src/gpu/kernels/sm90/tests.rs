@@ -2,7 +2,18 @@
 
 use super::*;
 
-const SOURCE: &str = include_str!("../../../../kernels/gemm/sm90_block.cu");
+const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
+const SOURCES: [&str; 4] = [
+    include_str!("../../../../kernels/gemm/sm90_config.cuh"),
+    include_str!("../../../../kernels/gemm/sm90_block.cu"),
+    include_str!("../../../../kernels/gemm/sm90_outer.cu"),
+    include_str!("../../../../kernels/gemm/sm90_vector.cu"),
+];
+
+/// How many operands of a call are checked.
+const OPERANDS: usize = 9;
+const NAMES: [&str; OPERANDS] =
+    ["A", "scales of A", "B", "scales of B", "D", "counts of groups", "starts of groups", "bias", "residual"];
 
 fn span(bytes: usize) -> Span<'static> {
     Span::unguarded(0x7F00_0000_0000, bytes)
@@ -13,9 +24,9 @@ fn check(
     shape: [usize; 3],
     d_stride: usize,
     slots: Option<(usize, usize)>,
-    lengths: [isize; 7],
+    lengths: [isize; OPERANDS],
 ) -> std::result::Result<(), String> {
-    check_places(shape, d_stride, slots, lengths, [0; 7])
+    check_places(shape, d_stride, slots, Sm90Scales::Blocks, lengths, [0; OPERANDS])
 }
 
 /// The same of operands that begin so many bytes later; slots of no rows are starts.
@@ -23,19 +34,21 @@ fn check_places(
     [m, n, k]: [usize; 3],
     d_stride: usize,
     slots: Option<(usize, usize)>,
-    lengths: [isize; 7],
-    places: [u64; 7],
+    layout: Sm90Scales,
+    lengths: [isize; OPERANDS],
+    places: [u64; OPERANDS],
 ) -> std::result::Result<(), String> {
     let groups = slots.map_or(1, |(count, _)| count);
-    let exact: [usize; 7] = [
-        m * k,
-        m.next_multiple_of(4) * k.div_ceil(128) * 4,
-        groups * n * k,
-        groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4) * 4,
-        extent(m, n, d_stride) * 2,
-        groups * 8,
-        groups * 8,
-    ];
+    let scales = match layout {
+        Sm90Scales::Blocks => {
+            [m.next_multiple_of(4) * k.div_ceil(128), groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4)]
+        }
+        Sm90Scales::Vectors => [m, n].map(|rows| rows.next_multiple_of(4) * k.div_ceil(128)),
+        Sm90Scales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
+    };
+    let d = extent(m, n, d_stride);
+    let exact: [usize; OPERANDS] =
+        [m * k, scales[0] * 4, groups * n * k, scales[1] * 4, d * 2, groups * 8, groups * 8, groups * n * 4, d * 2];
     let mut spans =
         exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize)).collect::<Vec<_>>();
     spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
@@ -46,10 +59,15 @@ fn check_places(
         k,
         a: Sm90Operand { codes: &spans[0], scales: &spans[1] },
         b: Sm90Operand { codes: &spans[2], scales: &spans[3] },
+        layout,
         d: &spans[4],
         d_stride,
         d_type: DType::Bf16,
         alpha: 1.0,
+        beta: 0.0,
+        bias: Some((&spans[7], DType::F32)),
+        activation: Activation::Gelu,
+        residual: Some((&spans[8], d_stride, DType::F16)),
         groups: slots.map(|(count, slot_rows)| {
             let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
             Sm90Groups { count, rows, counts: &spans[5] }
@@ -60,7 +78,7 @@ fn check_places(
 
 #[test]
 fn the_table_is_that_of_the_kernels() {
-    let rows: Vec<Vec<&str>> = SOURCE
+    let rows: Vec<Vec<&str>> = TABLE
         .lines()
         .filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'))
         .map(|row| row.split(", ").collect())
@@ -81,7 +99,8 @@ fn the_table_is_that_of_the_kernels() {
             residents: number(10),
             shared: number(11) as u32,
         };
-        assert_eq!((config.kernel(), config.tile()), (format!("gemm_fp8_block_{}", row[0]), tile), "{config}");
+        let name = format!("gemm_fp8_block_{}", row[0]);
+        assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
         assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
@@ -89,11 +108,32 @@ fn the_table_is_that_of_the_kernels() {
 }
 
 #[test]
+fn each_kind_has_kernels_of_its_own() {
+    let config = Sm90Config::Tile64x64Two;
+    assert_eq!(
+        Kind::ALL.map(|kind| config.kernel(kind)),
+        ["block_64x64_two", "block_64x64_two_grouped", "vector_64x64_two", "outer_64x64_two"]
+            .map(|name| format!("gemm_fp8_{name}"))
+    );
+    for (file, kernel) in [
+        (1, "gemm_fp8_block_##NAME,"),
+        (1, "gemm_fp8_block_##NAME##_grouped,"),
+        (2, "gemm_fp8_outer_##NAME,"),
+        (3, "gemm_fp8_vector_##NAME,"),
+    ] {
+        assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
+    }
+}
+
+#[test]
 fn problems_have_the_size_that_the_kernels_take() {
-    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (96, 128));
-    assert!(SOURCE.contains("sizeof(Sm90Problem) == 96 && sizeof(TensorMap) == 128"));
-    assert_eq!([std::mem::offset_of!(Sm90Problem, alpha), std::mem::offset_of!(Sm90Problem, wide)], [88, 92]);
-    assert_eq!(std::mem::offset_of!(Sm90Problem, d), 40);
+    use std::mem::offset_of;
+    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (152, 128));
+    assert!(SOURCES[0].contains("sizeof(Sm90Problem) == 152"));
+    assert_eq!(
+        [offset_of!(Sm90Problem, d), offset_of!(Sm90Problem, alpha), offset_of!(Sm90Problem, bias)],
+        [40, 88, 128]
+    );
 }
 
 #[test]
@@ -109,33 +149,31 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
 #[test]
 fn exact_lengths_are_taken_and_shorter_ones_refused() {
     for shape in [[1, 8, 16], [127, 136, 144], [4099, 520, 7168], [0, 8, 16], [3, 0, 16]] {
-        check(shape, shape[1] + 16, None, [0; 7]).unwrap();
+        check(shape, shape[1] + 16, None, [0; OPERANDS]).unwrap();
     }
-    check([512, 256, 400], 256, Some((4, 128)), [0; 7]).unwrap();
-    check([512, 256, 400], 256, Some((0, 128)), [0; 7]).unwrap();
+    check([512, 256, 400], 256, Some((4, 128)), [0; OPERANDS]).unwrap();
+    check([512, 256, 400], 256, Some((0, 128)), [0; OPERANDS]).unwrap();
     // One row has no next one.
-    check([1, 16, 32], 1 << 63, None, [0; 7]).unwrap();
-    let operands = ["A", "scales of A", "B", "scales of B", "D", "counts of groups", "starts of groups"];
-    for (at, word) in operands.into_iter().enumerate() {
-        let mut lengths = [0; 7];
+    check([1, 16, 32], 1 << 63, None, [0; OPERANDS]).unwrap();
+    for (at, word) in NAMES.into_iter().enumerate() {
+        let mut lengths = [0; OPERANDS];
         lengths[at] = -1;
         let error = check([512, 256, 400], 264, Some((4, 0)), lengths).unwrap_err();
         assert!(error.starts_with(word) && error.contains("must be at least"), "{word}: {error}");
-        assert_eq!(error.contains("31 bytes for 4 groups"), at >= 5, "{error}");
+        assert_eq!(error.contains("31 bytes for 4 groups"), [5, 6].contains(&at), "{error}");
     }
     // Starts are not read where there are slots.
-    check([512, 256, 400], 264, Some((4, 128)), [0, 0, 0, 0, 0, 0, -1]).unwrap();
+    check([512, 256, 400], 264, Some((4, 128)), [0, 0, 0, 0, 0, 0, -1, 0, 0]).unwrap();
 }
 
 #[test]
 fn operands_begin_where_the_kernel_can_read_them() {
-    let operands = ["A", "scales of A", "B", "scales of B", "D", "counts of groups", "starts of groups"];
-    for (at, word) in operands.into_iter().enumerate() {
-        let needed = if at >= 5 { 8 } else { 16 };
-        let mut places = [0; 7];
+    for (at, word) in NAMES.into_iter().enumerate() {
+        let needed = [16, 16, 16, 16, 16, 8, 8, 4, 2][at];
+        let mut places = [0; OPERANDS];
         for place in [needed, needed / 2] {
             places[at] = place;
-            let found = check_places([512, 256, 400], 264, Some((4, 0)), [0; 7], places);
+            let found = check_places([512, 256, 400], 264, Some((4, 0)), Sm90Scales::Blocks, [0; OPERANDS], places);
             assert_eq!(found.is_ok(), place == needed, "{word} {place} bytes later: {found:?}");
             assert!(found.err().is_none_or(|error| error.starts_with(word)), "{word}");
         }
@@ -158,7 +196,39 @@ fn what_the_kernel_cannot_touch_is_refused() {
         ([256, 128, 128], 128, Some((3, 128)), "256 rows for 3 slots of 128"),
         ([256, 128, 128], 128, Some((2, 126)), "multiple of 4 rows"),
     ] {
-        let error = check(shape, stride, slots, [0; 7]).unwrap_err();
+        let error = check(shape, stride, slots, [0; OPERANDS]).unwrap_err();
         assert!(error.contains(words), "{shape:?}: {error}");
+    }
+}
+
+#[test]
+fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
+    let check =
+        |each, lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Outer { each }, lengths, places);
+    for each in [[true, true], [true, false], [false, true], [false, false]] {
+        check(each, [0; OPERANDS], [0; OPERANDS]).unwrap();
+        for at in [1, 3] {
+            let (mut lengths, mut places) = ([0; OPERANDS], [0; OPERANDS]);
+            lengths[at] = -1;
+            let error = check(each, lengths, places).unwrap_err();
+            assert!(error.starts_with(NAMES[at]) && error.contains("must be at least"), "{error}");
+            // Single numbers are read.
+            places[at] = 4;
+            check(each, [0; OPERANDS], places).unwrap();
+            places[at] = 2;
+            assert!(check(each, [0; OPERANDS], places).unwrap_err().contains("4-byte aligned"));
+        }
+    }
+    let outer = Sm90Scales::Outer { each: [true, true] };
+    let error = check_places([256, 128, 128], 128, Some((2, 128)), outer, [0; OPERANDS], [0; OPERANDS]).unwrap_err();
+    assert!(error.contains("groups of rows with other scales"), "{error}");
+    let check = |lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Vectors, lengths, places);
+    check([0; OPERANDS], [0; OPERANDS]).unwrap();
+    for at in [1, 3] {
+        let (mut lengths, mut places) = ([0; OPERANDS], [0; OPERANDS]);
+        lengths[at] = -1;
+        assert!(check(lengths, places).unwrap_err().contains("must be at least"));
+        places[at] = 8;
+        assert!(check([0; OPERANDS], places).unwrap_err().contains("16-byte aligned"));
     }
 }

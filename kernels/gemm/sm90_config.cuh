@@ -1,0 +1,88 @@
+// Configurations of the product for Hopper (sm90.cuh), its problem, and what is known of a tile.
+// Compiles under nvcc and NVRTC alike: no host code, no headers.
+#pragma once
+#include "base/types.cuh"
+
+// What a cluster of two blocks shares: nothing (no cluster), A (neighbours along n), or B (neighbours along m).
+constexpr u32 SHARE_NONE = 0;
+constexpr u32 SHARE_A = 1;
+constexpr u32 SHARE_B = 2;
+
+// What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, or 1x128 scales of both; or scales of rows or whole matrices, at the end.
+constexpr u32 SCALES_BLOCK = 0;
+constexpr u32 SCALES_OUTER = 1;
+constexpr u32 SCALES_VECTOR = 2;
+
+// How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory. FP32 goes through shared memory.
+constexpr u32 STORE_DIRECT = 0;
+constexpr u32 STORE_STAGED = 1;
+
+template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
+          u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
+          u32 SHARE_, u32 STAGES_,
+          u32 ATOM_,      // columns of one product: 64 or 128
+          u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
+          u32 UNROLL_,    // k-blocks of the loop's body
+          u32 STORE_,
+          u32 RESIDENT_,  // blocks on a multiprocessor
+          u32 SCALES_>
+struct Sm90Config {
+    static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
+    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_;
+    static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
+    static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
+    static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
+    static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
+    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : COLS;
+    static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
+    // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
+    static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
+    static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks
+    static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
+    static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
+    static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
+    static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
+    static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && WIDE % 64 == 0 && COLS <= 128, "a tile lies in one tile of scales");
+    static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+};
+
+// Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.
+struct Sm90Problem {
+    u32 m, n, k;            // rows of A in all groups
+    u32 raster;             // tiles along m that are walked before the next along n
+    const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
+    const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: of rows, `b_step` apart
+    u32 pitch_a, pitch_b;
+    void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
+    u64 stride_d;
+    // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
+    const i64* starts;
+    const i64* counts;
+    u32 groups, slot_rows;
+    u32 group_b, group_tiles;  // rows of B, and tiles of its scales along n, from one group to the next
+    // What follows the sums: see finish.cuh.
+    float alpha, beta;
+    u32 plain;  // beta is 0, and there is no bias, activation and residual
+    u32 d_type, activation, bias_type, residual_type;
+    u32 a_step, b_step;
+    u32 group_bias;        // numbers from the bias of a group to that of the next
+    const void* bias;      // [n], of each group; null: none
+    const void* residual;  // [m][n], rows `stride_residual` apart; null: none
+    u64 stride_residual;
+#ifdef SCALED_GEMM_STAMPS
+    u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
+#endif
+};
+
+struct Sm90Tile {
+    u32 row, col;  // of D
+    int rows;      // of the tile that belong to D; none where negative
+    u32 group;
+};
+
+// The sums of a warpgroup: waves of 64 rows, atoms of columns, and a thread's part of each.
+template <class C> using Sm90Sums = float[C::WAVES][C::ATOMS][C::ATOM / 2];
+
+#ifndef SCALED_GEMM_STAMPS
+static_assert(sizeof(Sm90Problem) == 152, "as src/gpu/kernels/sm90.rs has them");
+#endif

@@ -1,0 +1,311 @@
+// How the product for Hopper (sm90.cuh) finishes its sums and stores a tile of D.
+// Compiles under nvcc and NVRTC alike: no host code, no headers.
+#pragma once
+#include "gemm/finish.cuh"
+#include "gemm/pipeline.cuh"
+#include "gemm/sm90_config.cuh"
+
+// Two numbers in one word.
+template <class T> __device__ __forceinline__ u32 pack_pair(float lo, float hi);
+template <> __device__ __forceinline__ u32 pack_pair<Bf16>(float lo, float hi) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+template <> __device__ __forceinline__ u32 pack_pair<F16>(float lo, float hi) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+}
+
+// Word i of lane q of each four lanes becomes word q of lane i.
+__device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    u32 x = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[0] : w[1], 1), y = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[2] : w[3], 1);
+    if (odd) w[0] = x, w[2] = y;
+    else w[1] = x, w[3] = y;
+    x = __shfl_xor_sync(0xFFFFFFFFu, upper ? w[0] : w[2], 2), y = __shfl_xor_sync(0xFFFFFFFFu, upper ? w[1] : w[3], 2);
+    if (upper) w[0] = x, w[1] = y;
+    else w[2] = x, w[3] = y;
+}
+
+// From registers: each thread sixteen bytes of a row, four neighbours 64.
+template <class T, class C>
+__device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 first = tile.col + col + 8 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 32) {
+                u32 w[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
+                    w[i] = pack_pair<T>(pair[0], pair[1]);
+                }
+                transpose_words(w);
+                if ((int)at < tile.rows && first + c < p.n) *(uint4*)(to + c) = {w[0], w[1], w[2], w[3]};
+            }
+        }
+}
+
+// Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
+template <class T, class C>
+__device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
+    const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++) {
+        const u32 at = row + 64 * wave;
+        // A vote, for the compiler to know that all lanes go the same way.
+        if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
+#pragma unroll
+        for (u32 c = 0; c < C::WIDE; c += 64) {
+            __syncwarp();
+#pragma unroll
+            for (u32 q = 0; q < 4; q++) {
+                const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + 2 * q) * 4];
+                const u32 words[4] = {pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]), pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7])};
+                store_matrices(slab + place(in_row, 2 * q + in_chunk), words);
+            }
+            __syncwarp();
+            const u32 to_col = tile.col + col + c + 8 * chunk;
+#pragma unroll
+            for (u32 r = lane / 8; r < 16; r += 4) {
+                const uint4 v = shared_vector(slab + place(r, chunk));
+                if ((int)(at + r) < tile.rows && to_col < p.n) *(uint4*)((T*)p.d + (u64)(tile.row + at + r) * p.stride_d + to_col) = v;
+            }
+        }
+    }
+}
+
+// What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
+template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
+    const auto touch = [](const void* at) { asm volatile("{.reg .u32 unused; ld.global.u16 unused, [%0];}" ::"l"(at) : "memory"); };
+    if (C::SCALES == SCALES_OUTER) {
+        const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
+        if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
+        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.col + col + 4 * lane) * p.b_step);
+    }
+    if (p.bias && tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE)
+        touch((const char*)p.bias + (u64)(tile.group * p.group_bias + tile.col + col + 4 * lane) * (p.bias_type == 2 ? 4 : 2));
+    if (!p.residual && p.beta == 0.0f) return;
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++) {
+        const u32 at = row + 64 * wave + lane / 2;
+        if ((int)at >= tile.rows) continue;
+        const auto ask = [&](const void* matrix, u64 stride, u32 type) {
+            // Half of a row of the tile for each lane, in lines of 128 bytes.
+            const u32 size = type == 2 ? 4 : 2;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE / 2; c += 32)
+                if (to_col + c < p.n && (c % 64 == 0 || type == 2))
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)matrix + ((tile.row + at) * stride + to_col + c) * size));
+        };
+        if (p.residual) ask(p.residual, p.stride_residual, p.residual_type);
+        if (p.beta != 0.0f) ask(p.d, p.stride_d, 2);
+    }
+}
+
+// Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
+template <class C>
+__device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
+    const auto each = [&](const auto& change) {
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                    change(wave, c, half, pair[0], pair[1]);
+                }
+    };
+    if (p.alpha != 1.0f) each([&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+    if (C::SCALES == SCALES_OUTER) {
+        float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
+        const float* scales = p.scales_b + first;
+        const float one = *p.scales_b;
+#pragma unroll
+        for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                of_cols[c / 8][i] = one;
+                if (p.b_step && first + c < p.n) of_cols[c / 8][i] = scales[c + i];
+            }
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u32 r = at + 64 * wave + 8 * half;
+                of_rows[wave][half] = (int)r < tile.rows ? p.scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
+            }
+        each([&](u32 wave, u32 c, u32 half, float& x, float& y) {
+            x = __fmul_rn(__fmul_rn(x, of_rows[wave][half]), of_cols[c / 8][0]);
+            y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
+        });
+    }
+    // With an old value of D, which comes before it, the bias is added in the loop of sm90_finish.
+    if (p.plain || p.beta != 0.0f) return;
+    if (p.bias) {
+        float bias[C::WIDE / 8][2];
+        const auto load = [&](const auto* from) {
+            from += tile.group * p.group_bias + first;
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) bias[c / 8][i] = first + c < p.n ? to_float(from[c + i]) : 0.0f;
+        };
+        if (p.bias_type == 0) load((const Bf16*)p.bias);
+        else if (p.bias_type == 1) load((const F16*)p.bias);
+        else load((const float*)p.bias);
+        each([&](u32, u32 c, u32, float& x, float& y) { x = __fadd_rn(x, bias[c / 8][0]), y = __fadd_rn(y, bias[c / 8][1]); });
+    }
+}
+
+// A warp's slab as 16 rows by 32 columns of FP32, swizzled so that a phase of either access meets every bank once: each thread writes pairs
+// of rows lane / 4 and the eighth below, and reads four columns of rows lane / 8 and each fourth below.
+struct Sm90Slab {
+    u32 to[4], from;
+    __device__ __forceinline__ explicit Sm90Slab(u32 slab) {
+        const u32 lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) to[q] = slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
+        from = slab + lane / 8 * 128 + ((lane % 8) ^ (2 * (lane / 8) & 6)) * 16;
+    }
+    // Strip `i` of the sums: of each 32 columns all waves.
+    template <class C> __device__ __forceinline__ void write(const Sm90Sums<C>& sum, u32 i) const {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
+            shared_store_pair(to[q], v[0], v[1]);
+            shared_store_pair(to[q] + 1024, v[2], v[3]);
+        }
+    }
+    __device__ __forceinline__ void read(u32 row, float (&v)[4]) const {
+        const uint4 words = shared_vector(from + row * 128);
+        v[0] = __uint_as_float(words.x), v[1] = __uint_as_float(words.y), v[2] = __uint_as_float(words.z), v[3] = __uint_as_float(words.w);
+    }
+};
+
+// FP32, sixteen bytes of a row for each thread, eight neighbours 128.
+template <class C>
+__device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const Sm90Slab through(slab);
+    const u32 lane = threadIdx.x % 32, at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
+#pragma unroll
+    for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+        __syncwarp();
+        through.template write<C>(sum, i);
+        __syncwarp();
+#pragma unroll
+        for (u32 r = 0; r < 16; r += 4) {
+            float v[4];
+            through.read(r, v);
+            if ((int)(at + 64 * wave + r) < tile.rows && to_col + c < p.n)
+                *(float4*)((float*)p.d + (u64)(tile.row + at + 64 * wave + r) * p.stride_d + to_col + c) = {v[0], v[1], v[2], v[3]};
+        }
+    }
+}
+
+// With an old value of D, an activation or a residual: a loop, so that what they are exists once in the code, whichever part of the sums it is.
+template <class C>
+__device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    constexpr u32 STRIPS = C::WAVES * C::WIDE / 32;
+    const Sm90Slab through(slab);
+    const u32 lane = threadIdx.x % 32;
+    const bool adds = p.beta != 0.0f;
+    // Of a strip, four numbers of each of the thread's four rows: of D where its old value is added, else of the residual, if they are
+    // aligned. They are asked for a strip ahead.
+    const void* ahead = adds ? p.d : p.residual;
+    const u64 stride = adds ? p.stride_d : p.stride_residual;
+    const u32 type = adds ? 2 : p.residual_type;
+    if ((u64)ahead % (type == 2 ? 16 : 8)) ahead = nullptr;
+    const auto ask = [&](u32 step, uint4 (&words)[4]) {
+        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, c = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
+        if (!ahead || c >= p.n) return;
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            if ((int)(at + 4 * r) >= tile.rows) continue;
+            const u64 place = (tile.row + at + 4 * r) * stride + c;
+            if (type == 2) {
+                words[r] = *(const uint4*)((const float*)ahead + place);
+            } else {
+                const uint2 two = *(const uint2*)((const u16*)ahead + place);
+                words[r].x = two.x, words[r].y = two.y;
+            }
+        }
+    };
+    uint4 next[4] = {};
+    ask(0, next);
+#pragma unroll 1
+    for (u32 step = 0; step < STRIPS; step++) {
+        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
+        uint4 words[4];
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) words[r] = next[r];
+        if (step + 1 < STRIPS) ask(step + 1, next);
+        __syncwarp();
+#pragma unroll
+        for (u32 i = 0; i < STRIPS; i++)
+            // Registers have no numbers at run time.
+            if (i == step) through.template write<C>(sum, i);
+        __syncwarp();
+#pragma unroll 1
+        for (u32 r = 0; r < 4; r++) {
+            const uint4 of_row = r == 0 ? words[0] : r == 1 ? words[1] : r == 2 ? words[2] : words[3];
+            float v[4], other[4];
+            through.read(4 * r, v);
+            if (to_col >= p.n || (int)(at + 4 * r) >= tile.rows) continue;
+            const u32 to_row = tile.row + at + 4 * r;
+            if (type == 2) {
+                other[0] = __uint_as_float(of_row.x), other[1] = __uint_as_float(of_row.y);
+                other[2] = __uint_as_float(of_row.z), other[3] = __uint_as_float(of_row.w);
+            } else {
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) {
+                    const u16 bits = (u16)((c < 2 ? of_row.x : of_row.y) >> (c % 2 * 16));
+                    other[c] = type == 0 ? to_float(Bf16{bits}) : to_float(F16{bits});
+                }
+            }
+            if (adds) {
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, other[c]), v[c]);
+                if (p.bias) {
+                    float bias[4];
+                    load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
+                }
+            }
+            if (adds || !ahead) load_residual(p, to_row, to_col, other);
+            finish(p, other, v);
+            store_numbers(p.d, to_row * p.stride_d + to_col, p.d_type, v);
+        }
+    }
+}
+
+template <class T, class C>
+__device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (C::STORE == STORE_DIRECT) sm90_store_direct<T, C>(sum, p, tile, row, col);
+    else sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
+}
+
+// From sums to D: a warp's part of a tile.
+template <class C>
+__device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    sm90_finish_sums<C>(sum, p, tile, row, col);
+    if (!p.plain && (p.beta != 0.0f || p.activation || p.residual)) sm90_finish<C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
+    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
+}

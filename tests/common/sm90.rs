@@ -1,0 +1,66 @@
+//! What the suites of our product for sm_90 share: plans in a configuration, and checks of all of them.
+#![allow(dead_code)]
+
+use scaled_gemm::reference::Gelu;
+use scaled_gemm::{
+    Accumulation, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, KernelFamily, PlanOptions, Scheme,
+    Sm90Config, TuneRecord,
+};
+
+use crate::common::gemm::*;
+use crate::common::*;
+
+pub const E4M3: Fp8Format = Fp8Format::E4M3;
+pub const VEC: Scheme = Scheme::Fp8Group1x128(E4M3);
+pub const BLK: Scheme = Scheme::Fp8Group128x128(E4M3);
+/// 1x128 x 1x128.
+pub const VECTOR_PAIR: (Scheme, Scheme) = (VEC, VEC);
+pub const ROW_PAIR: (Scheme, Scheme) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3));
+pub const TENSOR_PAIR: (Scheme, Scheme) = (Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3));
+
+/// A handle on an sm_90.
+pub fn hopper() -> Option<Handle> {
+    let handle = handle()?;
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} is no sm_90", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
+/// A plan in this configuration, by way of a record.
+pub fn planned(handle: &Handle, desc: &GemmDesc, config: Sm90Config) -> GemmPlan {
+    let text = plan(handle, desc, Formulation::Sm90).record().unwrap().to_json().unwrap();
+    let (before, rest) = text.split_once("\"sm90\": \"").unwrap_or_else(|| panic!("no configuration in {text}"));
+    let (_, after) = rest.split_once('"').unwrap();
+    let record = TuneRecord::from_json(&format!("{before}\"sm90\": \"{config}\"{after}")).unwrap();
+    let plan = handle.plan_with(desc, &PlanOptions::default().with_record(record)).unwrap();
+    assert!(plan.explain().contains(&format!("algorithm: sm90 {config}, ")), "{}", plan.explain());
+    plan
+}
+
+/// Every configuration gives D within the bound, and all of them the same bits.
+pub fn check(handle: &Handle, rng: &mut Noise, shape: [usize; 3], pair: (Scheme, Scheme), case: Case) -> f64 {
+    let ops = Operands::new(handle, rng, shape, pair);
+    let extras = Extras::new(handle, rng, shape[0], shape[1], &[case.gap]);
+    check_operands(handle, &ops, &extras, case)
+}
+
+pub fn check_operands(handle: &Handle, ops: &Operands, extras: &Extras, case: Case) -> f64 {
+    let desc = case.desc(ops);
+    let bound = ops.sums(Accumulation::Precise).with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
+    let mut first = None;
+    let mut worst = 0f64;
+    for config in Sm90Config::ALL {
+        let mut plan = planned(handle, &desc, config);
+        assert_eq!(plan.finish(), Finish::Fused, "{}", plan.explain());
+        let stored = execute(handle, &mut plan, ops, extras, &case);
+        let found = bound.check(stored.values(ops, &case).view());
+        worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
+        let again = execute(handle, &mut plan, ops, extras, &case);
+        assert!(again == stored, "a second run differs\n{}", plan.explain());
+        let first = first.get_or_insert_with(|| stored.clone());
+        assert!(*first == stored, "{config} differs from {}\n{}", Sm90Config::ALL[0], plan.explain());
+    }
+    worst
+}
