@@ -1,5 +1,7 @@
 //! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
 
+use crate::epilogue::Activation;
+use crate::format::DType;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -7,7 +9,7 @@ use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::outline;
-use crate::gpu::gemm::small_m_rules;
+use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;
 
 /// The order in which to try formulations, and the words for why.
@@ -16,7 +18,8 @@ use crate::gpu::kernels::SmallMScales;
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
-/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]).
+/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]; [`sm90_rules::is_first_outer`] for scales of rows and
+/// matrices), unless it would go through the epilogue in a loop.
 ///
 /// Before all of them comes our product of few rows, where it serves the pair, stores D itself, and is faster ([`small_m_rules::is_first`]).
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
@@ -60,6 +63,16 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
+        PairKind::Fp8(ScaleLayout::Scalar, ScaleLayout::Scalar)
+            if available(desc, facts, Formulation::Sm90).is_ok()
+                && !loops(desc)
+                && outer_is_first(desc, [desc.m, desc.n, desc.k], facts.sm_count as usize) =>
+        {
+            let mut order = Formulation::ALL.to_vec();
+            order.retain(|f| *f != Formulation::Sm90);
+            order.insert(0, Formulation::Sm90);
+            return (order, OUTER_FIRST.to_string());
+        }
         PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
     if facts.cc != HOPPER {
@@ -89,8 +102,20 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         first(alternative);
     }
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
-    if alternative != Formulation::RepeatedScales || available(desc, facts, Formulation::Sm90).is_err() {
+    if available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
+    }
+    if loops(desc) {
+        return (order, format!("{words}; sm90 is not with such an epilogue (rule from an H200)"));
+    }
+    if alternative == Formulation::Rescaled {
+        return match outer_is_first(desc, mnk, sm_count) {
+            true => {
+                first(Formulation::Sm90);
+                (order, OUTER_FIRST.to_string())
+            }
+            false => (order, format!("{words}; sm90 is not (rule from an H200)")),
+        };
     }
     match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
         Some((true, at)) => {
@@ -100,6 +125,20 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
         None => (order, words),
     }
+}
+
+const OUTER_FIRST: &str = "faster than cuBLASLt's precise sums on a long k (rule from an H200)";
+
+/// Whether sm90 goes through the epilogue in a loop behind each tile: slower than what cuBLASLt fuses, and than it with a pass of our epilogue
+/// kernel (observed: H200, 2026-11-25, before what the loop reads was asked for ahead).
+fn loops(desc: &GemmDesc) -> bool {
+    desc.epilogue.activation != Activation::None
+        || desc.epilogue.residual.is_some()
+        || !matches!(desc.out, DType::Bf16 | DType::F16 | DType::F32)
+}
+
+fn outer_is_first(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
+    desc.accumulation == Accumulation::Precise && sm90_rules::is_first_outer(mnk, sm_count)
 }
 
 /// Whether the choice is for the alternative, and where that is known from.
@@ -114,8 +153,8 @@ fn said(choice: Choice) -> (bool, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epilogue::{Activation, Epilogue};
-    use crate::format::{DType, Fp8Format, Operand, Scheme};
+    use crate::epilogue::Epilogue;
+    use crate::format::{Fp8Format, Operand, Scheme};
     use crate::gpu::lt::quirks::Version;
 
     const F: Fp8Format = Fp8Format::E4M3;
@@ -178,27 +217,48 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
-        // Ours does every epilogue but codes, which are left to cuBLASLt.
+        // A bias and every type cost ours what they cost the library; activations and residuals more.
         let wide = desc(4096, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
         let with = |activation, bias| Epilogue { activation, bias, residual: None };
         for fused in [
             wide.with_epilogue(with(Activation::None, Some(DType::Bf16))),
-            wide.with_epilogue(with(Activation::Gelu, None)),
-            wide.with_epilogue(with(Activation::Relu, None)),
             GemmDesc { out: DType::F16, ..wide },
+            GemmDesc { out: DType::F32, ..wide },
+            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
             // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
             GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
         ] {
             let (order, words) = of(&fused);
             assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
-        let neither = GemmDesc { m: 500, n: 32768, k: 512, ..wide };
-        let neither = GemmDesc { a_stride: 512, out_stride: 32768, ..neither };
-        assert_eq!(of(&neither).0[0], Sm90);
-        let neither = neither.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() });
-        assert_eq!(of(&neither).0[0], Sm90, "{}", of(&neither).1);
+        for slower in [
+            wide.with_epilogue(with(Activation::Gelu, None)),
+            wide.with_epilogue(with(Activation::Relu, None)),
+            wide.with_epilogue(with(Activation::Silu, Some(DType::Bf16))),
+            wide.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() }),
+        ] {
+            let (order, words) = of(&slower);
+            assert_eq!(
+                (order[0], words.contains("sm90 is not with such an epilogue")),
+                (Native, true),
+                "{slower}: {words}"
+            );
+        }
+        // Scales of rows and matrices: precise sums alone.
+        let tensor = Scheme::Fp8Tensor(F);
+        for (a, b) in [(row, row), (tensor, tensor)] {
+            let fast = desc(4096, 4096, 7168, a, b);
+            let precise = fast.with_accumulation(Accumulation::Precise);
+            assert_eq!([of(&fast).0[0], of(&precise).0[0]], [Native, Sm90]);
+            assert!(of(&precise).1.contains("precise sums on a long k"));
+            let silu = precise.with_epilogue(with(Activation::Silu, None));
+            assert_ne!(of(&silu).0[0], Sm90);
+            assert_ne!(of(&desc(4096, 24576, 1536, a, b).with_accumulation(Accumulation::Precise)).0[0], Sm90);
+            let elsewhere = Facts { cc: (8, 9), ..H200 };
+            assert_ne!(preference_for_any_m(&precise, elsewhere).0[0], Sm90);
+        }
         assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);

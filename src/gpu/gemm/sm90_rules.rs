@@ -35,6 +35,22 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     all
 }
 
+/// Whether it is tried before cuBLASLt's precise products of scales of rows and matrices: on a long k, where several waves of large tiles are as
+/// full as the library's. Its fast sums are faster than ours nearly everywhere.
+///
+/// Observed (H200, 2026-11-25, `bench sm90`, precise sums, with pauses and back to back): 2 to 6 % faster at m = n = 4096, k = 7168 and at
+/// 4096 x 7168 x 16384, from equal to 6 % faster back to back; equal at one wave (m = 1024), up to 10 % slower on a short k.
+pub(crate) fn is_first_outer([m, n, k]: [usize; 3], sm_count: usize) -> bool {
+    let sm_count = sm_count.max(1);
+    // Of their waves, the part that tiles fill.
+    let fills = |rows: usize, cols: usize| {
+        let tiles = m.div_ceil(rows) * n.div_ceil(cols);
+        (tiles, tiles.next_multiple_of(sm_count))
+    };
+    let (ours, theirs) = (fills(256, 128), fills(128, 128));
+    k >= 4096 && ours.0 >= 2 * sm_count && ours.0 as u128 * theirs.1 as u128 >= theirs.0 as u128 * ours.1 as u128
+}
+
 /// How often the tiles of the configuration fill the GPU.
 pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) -> f32 {
     config.tile().tiles(m, n) as f32 / config.tile().blocks_at_once(sm_count) as f32
@@ -74,6 +90,17 @@ mod tests {
         assert_eq!(order(4, [8192, 4096, 7168], 132)[0], Tile256x128);
         // 64 of 16 rows: 456; 463 of 64x64-two (`grouped.md` of fea77ce).
         assert_eq!(order(64, [16, 4096, 7168], 132)[0], Tile64x128);
+    }
+
+    #[test]
+    fn scales_of_rows_and_matrices_are_for_long_k_and_full_waves() {
+        let first = |mnk| is_first_outer(mnk, 132);
+        assert!([[4096, 4096, 7168], [4096, 7168, 16384], [8192, 8192, 8192]].into_iter().all(first));
+        // One wave, a short k, and a last wave that the library's tiles fill better.
+        assert!(
+            ![[1024, 4096, 7168], [4096, 24576, 1536], [512, 7168, 2048], [4224, 4096, 7168]].into_iter().any(first)
+        );
+        assert!(is_first_outer([1 << 30, 1 << 30, 1 << 20], 0), "no number is too large, none divides by zero");
     }
 
     #[test]
