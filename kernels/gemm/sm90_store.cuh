@@ -113,22 +113,32 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     }
 }
 
+// `change(wave, column, half, x, y)` of every pair of sums. (NVRTC takes no generic lambda.)
+template <class C, class F> __device__ __forceinline__ void sm90_each(Sm90Sums<C>& sum, const F& change) {
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                change(wave, c, half, pair[0], pair[1]);
+            }
+}
+
+// The numbers of a bias that a thread's pairs need, from its first column on.
+template <class C, class T> __device__ __forceinline__ void sm90_load_bias(float (&bias)[C::WIDE / 8][2], const T* from, u32 first, u32 n) {
+#pragma unroll
+    for (u32 c = 0; c < C::WIDE; c += 8)
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) bias[c / 8][i] = first + c < n ? to_float(from[c + i]) : 0.0f;
+}
+
 // Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = threadIdx.x % 32, at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
-    const auto each = [&](const auto& change) {
-#pragma unroll
-        for (u32 wave = 0; wave < C::WAVES; wave++)
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 8)
-#pragma unroll
-                for (u32 half = 0; half < 2; half++) {
-                    float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
-                    change(wave, c, half, pair[0], pair[1]);
-                }
-    };
-    if (p.alpha != 1.0f) each([&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
+    if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
         const float* scales = p.scales_b + first;
@@ -147,7 +157,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
                 const u32 r = at + 64 * wave + 8 * half;
                 of_rows[wave][half] = (int)r < tile.rows ? p.scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
             }
-        each([&](u32 wave, u32 c, u32 half, float& x, float& y) {
+        sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
             x = __fmul_rn(__fmul_rn(x, of_rows[wave][half]), of_cols[c / 8][0]);
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
@@ -156,17 +166,11 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
     if (p.plain || p.beta != 0.0f) return;
     if (p.bias) {
         float bias[C::WIDE / 8][2];
-        const auto load = [&](const auto* from) {
-            from += tile.group * p.group_bias + first;
-#pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 8)
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) bias[c / 8][i] = first + c < p.n ? to_float(from[c + i]) : 0.0f;
-        };
-        if (p.bias_type == 0) load((const Bf16*)p.bias);
-        else if (p.bias_type == 1) load((const F16*)p.bias);
-        else load((const float*)p.bias);
-        each([&](u32, u32 c, u32, float& x, float& y) { x = __fadd_rn(x, bias[c / 8][0]), y = __fadd_rn(y, bias[c / 8][1]); });
+        const u32 start = tile.group * p.group_bias + first;
+        if (p.bias_type == 0) sm90_load_bias<C>(bias, (const Bf16*)p.bias + start, first, p.n);
+        else if (p.bias_type == 1) sm90_load_bias<C>(bias, (const F16*)p.bias + start, first, p.n);
+        else sm90_load_bias<C>(bias, (const float*)p.bias + start, first, p.n);
+        sm90_each<C>(sum, [&](u32, u32 c, u32, float& x, float& y) { x = __fadd_rn(x, bias[c / 8][0]), y = __fadd_rn(y, bias[c / 8][1]); });
     }
 }
 

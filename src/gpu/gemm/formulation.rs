@@ -26,7 +26,7 @@ pub enum Formulation {
     /// Operands with block scales as plain BF16 (or F16) numbers: codes times block scales are exact in them, so the product
     /// is the same sum. Second-level scales come in through alpha, or with our kernel.
     DequantizedBf16,
-    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, of rows or of
+    /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of
     /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
     /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
     /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it

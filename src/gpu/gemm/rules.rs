@@ -1,5 +1,6 @@
 //! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
 
+use crate::epilogue::Activation;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -7,7 +8,7 @@ use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::outline;
-use crate::gpu::gemm::small_m_rules;
+use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;
 
 /// The order in which to try formulations, and the words for why.
@@ -16,7 +17,8 @@ use crate::gpu::kernels::SmallMScales;
 /// by measurement at the shapes of published models, by a rule at others. Repeated scales run in smaller tiles than the
 /// native pair, and win while m is small or those tiles are few. A rescale costs some bytes an element of D, and wins while
 /// native row scales, whose one algorithm never splits k, leave multiprocessors idle on a long k, or while D is small beside B. Our own
-/// product for sm_90 is then held against the better of these ([`crate::gpu::gemm::measured_sm90`]).
+/// product for sm_90 is then held against the better of these: [`crate::gpu::gemm::measured_sm90`], unless its epilogue takes longer; rules of [`sm90_rules`] for
+/// scales of rows.
 ///
 /// Before all of them comes our product of few rows, where it serves the pair, stores D itself, and is faster ([`small_m_rules::is_first`]).
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
@@ -62,6 +64,12 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
+        PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Vec128) if gradients_are_ours(desc, facts) => {
+            let mut order = Formulation::ALL.to_vec();
+            order.retain(|f| *f != Formulation::Sm90);
+            order.insert(0, Formulation::Sm90);
+            return (order, "adds to D itself, where cuBLASLt needs a pass (rule from an H200)".to_string());
+        }
         PairKind::Fp8(..) => return all("cuBLASLt has one way"),
     };
     if facts.cc != HOPPER {
@@ -91,8 +99,24 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         first(alternative);
     }
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
-    if alternative != Formulation::RepeatedScales || available(desc, facts, Formulation::Sm90).is_err() {
+    if available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
+    }
+    let library = if wins { alternative } else { Formulation::Native };
+    let by_rule = match alternative {
+        Formulation::Rescaled => Some(rows_are_ours(desc, mnk, sm_count)),
+        _ if loops_longer(desc, library) => Some(false),
+        _ => None,
+    };
+    match by_rule {
+        Some(true) => {
+            first(Formulation::Sm90);
+            return (order, "faster than cuBLASLt's products, at such shapes (rule from an H200)".to_string());
+        }
+        Some(false) => {
+            return (order, format!("{words}; sm90 is not, with such an epilogue or shape (rule from an H200)"));
+        }
+        None => {}
     }
     match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
         Some((true, at)) => {
@@ -102,6 +126,35 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
         None => (order, words),
     }
+}
+
+/// Whether a way of cuBLASLt stores D, without a pass of our epilogue kernel.
+fn stores(desc: &GemmDesc, library: Formulation) -> bool {
+    [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok())
+}
+
+/// Whether sm90 is slower than this way of cuBLASLt because of the epilogue, which it goes through behind each tile: with an activation that the library
+/// fuses, and with a residual, also against a pass of our epilogue kernel (observed: H200, 2026-11-25, `bench sm90`).
+fn loops_longer(desc: &GemmDesc, library: Formulation) -> bool {
+    desc.epilogue.residual.is_some()
+        || (desc.epilogue.activation != Activation::None && stores(desc, library))
+        || outline(desc, Formulation::Sm90, Finish::Fused).is_err()
+}
+
+/// Of row scales.
+fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
+    let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
+    let fits = desc.epilogue.residual.is_none() && outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
+    fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
+}
+
+/// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
+/// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
+fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
+    desc.accumulate == Accumulate::Add
+        && !loops_longer(desc, Formulation::Native)
+        && available(desc, facts, Formulation::Sm90).is_ok()
+        && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
 }
 
 /// Whether the choice is for the alternative, and where that is known from.
@@ -116,7 +169,7 @@ fn said(choice: Choice) -> (bool, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epilogue::{Activation, Epilogue};
+    use crate::epilogue::Epilogue;
     use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::lt::quirks::Version;
     use crate::gpu::matrix::derived::KeptWeights;
@@ -181,27 +234,59 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
-        // Ours does every epilogue but codes, which are left to cuBLASLt.
+        // A bias and every type cost ours what they cost the library; activations and residuals more.
         let wide = desc(4096, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
         let with = |activation, bias| Epilogue { activation, bias, residual: None };
         for fused in [
             wide.with_epilogue(with(Activation::None, Some(DType::Bf16))),
-            wide.with_epilogue(with(Activation::Gelu, None)),
-            wide.with_epilogue(with(Activation::Relu, None)),
             GemmDesc { out: DType::F16, ..wide },
+            GemmDesc { out: DType::F32, ..wide },
+            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
+            wide.with_epilogue(with(Activation::Silu, Some(DType::F16))),
             // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
             GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
         ] {
             let (order, words) = of(&fused);
             assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
-        let neither = GemmDesc { m: 500, n: 32768, k: 512, ..wide };
-        let neither = GemmDesc { a_stride: 512, out_stride: 32768, ..neither };
-        assert_eq!(of(&neither).0[0], Sm90);
-        let neither = neither.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() });
-        assert_eq!(of(&neither).0[0], Sm90, "{}", of(&neither).1);
+        for slower in [
+            wide.with_epilogue(with(Activation::Gelu, None)),
+            wide.with_epilogue(with(Activation::Relu, None)),
+            wide.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() }),
+        ] {
+            let (order, words) = of(&slower);
+            assert_eq!(
+                (order[0], words.contains("sm90 is not, with such an epilogue")),
+                (Native, true),
+                "{slower}: {words}"
+            );
+        }
+        // Scales of rows: precise sums on a long k, and one round of small tiles whatever the sums. Scales of matrices are the library's.
+        let precise = |m, n, k, scheme| desc(m, n, k, scheme, scheme).with_accumulation(Accumulation::Precise);
+        let large = precise(4096, 4096, 7168, row);
+        assert_eq!(of(&large).0[0], Sm90);
+        assert!(of(&large).1.contains("rule from an H200"));
+        let silu = with(Activation::Silu, None);
+        for other in [
+            large.with_accumulation(Accumulation::Fast),
+            large.with_epilogue(silu),
+            precise(4096, 24576, 1536, row),
+            precise(4096, 4096, 7168, Scheme::Fp8Tensor(F)),
+        ] {
+            assert_ne!(of(&other).0[0], Sm90, "{other}");
+        }
+        let few = desc(128, 4096, 7168, row, row);
+        assert_eq!([few, few.with_epilogue(silu)].map(|desc| of(&desc).0[0]), [Sm90; 2]);
+        assert_ne!(of(&few.with_epilogue(Epilogue { residual: Some(DType::F16), ..silu })).0[0], Sm90);
+        assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
+        // Weight gradients: where they are added to.
+        let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
+        assert_eq!(of(&gradient).0[0], Native);
+        assert_eq!(of(&gradient.with_accumulate(Accumulate::Add)).0[0], Sm90);
+        let small = GemmDesc { out: DType::F32, ..precise(1024, 4096, 7168, vec) };
+        assert_eq!(of(&small.with_accumulate(Accumulate::Add)).0[0], Native);
         assert!(of(&desc(1, 4096, 7168, vec, blk)).1.contains("; sm90 is not, measured at this shape"));
         assert_eq!(first(1, 4096, 7168, blk, vec, H200), Native);
         assert_eq!(first(1, 4096, 7168, vec, blk, Facts { cc: (10, 0), ..other }), Native);

@@ -35,6 +35,37 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     all
 }
 
+/// Whether it is tried before cuBLASLt's two ways of row scales for few rows: where one round of 64 x 64 tiles is all, on a long k, which the native
+/// product does not split. Whatever the sums and the activation (H200, 2026-11-25, `bench sm90`: 12.9 us for 15.3 at 128 x 4096 x 7168, 16.0 for 19.7 at
+/// m = 256; not at 512).
+pub(crate) fn is_one_round([m, n, k]: [usize; 3], sm_count: usize) -> bool {
+    let tile = Sm90Config::Tile64x64Two.tile();
+    m > 64 && k >= 4096 && tile.tiles(m, n) <= tile.blocks_at_once(sm_count)
+}
+
+/// Several rounds of the largest tiles.
+pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
+    let tile = Sm90Config::Tile256x128.tile();
+    tile.tiles(m, n) >= 2 * tile.blocks_at_once(sm_count)
+}
+
+/// Whether it is tried before cuBLASLt's precise products of row scales: on a long k, where several rounds of large tiles are as full as the
+/// library's. Its fast sums are faster than ours there.
+///
+/// Observed (H200, 2026-11-25, `bench sm90`, with pauses and back to back): 3.7 and 1.4 % faster at m = n = 4096, k = 7168; 6.5 and 0 % at
+/// 4096 x 7168 x 16384; 1.8 % faster and 0.8 % slower at 8192 each way; equal at one round, up to 9 % slower on a short k. Of whole matrices the library's
+/// precise product is faster than of rows, and ours up to 3 % slower than it: there ours is for those who ask.
+pub(crate) fn is_first_of_rows(mnk: [usize; 3], sm_count: usize) -> bool {
+    let ([m, n, k], sm_count) = (mnk, sm_count.max(1));
+    // Of their waves, the part that tiles fill.
+    let fills = |rows: usize, cols: usize| {
+        let tiles = m.div_ceil(rows) * n.div_ceil(cols);
+        (tiles, tiles.next_multiple_of(sm_count))
+    };
+    let (ours, theirs) = (fills(256, 128), fills(128, 128));
+    k >= 4096 && has_rounds(mnk, sm_count) && ours.0 as u128 * theirs.1 as u128 >= theirs.0 as u128 * ours.1 as u128
+}
+
 /// How often the tiles of the configuration fill the GPU.
 pub(crate) fn waves(config: Sm90Config, [m, n, _]: [usize; 3], sm_count: usize) -> f32 {
     config.tile().tiles(m, n) as f32 / config.tile().blocks_at_once(sm_count) as f32
@@ -74,6 +105,21 @@ mod tests {
         assert_eq!(order(4, [8192, 4096, 7168], 132)[0], Tile256x128);
         // 64 of 16 rows: 456; 463 of 64x64-two (`grouped.md` of fea77ce).
         assert_eq!(order(64, [16, 4096, 7168], 132)[0], Tile64x128);
+    }
+
+    #[test]
+    fn scales_of_rows_are_for_long_k_and_full_waves() {
+        let first = |mnk| is_first_of_rows(mnk, 132);
+        assert!([[4096, 4096, 7168], [4096, 7168, 16384], [8192, 8192, 8192]].into_iter().all(first));
+        // One round, a short k, and a last wave that the library's tiles fill better.
+        assert!(
+            ![[1024, 4096, 7168], [4096, 24576, 1536], [512, 7168, 2048], [4096, 2112, 7168]].into_iter().any(first)
+        );
+        assert!(is_first_of_rows([1 << 30, 1 << 30, 1 << 20], 0), "no number is too large, none divides by zero");
+        let round = |mnk| is_one_round(mnk, 132);
+        assert!(round([128, 4096, 7168]) && round([256, 4096, 7168]));
+        assert!(![[512, 4096, 7168], [64, 4096, 7168], [128, 4096, 2048], [128, 24576, 7168]].into_iter().any(round));
+        assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
     }
 
     #[test]
