@@ -5,8 +5,8 @@ use scaled_gemm::checkpoint::PlainRows;
 use scaled_gemm::reference::{ClampCounts, RmsNorm, Swiglu};
 use scaled_gemm::{
     CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
-    DeviceBytes, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe,
-    Result, RmsNormArgs, RowIndex, SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
+    DeviceBytes, GivenScale, Handle, HostCastMatrix, HostQuantMatrix, MatMut, MatRef, QuantMatrix, Recipe, Result,
+    RmsNormArgs, RowIndex, SourceActivation, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 use super::sources::{GatedInput, Gradients, HostSource, HostValues, NormCast, Part, Sources, Wide};

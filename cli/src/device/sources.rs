@@ -2,9 +2,7 @@
 
 use ndarray::Array2;
 use scaled_gemm::reference::{self, CastInput, ClampCounts, RmsNorm, RmsNormed, Swiglu};
-use scaled_gemm::{
-    CastRecipe, CastScheme, DType, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result,
-};
+use scaled_gemm::{CastRecipe, CastScheme, DType, GivenScale, HostCastMatrix, HostQuantMatrix, Recipe, Result};
 
 use crate::quantizers::Function;
 
