@@ -195,7 +195,8 @@ template <class C> struct SmallME2m1 {
             for (u32 j = 0; j < 4; j++) {
                 const u32 picked = __byte_perm(word(scale, j), 0, pick);
                 if constexpr (C::NVFP4) {
-                    block_scales(Number(), picked, by[j]);
+                    // Block scales have no sign: that bit counts as nothing, as in `decode_block_scale` of src/format/codec.rs.
+                    block_scales(Number(), picked & 0x7F7F, by[j]);
                 } else {
                     by[j][0] = power_scale(picked);
                     by[j][1] = by[j][0];

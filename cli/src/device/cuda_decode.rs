@@ -42,7 +42,8 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
     let mut ways: Vec<_> = plans.iter().map(name).zip(us[2..].iter().copied()).collect();
     let error = cuda.error_of(&mut plans[0], &mut sets)?;
-    let weight_bytes = sets.b[0].codes().len() + sets.b[0].scales().len();
+    let b = &sets.b[0];
+    let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
     if plans.iter().any(|plan| plan.formulation() == Formulation::DequantizedBf16) {
         for b in &sets.b {
             b.keep_dequantized(&cuda.handle, kept_dtype(pair.a.operand(), out))?;
