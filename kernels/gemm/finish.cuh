@@ -3,7 +3,7 @@
 //
 // The problem P of a kernel has: alpha, beta (0: D is not read; else D is FP32), bias (bias_type; null: none), activation, residual
 // (residual_type, rows stride_residual apart; null: none), d (d_type, rows stride_d apart), and where OUTER says that scales of rows or whole
-// matrices are still to be multiplied, scales_a, a_step, scales_b, b_step: elements from the scale of a row to the next, 0 for one number.
+// matrices are still to be multiplied, scales_a, a_step, scales_b, b_step (null: none): elements from the scale of a row to the next, 0 for one number.
 // Compiles under nvcc and NVRTC alike: no host code, no headers.
 #pragma once
 #include "base/activation.cuh"
@@ -53,7 +53,9 @@ template <u32 N> __device__ __forceinline__ void store_numbers(void* p, u64 at, 
 // What a sum becomes before its activation: alpha, scales, D's old value, bias. `bias_at`: the column's place in `bias`.
 template <bool OUTER, class P> __device__ __forceinline__ float finish_sum(const P& p, u32 row, u32 col, u32 bias_at, float sum) {
     float v = __fmul_rn(p.alpha, sum);
-    if (OUTER) v = __fmul_rn(__fmul_rn(v, p.scales_a[(u64)row * p.a_step]), p.scales_b[(u64)col * p.b_step]);
+    // One after the other: the product of two outer scales may be out of range.
+    if (OUTER && p.scales_a) v = __fmul_rn(v, p.scales_a[(u64)row * p.a_step]);
+    if (OUTER && p.scales_b) v = __fmul_rn(v, p.scales_b[(u64)col * p.b_step]);
     if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[row * p.stride_d + col]), v);
     if (p.bias) {
         float bias[1];

@@ -298,25 +298,19 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
         const u32 token = o / rows, r = o % rows, of_block = rank * rows + r;
         const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
         if (col >= p.n) continue;
-        float v = 0.0f;
+        float v[1] = {0.0f}, residual[1];
         // Parts are a multiple of four: those are asked for together.
         for (u32 s = 0; s < parts; s += 4) {
             float each[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) each[i] = shared_float(base + (((s + i) * rows + r) * TOKENS + token) * 4);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) v = __fadd_rn(v, each[i]);
+            for (u32 i = 0; i < 4; i++) v[0] = __fadd_rn(v[0], each[i]);
         }
-        if (C::NVFP4) v = __fmul_rn(Unit<typename C::Number>::NVFP4, v);
-        v = __fmul_rn(p.alpha, v);
-        // One after the other: the product of two outer scales may be out of range.
-        if (p.scales_a) v = __fmul_rn(v, p.scales_a[token * p.a_step]);
-        if (p.scales_b) v = __fmul_rn(v, p.scales_b[col * p.b_step]);
-        const u64 at = token * p.stride_d + col;
-        if (p.beta != 0.0f) v = __fadd_rn(__fmul_rn(p.beta, ((const float*)p.d)[at]), v);
-        if (p.bias) v = __fadd_rn(v, number(p.bias, col, p.bias_type));
-        if (p.activation) v = activate(p.activation, v);
-        if (p.residual) v = __fadd_rn(v, number(p.residual, token * p.stride_residual + col, p.residual_type));
-        store_number(p.d, at, p.d_type, v);
+        if (C::NVFP4) v[0] = __fmul_rn(Unit<typename C::Number>::NVFP4, v[0]);
+        load_residual(p, token, col, residual);
+        v[0] = finish_sum<true>(p, token, col, col, v[0]);
+        finish(p, residual, v);
+        store_numbers(p.d, token * p.stride_d + col, p.d_type, v);
     }
 }
