@@ -102,7 +102,7 @@ case $what in
                     gpu_small_m | gpu_small_m_e2m1) tests=(each_kernel_once not_a_number graphs refus) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;
-                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms unaligned gathered given_scales refus) ;;
+                    gpu_cast | gpu_producers | gpu_produced_targets | gpu_fused) tests=(each_kernel_once each_activation_once many_rows large requantizing norms gradients unaligned gathered given_scales refus) ;;
                     # There the driver refuses a wait, as it should, which the tool counts as an error.
                     gpu_foreign_captures) tests=(--skip a_capture_that_its_closure_replaces --skip a_capture_that_cudarc_breaks) ;;
                     # Under a tool the host's time is not what it is.

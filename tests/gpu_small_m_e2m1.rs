@@ -204,8 +204,11 @@ fn every_code_and_block_scale() {
     for b in [NV, MX4] {
         let width = if b == NV { 16 } else { 32 };
         let codes: Vec<u8> = (0..n * k / 2).map(|i| (i * 37 + i / 5) as u8).collect();
-        // NVFP4 has no sign in a scale, and NaN at 127; MXFP4 up to 2^123, so that sums stay numbers.
-        let byte = |i: usize| (i % if b == NV { 127 } else { 251 }) as u8;
+        // NVFP4: the sign bit of a scale counts as nothing, NaN is at 127 and 255; MXFP4 up to 2^123, so that sums stay numbers.
+        let byte = |i: usize| match b {
+            NV => (i % 254 + usize::from(i % 254 >= 127)) as u8,
+            _ => (i % 251) as u8,
+        };
         let scales: Vec<u8> = (0..n * k / width).map(|i| byte(i + i / 97)).collect();
         let outer = if b == NV { vec![0.5] } else { Vec::new() };
         let host_b = HostQuantMatrix::from_block_logical(b, n, k, codes, &outer, &scales).unwrap();
