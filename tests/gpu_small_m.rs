@@ -251,7 +251,7 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
             ask(desc(7, pair)),
             &[
                 "small-m",
-                "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, fp8",
+                "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row",
                 "fp8-row:e4m3 and fp8-tensor:e4m3",
                 "supports",
             ],
