@@ -5,6 +5,8 @@
 #[path = "common/cast.rs"]
 mod cast;
 mod common;
+#[path = "common/strided.rs"]
+mod strided;
 
 use cast::*;
 use common::*;
@@ -16,68 +18,7 @@ use scaled_gemm::{
     MatRef, MxScaleRule, Mxfp8Recipe, QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto,
     SwigluSource, VecRef,
 };
-
-/// A matrix on both sides, rows so many elements apart, NaN between them.
-struct Both {
-    values: Array2<f32>,
-    dtype: DType,
-    data: DeviceBuffer,
-    stride: usize,
-}
-
-impl Both {
-    fn new(handle: &Handle, dtype: DType, stride: usize, values: Array2<f32>) -> Self {
-        let values = values.mapv(|v| round_to(dtype, v));
-        let (rows, cols) = values.dim();
-        let apart = Array2::from_shape_fn((rows, stride), |(i, j)| if j < cols { values[(i, j)] } else { f32::NAN });
-        Self { data: handle.upload(&bytes_of(dtype, &apart)).unwrap(), values, dtype, stride }
-    }
-
-    fn matrix(&self) -> MatRef<'_> {
-        let (rows, cols) = self.values.dim();
-        MatRef::new(&self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
-    }
-
-    fn matrix_mut(&mut self) -> MatMut<'_> {
-        let (rows, cols) = self.values.dim();
-        MatMut::new(&mut self.data, self.dtype, rows, cols).unwrap().with_row_stride(self.stride).unwrap()
-    }
-
-    /// What lies on the device, without what lies between rows, which must be NaN still.
-    fn read(&self, handle: &Handle) -> Array2<f32> {
-        let (rows, cols) = self.values.dim();
-        let all = values_of(self.dtype, &handle.read_bytes(&self.data.view()).unwrap());
-        let all = Array2::from_shape_vec((rows, self.stride), all).unwrap();
-        assert!(all.slice(ndarray::s![.., cols..]).iter().all(|v| v.is_nan()), "what lies between rows was written");
-        all.slice(ndarray::s![.., ..cols]).to_owned()
-    }
-}
-
-/// The values of a matrix as they lie on the device, with `between` rows.
-fn apart_by(of: &Both, between: f32) -> Array2<f32> {
-    let (rows, cols) = of.values.dim();
-    Array2::from_shape_fn((rows, of.stride), |(i, j)| if j < cols { of.values[(i, j)] } else { between })
-}
-
-/// Numbers of many sizes, some special ones among them where they are wanted.
-fn numbers(rng: &mut Noise, (rows, cols): (usize, usize), specials: bool) -> Array2<f32> {
-    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 10.0, -10.0, 88.5, -104.5, 3e38, 1e-40];
-    Array2::from_shape_fn((rows, cols), |(i, _)| match rng.bits() % 509 {
-        k @ 0..=9 if specials && i % 3 == 0 => special[k as usize],
-        _ => rng.normal() * [1.0, 6.0, 0.01][i % 3],
-    })
-}
-
-/// Equal bits, or NaN on both sides.
-#[track_caller]
-fn same<'a>(got: impl IntoIterator<Item = &'a f32>, want: impl IntoIterator<Item = &'a f32>, what: &str) {
-    let (got, want): (Vec<_>, Vec<_>) = (got.into_iter().collect(), want.into_iter().collect());
-    assert_eq!(got.len(), want.len(), "{what}");
-    let bad = got.iter().zip(&want).position(|(a, b)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan()));
-    if let Some(at) = bad {
-        panic!("{what}: element {at} is {:e}, must be {:e}", got[at], want[at]);
-    }
-}
+use strided::*;
 
 fn along_rows() -> Vec<CastRecipe> {
     let mut all = Vec::new();
@@ -90,10 +31,6 @@ fn along_rows() -> Vec<CastRecipe> {
         }
     }
     all
-}
-
-fn floats(handle: &Handle, buffer: &DeviceBuffer) -> Vec<f32> {
-    handle.read::<f32>(&buffer.view()).unwrap()
 }
 
 /// Every way to call a norm, compared with the reference.
@@ -442,30 +379,50 @@ fn gradients_for_products() {
         let codes = reference::cast(&finite.view().into(), codes).unwrap();
         let coded = CastMatrix::from_host(&handle, &codes).unwrap();
         let (matrix, gradient) = (x.matrix(), g.matrix());
-        for (read, from_codes) in [(x.values.clone(), false), (reference::cast_back(&codes, DType::F32), true)] {
-            let want = reference::swiglu_backward(read.view(), g.values.view(), &Swiglu::default()).unwrap();
+        let weights: Vec<f32> = (0..rows).map(|_| rng.uniform() + 0.25).collect();
+        let experts: Vec<i32> = (0..rows).map(|i| if i % 7 == 3 { -1 } else { (i % 5) as i32 }).collect();
+        let words: Vec<u32> = experts.iter().map(|e| e.cast_unsigned()).collect();
+        let (weights_there, experts_there) = (handle.upload(&weights).unwrap(), handle.upload(&words).unwrap());
+        let back = reference::cast_back(&codes, DType::F32);
+        for (from_codes, all) in [(false, false), (false, true), (true, false), (true, true)] {
+            let read = if from_codes { &back } else { &x.values };
+            let options = match all {
+                true => Swiglu { clamp: Some(10.0), weights: Some(&weights), experts: Some(&experts) },
+                false => Swiglu::default(),
+            };
+            let want = reference::swiglu_backward(read.view(), g.values.view(), &options).unwrap();
             for recipe in recipes.iter().filter(|r| half % 128 == 0 || matches!(r.scheme(), Scheme::Mxfp8(_))) {
-                let context = format!("{rows} x {half} {dtype}, from codes {from_codes}, to {recipe:?}");
+                let context = format!("{rows} x {half} {dtype}, from codes {from_codes}, options {all}, to {recipe:?}");
                 let want_x = reference::quantize(want.x.view(), DType::F32, *recipe).unwrap();
                 let mut got = match recipe {
                     Recipe::Fp8(_) => QuantMatrix::zeros(&handle, recipe.scheme(), rows, 2 * half).unwrap(),
                     _ => poisoned_matrix(&handle, recipe.scheme(), rows, 2 * half),
                 };
                 let mut wide = Both::new(&handle, DType::Bf16, 2 * half, Array2::ones((rows, 2 * half)));
+                let mut out = Both::new(&handle, DType::Bf16, half + 8, Array2::ones((rows, half)));
                 let mut dw = handle.alloc(4 * rows).unwrap();
                 let forward = match from_codes {
                     true => SwigluSource::of_codes(&coded).unwrap(),
                     false => SwigluSource::new(&matrix).unwrap(),
                 };
+                let forward = match all {
+                    true => {
+                        let weights = VecRef::new(&weights_there, DType::F32, rows).unwrap();
+                        let clamped = forward.with_clamp(10.0).unwrap();
+                        clamped.with_weights(weights).unwrap().with_experts(&experts_there).unwrap()
+                    }
+                    false => forward,
+                };
                 let into = SwigluGradientsInto {
                     x: Some((*recipe, &mut got).into()),
                     x_bf16: Some(wide.matrix_mut()),
+                    out: Some(out.matrix_mut()),
                     weights: Some((&mut dw).into()),
-                    ..Default::default()
                 };
                 handle.swiglu_backward(forward, &gradient, into).unwrap();
                 assert_device_bits(&handle, &got, &want_x, &context);
                 same(&wide.read(&handle), &want.x.mapv(|v| round_to(DType::Bf16, v)), &context);
+                same(&out.read(&handle), &want.out, &format!("{context}: forward pass again"));
                 same(&floats(&handle, &dw), &want.weights, &context);
             }
         }
@@ -511,6 +468,53 @@ fn captured() {
         let want = reference::swiglu_backward(x.values.view(), gradient.values.view(), &Swiglu::default()).unwrap();
         assert_cast(&handle, &dx, &reference::cast(&want.x.view().into(), recipe).unwrap(), "captured gradients");
     }
+}
+
+/// What is refused has added nothing to a residual in place, also where two launches were to follow.
+#[test]
+fn refused_norms_leave_the_residual() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(988);
+    let (rows, cols) = (16, 128);
+    let x = Both::new(&handle, DType::Bf16, cols, numbers(&mut rng, (rows, cols), false));
+    let mut residual = Both::new(&handle, DType::Bf16, cols, numbers(&mut rng, (rows, cols), false));
+    let there = handle.upload(&vec![1.0f32; cols]).unwrap();
+    let [mut factors, mut small] = [4 * rows, 3].map(|bytes| handle.alloc(bytes).unwrap());
+    let number = handle.upload(&[3.5f32]).unwrap();
+    let matrix = x.matrix();
+    let mut refused = |what: &str, words: &[&str], call: &mut dyn FnMut(RmsNormArgs<'_>) -> scaled_gemm::Result<()>| {
+        let weight = VecRef::new(&there, DType::F32, cols).unwrap();
+        let norm = RmsNormArgs::new(&matrix, weight, 1e-6).unwrap().with_rstd(&mut factors).unwrap();
+        let said = call(norm.with_updated_residual(residual.matrix_mut()).unwrap()).unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{what}: {said:?} lacks one of {words:?}");
+        same(&residual.read(&handle), &residual.values, &format!("the residual after a refusal: {what}"));
+    };
+    let (fp8, nvfp4) = (Scheme::Fp8Tensor(Fp8Format::E4M3), Recipe::new(Scheme::Nvfp4));
+    let [mut tensor, mut blocks] =
+        [fp8, nvfp4.scheme()].map(|scheme| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap());
+    refused("an amax of 3 bytes", &["amax", "3 bytes"], &mut |norm| {
+        let given = GivenScale::Encode(DeviceBytes::from(&number));
+        let amax = Some(&mut (&mut small).into());
+        handle.quantize_source_tensor_into(norm, Fp8Format::E4M3, &given, &mut tensor, amax)
+    });
+    let of_three = || GivenScale::Amax(DeviceBytes::from(&small));
+    refused("a second level of 3 bytes", &["3 bytes"], &mut |norm| {
+        handle.quantize_source_nvfp4_into(norm, nvfp4, &of_three(), &mut blocks)
+    });
+    refused("an encode factor of 3 bytes", &["3 bytes"], &mut |norm| {
+        let given = GivenScale::Encode(DeviceBytes::from(&small));
+        handle.quantize_source_tensor_into(norm, Fp8Format::E4M3, &given, &mut tensor, None)
+    });
+    refused("a scale given as an amax", &["amax"], &mut |norm| {
+        let given = GivenScale::Amax(DeviceBytes::from(&number));
+        handle.quantize_source_tensor_into(norm, Fp8Format::E4M3, &given, &mut tensor, None)
+    });
+    let tile = CastScheme::new(CodeFormat::E4M3, CastGroup::Tile32x32).unwrap();
+    let mut short = CastMatrix::zeros(&handle, tile, rows - 1, cols).unwrap();
+    refused("a target of fewer rows", &["15 x 128", "16 x 128"], &mut |norm| {
+        handle.rms_norm_cast_into(norm, CastRecipe::new(tile), &mut short)
+    });
+    handle.synchronize().unwrap();
 }
 
 #[test]

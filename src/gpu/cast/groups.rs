@@ -102,27 +102,27 @@ impl Handle {
         to: &CastTo<'_>,
     ) -> Result<()> {
         let whole = source.index.is_none() && part == CastPart::Both && along_rows(recipe.scheme());
-        let cast = |from: &CastFrom<'_>| self.kernels().cast(self.queue(), from, recipe, part, to);
-        self.with_source_or_norm(source, order, whole.then_some((recipe, to)), cast)
+        let ready = |from: &CastFrom<'_>| self.kernels().cast(self.queue(), from, recipe, part, to);
+        self.with_source_or_norm(source, order, whole.then_some((recipe, to)), ready)
     }
 
-    /// Calls `enqueue` with the source as the kernels take it.
-    pub(super) fn with_source<'q>(
+    /// Calls `ready` with the source as the kernels take it, and the launch that it returns.
+    pub(super) fn with_source<'q, L: FnOnce() -> Result<()>>(
         &self,
         source: &'q mut CastSource<'_>,
         order: &Order<'q>,
-        enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
+        ready: impl FnOnce(&CastFrom<'_>) -> Result<L>,
     ) -> Result<()> {
-        self.with_source_or_norm(source, order, None, enqueue)
+        self.with_source_or_norm(source, order, None, ready)
     }
 
     /// The same, but for a norm if its cast `at_once` is given: that is enqueued then.
-    fn with_source_or_norm<'q>(
+    fn with_source_or_norm<'q, L: FnOnce() -> Result<()>>(
         &self,
         source: &'q mut CastSource<'_>,
         order: &Order<'q>,
         at_once: Option<(CastRecipe, &CastTo<'_>)>,
-        enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
+        ready: impl FnOnce(&CastFrom<'_>) -> Result<L>,
     ) -> Result<()> {
         let (rows, cols) = (source.matrix_rows(), source.cols());
         let index = source.index.map(|index| index.read(order)).transpose()?;
@@ -131,12 +131,12 @@ impl Handle {
             Values::Plain(x) => {
                 let span = x.data().at(order)?;
                 let values = CastValues::Plain { dtype: x.dtype(), row_stride: x.row_stride() };
-                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+                ready(&CastFrom { x: &span, values, rows, cols, index })?()
             }
             Values::Coded(q) => {
                 let [codes, scales] = q.read(order)?;
                 let values = CastValues::Coded { scheme: q.scheme(), scales: &scales };
-                enqueue(&CastFrom { x: &codes, values, rows, cols, index })
+                ready(&CastFrom { x: &codes, values, rows, cols, index })?()
             }
             Values::Activated(x, activation) => {
                 let span = x.data().at(order)?;
@@ -147,7 +147,7 @@ impl Handle {
                 };
                 let producer = ProducerCall { kind, ..ProducerCall::default() };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
-                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+                ready(&CastFrom { x: &span, values, rows, cols, index })?()
             }
             Values::Normed { x, rstd, weight } => {
                 let (span, rstd) = (x.data().at(order)?, rstd.data().at(order)?);
@@ -159,11 +159,11 @@ impl Handle {
                     ..ProducerCall::default()
                 };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
-                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+                ready(&CastFrom { x: &span, values, rows, cols, index })?()
             }
             Values::Norm(norm) => match at_once {
                 Some(cast) => self.norm_at_once(norm, order, cast),
-                None => self.with_normed(norm, order, index, enqueue),
+                None => self.with_normed(norm, order, index, ready),
             },
             Values::Swiglu(SwigluSource { x: GatedInput::Coded(q), .. }) => Err(coded_forward(q)),
             Values::Swiglu(SwigluSource { x: GatedInput::Plain(x), clamp, weights, experts, counts }) => {
@@ -180,7 +180,7 @@ impl Handle {
                     ..ProducerCall::default()
                 };
                 let values = CastValues::Produced { dtype: x.dtype(), row_stride: x.row_stride(), producer };
-                enqueue(&CastFrom { x: &span, values, rows, cols, index })
+                ready(&CastFrom { x: &span, values, rows, cols, index })?()
             }
         }
     }

@@ -108,7 +108,8 @@ impl<'a> RmsNormArgs<'a> {
 impl Handle {
     /// [`Handle::cast_into`] of a norm: in one pass along rows, in groups of 16 to 128 columns or whole rows; in two launches to tiles and channels, the
     /// second of which reads the factors of rows, [`RmsNormArgs::with_rstd`]. Allocates nothing and waits for nothing: safe inside graph capture, once the
-    /// kernels are loaded ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily)).
+    /// kernels are loaded ([`Handle::load_kernels`]: [`KernelFamily::Fused`](crate::KernelFamily), and for two launches `Cast`, which [`CastMatrix::zeros`]
+    /// loads). What is refused has written nothing: a residual in place is what it was.
     ///
     /// # Errors
     /// [`Error::Shape`] if the target has another shape, or overlaps what is read; [`Error::Unsupported`] if it has another scheme than the
@@ -147,7 +148,7 @@ impl Handle {
         }
         let mut norm = norm;
         let order = self.queue().order();
-        self.with_norm(&mut norm, &order, None, |_, _| Ok(()))
+        self.with_norm(&mut norm, &order, None, |_, _| Ok(nothing_more))
     }
 
     /// A norm cast in the pass that finds its factors: to what lies along rows.
@@ -157,16 +158,17 @@ impl Handle {
         order: &Order<'q>,
         cast: (CastRecipe, &CastTo<'_>),
     ) -> Result<()> {
-        self.with_norm(norm, order, Some(cast), |_, _| Ok(()))
+        self.with_norm(norm, order, Some(cast), |_, _| Ok(nothing_more))
     }
 
-    /// A norm whose values another launch computes again, by the factors of rows: calls `enqueue` with them as a source.
-    pub(super) fn with_normed<'q>(
+    /// A norm whose values another launch computes again, by the factors of rows: calls `ready` with them as a source, and the launch that it returns after
+    /// the norm's.
+    pub(super) fn with_normed<'q, L: FnOnce() -> Result<()>>(
         &self,
         norm: &'q mut RmsNormArgs<'_>,
         order: &Order<'q>,
         index: Option<&Span<'_>>,
-        enqueue: impl FnOnce(&CastFrom<'_>) -> Result<()>,
+        ready: impl FnOnce(&CastFrom<'_>) -> Result<L>,
     ) -> Result<()> {
         if norm.rstd.is_none() {
             return Err(Error::unsupported(
@@ -177,17 +179,18 @@ impl Handle {
         }
         let (dtype, rows, cols) = (norm.x.dtype(), norm.x.rows(), norm.x.cols());
         self.with_norm(norm, order, None, |(x, row_stride), producer| {
-            enqueue(&CastFrom { x, values: CastValues::Produced { dtype, row_stride, producer }, rows, cols, index })
+            ready(&CastFrom { x, values: CastValues::Produced { dtype, row_stride, producer }, rows, cols, index })
         })
     }
 
-    /// Enqueues a norm, cast or only with what is written beside; then `more` with what its values are computed of: x or the sum, by rows and columns.
-    fn with_norm<'q>(
+    /// Enqueues a norm, cast or only with what is written beside; then the launch that `more` returns for what its values are computed of: x or the sum, by
+    /// rows and columns. `more` comes before the norm's launch: what it refuses must not have added to a residual.
+    fn with_norm<'q, L: FnOnce() -> Result<()>>(
         &self,
         norm: &'q mut RmsNormArgs<'_>,
         order: &Order<'q>,
         cast: Option<(CastRecipe, &CastTo<'_>)>,
-        more: impl FnOnce(Strided<'_>, ProducerCall<'_>) -> Result<()>,
+        more: impl FnOnce(Strided<'_>, ProducerCall<'_>) -> Result<L>,
     ) -> Result<()> {
         let RmsNormArgs { x, weight, epsilon, residual, rstd } = norm;
         let (x_span, weight_span) = (x.data().at(order)?, weight.data().at(order)?);
@@ -206,14 +209,15 @@ impl Handle {
                 epsilon: *epsilon,
                 rstd: rstd.as_ref(),
             };
-            self.kernels().rms_norm(self.queue(), &call, cast)?;
             let producer = ProducerCall {
                 kind: ProducerKind::Normed,
                 weights: rstd.as_ref(),
                 columns: Some(weight),
                 ..ProducerCall::default()
             };
-            more(sum.unwrap_or(plain), producer)
+            let launch = more(sum.unwrap_or(plain), producer)?;
+            self.kernels().rms_norm(self.queue(), &call, cast)?;
+            launch()
         };
         match residual {
             Residual::None => enqueue(None, None),
@@ -231,6 +235,10 @@ impl Handle {
             }
         }
     }
+}
+
+fn nothing_more() -> Result<()> {
+    Ok(())
 }
 
 /// Whether a row's groups are its own, so that a block that reads the row writes them.

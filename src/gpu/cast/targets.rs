@@ -58,13 +58,17 @@ impl Handle {
             let rows = out.rows();
             let spans = out.write(&order)?;
             let (stream, kernels, to) = (self.queue(), self.kernels(), output(&spans));
-            self.with_source(&mut source, &order, |from| match recipe {
-                Recipe::Nvfp4(recipe) => kernels.quantize_produced_nvfp4(stream, from, recipe, None, rows, &to),
+            match recipe {
+                Recipe::Nvfp4(recipe) => self.with_source(&mut source, &order, |from| {
+                    kernels.quantize_produced_nvfp4(stream, from, recipe, None, rows, &to)
+                })?,
                 Recipe::Mxfp8(Mxfp8Recipe { rule, .. }) | Recipe::Mxfp4(Mxfp4Recipe { rule }) => {
-                    kernels.quantize_produced_mx(stream, from, (recipe.scheme(), rule), rows, &to)
+                    self.with_source(&mut source, &order, |from| {
+                        kernels.quantize_produced_mx(stream, from, (recipe.scheme(), rule), rows, &to)
+                    })?;
                 }
-                Recipe::Fp8(recipe) => Err(not_of_a_source(recipe)),
-            })?;
+                Recipe::Fp8(recipe) => return Err(not_of_a_source(recipe)),
+            }
         }
         out.set_basis(Basis::Plain);
         out.derive_again(self)

@@ -171,15 +171,16 @@ impl Kernels {
         rows * parts_of_row(cols) < 4 * self.sm_count
     }
 
-    /// Casts to the grouping of `to`, whose scheme is the recipe's.
-    pub(crate) fn cast(
-        &self,
-        stream: &Queue,
+    /// Casts to the grouping of `to`, whose scheme is the recipe's. Everything is checked and loaded before the launch is returned, so that another may
+    /// be enqueued first; the spans must be borrowed until it is called.
+    pub(crate) fn cast<'k>(
+        &'k self,
+        stream: &'k Queue,
         from: &CastFrom<'_>,
         recipe: CastRecipe,
         part: CastPart,
         to: &CastTo<'_>,
-    ) -> Result<()> {
+    ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let (rows, cols) = (to.rows, to.cols);
         to.check("target")?;
         from.check(rows)?;
@@ -204,8 +205,8 @@ impl Kernels {
             Some((family, dtype, aligned)) => fused(family).of(dtype, aligned),
             None => plain.kernel(from),
         };
-        let (kernel, blocks) = match (row_extent, col_extent) {
-            _ if rows == 0 => return Ok(()),
+        let launch = match (row_extent, col_extent) {
+            _ if rows == 0 => None,
             (Extent::Elements(1), Extent::All) => {
                 let vectors = cols / 8;
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
@@ -214,10 +215,10 @@ impl Kernels {
                     true => (choose(&family.row[1], |f| &f.row[1])?, threads),
                     false => (choose(&family.row[0], |f| &f.row[0])?, most),
                 };
-                (kernel, Blocks::new((rows, 1), threads as u32))
+                Some((kernel, Blocks::new((rows, 1), threads as u32)))
             }
-            _ if cols == 0 => return Ok(()),
-            (Extent::Elements(1), _) => {
+            _ if cols == 0 => None,
+            (Extent::Elements(1), _) => Some({
                 let square = |quads: usize| Blocks::new((rows.div_ceil(4 * quads), cols.div_ceil(1024)), THREADS);
                 let few = of_channels || self.are_few(rows, cols);
                 let scheme = to.scheme;
@@ -234,7 +235,7 @@ impl Kernels {
                     }
                     _ => family.along_line(from, scheme, rows, self.sm_count)?,
                 }
-            }
+            }),
             _ => {
                 let kernel = match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if is_channel(to.scheme) => {
@@ -243,19 +244,17 @@ impl Kernels {
                     _ if is_channel(to.scheme) => family.channel.kernel(from)?,
                     _ => choose(&family.tile, |f| &f.tile)?,
                 };
-                (kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS))
+                Some((kernel, Blocks::new((rows.div_ceil(128) * cols.div_ceil(128), 1), THREADS)))
             }
         };
-        enqueue!(
-            stream,
-            kernel,
-            blocks,
-            CastSource::new(from),
-            rows as u32,
-            cols as u32,
-            CastRule::new(recipe),
-            CastOut::new(to, part),
-        )
+        if let Some((_, blocks)) = launch {
+            blocks.checked()?;
+        }
+        let (source, rule, out) = (CastSource::new(from), CastRule::new(recipe), CastOut::new(to, part));
+        Ok(move || match launch {
+            Some((kernel, blocks)) => enqueue!(stream, kernel, blocks, source, rows as u32, cols as u32, rule, out),
+            None => Ok(()),
+        })
     }
 
     /// `y = round(fl(code * scale))`, rows of `y` `y_stride` elements apart.

@@ -109,7 +109,7 @@ impl Blocks {
     }
 
     /// `grid.x` and `grid.y` as the driver takes them.
-    fn checked(&self) -> Result<(u32, u32)> {
+    pub(super) fn checked(&self) -> Result<(u32, u32)> {
         let Self { grid: (x, y), threads, cluster, .. } = *self;
         if x == 0 || y == 0 || x > i32::MAX as usize || y > GRID_Y {
             return Err(Error::shape(

@@ -40,6 +40,8 @@ fn not_of_these(what: &str) -> Error {
     Error::unsupported(what, "its kernels do not know it", "report it: it was to be refused before")
 }
 
+/// Functions that return a launch have checked and loaded everything before, so that another may be enqueued first; the spans must be borrowed until it
+/// is called.
 impl Kernels {
     /// The kernel for the source, whose `rows` rows become `out`, that `choose` gives.
     fn of_produced(
@@ -70,16 +72,16 @@ impl Kernels {
 
     /// `code = sat(fl(x * encode))` with one given factor; raises `amax` to `max |x|` where wanted.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn quantize_produced_tensor(
-        &self,
-        stream: &Queue,
+    pub(crate) fn quantize_produced_tensor<'k>(
+        &'k self,
+        stream: &'k Queue,
         from: &CastFrom<'_>,
         format: Fp8Format,
         factor: Factor<'_>,
         rows: usize,
         out: &Output<'_>,
         amax: Option<&Span<'_>>,
-    ) -> Result<()> {
+    ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let kernel = self.of_produced(stream, from, (Scheme::Fp8Tensor(format), rows), out, |k| &k.tensor)?;
         let (factor, kind) = factor.of_fp8()?;
         check_floats("amax", amax, 1)?;
@@ -88,58 +90,46 @@ impl Kernels {
         }
         // Eight warps of 4 rows x 128 columns; an empty matrix still has a scale.
         let warps = rows.div_ceil(4) * from.cols.div_ceil(128);
-        enqueue!(
-            stream,
-            kernel,
-            Blocks::new((warps.div_ceil(8).max(1), 1), THREADS),
-            CastSource::new(from),
-            rows as u32,
-            from.cols as u32,
-            format_code(format),
-            factor,
-            kind,
-            out.codes.address,
-            out.scales.address,
-            address(amax),
-        )
+        let blocks = Blocks::new((warps.div_ceil(8).max(1), 1), THREADS);
+        blocks.checked()?;
+        let (source, cols, code) = (CastSource::new(from), from.cols as u32, format_code(format));
+        let (codes, scales, amax) = (out.codes.address, out.scales.address, address(amax));
+        Ok(move || enqueue!(stream, kernel, blocks, source, rows as u32, cols, code, factor, kind, codes, scales, amax))
     }
 
     /// MXFP8 and MXFP4 along rows.
-    pub(crate) fn quantize_produced_mx(
-        &self,
-        stream: &Queue,
+    pub(crate) fn quantize_produced_mx<'k>(
+        &'k self,
+        stream: &'k Queue,
         from: &CastFrom<'_>,
         (scheme, rounding): (Scheme, MxScaleRule),
         rows: usize,
         out: &Output<'_>,
-    ) -> Result<()> {
+    ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.mx)?;
-        if rows == 0 || from.cols == 0 {
-            return Ok(());
+        let blocks = (rows > 0 && from.cols > 0).then(|| Blocks::new(warp_grid(rows, from.cols), THREADS));
+        if let Some(blocks) = blocks {
+            blocks.checked()?;
         }
-        enqueue!(
-            stream,
-            kernel,
-            Blocks::new(warp_grid(rows, from.cols), THREADS),
-            CastSource::new(from),
-            rows as u32,
-            from.cols as u32,
-            MxRule::new(rounding, scheme.spec().format),
-            out.codes.address,
-            out.block_scales.address,
-        )
+        let (source, cols) = (CastSource::new(from), from.cols as u32);
+        let rule = MxRule::new(rounding, scheme.spec().format);
+        let (codes, block_scales) = (out.codes.address, out.block_scales.address);
+        Ok(move || match blocks {
+            Some(blocks) => enqueue!(stream, kernel, blocks, source, rows as u32, cols, rule, codes, block_scales),
+            None => Ok(()),
+        })
     }
 
     /// NVFP4 along rows with a given second level, or with one of each row that is found in the same pass (`given` is `None`).
-    pub(crate) fn quantize_produced_nvfp4(
-        &self,
-        stream: &Queue,
+    pub(crate) fn quantize_produced_nvfp4<'k>(
+        &'k self,
+        stream: &'k Queue,
         from: &CastFrom<'_>,
         recipe: Nvfp4Recipe,
         given: Option<Factor<'_>>,
         rows: usize,
         out: &Output<'_>,
-    ) -> Result<()> {
+    ) -> Result<impl FnOnce() -> Result<()> + use<'k>> {
         let (scheme, cols) = (recipe.scheme(), from.cols);
         let given = given.map(|given| given.of_nvfp4(1)).transpose()?;
         let rule = KernelRule::new(recipe, given.map_or(0, |(_, kind)| kind));
@@ -153,21 +143,18 @@ impl Kernels {
         let kernel = self.of_produced(stream, from, (scheme, rows), out, |k| &k.nvfp4[choice][held])?;
         // A block for each row and each of padding; an empty matrix still has a second level that is given.
         let lines = rows.next_multiple_of(128).max(usize::from(given.is_some()));
-        if lines == 0 {
-            return Ok(());
+        let blocks = (lines > 0).then(|| Blocks::new((lines, 1), threads.min(512) as u32));
+        if let Some(blocks) = blocks {
+            blocks.checked()?;
         }
-        enqueue!(
-            stream,
-            kernel,
-            Blocks::new((lines, 1), threads.min(512) as u32),
-            CastSource::new(from),
-            rows as u32,
-            cols as u32,
-            rule,
-            given.map_or(0, |(number, _)| number),
-            out.codes.address,
-            out.block_scales.address,
-            out.scales.address,
-        )
+        let (source, number) = (CastSource::new(from), given.map_or(0, |(number, _)| number));
+        let (rows, cols) = (rows as u32, cols as u32);
+        let (codes, block_scales, scales) = (out.codes.address, out.block_scales.address, out.scales.address);
+        Ok(move || match blocks {
+            Some(blocks) => {
+                enqueue!(stream, kernel, blocks, source, rows, cols, rule, number, codes, block_scales, scales)
+            }
+            None => Ok(()),
+        })
     }
 }
