@@ -13,9 +13,9 @@ use ndarray::Array2;
 use producers::*;
 use scaled_gemm::reference::{self, CastInput, RmsNorm};
 use scaled_gemm::{
-    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer, Fp8Format,
-    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, HostCastMatrix, KernelFamily, MatMut, MatRef, QuantMatrix, RmsNormArgs,
-    RowIndex, SourceActivation, SwigluGradientsInto, VecRef,
+    CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBuffer,
+    DeviceBytes, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, HostCastMatrix, KernelFamily,
+    MatMut, MatRef, QuantMatrix, Recipe, RmsNormArgs, RowIndex, Scheme, SourceActivation, SwigluGradientsInto, VecRef,
 };
 
 const SHAPE: (usize, usize) = (144, 272);
@@ -215,5 +215,107 @@ fn norms_and_gradients() {
         }
         let got = handle.read::<f32>(&dw.view()).unwrap();
         assert_same_values(&got, &want.weights, 1, "captured gradients of weights");
+    }
+}
+
+/// Norms of two launches, each of which adds to a residual in place, and gradients as what products read.
+#[test]
+fn norms_of_two_launches_and_gradients_for_products() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(934);
+    let (rows, half) = (130, 128);
+    let cols = 2 * half;
+    handle.load_kernels(&[KernelFamily::Cast, KernelFamily::Fused]).unwrap();
+    let mut gated = Gated::new(&handle, &mut rng, rows, half, DType::Bf16);
+    let mut g = handle.alloc(rows * half * 2).unwrap();
+    let weight: Vec<f32> = (0..cols).map(|_| rng.uniform() + 0.5).collect();
+    let weight_there = handle.upload(&weight).unwrap();
+    let number = handle.upload(&[3.5f32]).unwrap();
+    let (tensor, mxfp8) = (Scheme::Fp8Tensor(Fp8Format::E4M3), Scheme::Mxfp8(Fp8Format::E4M3));
+    let read = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    let recipes = [Recipe::new(mxfp8), Recipe::new(Scheme::Nvfp4Row), Recipe::new(Scheme::Nvfp4), Recipe::new(tensor)];
+    let to_gradients = [Recipe::new(mxfp8), read.into()];
+    let matrix_of = |recipe: &Recipe| QuantMatrix::zeros(&handle, recipe.scheme(), rows, cols).unwrap();
+    let mut normed = recipes.each_ref().map(matrix_of);
+    let mut gradients = to_gradients.each_ref().map(matrix_of);
+    let tile = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Tile32x32));
+    let mut tiles = poisoned_cast(&handle, tile.scheme(), rows, cols);
+    let mut residual = handle.alloc(rows * cols * 2).unwrap();
+    let mut rstd = handle.alloc(rows * 4).unwrap();
+    let mut amax = handle.upload(&[0.0f32]).unwrap();
+    let mut unused = handle.alloc(24).unwrap();
+    let graph = {
+        let matrix = gated.matrix();
+        let gradient = MatRef::new(&g, DType::Bf16, rows, half).unwrap();
+        let mut capture = || {
+            let mut norm = |cast: &mut dyn FnMut(RmsNormArgs<'_>) -> scaled_gemm::Result<()>| {
+                let columns = VecRef::new(&weight_there, DType::F32, cols)?;
+                let norm = RmsNormArgs::new(&matrix, columns, 1e-6)?.with_rstd(&mut rstd)?;
+                cast(norm.with_updated_residual(MatMut::new(&mut residual, DType::Bf16, rows, cols)?)?)
+            };
+            for (recipe, out) in recipes.into_iter().zip(&mut normed) {
+                norm(&mut |norm| match recipe.scheme() {
+                    Scheme::Nvfp4 => {
+                        let given = GivenScale::Amax(DeviceBytes::from(&number));
+                        handle.quantize_source_nvfp4_into(norm, recipe, &given, out)
+                    }
+                    Scheme::Fp8Tensor(format) => {
+                        let given = GivenScale::Encode(DeviceBytes::from(&number));
+                        handle.quantize_source_tensor_into(norm, format, &given, out, Some(&mut (&mut amax).into()))
+                    }
+                    _ => handle.quantize_source_into(norm, recipe, out),
+                })?;
+            }
+            norm(&mut |norm| handle.rms_norm_cast_into(norm, tile, &mut tiles))?;
+            for (recipe, out) in to_gradients.into_iter().zip(&mut gradients) {
+                let into = SwigluGradientsInto { x: Some((recipe, out).into()), ..Default::default() };
+                handle.swiglu_backward(gated.source(&matrix, false, &mut unused), &gradient, into)?;
+            }
+            Ok(())
+        };
+        capture_owned(&handle, &mut capture).unwrap()
+    };
+    for _ in 0..3 {
+        gated.x = of_kind(&mut rng, "outliers", rows, cols, DType::Bf16);
+        let [gradient, first] = [half, cols].map(|cols| of_kind(&mut rng, "outliers", rows, cols, DType::Bf16));
+        write(&handle, &mut gated.data, &gated.x);
+        write(&handle, &mut g, &gradient);
+        write(&handle, &mut residual, &first);
+        handle.write(&mut amax.view_mut(), &[0.0f32]).unwrap();
+        handle.launch(&graph).unwrap();
+        let mut before = first;
+        let mut next = || {
+            let options = RmsNorm { weight: &weight, epsilon: 1e-6, residual: Some(before.view()), dtype: DType::Bf16 };
+            let norm = reference::rms_norm(gated.x.view(), &options).unwrap();
+            before = norm.sum.unwrap();
+            (norm.values, norm.rstd)
+        };
+        for (recipe, got) in recipes.into_iter().zip(&normed) {
+            let (values, _) = next();
+            let want = match recipe.scheme() {
+                Scheme::Nvfp4 => {
+                    reference::quantize_with_scale(values.view(), DType::F32, recipe, GivenScale::Amax(3.5)).unwrap()
+                }
+                Scheme::Fp8Tensor(format) => {
+                    let (want, largest) =
+                        reference::quantize_tensor(values.view(), format, GivenScale::Encode(3.5)).unwrap();
+                    assert_eq!(handle.read::<f32>(&amax.view()).unwrap(), [largest], "captured amax");
+                    want
+                }
+                _ => reference::quantize(values.view(), DType::F32, recipe).unwrap(),
+            };
+            assert_device_bits(&handle, got, &want, &format!("captured norm of two launches to {}", recipe.scheme()));
+        }
+        let (values, factors) = next();
+        let want = reference::cast(&values.view().into(), tile).unwrap();
+        assert_cast(&handle, &tiles, &want, "captured norm of two launches to tiles");
+        assert_same_values(&handle.read::<f32>(&rstd.view()).unwrap(), &factors, 1, "captured factors");
+        let sum = values_of(DType::Bf16, &handle.read_bytes(&residual.view()).unwrap());
+        assert_same_values(&sum, before.as_slice().unwrap(), cols, "the residual after five norms");
+        let want = reference::swiglu_backward(gated.x.view(), gradient.view(), &gated.options(false)).unwrap();
+        for (recipe, got) in to_gradients.into_iter().zip(&gradients) {
+            let want = reference::quantize(want.x.view(), DType::F32, recipe).unwrap();
+            assert_device_bits(&handle, got, &want, &format!("captured gradients as {}", recipe.scheme()));
+        }
     }
 }

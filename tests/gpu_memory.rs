@@ -7,10 +7,10 @@ use common::gemm::*;
 use common::*;
 use scaled_gemm::cudarc::driver::sys;
 use scaled_gemm::{
-    Activation, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, Fp8Format,
-    Fp8Granularity, Fp8Recipe, Fp8Rule, Handle, KeptInput, Linear, LinearGradientsInto, LinearRecipe, MatMut, MatRef,
-    Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, RmsNormArgs, RowIndex, Scheme, SwigluGradientsInto,
-    SwigluSource, VecRef,
+    Activation, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource, CodeFormat, DType, DeviceBytes,
+    Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle, KeptInput, Linear, LinearGradientsInto,
+    LinearRecipe, MatMut, MatRef, Operand, OutAmax, PlanOptions, QuantizeTo, Recipe, RescaleArgs, RmsNormArgs,
+    RowIndex, Scheme, SwigluGradientsInto, SwigluSource, VecRef,
 };
 
 /// The driver's pool of stream-ordered memory, from which cudarc allocates: bytes in use now, and the most so far.
@@ -181,7 +181,7 @@ fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
     let columns = || VecRef::new(&ones, DType::F32, cols).unwrap();
     let group = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Group1x128));
     let read = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
-    let mxfp8 = Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3));
+    let (mxfp8, tensor) = (Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3)), Scheme::Fp8Tensor(Fp8Format::E4M3));
     let mut normed = CastMatrix::zeros(handle, group.scheme(), rows, cols).unwrap();
     let mut products = [Recipe::Fp8(read), mxfp8].map(|recipe| poisoned_matrix(handle, recipe.scheme(), rows, cols));
     let mut rstd = handle.alloc(4 * rows).unwrap();
@@ -202,6 +202,39 @@ fn casts(handle: &Handle, pool: Option<&Pool>, rng: &mut Noise) {
             weights: Some((&mut dw).into()),
         };
         handle.swiglu_backward(SwigluSource::new(&gated).unwrap(), &matrix, into).unwrap();
+    });
+    let of_two = [mxfp8, Recipe::new(Scheme::Nvfp4Row), Recipe::new(Scheme::Nvfp4), Recipe::new(tensor)];
+    let mut of_two = of_two.map(|recipe| (recipe, poisoned_matrix(handle, recipe.scheme(), rows, cols)));
+    let mut gradients = [Recipe::Fp8(read), mxfp8].map(|of| (of, poisoned_matrix(handle, of.scheme(), rows, 2 * cols)));
+    let tile = CastRecipe::new(scheme(CodeFormat::E4M3, CastGroup::Tile128x128));
+    let mut tiles = CastMatrix::zeros(handle, tile.scheme(), rows, cols).unwrap();
+    let one = handle.upload(&[1.0f32]).unwrap();
+    let number = || DeviceBytes::from(&one);
+    let mut amax = handle.alloc(4).unwrap();
+    allocates_nothing(handle, pool, "norms of two launches, and gradients for products", || {
+        let mut norm = |cast: &mut dyn FnMut(RmsNormArgs<'_>)| {
+            let norm = RmsNormArgs::new(&matrix, columns(), 1e-6).unwrap().with_rstd(&mut rstd).unwrap();
+            let residual = MatMut::new(&mut again, DType::Bf16, rows, cols).unwrap();
+            cast(norm.with_updated_residual(residual).unwrap());
+        };
+        for (recipe, out) in &mut of_two {
+            norm(&mut |norm| match recipe.scheme() {
+                Scheme::Nvfp4 => {
+                    let given = GivenScale::Amax(number());
+                    handle.quantize_source_nvfp4_into(norm, *recipe, &given, out).unwrap();
+                }
+                Scheme::Fp8Tensor(format) => {
+                    let (given, amax) = (GivenScale::Encode(number()), Some(&mut (&mut amax).into()));
+                    handle.quantize_source_tensor_into(norm, format, &given, out, amax).unwrap();
+                }
+                _ => handle.quantize_source_into(norm, *recipe, out).unwrap(),
+            });
+        }
+        norm(&mut |norm| handle.rms_norm_cast_into(norm, tile, &mut tiles).unwrap());
+        for (recipe, out) in &mut gradients {
+            let into = SwigluGradientsInto { x: Some((*recipe, out).into()), ..Default::default() };
+            handle.swiglu_backward(SwigluSource::new(&gated).unwrap(), &matrix, into).unwrap();
+        }
     });
 }
 
