@@ -3,8 +3,9 @@
 use ndarray::{Array2, ArrayView2};
 use scaled_gemm::checkpoint::StoredScheme;
 use scaled_gemm::{
-    CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, DType, Error, Extent, Fp8Format, Fp8Granularity,
-    Fp8Recipe, Fp8Rule, Recipe, Result, Scheme, reference,
+    Basis, BlockScaleRule, CastGroup, CastRecipe, CastScales, CastScheme, CodeFormat, CodeRounding, DType, Error,
+    ErrorMath, ErrorMetric, Extent, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Nvfp4Options, Nvfp4Recipe,
+    Nvfp4Rule, Recipe, Result, Scheme, reference,
 };
 
 use crate::args::{scheme, scheme_names};
@@ -65,6 +66,8 @@ impl Producer {
 pub enum Quantizer {
     /// A plain matrix, or what a producer makes of it, to codes. Of producers with the scale of the whole matrix given.
     Quantize(Producer, Target),
+    /// A plain matrix to codes of its rows and of its columns.
+    Both(Recipe),
     /// A plain matrix to codes, by scales that are there.
     Codes(CastScheme),
     /// Its scales alone.
@@ -77,17 +80,20 @@ pub enum Quantizer {
     Lossless(CastScheme, CastScheme),
     /// The gradient of what SwiGLU reads, in BF16 or from these codes, of twice the columns; beside it what else the pass writes, or
     /// nothing.
-    Backward { from: Option<CastScheme>, to: CastScheme, all: bool },
+    Backward { from: Option<CastScheme>, to: Target, all: bool },
 }
 
 impl Quantizer {
-    /// The default recipe of each scheme; every cast, with scales row-major and of two groupings in each order, some by given scales
+    /// The default recipe of each scheme, other rules and roundings of NVFP4, FP8 in both directions; every cast, with scales row-major and of two groupings in each order, some by given scales
     /// and some scales alone; every producer to what products read, to rows and to channels; the gradients of SwiGLU; casts of codes.
     pub fn all() -> Result<Vec<Self>> {
         use CastGroup::{Group1x32, Group1x128, Group32x1, Group128x1, Row, Tile128x128};
         let recipe = |name| Target::Recipe(Recipe::new(scheme(name, Fp8Format::E4M3)));
         let plain = |target| Self::Quantize(Producer::Plain, target);
         let mut all: Vec<_> = scheme_names().into_iter().map(|name| plain(recipe(name))).collect();
+        all.extend(other_nvfp4()?.into_iter().map(|recipe| plain(Target::Recipe(recipe))));
+        let fp8 = Fp8Granularity::ALL.map(|granularity| Recipe::from(Fp8Recipe::new(granularity, Fp8Format::E4M3)));
+        all.extend(fp8.map(Self::Both));
         let cast = |scheme| Target::Cast(CastRecipe::new(scheme));
         let e4m3 = |group| CastScheme::new(CodeFormat::E4M3, group);
         let e2m1 = |group| CastScheme::new(CodeFormat::E2M1, group);
@@ -122,8 +128,11 @@ impl Quantizer {
         }
         for from in [None, Some(e4m3(Group1x128)?)] {
             let backward = |to, all| Self::Backward { from, to, all };
-            let [narrow, wide] = [e4m3(Group1x32)?, e4m3(Group1x128)?];
+            let [narrow, wide] = [cast(e4m3(Group1x32)?), cast(e4m3(Group1x128)?)];
             all.extend([backward(narrow, false), backward(wide, false), backward(wide, true)]);
+            for recipe in read_of_gradients() {
+                all.extend([false, true].map(|beside| backward(Target::Recipe(recipe), beside)));
+            }
         }
         for to in [e4m3(Group1x32)?, e4m3(Group128x1)?, e2m1(Group1x32)?] {
             all.push(Self::Again(e4m3(Group1x128)?, to));
@@ -139,7 +148,7 @@ impl Quantizer {
     pub fn reads(self) -> String {
         match self {
             Self::Quantize(producer, _) => producer.name().into(),
-            Self::Codes(_) | Self::Scales(_) => Producer::Plain.name().into(),
+            Self::Both(_) | Self::Codes(_) | Self::Scales(_) => Producer::Plain.name().into(),
             Self::Again(from, _) | Self::Back(from) | Self::Lossless(from, _) => from.to_string(),
             Self::Backward { from: None, .. } => "gradients of swiglu of bf16".into(),
             Self::Backward { from: Some(from), .. } => format!("gradients of swiglu of {from}"),
@@ -151,17 +160,23 @@ impl Quantizer {
         match self {
             Self::Quantize(producer, Target::Recipe(recipe)) => {
                 let given = producer != Producer::Plain && has_one_scale(recipe);
-                format!("{}{}", recipe.scheme(), if given { ", given scale" } else { "" })
+                let other = matches!(recipe, Recipe::Nvfp4(_)) && recipe != Recipe::new(recipe.scheme());
+                let rule = if other { format!(", {recipe}") } else { String::new() };
+                format!("{}{rule}{}", recipe.scheme(), if given { ", given scale" } else { "" })
             }
+            Self::Both(recipe) => format!("{}, and transposed", recipe.scheme()),
             Self::Quantize(_, Target::Cast(recipe)) => StoredScheme::Cast(recipe.scheme()).to_string(),
             Self::Codes(to) => format!("{}, given scales", StoredScheme::Cast(to)),
             Self::Scales(to) => format!("{}, scales alone", StoredScheme::Cast(to)),
             Self::Again(_, to) => StoredScheme::Cast(to).to_string(),
             Self::Back(_) => DType::Bf16.to_string(),
             Self::Lossless(_, to) => format!("{to}, lossless"),
-            Self::Backward { to, all: false, .. } => StoredScheme::Cast(to).to_string(),
-            Self::Backward { to, all: true, .. } => {
-                format!("{}, bf16, the result, weights", StoredScheme::Cast(to))
+            Self::Backward { to, all, .. } => {
+                let to = match to {
+                    Target::Cast(recipe) => StoredScheme::Cast(recipe.scheme()).to_string(),
+                    Target::Recipe(recipe) => recipe.scheme().to_string(),
+                };
+                if all { format!("{to}, bf16, the result, weights") } else { to }
             }
         }
     }
@@ -177,6 +192,10 @@ impl Quantizer {
             // The residual is read, the sum written.
             Self::Quantize(Producer::Norm { residual: true }, target) => 3 * plain + target.bytes(rows, cols),
             Self::Quantize(_, target) => plain + target.bytes(rows, cols),
+            Self::Both(recipe) => {
+                let to = Target::Recipe(recipe);
+                plain + to.bytes(rows, cols) + to.bytes(cols, rows)
+            }
             Self::Codes(to) => plain + cast(to),
             Self::Scales(to) => plain + to.scale_bytes(rows, cols) as u64,
             Self::Again(from, to) | Self::Lossless(from, to) => cast(from) + cast(to),
@@ -184,7 +203,7 @@ impl Quantizer {
             Self::Backward { from, to, all } => {
                 let x = from.map_or(2 * plain, |from| wide(from, 2 * cols));
                 let beside = if all { 3 * plain + 4 * rows as u64 } else { 0 };
-                x + plain + wide(to, 2 * cols) + beside
+                x + plain + to.bytes(rows, 2 * cols) + beside
             }
         }
     }
@@ -194,8 +213,13 @@ impl Quantizer {
     /// # Errors
     /// [`Error::Shape`].
     pub fn check_cols(self, cols: usize) -> Result<()> {
-        let Self::Backward { to, .. } = self else { return Ok(()) };
-        match to.group().extents()[1] {
+        let width = match self {
+            Self::Backward { to: Target::Cast(recipe), .. } => recipe.scheme().group().extents()[1],
+            Self::Backward { to: Target::Recipe(Recipe::Fp8(_)), .. } => Extent::Elements(128),
+            Self::Backward { to: Target::Recipe(_), .. } => Extent::Elements(32),
+            _ => return Ok(()),
+        };
+        match width {
             Extent::Elements(width) if !cols.is_multiple_of(width) => Err(Error::shape(
                 "gradients of SwiGLU",
                 format!("halves of {cols} columns"),
@@ -210,6 +234,25 @@ impl Quantizer {
 /// Whether products read it with one scale of the whole matrix, which a producer is given.
 pub fn has_one_scale(recipe: Recipe) -> bool {
     matches!(recipe.scheme(), Scheme::Fp8Tensor(_) | Scheme::Nvfp4)
+}
+
+/// NVFP4 by other rules than the default: its transform, its random rounding, torchao's scales, and the two scales of 4over6, per row.
+fn other_nvfp4() -> Result<Vec<Recipe>> {
+    let options = Nvfp4Options::default();
+    let random = CodeRounding::Stochastic { seed: 1, offset: 2 };
+    let four_over_six = BlockScaleRule::FourOverSix { metric: ErrorMetric::Mae, math: ErrorMath::Strict };
+    Ok(vec![
+        Nvfp4Recipe::tensor(Nvfp4Options { basis: Basis::Hadamard16, ..options })?.into(),
+        Nvfp4Recipe::tensor(Nvfp4Options { rounding: random, ..options })?.into(),
+        Nvfp4Recipe::tensor(Nvfp4Options { rule: Nvfp4Rule::TorchAo, ..options })?.into(),
+        Nvfp4Recipe::rows(Nvfp4Options { block_scale: four_over_six, ..options })?.into(),
+    ])
+}
+
+/// What products read, as gradients are written.
+fn read_of_gradients() -> [Recipe; 2] {
+    let groups = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek);
+    [groups.into(), Recipe::new(Scheme::Mxfp8(Fp8Format::E4M3))]
 }
 
 /// What products read, as producers write it.

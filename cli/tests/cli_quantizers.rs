@@ -57,6 +57,16 @@ fn every_quantizer_cast_and_producer_is_timed() {
         for to in ["1x32 row-major", "1x128 row-major", "1x128 row-major, bf16, the result, weights"] {
             timed(&from, &format!("cast to e4m3 {to}"));
         }
+        for to in ["fp8-1x128:e4m3", "mxfp8:e4m3"] {
+            timed(&from, to);
+            timed(&from, &format!("{to}, bf16, the result, weights"));
+        }
+    }
+    for of in ["tensor", "row", "1x128", "128x128"] {
+        timed("bf16", &format!("fp8-{of}:e4m3, and transposed"));
+    }
+    for to in ["nvfp4, transformer-engine, hadamard", "nvfp4, transformer-engine, stochastic, seed 1"] {
+        timed("bf16", to);
     }
     for part in ["given scales", "scales alone"] {
         for to in ["e4m3 1x128", "e4m3 row", "e4m3 128x128", "e4m3 128x1", "e2m1 1x32", "e2m1 1x128"] {
@@ -64,9 +74,16 @@ fn every_quantizer_cast_and_producer_is_timed() {
         }
     }
     let row = |to: &str| rows.iter().find(|row| row["to"] == json!(to) && row["rows"] == json!(16)).unwrap();
+    let gradients_of = |to: &str| {
+        let of = json!("gradients of swiglu of bf16");
+        rows.iter().find(|row| row["from"] == of && row["to"] == json!(to) && row["rows"] == json!(16)).unwrap()
+    };
     // 2 bytes an element read, 1 written, and a scale of 4 bytes a row.
     assert_eq!(row("cast to e4m3 1x32 row-major")["bytes"], json!(16 * 128 * 3 + 16 * 4 * 4));
     assert_eq!(row("fp8-row:e4m3")["bytes"], json!(16 * 128 * 3 + 16 * 4));
+    assert_eq!(row("fp8-row:e4m3, and transposed")["bytes"], json!(16 * 128 * 4 + 16 * 4 + 128 * 4));
+    // Gradients of both halves in MXFP8: a byte for each and for each 32 of them.
+    assert_eq!(gradients_of("mxfp8:e4m3")["bytes"], json!((2 + 1) * 16 * 128 * 2 + 2 * 16 * (128 + 4)));
     assert_eq!(row("bf16")["bytes"], json!(16 * 128 + 16 * 4 + 16 * 128 * 2));
     // Both halves and the gradient in BF16, their gradients in E4M3 with a scale for each 128; beside them as much in BF16, the result, and
     // a number for each row.
@@ -82,8 +99,8 @@ fn every_quantizer_cast_and_producer_is_timed() {
     {
         assert!(rows.iter().any(|row| row["from"] == json!(from) && row["to"] == json!(to)), "{from} to {to}");
     }
-    // Eight rows are not stored as columns; halves of 48 columns have no whole groups of 32.
-    assert_eq!(value["not_run"].as_array().unwrap().len(), 4 + 2 + 6);
+    // Eight rows are not stored as columns: casts, SwiGLU, FP8 in both directions; halves of 48 columns have no whole groups of 32.
+    assert_eq!(value["not_run"].as_array().unwrap().len(), 4 + 2 + 4 + 14);
     let text = good(&[&shape[..], &["--json", &record]].concat());
     assert_words(
         &text,

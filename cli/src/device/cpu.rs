@@ -211,6 +211,10 @@ impl Device for Cpu {
             Quantizer::Quantize(Producer::Plain, Target::Recipe(recipe)) => {
                 median_us(|| reference::quantize(x.view(), DType::Bf16, recipe))
             }
+            Quantizer::Both(recipe) => median_us(|| {
+                let plain = reference::quantize(x.view(), DType::Bf16, recipe)?;
+                Ok((plain, reference::quantize_transposed(x.view(), DType::Bf16, recipe)?))
+            }),
             Quantizer::Quantize(Producer::Plain, Target::Cast(recipe)) => median_us(|| cast(x.view(), recipe)),
             Quantizer::Quantize(producer, Target::Recipe(recipe)) => median_us(|| {
                 let y = produced(producer, false)?;
@@ -254,7 +258,11 @@ impl Device for Cpu {
                     let read = q.as_ref().map(|q| reference::cast_back(q, DType::F32));
                     let read = read.as_ref().map_or(gated.view(), |read| read.view());
                     let gradients = reference::swiglu_backward(read, x.view(), &Swiglu::default())?;
-                    cast(gradients.x.view(), CastRecipe::new(to))
+                    match to {
+                        Target::Cast(recipe) => drop(cast(gradients.x.view(), recipe)?),
+                        Target::Recipe(recipe) => drop(reference::quantize(gradients.x.view(), DType::F32, recipe)?),
+                    }
+                    Ok(())
                 })
             }
         };

@@ -1,8 +1,8 @@
 //! What quantizers, casts and producers take on a GPU.
 
 use scaled_gemm::{
-    CastMatrix, CastRecipe, CastSource, DType, DeviceBytes, GivenScale, KernelFamily, MatMut, MatRef, QuantMatrix,
-    QuantizeTo, Recipe, Result, RmsNormArgs, SwigluGradientsInto, SwigluSource, Timing, VecRef,
+    CastMatrix, CastRecipe, CastSource, DType, DeviceBytes, GivenScale, GradientInto, KernelFamily, MatMut, MatRef,
+    QuantMatrix, QuantizeTo, Recipe, Result, RmsNormArgs, SwigluGradientsInto, SwigluSource, Timing, VecRef,
 };
 
 use super::cuda::{Cuda, borrowing};
@@ -34,9 +34,10 @@ pub fn time(
         plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect()
     };
     let casts = |scheme| casts_of(scheme, cols);
-    let products = |scheme| -> Result<Vec<QuantMatrix>> {
+    let products_of = |scheme, cols| -> Result<Vec<QuantMatrix>> {
         plain.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, cols)).collect()
     };
+    let products = |scheme| products_of(scheme, cols);
     let buffers = |bytes| plain.iter().map(|_| cuda.zeros(bytes)).collect::<Result<Vec<_>>>();
     let coded = |scheme| -> Result<Vec<CastMatrix>> {
         let recipe = CastRecipe::new(scheme).power_of_two();
@@ -95,13 +96,17 @@ pub fn time(
             }
         }
     };
-    let backward = |from: Option<_>, to, all: bool| {
+    let backward = |from: Option<_>, to: Target, all: bool| {
         let half = cols;
         let read = from.map(|from| {
             let recipe = CastRecipe::new(from).power_of_two();
             gated.iter().map(|x| handle.cast(x, recipe)).collect::<Result<Vec<_>>>()
         });
-        let (read, mut dx) = (read.transpose()?, casts_of(to, 2 * cols)?);
+        let read = read.transpose()?;
+        let (mut dx, mut dx_read) = match to {
+            Target::Cast(recipe) => (casts_of(recipe.scheme(), 2 * cols)?, Vec::new()),
+            Target::Recipe(recipe) => (Vec::new(), products_of(recipe.scheme(), 2 * cols)?),
+        };
         let beside = usize::from(all);
         let mut wide = buffers(beside * rows * 2 * half * element)?;
         let mut again = buffers(beside * rows * half * element)?;
@@ -111,8 +116,11 @@ pub fn time(
                 Some(read) => SwigluSource::of_codes(&read[at])?,
                 None => SwigluSource::new(&gated[at])?,
             };
-            let mut into =
-                SwigluGradientsInto { x: Some((CastRecipe::new(to), &mut dx[at]).into()), ..Default::default() };
+            let x: GradientInto<'_> = match to {
+                Target::Cast(recipe) => (recipe, &mut dx[at]).into(),
+                Target::Recipe(recipe) => (recipe, &mut dx_read[at]).into(),
+            };
+            let mut into = SwigluGradientsInto { x: Some(x), ..Default::default() };
             if all {
                 into.x_bf16 = Some(MatMut::new(&mut wide[at], DType::Bf16, rows, 2 * half)?);
                 into.out = Some(MatMut::new(&mut again[at], DType::Bf16, rows, half)?);
@@ -127,6 +135,16 @@ pub fn time(
             Quantizer::Quantize(Producer::Plain, Target::Recipe(recipe)) => {
                 let mut out = products(recipe.scheme())?;
                 let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
+                timing.time(handle, |call| run(call % sets))?
+            }
+            Quantizer::Both(recipe) => {
+                let scheme = recipe.scheme();
+                let mut out = products(scheme)?;
+                let mut turned: Vec<_> =
+                    plain.iter().map(|_| QuantMatrix::zeros(handle, scheme, cols, rows)).collect::<Result<_>>()?;
+                let mut run = |at: usize| {
+                    handle.quantize_into(&plain[at], recipe, QuantizeTo::Both(&mut out[at], &mut turned[at]))
+                };
                 timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Quantize(Producer::Norm { residual }, target) => norm(residual, target)?,
