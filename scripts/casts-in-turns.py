@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times kernels of casts, compiled from several states of kernels/, in turns in one run, and compares their bytes.
 
-Each state is a folder with two images, as nvcc makes them in its kernels/ with the flags of build.rs:
+Each state is a folder with three images, as nvcc makes them in its kernels/ with the flags of build.rs:
 
-    for f in cast/cast_rows fused/produced; do
+    for f in cast/cast_rows cast/cast_tile fused/produced; do
         nvcc -std=c++17 --fmad=false --ftz=false --prec-div=true -I. -arch=sm_90a -cubin -o STATE/$(basename $f).cubin $f.cu
     done
     python3 casts-in-turns.py STATE...
@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 E4M3, E2M1 = 0, 2  # kernels/base/codec.cuh
-ROW_MAJOR, COLUMN_MAJOR = 0, 1  # kernels/cast/cast.cuh
+ROW_MAJOR, COLUMN_MAJOR, UE8M0 = 0, 1, 2  # kernels/cast/cast.cuh
+SWIGLU, SILU, GELU = 0, 1, 2  # kernels/fused/produced.cuh
 SETS, CALLS, GRAPHS, ROUNDS = 4, 24, 6, 7
 LAUNCH_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
@@ -63,23 +64,23 @@ def launch(kernel, grid, threads, arguments, stream):
 
 
 # Mirrors of CastGrid, CastSource with its Producer, CastRule and CastOut.
-def cast_grid(rows, cols, col_shift, order):
-    return struct.pack("<5I", rows, cols, 0, col_shift, order)
+def cast_grid(rows, cols, row_shift, col_shift, order):
+    return struct.pack("<5I", rows, cols, row_shift, col_shift, order)
 
 
-def cast_source(x, scales, stride, rows, cols, groups):
-    grid = cast_grid(rows, groups, 7, ROW_MAJOR) if scales else bytes(20)
+def cast_source(x, scales, stride, rows, cols, groups, kind):
+    grid = cast_grid(rows, groups, 0, 7, ROW_MAJOR) if scales else bytes(20)
     steps = [4 * groups, 4 * groups, 4] if scales else [0, 0, 0]
     head = struct.pack("<4Q2I", x, scales, 0, stride, rows, cols)
-    return head + grid + bytes(4) + struct.pack("<3Q", *steps) + bytes(56)
+    return head + grid + bytes(4) + struct.pack("<3Q", *steps) + struct.pack("<4Q4I", 0, 0, 0, 0, kind, 0, 0, 0)
 
 
-def cast_rule(code_format):
-    return struct.pack("<fII", 1e-4, 0, code_format)
+def cast_rule(code_format, order):
+    return struct.pack("<fII", 1e-4, order == UE8M0, code_format)
 
 
-def cast_out(codes, scales, grid):
-    return struct.pack("<2Q", codes, scales) + grid + bytes(12)
+def cast_out(codes, scales, grid, transposed):
+    return struct.pack("<2Q", codes, scales) + grid + struct.pack("<3I", 0, transposed, 0)
 
 
 def line(rows, cols, elements):
@@ -93,7 +94,13 @@ def square(rows, cols):
     return (-(-rows // 8), -(-cols // 1024), 1), 256
 
 
-def case(states, label, image, kernel, rows, cols, code_format, shift, order, shape, coded=False, gated=False):
+def tiles(rows, cols):
+    return (-(-rows // 128) * -(-cols // 128), 1, 1), 256
+
+
+def case(states, label, image, kernel, rows, cols, code_format, shift, order, shape, coded=False, kind=None, channel=False, transposed=False):
+    """Groups of 2^shift columns, or of a channel's rows."""
+    gated = kind == SWIGLU
     width = cols * 2 if gated else cols
     inputs, scales, codes, out_scales = [], [], [], []
     for _ in range(SETS):
@@ -111,10 +118,11 @@ def case(states, label, image, kernel, rows, cols, code_format, shift, order, sh
 
         def call(i):
             scale = scales[i].data_ptr() if coded else 0
-            source = cast_source(inputs[i].data_ptr(), scale, width, rows, cols, cols // 128)
-            out = cast_out(codes[i].data_ptr(), out_scales[i].data_ptr(), cast_grid(rows, cols >> shift, shift, order))
+            source = cast_source(inputs[i].data_ptr(), scale, width, rows, cols, cols // 128, kind or 0)
+            grid = (rows >> shift, cols, shift, 0) if channel else (rows, cols >> shift, 0, shift)
+            out = cast_out(codes[i].data_ptr(), out_scales[i].data_ptr(), cast_grid(*grid, order), transposed)
             sizes = [struct.pack("<I", rows), struct.pack("<I", cols)]
-            launch(found, *shape, [source, *sizes, cast_rule(code_format), out], stream.cuda_stream)
+            launch(found, *shape, [source, *sizes, cast_rule(code_format, order), out], stream.cuda_stream)
 
         with torch.cuda.stream(stream):
             for buffer in codes + out_scales:
@@ -153,7 +161,7 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     torch.zeros(1, device="cuda")
-    states = {state: {image: load(state, image) for image in ("cast_rows", "produced")} for state in sys.argv[1:]}
+    states = {state: {image: load(state, image) for image in ("cast_rows", "cast_tile", "produced")} for state in sys.argv[1:]}
     print(f"{torch.cuda.get_device_name()}; microseconds, and of the first's\n\n| cast | {' | '.join(states)} |")
     print("|---|" + "---|" * len(states))
     for rows, cols in ((16384, 6144), (4096, 7168)):
@@ -170,10 +178,21 @@ def main():
                  code_format, 7, COLUMN_MAJOR, square(rows, cols))
         rows_of("e4m3 1x128 to e2m1 1x32", "cast_groups_e2m1_e4m3", E2M1, 5, 64, True)
         rows_of("e4m3 1x128 to e4m3 1x32", "cast_groups_e4m3_e4m3", E4M3, 5, 64, True)
+        for source, coded in (("bf16", False), ("e4m3", True)):
+            for name, code_format in (("e4m3", E4M3), ("e2m1", E2M1)):
+                case(states, f"{source} to {name} 128x1", "cast_tile", f"cast_channel_{source}", rows, cols, code_format, 7, ROW_MAJOR,
+                     tiles(rows, cols), coded, channel=True)
+        case(states, "bf16 to e4m3 128x1 transposed", "cast_tile", "cast_channel_bf16", rows, cols, E4M3, 7, ROW_MAJOR, tiles(rows, cols),
+             channel=True, transposed=True)
     for rows in (16384, 4096):
         for name, order in (("column-major", COLUMN_MAJOR), ("row-major", ROW_MAJOR)):
             case(states, f"swiglu to e4m3 1x128 {name}", "produced", "cast_groups_e4m3_bare_bf16", rows, 7168, E4M3, 7, order,
-                 line(rows, 7168, 32), gated=True)
+                 line(rows, 7168, 32), kind=SWIGLU)
+        for name, kind in (("silu", SILU), ("gelu", GELU)):
+            case(states, f"{name} to e4m3 1x128", "produced", "cast_groups_e4m3_single_bf16", rows, 7168, E4M3, 7, ROW_MAJOR,
+                 line(rows, 7168, 32), kind=kind)
+        case(states, "swiglu to e4m3 128x1", "produced", "cast_channel_bare_bf16", rows, 7168, E4M3, 7, ROW_MAJOR, tiles(rows, 7168),
+             kind=SWIGLU, channel=True)
 
 
 main()

@@ -96,7 +96,7 @@ fn verify_passes() {
         ("swiglu", "what products read"),
         ("silu", "casts"),
         ("gelu", "what products read"),
-        ("rms norm of x and a residual", "casts along rows"),
+        ("rms norm of x and a residual", "casts"),
         ("rms norm", "what products read"),
         ("gradients of swiglu, x in codes", "1x32 and 1x128"),
         ("gradients of swiglu", "what products read"),

@@ -345,9 +345,8 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
     let weight: Vec<f32> = (0..cols).map(|j| 0.5 + (j * 53 % cols) as f32 / cols as f32).collect();
     for (name, added) in [("rms norm", false), ("rms norm of x and a residual", true)] {
         let (mut casts, mut products) = (Tally::default(), Tally::default());
-        // Whose groups lie along rows.
-        let along = turns(usize::from(added)).filter(|(recipe, ..)| recipe.scheme().group().grid(128, 128)[0] == 128);
-        for (recipe, kind, dtype) in along {
+        // In one pass along rows, in two to tiles and channels.
+        for (recipe, kind, dtype) in turns(usize::from(added)) {
             let (x, residual) =
                 (kind.matrix(rows, cols, dtype, seed), test_matrix(rows, cols, dtype, seed.wrapping_add(1)));
             let residual = added.then(|| residual.view());
@@ -363,7 +362,7 @@ fn norms(device: &mut dyn Sources, seed: u64, found: &mut Findings<7>) -> Result
                 casts.floats(&sum, &got, "the sum", kind);
             }
         }
-        casts.finish(name, "casts along rows", found);
+        casts.finish(name, "casts", found);
         // In one pass, then in two.
         let fp8 = |of| Recipe::from(Fp8Recipe::new(of, Fp8Format::E4M3).with_rule(Fp8Rule::DeepSeek));
         let two = [Scheme::Mxfp8(Fp8Format::E4M3), Scheme::Mxfp4, Scheme::Nvfp4Row].map(Recipe::new);
