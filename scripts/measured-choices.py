@@ -6,10 +6,11 @@ usage: scripts/measured-choices.py RECORD...      rows and rules on standard out
 Several records of one kind of GPU are averaged. Each problem (pair of schemes, accumulation, type of D, activation) has a table and
 a rule of its own; nothing is said of problems that no record holds.
 
-Table: for each shape the one range of m in which the alternative is worth taking instead of the best of those that it is held against, made
+Table: for each shape the range of m in which the alternative is worth taking instead of the best of those that it is held against, made
 from the powers of two and the m between them from 48 on: the range with the largest sum of log(best / alternative) - log(1.02) that begins and
 ends with a win of 2 %. So a smaller win counts as none, and a single m that noise turns breaks no range. It makes one only where there
-are several records and each says so. Judged at the other m of the records, which had no part in it, and at those it was made from.
+are several records and each says so. Two ranges, where each record says that the alternative loses between them, and they gain 10 % more than
+the one does (sums of logarithms). Judged at the other m of the records, which had no part in it, and at those it was made from.
 
 Rule: m <= small or m * k_per_m <= k or (k >= least_k and tiles of tile x 128 <= percent of the multiprocessors). Fitted on
 two thirds of the shapes (all but every third), judged on the third kept out.
@@ -26,6 +27,8 @@ import sys
 
 # By how much a choice may be behind to be called good, and what the alternative has to win by to be taken.
 MARGIN, WIN = 1.03, 1.02
+# What a second range of m has to gain.
+SECOND = 1.10
 PAIRS = ("1x128 x 128x128", "row x row")
 # Table, pair, alternative, what it is held against.
 TABLES = [
@@ -99,14 +102,17 @@ def gain(times, alternative, against):
 
 
 def is_repeated(times, alternative, against):
-    """Whether there are several records and the alternative wins in each of them."""
+    """1 where there are several records and the alternative wins in each of them, -1 where it loses in each, else 0."""
     others = [times[name] for name in against if name in times]
     records = [(min(best), other) for *best, other in zip(*others, times.get(alternative, []))]
-    return len(records) > 1 and all(best >= WIN * other for best, other in records)
+    if len(records) < 2:
+        return 0
+    wins, loses = (all(a >= WIN * b for a, b in pairs) for pairs in (records, [(b, a) for a, b in records]))
+    return wins - loses
 
 
 def best_range(gains, repeated):
-    """(from, to) among the m of `gains`, which are in order; None if no range is worth it. `repeated`: m that may be alone."""
+    """(gain, (from, to)) among the m of `gains`, which are in order; (0, None) if no range is worth it. `repeated`: m that may be alone."""
     places, best = list(gains), (0.0, None)
     for i in range(len(places)):
         total = 0.0
@@ -115,12 +121,25 @@ def best_range(gains, repeated):
             ends = min(gains[places[i]], gains[places[j]])
             if (j > i or places[i] in repeated) and ends >= math.log(WIN) and total > best[0]:
                 best = total, (places[i], places[j])
+    return best
+
+
+def best_ranges(gains, repeated):
+    """One range or two of the m of `gains`, as `best_range`. `repeated`: 1 or -1 at m that every record says the same of."""
+    places, alone = list(gains), {m for m, sign in repeated.items() if sign > 0}
+    gain, whole = best_range(gains, alone)
+    best = gain + math.log(SECOND), [whole] if whole else []
+    for cut in (m for m in places if repeated.get(m, 0) < 0):
+        at = places.index(cut)
+        (low, first), (high, second) = (best_range({m: gains[m] for m in part}, alone) for part in (places[:at], places[at + 1:]))
+        if first and second and low + high > best[0]:
+            best = low + high, [first, second]
     return best[1]
 
 
 def in_range(chosen, m):
     place = next((place for place in PLACES if place >= m), PLACES[-1])
-    return chosen is not None and chosen[0] <= place <= chosen[1]
+    return any(first <= place <= last for first, last in chosen)
 
 
 def by_rule(rule, sms, n, k, m):
@@ -169,7 +188,7 @@ def choose(name, pair, problem, gains, repeated, sms):
 
     def table_of(n, k):
         measured = [m for m in PLACES if (n, k, m) in gains]
-        return best_range({m: gains[n, k, m] for m in measured}, {m for m in measured if (n, k, m) in repeated})
+        return best_ranges({m: gains[n, k, m] for m in measured}, {m: repeated[n, k, m] for m in measured})
     chosen = {(n, k): table_of(n, k) for n, k in shapes}
     kept_out = shapes[2::3]
     rules, takes = (FILL_RULES, by_fill) if fills else (RULES, by_rule)
@@ -202,7 +221,7 @@ def choose(name, pair, problem, gains, repeated, sms):
     yield f"        rule: Rule {{ {', '.join(f'{field}: {list(value) if isinstance(value, tuple) else value}' for field, value in fields)} }},"
     yield "        rows: &["
     for (n, k), found in chosen.items():
-        wins = f"[{found[0]}, {found[1]}]" if found else "NEVER"
+        wins = "&" + str([list(pair) for pair in found])
         if fills:
             measured = [m for rows, of, m in gains if (rows, of) == (n, k)]
             if measured != ALL_M[:len(measured)]:
@@ -223,7 +242,7 @@ def main():
         for (of, problem), places in problems.items():
             if of == pair:
                 gains = {place: gain(times, alternative, against) for place, times in places.items()}
-                repeated = {place for place, times in places.items() if is_repeated(times, alternative, against)}
+                repeated = {place: is_repeated(times, alternative, against) for place, times in places.items()}
                 print("\n".join(choose(name, pair, problem, gains, repeated, sms)))
         print("];")
 

@@ -20,20 +20,17 @@ pub(super) struct Measured {
     rows: &'static [Row],
 }
 
-/// One shape: B is `n x k`. The alternative to the native formulation wins from the first m to the second, both of [`ROWS_OF_A`], and
-/// beyond 8192 if it wins there.
+/// One shape: B is `n x k`. The alternative to the native formulation wins from the first m of each range to the second, both of [`ROWS_OF_A`], and
+/// beyond 8192 if it wins there. Two ranges, where every record says so: repeated scales take 31 us for 44 at 1024 x 2112 x 7168, and 41 us for 24 at m = 768.
 struct Row {
     n: usize,
     k: usize,
-    wins: [usize; 2],
+    wins: &'static [[usize; 2]],
 }
 
 /// The m that ranges are made from. Not powers of two alone: at m = 192 the library's own product took up to 1.7 times the other's time, at shapes where it is
 /// the faster one at 256.
 const ROWS_OF_A: [usize; 18] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192];
-
-/// No m.
-const NEVER: [usize; 2] = [1, 0];
 
 /// When the alternative wins: while m is small; while D is small beside B, as it costs some bytes an element of D; while
 /// the native tiles leave a part of the GPU idle on a long k.
@@ -106,7 +103,7 @@ impl Row {
     fn wins(&self, m: usize) -> bool {
         let last = ROWS_OF_A[ROWS_OF_A.len() - 1];
         let place = ROWS_OF_A.into_iter().find(|place| *place >= m).unwrap_or(last);
-        (self.wins[0]..=self.wins[1]).contains(&place)
+        self.wins.iter().any(|[first, last]| (*first..=*last).contains(&place))
     }
 }
 
@@ -127,23 +124,23 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 512] },
-            Row { n: 576, k: 7168, wins: [1, 768] },
-            Row { n: 24576, k: 1536, wins: [1, 64] },
-            Row { n: 32768, k: 512, wins: [1, 64] },
-            Row { n: 7168, k: 16384, wins: [1, 64] },
-            Row { n: 4096, k: 7168, wins: [1, 128] },
-            Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [1, 48] },
-            Row { n: 8192, k: 8192, wins: [1, 128] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 64] },
-            Row { n: 1536, k: 2048, wins: [1, 256] },
-            Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 48] },
-            Row { n: 5120, k: 8192, wins: [1, 64] },
-            Row { n: 51200, k: 5120, wins: [1, 64] },
-            Row { n: 5120, k: 25600, wins: [1, 64] },
+            Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
+            Row { n: 576, k: 7168, wins: &[[1, 768]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 64]] },
+            Row { n: 32768, k: 512, wins: &[[1, 64]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 64]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 128]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 64]] },
+            Row { n: 10240, k: 8192, wins: &[[1, 48], [192, 192]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 128]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 64]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 64]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 256]] },
+            Row { n: 2048, k: 768, wins: &[[1, 256]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 48], [192, 192]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 64]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 64]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 64]] },
         ],
     },
     Measured {
@@ -152,23 +149,23 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 768] },
-            Row { n: 24576, k: 1536, wins: [1, 64] },
-            Row { n: 32768, k: 512, wins: [1, 64] },
-            Row { n: 7168, k: 16384, wins: [1, 64] },
-            Row { n: 4096, k: 7168, wins: [1, 128] },
-            Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [192, 192] },
-            Row { n: 8192, k: 8192, wins: [1, 128] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 64] },
-            Row { n: 1536, k: 2048, wins: [1, 256] },
-            Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 48] },
-            Row { n: 5120, k: 8192, wins: [1, 64] },
-            Row { n: 51200, k: 5120, wins: [1, 64] },
-            Row { n: 5120, k: 25600, wins: [1, 64] },
+            Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
+            Row { n: 576, k: 7168, wins: &[[1, 768]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 64]] },
+            Row { n: 32768, k: 512, wins: &[[1, 64]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 64]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 128]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 64]] },
+            Row { n: 10240, k: 8192, wins: &[[16, 48], [192, 192]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 128]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 64]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 64]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 256]] },
+            Row { n: 2048, k: 768, wins: &[[1, 256]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 48], [192, 192]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 64]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 64]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 64]] },
         ],
     },
     Measured {
@@ -177,23 +174,23 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         activation: Activation::Silu,
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 2048] },
-            Row { n: 576, k: 7168, wins: [1, 768] },
-            Row { n: 24576, k: 1536, wins: [1, 64] },
-            Row { n: 32768, k: 512, wins: [1, 64] },
-            Row { n: 7168, k: 16384, wins: [1, 64] },
-            Row { n: 4096, k: 7168, wins: [1, 128] },
-            Row { n: 7168, k: 2048, wins: [1, 64] },
-            Row { n: 10240, k: 8192, wins: [192, 192] },
-            Row { n: 8192, k: 8192, wins: [1, 128] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 64] },
-            Row { n: 1536, k: 2048, wins: [1, 256] },
-            Row { n: 2048, k: 768, wins: [1, 256] },
-            Row { n: 10240, k: 5120, wins: [1, 48] },
-            Row { n: 5120, k: 8192, wins: [1, 64] },
-            Row { n: 51200, k: 5120, wins: [1, 64] },
-            Row { n: 5120, k: 25600, wins: [1, 64] },
+            Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
+            Row { n: 576, k: 7168, wins: &[[1, 768]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 64]] },
+            Row { n: 32768, k: 512, wins: &[[1, 64]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 64]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 128]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 64]] },
+            Row { n: 10240, k: 8192, wins: &[[16, 48], [192, 192]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 128]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 64]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 64]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 256]] },
+            Row { n: 2048, k: 768, wins: &[[1, 256]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 48], [192, 192]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 64]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 64]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 64]] },
         ],
     },
 ];
@@ -206,23 +203,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 4, k_per_m: 160, least_k: 6144, tile: 128, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 3072] },
-            Row { n: 576, k: 7168, wins: [1, 1024] },
-            Row { n: 24576, k: 1536, wins: [1, 2] },
-            Row { n: 32768, k: 512, wins: [1, 4] },
-            Row { n: 7168, k: 16384, wins: [1, 128] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
-            Row { n: 7168, k: 2048, wins: [1, 1] },
-            Row { n: 10240, k: 8192, wins: [192, 256] },
-            Row { n: 8192, k: 8192, wins: [1, 192] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 256] },
-            Row { n: 2048, k: 768, wins: NEVER },
-            Row { n: 10240, k: 5120, wins: [192, 256] },
-            Row { n: 5120, k: 8192, wins: [1, 512] },
-            Row { n: 51200, k: 5120, wins: [1, 16] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
+            Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 2]] },
+            Row { n: 32768, k: 512, wins: &[[1, 4]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 128]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 256]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 1]] },
+            Row { n: 10240, k: 8192, wins: &[[192, 256]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 192]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 64], [192, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 256]] },
+            Row { n: 2048, k: 768, wins: &[] },
+            Row { n: 10240, k: 5120, wins: &[[192, 256]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 512]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 16]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 1024]] },
         ],
     },
     Measured {
@@ -231,23 +228,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 16, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 3072] },
-            Row { n: 576, k: 7168, wins: [1, 1024] },
-            Row { n: 24576, k: 1536, wins: [1, 16] },
-            Row { n: 32768, k: 512, wins: [1, 16] },
-            Row { n: 7168, k: 16384, wins: [1, 128] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
-            Row { n: 7168, k: 2048, wins: [1, 16] },
-            Row { n: 10240, k: 8192, wins: [192, 256] },
-            Row { n: 8192, k: 8192, wins: [1, 64] },
-            Row { n: 57344, k: 8192, wins: [1, 64] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 512] },
-            Row { n: 2048, k: 768, wins: [1, 2] },
-            Row { n: 10240, k: 5120, wins: [1, 16] },
-            Row { n: 5120, k: 8192, wins: [1, 512] },
-            Row { n: 51200, k: 5120, wins: [1, 16] },
-            Row { n: 5120, k: 25600, wins: [1, 512] },
+            Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
+            Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 4096]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 16]] },
+            Row { n: 32768, k: 512, wins: &[[1, 16]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 128]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 256]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 16]] },
+            Row { n: 10240, k: 8192, wins: &[[192, 256]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 64]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 64], [192, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 512]] },
+            Row { n: 2048, k: 768, wins: &[[1, 2]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 16]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 512]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 16]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 512]] },
         ],
     },
     Measured {
@@ -256,23 +253,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::Silu,
         rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 4096] },
-            Row { n: 576, k: 7168, wins: [1, 8192] },
-            Row { n: 24576, k: 1536, wins: [1, 256] },
-            Row { n: 32768, k: 512, wins: [1, 2048] },
-            Row { n: 7168, k: 16384, wins: [1, 768] },
-            Row { n: 4096, k: 7168, wins: [1, 768] },
-            Row { n: 7168, k: 2048, wins: [1, 768] },
-            Row { n: 10240, k: 8192, wins: [1, 512] },
-            Row { n: 8192, k: 8192, wins: [1, 192] },
-            Row { n: 57344, k: 8192, wins: [1, 192] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 3072] },
-            Row { n: 2048, k: 768, wins: [1, 4096] },
-            Row { n: 10240, k: 5120, wins: [1, 512] },
-            Row { n: 5120, k: 8192, wins: [1, 1024] },
-            Row { n: 51200, k: 5120, wins: [1, 128] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 2112, k: 7168, wins: &[[1, 4096]] },
+            Row { n: 576, k: 7168, wins: &[[1, 8192]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 256]] },
+            Row { n: 32768, k: 512, wins: &[[1, 2048]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 768]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 768]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 768]] },
+            Row { n: 10240, k: 8192, wins: &[[1, 512]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 192]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 3072]] },
+            Row { n: 2048, k: 768, wins: &[[1, 4096]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 512]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 1024]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 128]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 1024]] },
         ],
     },
     Measured {
@@ -281,23 +278,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 0, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 3072] },
-            Row { n: 576, k: 7168, wins: [1, 1024] },
-            Row { n: 24576, k: 1536, wins: [1, 48] },
-            Row { n: 32768, k: 512, wins: [1, 1] },
-            Row { n: 7168, k: 16384, wins: [1, 1024] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
-            Row { n: 7168, k: 2048, wins: [1, 32] },
-            Row { n: 10240, k: 8192, wins: [1, 512] },
-            Row { n: 8192, k: 8192, wins: [1, 192] },
-            Row { n: 57344, k: 8192, wins: [1, 192] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 192] },
-            Row { n: 2048, k: 768, wins: NEVER },
-            Row { n: 10240, k: 5120, wins: [1, 192] },
-            Row { n: 5120, k: 8192, wins: [1, 512] },
-            Row { n: 51200, k: 5120, wins: [1, 64] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
+            Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 48]] },
+            Row { n: 32768, k: 512, wins: &[[1, 1]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 1024]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 256]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 32]] },
+            Row { n: 10240, k: 8192, wins: &[[1, 64], [192, 512]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 192]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 192]] },
+            Row { n: 2048, k: 768, wins: &[] },
+            Row { n: 10240, k: 5120, wins: &[[1, 64], [192, 192]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 512]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 64]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 512], [1024, 1024]] },
         ],
     },
     Measured {
@@ -306,23 +303,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::None,
         rule: Rule { small: 0, k_per_m: 80, least_k: 1024, tile: 64, percent: 75 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 3072] },
-            Row { n: 576, k: 7168, wins: [1, 1024] },
-            Row { n: 24576, k: 1536, wins: [1, 32] },
-            Row { n: 32768, k: 512, wins: [1, 4] },
-            Row { n: 7168, k: 16384, wins: [1, 192] },
-            Row { n: 4096, k: 7168, wins: [1, 256] },
-            Row { n: 7168, k: 2048, wins: [1, 32] },
-            Row { n: 10240, k: 8192, wins: [1, 256] },
-            Row { n: 8192, k: 8192, wins: [1, 192] },
-            Row { n: 57344, k: 8192, wins: [1, 192] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 256] },
-            Row { n: 2048, k: 768, wins: [1, 1] },
-            Row { n: 10240, k: 5120, wins: [1, 192] },
-            Row { n: 5120, k: 8192, wins: [1, 512] },
-            Row { n: 51200, k: 5120, wins: [1, 64] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 3072]] },
+            Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 32]] },
+            Row { n: 32768, k: 512, wins: &[[1, 4]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 192]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 256]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 32]] },
+            Row { n: 10240, k: 8192, wins: &[[1, 64], [192, 256]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 192]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 256]] },
+            Row { n: 2048, k: 768, wins: &[[1, 1]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 64], [192, 192]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 512]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 64]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 1024]] },
         ],
     },
     Measured {
@@ -331,23 +328,23 @@ pub(super) const RESCALED: &[Measured] = &[
         activation: Activation::Silu,
         rule: Rule { small: 128, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
         rows: &[
-            Row { n: 2112, k: 7168, wins: [1, 8192] },
-            Row { n: 576, k: 7168, wins: [1, 8192] },
-            Row { n: 24576, k: 1536, wins: [1, 192] },
-            Row { n: 32768, k: 512, wins: [1, 8192] },
-            Row { n: 7168, k: 16384, wins: [1, 1024] },
-            Row { n: 4096, k: 7168, wins: [1, 768] },
-            Row { n: 7168, k: 2048, wins: [1, 1024] },
-            Row { n: 10240, k: 8192, wins: [1, 512] },
-            Row { n: 8192, k: 8192, wins: [1, 192] },
-            Row { n: 57344, k: 8192, wins: [1, 192] },
-            Row { n: 8192, k: 28672, wins: [1, 192] },
-            Row { n: 1536, k: 2048, wins: [1, 3072] },
-            Row { n: 2048, k: 768, wins: [1, 768] },
-            Row { n: 10240, k: 5120, wins: [1, 512] },
-            Row { n: 5120, k: 8192, wins: [1, 1024] },
-            Row { n: 51200, k: 5120, wins: [1, 128] },
-            Row { n: 5120, k: 25600, wins: [1, 1024] },
+            Row { n: 2112, k: 7168, wins: &[[1, 8192]] },
+            Row { n: 576, k: 7168, wins: &[[1, 8192]] },
+            Row { n: 24576, k: 1536, wins: &[[1, 192]] },
+            Row { n: 32768, k: 512, wins: &[[1, 8192]] },
+            Row { n: 7168, k: 16384, wins: &[[1, 1024]] },
+            Row { n: 4096, k: 7168, wins: &[[1, 768]] },
+            Row { n: 7168, k: 2048, wins: &[[1, 1024]] },
+            Row { n: 10240, k: 8192, wins: &[[1, 512]] },
+            Row { n: 8192, k: 8192, wins: &[[1, 192]] },
+            Row { n: 57344, k: 8192, wins: &[[1, 192]] },
+            Row { n: 8192, k: 28672, wins: &[[1, 192]] },
+            Row { n: 1536, k: 2048, wins: &[[1, 3072]] },
+            Row { n: 2048, k: 768, wins: &[[1, 768]] },
+            Row { n: 10240, k: 5120, wins: &[[1, 512]] },
+            Row { n: 5120, k: 8192, wins: &[[1, 1024]] },
+            Row { n: 51200, k: 5120, wins: &[[1, 128]] },
+            Row { n: 5120, k: 25600, wins: &[[1, 1024]] },
         ],
     },
 ];
@@ -367,7 +364,8 @@ mod tests {
                 table
                     .rows
                     .iter()
-                    .all(|r| r.wins == NEVER || (r.wins[0] <= r.wins[1] && r.wins.map(measured) == [true; 2]))
+                    .flat_map(|r| r.wins)
+                    .all(|range| range[0] <= range[1] && range.map(measured) == [true; 2])
             );
         }
     }
@@ -375,17 +373,22 @@ mod tests {
     #[test]
     fn m_counts_as_the_next_measured_one() {
         let row = |wins| Row { n: 8, k: 16, wins };
-        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|m| row([2, 4]).wins(m)), [false, false, true, true, true, false, false]);
-        assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row([4096, 8192]).wins(m)), [true; 4]);
-        assert_eq!([3073, 4096, 4097].map(|m| row([1, 4096]).wins(m)), [true, true, false]);
-        assert_eq!([128, 129, 192, 193, 256].map(|m| row([192, 192]).wins(m)), [false, true, true, false, false]);
-        assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(NEVER).wins(*m)));
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 8].map(|m| row(&[[2, 4]]).wins(m)),
+            [false, false, true, true, true, false, false]
+        );
+        assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row(&[[4096, 8192]]).wins(m)), [true; 4]);
+        assert_eq!([3073, 4096, 4097].map(|m| row(&[[1, 4096]]).wins(m)), [true, true, false]);
+        assert_eq!([128, 129, 192, 193, 256].map(|m| row(&[[192, 192]]).wins(m)), [false, true, true, false, false]);
+        let two = row(&[[1, 512], [1024, 2048]]);
+        assert_eq!([512, 513, 768, 769, 2048, 2049].map(|m| two.wins(m)), [true, false, false, true, true, false]);
+        assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(&[]).wins(*m)));
     }
 
     #[test]
     fn a_table_is_for_its_problem_a_rule_for_the_nearest() {
         let rule = Rule { small: 4, k_per_m: 100, least_k: 4096, tile: 128, percent: 50 };
-        let rows: &[Row] = &[Row { n: 1024, k: 2048, wins: [64, 128] }];
+        let rows: &[Row] = &[Row { n: 1024, k: 2048, wins: &[[64, 128]] }];
         let never = Rule { small: 0, k_per_m: 0, least_k: 0, tile: 64, percent: 0 };
         let table = |fast, rule| Measured { fast, out: DType::Bf16, activation: Activation::None, rule, rows };
         let tables = [table(true, rule), table(false, never)];

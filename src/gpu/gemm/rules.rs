@@ -295,6 +295,41 @@ mod tests {
         assert_eq!(order, Formulation::ALL);
     }
 
+    /// Of narrow weights with a long k, where every other m is won by another way: the fastest in the records of `formulations` (2026-11-22 to 24) and of
+    /// `bench gemm` (4259385, 6aec42d).
+    #[test]
+    fn narrow_weights_are_multiplied_as_the_records_say() {
+        use Formulation::{Native, RepeatedScales, Rescaled, Sm90};
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
+        let first = |desc: GemmDesc| preference(&desc, H200).0[0];
+        for (m, fastest) in [
+            (128, RepeatedScales),
+            (256, RepeatedScales),
+            (512, RepeatedScales),
+            (768, Native),
+            (1024, RepeatedScales),
+            (2048, RepeatedScales),
+            (3072, Sm90),
+            (4096, Native),
+            (8192, Native),
+        ] {
+            assert_eq!(first(GemmDesc::new(m, 2112, 7168, vec, blk, DType::Bf16)), fastest, "m = {m}");
+        }
+        for (m, n, fastest) in [
+            (128, 576, Rescaled),
+            (256, 576, Rescaled),
+            (512, 576, Sm90),
+            (1024, 576, Rescaled),
+            (128, 2112, Sm90),
+            (256, 2112, Sm90),
+            (512, 2112, Sm90),
+            (128, 4096, Sm90),
+        ] {
+            let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
+            assert_eq!(first(desc), fastest, "m = {m}, n = {n}");
+        }
+    }
+
     /// Before all that the tables say, where it does the whole epilogue.
     #[test]
     fn few_rows_are_for_the_kernel_of_few_rows() {

@@ -36,11 +36,14 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
 }
 
 /// Whether it is tried before cuBLASLt's two ways of row scales for few rows: where one round of 64 x 64 tiles is all, on a long k, which the native
-/// product does not split. Whatever the sums and the activation (H200, 2026-11-25, `bench sm90`: 12.9 us for 15.3 at 128 x 4096 x 7168, 16.0 for 19.7 at
-/// m = 256; not at 512).
+/// product does not split, and fills half of the multiprocessors. Where some of them have two tiles, on a B that has more rows than A. Whatever the sums
+/// and the activation (H200, 2026-11-25, `bench sm90`: 12.9 us for 15.3 at 128 x 4096 x 7168, 16.0 for 19.7 at m = 256; not at 512. `bench gemm`, n = 576,
+/// k = 7168: 12.2 us for 10.0 and 11.0 of rescaled at m = 128 and 256, 12.2 for 12.9 at 512, 14.2 for 13.6 at 1024; faster at every wider B).
 pub(crate) fn is_one_round([m, n, k]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile64x64Two.tile();
-    m > 64 && k >= 4096 && tile.tiles(m, n) <= tile.blocks_at_once(sm_count)
+    let tiles = tile.tiles(m, n);
+    let fills = tiles >= sm_count.div_ceil(2) && (tiles <= sm_count || n > m);
+    m > 64 && k >= 4096 && tiles <= tile.blocks_at_once(sm_count) && fills
 }
 
 /// Several rounds of the largest tiles.
@@ -117,7 +120,20 @@ mod tests {
         );
         assert!(is_first_of_rows([1 << 30, 1 << 30, 1 << 20], 0), "no number is too large, none divides by zero");
         let round = |mnk| is_one_round(mnk, 132);
-        assert!(round([128, 4096, 7168]) && round([256, 4096, 7168]));
+        // `bench gemm` at 6aec42d against 4259385: what was faster than the library's two ways, and what was not.
+        for (n, k, faster, slower) in [
+            (576, 7168, &[512][..], &[128, 256, 1024][..]),
+            (2112, 7168, &[128, 256, 512], &[]),
+            (4096, 7168, &[128, 256], &[512]),
+            (7168, 16384, &[128], &[256]),
+            (8192, 8192, &[128], &[256]),
+            (8192, 28672, &[128], &[256]),
+            (5120, 8192, &[128], &[256]),
+            (5120, 25600, &[128], &[256]),
+            (1536, 2048, &[], &[128, 512]),
+        ] {
+            assert!(faster.iter().all(|m| round([*m, n, k])) && !slower.iter().any(|m| round([*m, n, k])), "{n} x {k}");
+        }
         assert!(![[512, 4096, 7168], [64, 4096, 7168], [128, 4096, 2048], [128, 24576, 7168]].into_iter().any(round));
         assert!(has_rounds([4096, 4096, 16], 132) && !has_rounds([1024, 4096, 16], 132));
     }
