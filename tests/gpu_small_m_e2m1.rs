@@ -3,111 +3,18 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/small_m_e2m1.rs"]
+mod small_m_e2m1;
 
 use common::gemm::*;
 use common::*;
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Gelu, SumBound};
 use scaled_gemm::{
-    Accumulation, CodeFormat, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, GemmPlan, Handle,
-    HostQuantMatrix, KeptWeights, KernelFamily, MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock,
-    SmallMConfig, TuneRecord,
+    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle, HostQuantMatrix, KeptWeights,
+    MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMConfig, TuneRecord,
 };
-
-const NV: Scheme = Scheme::Nvfp4;
-const NV_ROW: Scheme = Scheme::Nvfp4Row;
-const MX4: Scheme = Scheme::Mxfp4;
-const BF16: Operand = Operand::Plain(DType::Bf16);
-const F16: Operand = Operand::Plain(DType::F16);
-
-type Pair = (Operand, Scheme);
-
-/// Every kind of A that each scheme of weights multiplies here.
-const PAIRS: [Pair; 12] = [
-    (BF16, NV),
-    (F16, NV),
-    (BF16, NV_ROW),
-    (F16, NV_ROW),
-    (BF16, MX4),
-    (Operand::Quantized(NV), NV),
-    (Operand::Quantized(NV), NV_ROW),
-    (Operand::Quantized(NV_ROW), NV),
-    (Operand::Quantized(NV_ROW), NV_ROW),
-    (Operand::Quantized(MX4), MX4),
-    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E4M3)), MX4),
-    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E5M2)), MX4),
-];
-
-/// A handle on an sm_90.
-fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
-}
-
-fn all() -> impl Iterator<Item = SmallMConfig> {
-    SmallMConfig::all(CodeFormat::E2M1)
-}
-
-/// Those of a kernel each, with splits in turn.
-fn one_of_each(turn: usize) -> impl Iterator<Item = SmallMConfig> {
-    let splits = SmallMConfig::SPLITS;
-    let blocks = [SmallMBlock::Four, SmallMBlock::Eight].into_iter().enumerate();
-    blocks.map(move |(i, block)| SmallMConfig::new(block, splits[(3 * i + turn) % splits.len()]).unwrap())
-}
-
-/// A plan in this configuration, by way of a record.
-fn planned(handle: &Handle, desc: &GemmDesc, config: SmallMConfig) -> GemmPlan {
-    let text = plan(handle, desc, Formulation::SmallM).record().unwrap().to_json().unwrap();
-    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let place = record.pointer_mut("/algorithm/small-m").unwrap_or_else(|| panic!("no configuration in {text}"));
-    *place = serde_json::to_value(config).unwrap();
-    let record = TuneRecord::from_json(&record.to_string()).unwrap();
-    let plan = handle.plan_with(desc, &PlanOptions::default().with_record(record)).unwrap();
-    assert!(plan.explain().contains(&format!("algorithm: small-m {config}, ")), "{}", plan.explain());
-    plan
-}
-
-/// Normal data in which every row and every 16 columns of a row have a size of their own, over two orders of magnitude: a
-/// block scale or a row scale taken from a wrong place shows. Products stay within F16 up to k = 1536.
-fn blocked(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
-    let groups = cols.div_ceil(16);
-    let by_row: Vec<f32> = (0..rows).map(|_| 10f32.powf(rng.uniform() - 0.5)).collect();
-    let by_block: Vec<f32> = (0..rows * groups).map(|_| 10f32.powf(rng.uniform() - 0.5)).collect();
-    Array2::from_shape_fn((rows, cols), |(i, j)| 0.125 * rng.normal() * by_row[i] * by_block[i * groups + j / 16])
-}
-
-/// Either kind of product.
-enum Both {
-    Quantized(Operands),
-    Plain(PlainOperands),
-}
-
-/// Runs the same code on whichever kind it is.
-macro_rules! with {
-    ($both:expr, |$ops:ident| $body:expr) => {
-        match $both {
-            Both::Quantized($ops) => $body,
-            Both::Plain($ops) => $body,
-        }
-    };
-}
-
-fn operands(handle: &Handle, x: &Array2<f32>, host_b: HostQuantMatrix, a: Operand) -> Both {
-    match a {
-        Operand::Quantized(a) => Both::Quantized(Operands::of(handle, quantized(x, a), host_b)),
-        // Rows of A lie apart where their number is odd.
-        Operand::Plain(dtype) => Both::Plain(PlainOperands::of(handle, x, dtype, x.nrows() % 2 * 8, host_b)),
-    }
-}
-
-fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], (a, b): Pair) -> Both {
-    let x = blocked(rng, m, k);
-    operands(handle, &x, quantized(&blocked(rng, n, k), b), a)
-}
+use small_m_e2m1::*;
 
 /// Each of these configurations gives D within the bound, twice the same.
 fn check_with(
@@ -156,7 +63,7 @@ fn each_kernel_once() {
     for (i, m) in [1, 16].into_iter().enumerate() {
         for (j, pair) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[7]].into_iter().enumerate() {
             let case = Case { gap: 8, ..Case::new(WIDE[(i + j) % 3]) };
-            check(&handle, &mut rng, [m, 136, 1056], pair, case, one_of_each(i + j));
+            check(&handle, &mut rng, [m, 136, 1056], pair, case, one_of_each(m, i + j));
         }
     }
 }
@@ -172,7 +79,7 @@ fn shapes_that_cut_tiles_steps_and_splits() {
                 // All of 1 to 16, over pairs and shapes.
                 for m in [1 + (i + 3 * j + 5 * l) % 8, 9 + (5 * i + j + 3 * l) % 8] {
                     let case = Case { gap: [0, 8, 40][(i + j) % 3], ..Case::new(WIDE[(i + l + m) % 3]) };
-                    worst = worst.max(check(&handle, &mut rng, [m, n, k], pair, case, all()));
+                    worst = worst.max(check(&handle, &mut rng, [m, n, k], pair, case, all(m)));
                 }
             }
         }
@@ -190,39 +97,62 @@ fn large_shapes() {
     for (i, shape) in shapes.into_iter().enumerate() {
         for pair in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[8]] {
             let out = if shape[2] > 1536 { DType::F32 } else { DType::Bf16 };
-            worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(out), one_of_each(i)));
+            worst = worst.max(check(&handle, &mut rng, shape, pair, Case::new(out), one_of_each(shape[0], i)));
         }
     }
     println!("largest error {worst:.3} of its tolerance");
 }
 
-/// Every code with every scale byte that a product can hold: what the kernel decodes is what the reference does, one at a time.
+/// Every code with every scale byte but NaN, in every kernel: what each decodes is what the reference does, one at a time. Nothing rounds, so that D is the
+/// exact product, wherever that is no smaller than what tensor cores may take for zero.
 #[test]
 fn every_code_and_block_scale() {
     let Some(handle) = hopper() else { return };
-    let (n, k) = (256, 512);
+    let (m, n, k) = (16, 512, 512);
     for b in [NV, MX4] {
         let width = if b == NV { 16 } else { 32 };
-        let codes: Vec<u8> = (0..n * k / 2).map(|i| (i * 37 + i / 5) as u8).collect();
-        // NVFP4: the sign bit of a scale counts as nothing, NaN is at 127 and 255; MXFP4 up to 2^123, so that sums stay numbers.
-        let byte = |i: usize| match b {
-            NV => (i % 254 + usize::from(i % 254 >= 127)) as u8,
-            _ => (i % 251) as u8,
+        let blocks = k / width;
+        // NVFP4: the sign bit of a scale counts as nothing, NaN is at 127 and 255. MXFP4: NaN is at 255.
+        let byte = |block: usize| match b {
+            NV => (block % 254 + usize::from(block % 254 >= 127)) as u8,
+            _ => (block % 255) as u8,
         };
-        let scales: Vec<u8> = (0..n * k / width).map(|i| byte(i + i / 97)).collect();
+        // All 16 in each block, from another one on in each; of the two largest scales those that stay finite.
+        let code = |i: usize, j: usize| {
+            let (block, code) = (i * blocks + j / width, (j + j / width + i) % 16);
+            let magnitude = match byte(block) {
+                254 if b == MX4 => code % 8 % 4,
+                253 if b == MX4 => code % 8 % 6,
+                _ => code % 8,
+            };
+            (magnitude | code & 8) as u8
+        };
+        let pairs = (0..n * k / 2).map(|at| (2 * at / k, 2 * at % k));
+        let codes: Vec<u8> = pairs.map(|(i, j)| code(i, j) | code(i, j + 1) << 4).collect();
+        let scales: Vec<u8> = (0..n * blocks).map(byte).collect();
+        let seen: std::collections::HashSet<_> =
+            (0..n * k).map(|at| (byte(at / width), code(at / k, at % k))).collect();
+        assert_eq!(seen.len(), if b == NV { 254 * 16 } else { 253 * 16 + 12 + 8 });
         let outer = if b == NV { vec![0.5] } else { Vec::new() };
         let host_b = HostQuantMatrix::from_block_logical(b, n, k, codes, &outer, &scales).unwrap();
+        let values = reference::dequantize(&host_b, DType::F32);
         for dtype in [DType::Bf16, DType::F16].into_iter().filter(|dtype| b == NV || *dtype == DType::Bf16) {
-            // Rows of A that each pick one column of 16 from every step.
-            for first in 0..16 {
-                let x = Array2::from_shape_fn(
-                    (16, k),
-                    |(i, j)| if j == 16 * i + first + j / 256 * 256 { 1.0 } else { 0.0 },
-                );
+            let case = Case::new(DType::F32);
+            for first in 0..k / m {
+                // Rows of A that pick one column each.
+                let column = |i: usize| i * (k / m) + first;
+                let x = Array2::from_shape_fn((m, k), |(i, j)| if j == column(i) { 1.0 } else { 0.0 });
                 let ops = PlainOperands::of(&handle, &x, dtype, 8, host_b.clone());
-                let extras = Extras::new(&handle, &mut Noise::new(184), 16, n, &[0]);
-                let sums = ops.sums(Accumulation::Precise);
-                check_with(&handle, &ops, &extras, &sums, Case::new(DType::F32), one_of_each(first));
+                let extras = Extras::new(&handle, &mut Noise::new(184), m, n, &[0]);
+                for config in one_of_each(m, first) {
+                    let stored =
+                        execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
+                    for ((i, j), got) in stored.values(&ops, &case).indexed_iter() {
+                        let want = values[[j, column(i)]];
+                        let lost = *got == 0.0 && want.abs() < f32::MIN_POSITIVE;
+                        assert!(*got == want || lost, "{b}, {config}: {got:e} for {want:e} at {j}, {}", column(i));
+                    }
+                }
             }
         }
     }
@@ -240,7 +170,14 @@ fn epilogues() {
             with!(&both, |ops| {
                 let sums = ops.sums(Accumulation::Precise);
                 for (i, case) in epilogue_cases(17, 8).chain([layer()]).enumerate() {
-                    check_with(&handle, ops, &extras, &sums, case, one_of_each(i / 9).skip((i / 5 + j) % 2).take(1));
+                    check_with(
+                        &handle,
+                        ops,
+                        &extras,
+                        &sums,
+                        case,
+                        one_of_each(m, i / 9).skip((i / 5 + j) % blocks(m).count()).take(1),
+                    );
                 }
                 let plan = plan(&handle, &layer().desc(ops), Formulation::SmallM);
                 let a_bytes = if pair.0.scheme().is_some() { m * 416 * 2 } else { 0 };
@@ -287,7 +224,7 @@ fn large_second_levels_do_not_overflow() {
             let case = Case { alpha: 1e-30, ..Case::new(DType::F32) };
             let d = reference::scaled_gemm(&extras.inputs(ops, &case)).unwrap();
             assert!(d.iter().all(|v| v.is_finite()) && d.iter().any(|v| v.abs() > 1e20), "{a} x {b}");
-            check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
+            check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all(m));
         });
     }
 }
@@ -305,7 +242,7 @@ fn activations_of_any_size() {
             let extras = Extras::new(&handle, &mut rng, m, n, &[0]);
             let case = Case { alpha, ..Case::new(DType::F32) };
             with!(&both, |ops| {
-                check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all());
+                check_with(&handle, ops, &extras, &ops.sums(Accumulation::Precise), case, all(m));
             });
         }
     }
@@ -346,7 +283,7 @@ fn not_a_number_stays_where_it_is() {
             }
         };
         let (case, extras) = (Case::new(DType::F32), Extras::new(&handle, &mut rng, m, n, &[]));
-        with!(&both, |ops| for config in all() {
+        with!(&both, |ops| for config in all(m) {
             let stored = execute(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case);
             for ((row, col), v) in stored.values(ops, &case).indexed_iter() {
                 let nan = [7, 11].contains(&row) || [3, 100].contains(&col);
@@ -356,7 +293,7 @@ fn not_a_number_stays_where_it_is() {
     }
 }
 
-/// In one configuration and width of the product (8 or 16 rows) a row of D has the same bits whatever m is and wherever the row stands.
+/// In one configuration a row of D has the same bits whatever m is, and with it the width of the product, and wherever the row stands.
 #[test]
 fn equal_rows_have_equal_results() {
     let Some(handle) = hopper() else { return };
@@ -365,7 +302,7 @@ fn equal_rows_have_equal_results() {
     for (a, b) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)] {
         let (x, w) = (blocked(&mut rng, most, k), quantized(&blocked(&mut rng, n, k), b));
         let case = Case::new(DType::F32);
-        for config in all() {
+        for config in all(most) {
             let rows = |start: usize, m: usize| {
                 let part = x.slice(s![start..start + m, ..]).to_owned();
                 let both = operands(&handle, &part, w.clone(), a);
@@ -383,11 +320,11 @@ fn equal_rows_have_equal_results() {
 }
 
 #[test]
-fn graphs_give_the_eager_bits_and_follow_a() {
+fn graphs_give_the_eager_bits_and_follow_both_operands() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(191);
     let (m, n, k) = (12, 520, 672);
-    for (i, config) in all().chain(all()).enumerate() {
+    for (i, config) in all(m).chain(all(m)).enumerate() {
         let mut both = new(&handle, &mut rng, [m, n, k], PAIRS[i % PAIRS.len()]);
         let extras = Extras::new(&handle, &mut rng, m, n, &[]);
         let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
@@ -412,6 +349,42 @@ fn graphs_give_the_eager_bits_and_follow_a() {
         }
         let follows = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
         assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
+        let w = blocked(&mut rng, n, k);
+        match &mut both {
+            Both::Plain(ops) => rewrite(&handle, &w, &mut ops.b),
+            Both::Quantized(ops) => rewrite(&handle, &w, &mut ops.b),
+        }
+        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
+        assert!(follows != want && replay(&mut output) == want, "{config}: the replay does not follow B");
+    }
+}
+
+/// D may begin wherever an element may, and so may its rows.
+#[test]
+fn d_at_any_element() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(195);
+    let (n, k) = (136, 416);
+    for (m, out, pair) in [(7, DType::Bf16, (BF16, NV)), (9, DType::F16, (F16, NV)), (16, DType::F32, (BF16, MX4))] {
+        let both = new(&handle, &mut rng, [m, n, k], pair);
+        let (size, case) = (out.bytes(), Case { gap: 1, ..Case::new(out) });
+        with!(&both, |ops| for config in one_of_each(m, 1) {
+            let mut plan = planned(&handle, &case.desc(ops), config);
+            let mut at = |offset: usize| {
+                let mut buffer = poisoned(&handle, 64 + m * (n + 1) * size);
+                let mut view = buffer.slice_mut(offset..offset + (m * (n + 1) - 1) * size);
+                let d = MatMut::new(&mut view, out, m, n).unwrap().with_row_stride(n + 1).unwrap();
+                plan.execute(&handle, ops.call(d)).unwrap();
+                let bytes = handle.stream().clone_dtoh(&buffer).unwrap();
+                let (before, rest) = bytes.split_at(offset);
+                let (rows, after) = rest.split_at((m * (n + 1) - 1) * size);
+                let gaps = rows.chunks(size).skip(n).step_by(n + 1).flatten();
+                assert!(before.iter().chain(gaps).chain(after).all(|byte| *byte == 0xFF), "{config}: beside D");
+                rows.to_vec()
+            };
+            let aligned = at(0);
+            assert!(at(size) == aligned && at(3 * size) == aligned, "{config}");
+        });
     }
 }
 
@@ -421,12 +394,13 @@ fn long_chains() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(192);
     let case = Case { gap: 8, ..Case::new(DType::Bf16) };
-    let mut links: Vec<_> = all()
-        .chain(all())
+    let mut links: Vec<_> = all(16)
+        .chain(all(16))
         .enumerate()
         .map(|(i, config)| {
-            let both = new(&handle, &mut rng, [1 + i, 264, 2080], PAIRS[i % PAIRS.len()]);
-            let extras = Extras::new(&handle, &mut rng, 1 + i, 264, &[case.gap]);
+            let m = 1 + i;
+            let both = new(&handle, &mut rng, [m, 264, 2080], PAIRS[i % PAIRS.len()]);
+            let extras = Extras::new(&handle, &mut rng, m, 264, &[case.gap]);
             let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
             let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
             let output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
@@ -449,7 +423,7 @@ fn kept_values_are_not_read() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(193);
     for (a, b) in PAIRS {
-        let both = new(&handle, &mut rng, [9, 136, 672], (a, b));
+        let both = new(&handle, &mut rng, [9, 136, 2080], (a, b));
         let extras = Extras::new(&handle, &mut rng, 9, 136, &[]);
         with!(&both, |ops| {
             let case = Case::new(DType::Bf16);

@@ -5,6 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use super::gemm::{GemmInputs, SLICE, scales_slices};
 use super::operand::HostOperand;
 use super::parallel;
+use super::tensor_core::{FP8, TensorCore, WIDE, exponent, interleaved, power};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, CodeFormat, DType, HostQuantMatrix, Operand, pair};
@@ -74,7 +75,10 @@ pub struct Bound {
 ///    unit at M, a product loses at most q where it is aligned to a larger term (or itself; nothing if its exponent allows,
 ///    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
 ///    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
-///    forms them; 1. covers the sum of the stretches. Operands or products below 2^-126 may count as zero; with MXFP8 so do
+///    forms them; 1. covers the sum of the stretches. With E2M1 weights, `small-m` takes the columns of each 128 in another order,
+///    four of each 32 in one step (`interleaved` in `tensor_core.rs`): the stretches are the same, what lies between is not, and the error of 128 columns
+///    is the larger one of both orders. Operands or products below 2^-126 may count as zero; `small-m` multiplies by NVFP4 weights times 2^-8
+///    (BF16; its products in F16 are 2^-48 at least), so that with them products below 2^-118 may; with MXFP8 so do
 ///    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte. MXFP4 with a plain F16 A is
 ///    the product of the values in F16 ([`pair::multiplied_in`]), also where that rounds them or makes them infinite.
 /// 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
@@ -196,6 +200,10 @@ struct Decoded {
     slack: Vec<f32>,
     /// Significant bits of a value.
     significant: i32,
+    /// E2M1 codes with block scales, of which, as B, `small-m` takes the columns in an order of its own.
+    e2m1: bool,
+    /// Products with it, as B, of less than two to the power of this may count as zero.
+    least: i32,
     cols: usize,
     scales: Vec<f32>,
     group_rows: usize,
@@ -219,6 +227,10 @@ impl Decoded {
                 Some(BlockScaleFormat::Ue8m0) | None => 4,
             },
         };
+        let spec =
+            operand.operand().scheme().map(|scheme| scheme.spec()).filter(|spec| spec.format == CodeFormat::E2M1);
+        let nvfp4 = spec.and_then(|spec| spec.block).is_some_and(|block| block.format == BlockScaleFormat::Ue4m3);
+        let (e2m1, least) = (spec.is_some(), if nvfp4 { -118 } else { -126 });
         let one = || (vec![1.0], rows.max(1), 1);
         let (scales, group_rows, col_groups) = operand.quantized().map_or_else(one, |q| {
             let [row_groups, col_groups] = q.scheme().scale_grid(rows, cols);
@@ -227,7 +239,7 @@ impl Decoded {
                 _ => (q.logical_scales(), q.scheme().spec().group_rows.size(rows).max(1), col_groups),
             }
         });
-        Self { values, slack, significant, cols, scales, group_rows, col_groups }
+        Self { values, slack, significant, e2m1, least, cols, scales, group_rows, col_groups }
     }
 
     fn row(&self, i: usize) -> &[f32] {
@@ -268,13 +280,22 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
     let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
     let significant = a.significant + b.significant;
     let wide = accumulator == Accumulator::TensorCoreWide;
-    let mut core = TensorCore::default();
+    let (mut core, mut mixed) = (TensorCore::default(), TensorCore::default());
     for (slice, (xa, xb)) in row_a.chunks(SLICE).zip(row_b.chunks(SLICE)).enumerate() {
         if !whole {
             core = TensorCore::default();
         }
         let (sum_before, error_before) = (core.sum, core.error);
         let mut absolute = 0.0;
+        let mut other = 0.0;
+        if wide && b.e2m1 {
+            let before = mixed.error;
+            let (xa, xb) = (interleaved(xa), interleaved(xb));
+            for (xa, xb) in xa.chunks(WIDE.step).zip(xb.chunks(WIDE.step)) {
+                mixed.step::<{ WIDE.step }>(WIDE, significant, xa, xb);
+            }
+            other = mixed.error - before;
+        }
         if wide {
             for (xa, xb) in xa.chunks(WIDE.step).zip(xb.chunks(WIDE.step)) {
                 absolute += core.step::<{ WIDE.step }>(WIDE, significant, xa, xb);
@@ -287,12 +308,12 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
         let scale = a.scale(i, slice) * b.scale(j, slice);
         value += (core.sum - sum_before) * scale;
         magnitude += absolute * scale.abs();
-        error += (core.error - error_before) * scale.abs();
+        error += (core.error - error_before).max(other) * scale.abs();
     }
     let scale = (a.scale(i, 0) * b.scale(j, 0)).abs();
     match accumulator {
         Accumulator::Fp32 => error = 0.0,
-        Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(-126)) * scale,
+        Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(b.least)) * scale,
         Accumulator::TensorCorePromoted | Accumulator::TensorCoreFast => {}
     }
     let roundings = (a.cols.min(SLICE) + a.cols.div_ceil(SLICE) + 8) as f64;
@@ -344,80 +365,6 @@ fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, err
     (v, tol + power(exponent(largest).max(range.min_exponent) - range.fraction_bits - 1))
 }
 
-/// How a kind of tensor core adds, as far as the bound is concerned.
-#[derive(Clone, Copy)]
-struct Adder {
-    /// Products of one step of the model.
-    step: usize,
-    /// Fraction bits that are kept below the largest exponent.
-    kept: i32,
-    /// How often the accumulator is aligned and truncated in one step, at most.
-    additions: u32,
-}
-
-/// Hopper's FP8 instruction: 2. of [`gemm_bound`].
-const FP8: Adder = Adder { step: 32, kept: 13, additions: 1 };
-/// BF16 and F16 with FP32 sums: 3. of [`gemm_bound`].
-const WIDE: Adder = Adder { step: 16, kept: 23, additions: 16 };
-
-/// The model of one accumulator: exact partial sums, their range, and the error so far.
-#[derive(Default)]
-struct TensorCore {
-    sum: f64,
-    low: f64,
-    high: f64,
-    error: f64,
-}
-
-impl TensorCore {
-    /// Adds up to `STEP` products of this many significant bits; gives the sum of their magnitudes.
-    fn step<const STEP: usize>(&mut self, adder: Adder, significant: i32, a: &[f32], b: &[f32]) -> f64 {
-        // Eight independent lanes throughout, so that the loops vectorise; missing products are zero.
-        const LANES: usize = 8;
-        let mut products = [0.0f32; STEP];
-        products.iter_mut().zip(a).zip(b).for_each(|((p, a), b)| *p = a * b);
-        let mut largest = [0.0f32; LANES];
-        let mut absolute = [0.0f32; LANES];
-        let mut sum = [0.0f64; LANES];
-        for chunk in products.chunks_exact(LANES) {
-            for lane in 0..LANES {
-                let magnitude = chunk[lane].abs();
-                largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
-                absolute[lane] += magnitude;
-                sum[lane] += f64::from(chunk[lane]);
-            }
-        }
-        let total = |lanes: [f32; LANES]| lanes.into_iter().map(f64::from).sum::<f64>() * 1.001;
-        let largest = f64::from(largest.into_iter().fold(0.0, f32::max));
-        let absolute = total(absolute);
-        let size = self.high - self.low + self.error;
-        // With one addition a step, only the terms are aligned; with more, also what lies between, off by the step's errors.
-        let reach = if adder.additions > 1 { (size + absolute) * 1.001 } else { largest.max(size) };
-        let unit = power(exponent(reach) - adder.kept);
-        let (exact_from, unit32) = ((unit * power(significant - 1)) as f32, unit as f32);
-        let mut lost = [0.0f32; LANES];
-        for chunk in products.chunks_exact(LANES) {
-            for lane in 0..LANES {
-                let magnitude = chunk[lane].abs();
-                let loss = if magnitude < unit32 { magnitude } else { unit32 };
-                lost[lane] += if magnitude < exact_from { loss } else { 0.0 };
-            }
-        }
-        self.sum += sum.into_iter().sum::<f64>();
-        self.low = self.low.min(self.sum);
-        self.high = self.high.max(self.sum);
-        // The accumulator, for being aligned and, with several additions, for each of their results.
-        let truncations = if adder.additions > 1 { 2.0 * f64::from(adder.additions) } else { 1.0 };
-        let idle = if adder.additions > 1 { absolute == 0.0 } else { size == 0.0 };
-        let accumulator = if idle { 0.0 } else { truncations * unit };
-        self.error += total(lost) + accumulator;
-        if adder.additions == 1 {
-            self.error += (self.high - self.low + self.error) * power(-adder.kept);
-        }
-        absolute
-    }
-}
-
 /// Where a type's numbers lie.
 struct Range {
     fraction_bits: i32,
@@ -436,100 +383,58 @@ fn range(dtype: DType) -> Range {
     Range { fraction_bits, min_exponent, max }
 }
 
-/// `floor(log2 x)` of a normal positive f64; at least -900.
-fn exponent(x: f64) -> i32 {
-    (((x.to_bits() >> 52) & 0x7FF) as i32 - 1023).clamp(-900, 1000)
-}
-
-/// `2^e` for `-1000 < e < 1000`.
-fn power(e: i32) -> f64 {
-    f64::from_bits(((e + 1023) as u64) << 52)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Sums that are small after sixteen neighbours and large after as many columns of the kernel's order, and the reverse.
     #[test]
-    fn exponents_and_powers() {
-        assert_eq!((exponent(1.0), exponent(1.99), exponent(0.25), exponent(448.0)), (0, 0, -2, 8));
-        assert_eq!((power(-13), power(3)), (1.0 / 8192.0, 8.0));
-    }
-
-    /// Adversarial for the alignment: magnitudes over 20 binades, and an accumulator much larger than later products.
-    struct Random(u32, u64);
-
-    impl Random {
-        fn next(&mut self) -> u32 {
-            self.1 = self.1.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (self.1 >> 33) as u32
-        }
-
-        /// A number of `self.0` significant bits.
-        fn value(&mut self) -> f32 {
-            let (bits, half) = (self.next(), 1u32 << (self.0 - 1));
-            let sign = if bits & 1 == 0 { 1.0 } else { -1.0 };
-            sign * (half + (bits >> 1) % half) as f32 * 2f32.powi((bits >> 8) as i32 % 12 - 8)
-        }
-    }
-
-    /// Aligns terms to the largest exponent and truncates them, then the sum.
-    fn add_truncated(terms: &[f64], kept: i32) -> f64 {
-        let truncate = |x: f64, exponent: i32| {
-            let unit = power(exponent - kept);
-            (x / unit).trunc() * unit
-        };
-        let largest = exponent(terms.iter().fold(0.0f64, |m, t| m.max(t.abs())));
-        let sum: f64 = terms.iter().map(|t| truncate(*t, largest)).sum();
-        truncate(sum, exponent(sum.abs()))
-    }
-
-    #[test]
-    fn a_simulated_fp8_tensor_core_stays_within_its_model() {
-        let mut random = Random(4, 1);
-        for _ in 0..200 {
-            let (mut core, mut simulated) = (TensorCore::default(), 0.0f64);
-            for step in 0..18 {
-                let a: Vec<f32> = (0..FP8.step).map(|_| random.value()).collect();
-                let b: Vec<f32> = (0..FP8.step).map(|_| if step < 4 { random.value() } else { 0.125 }).collect();
-                core.step::<{ FP8.step }>(FP8, 8, &a, &b);
-                let terms: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).chain([simulated]).collect();
-                simulated = add_truncated(&terms, FP8.kept);
-                assert!((simulated - core.sum).abs() <= core.error, "{simulated} {} {}", core.sum, core.error);
-            }
-        }
-    }
-
-    #[test]
-    fn simulated_wide_tensor_cores_stay_within_their_model() {
-        // However many products one addition takes, in whatever order inside a step; NVFP4 and BF16 x NVFP4.
-        for (bits_a, bits_b) in [(6, 6), (8, 6)] {
-            for group in [1, 2, 4, 8, 16] {
-                let (mut a_random, mut b_random) = (Random(bits_a, 1), Random(bits_b, 7));
-                for turn in 0..100 {
-                    let (mut core, mut simulated) = (TensorCore::default(), 0.0f64);
-                    let mut worst = 0.0f64;
-                    for step in 0..64 {
-                        let a: Vec<f32> = (0..WIDE.step).map(|_| a_random.value()).collect();
-                        let small = |r: &mut Random| if step < 4 { r.value() } else { 0.001953125 * r.value() };
-                        let b: Vec<f32> = (0..WIDE.step).map(|_| small(&mut b_random)).collect();
-                        core.step::<{ WIDE.step }>(WIDE, (bits_a + bits_b) as i32, &a, &b);
-                        let mut products: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(a * b)).collect();
-                        if turn % 2 == 1 {
-                            products.sort_by(f64::total_cmp);
-                        }
-                        for chunk in products.chunks(group) {
-                            let terms: Vec<f64> = chunk.iter().copied().chain([simulated]).collect();
-                            simulated = add_truncated(&terms, WIDE.kept);
-                        }
-                        let off = (simulated - core.sum).abs();
-                        assert!(off <= core.error, "{group}: {simulated} {} {}", core.sum, core.error);
-                        worst = worst.max(off / core.error);
-                    }
-                    assert!(core.error < 1e-3 * (core.high - core.low), "{} {}", core.error, core.high - core.low);
-                    assert!(worst > 0.001, "the model is far from what it models: {worst}");
+    fn both_orders_of_e2m1_weights_are_covered() {
+        let neighbours = interleaved(&std::array::from_fn::<_, SLICE, _>(|i| i as f32));
+        assert_eq!(
+            neighbours[..20],
+            [0, 1, 4, 5, 32, 33, 36, 37, 64, 65, 68, 69, 96, 97, 100, 101, 2, 3, 6, 7].map(|i| i as f32)
+        );
+        let mut all = neighbours;
+        all.sort_by(f32::total_cmp);
+        assert!(all.iter().enumerate().all(|(i, column)| *column == i as f32));
+        let signs: [fn(usize) -> bool; 2] = [|i| i % 32 < 16, |i| i < 64];
+        for sign in signs {
+            let x: Vec<f32> = (0..SLICE).map(|i| if sign(i) { 1.0 } else { -1.0 }).collect();
+            let (b, a) = (
+                ndarray::Array2::from_elem((1, SLICE), 1.0f32),
+                ndarray::Array2::from_shape_vec((1, SLICE), x).unwrap(),
+            );
+            let decoded = |x: &Array2<f32>, scheme| {
+                let q = crate::reference::quantize(x.view(), DType::F32, crate::format::Recipe::new(scheme)).unwrap();
+                Decoded::new((&q).into(), None, true)
+            };
+            let scheme = crate::format::Scheme::Nvfp4;
+            let (a, b) = (decoded(&a, scheme), decoded(&b, scheme));
+            let error = sum(&a, 0, &b, 0, Accumulator::TensorCoreWide, true).1;
+            let walk = |xa: &[f32], xb: &[f32]| {
+                let mut core = TensorCore::default();
+                for (xa, xb) in xa.chunks(16).zip(xb.chunks(16)) {
+                    core.step::<16>(WIDE, 12, xa, xb);
                 }
-            }
+                core.error * a.scale(0, 0) * b.scale(0, 0)
+            };
+            let orders = [walk(a.row(0), b.row(0)), walk(&interleaved(a.row(0)), &interleaved(b.row(0)))];
+            assert!(orders[0] != orders[1] && orders.iter().all(|order| error >= *order), "{error} {orders:?}");
+            // Of products, too, that are below 2^-126 because the weights are smaller there.
+            assert!(error >= SLICE as f64 * power(-118) * a.scale(0, 0) * b.scale(0, 0));
         }
+        assert_eq!(
+            [crate::format::Scheme::Nvfp4Row, crate::format::Scheme::Mxfp4].map(|scheme| {
+                let q = crate::reference::quantize(
+                    Array2::from_elem((1, 128), 1.0).view(),
+                    DType::F32,
+                    crate::format::Recipe::new(scheme),
+                )
+                .unwrap();
+                Decoded::new((&q).into(), None, true).least
+            }),
+            [-118, -126]
+        );
     }
 }

@@ -22,6 +22,7 @@ mod philox;
 mod producers;
 mod quantize;
 mod sample;
+mod tensor_core;
 pub mod transformer_engine;
 
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};

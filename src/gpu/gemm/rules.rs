@@ -7,7 +7,7 @@ use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind, available, pair_kind};
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
-use crate::gpu::gemm::outline::outline;
+use crate::gpu::gemm::outline::{ValueSource, outline};
 use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;
 
@@ -40,8 +40,13 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         PairKind::Fp8(a, b) => {
             SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
         }
-        // All others read weights of four times the bytes.
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => true,
+        // All others read weights of four times the bytes, and dequantize them first unless they are kept.
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
+            let library = outline(desc, Formulation::DequantizedBf16, Finish::Fused);
+            let kept =
+                library.is_ok_and(|library| library.sum.values.is_some_and(|values| values.b == ValueSource::Given));
+            small_m_rules::is_first_of_e2m1(kept, mnk)
+        }
     };
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
@@ -362,7 +367,13 @@ mod tests {
             (Operand::Quantized(Scheme::Nvfp4Row), Scheme::Nvfp4),
         ] {
             for kept in [KeptWeights::Nothing, KeptWeights::Dequantized(DType::Bf16)] {
-                let desc = |m, k| GemmDesc::new(m, 4096, k, a, b, DType::F32).with_epilogue(all).with_kept(kept);
+                let plain = |m, k| GemmDesc::new(m, 4096, k, a, b, DType::F32).with_kept(kept);
+                let desc = |m, k| plain(m, k).with_epilogue(all);
+                // Of a short k one pass over the codes is no faster than the library's product of values that are kept.
+                let short = kept == KeptWeights::Nothing || a.scheme() == Some(Scheme::Nvfp4Row);
+                let of_short = [(8, 1536), (9, 1536), (16, 2016), (16, 2048)]
+                    .map(|(m, k)| preference(&plain(m, k), H200).0[0] == SmallM);
+                assert_eq!(of_short, [true, short, short, true], "{a} x {b}, {kept:?}");
                 assert_eq!(preference(&desc(16, 7168), H200).0[0], SmallM);
                 assert!(preference(&desc(16, 7168), H200).1.contains("one pass over B"));
                 for other in [desc(17, 7168), desc(16, 7152)] {
