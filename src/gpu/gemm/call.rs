@@ -87,25 +87,24 @@ pub(crate) fn with_addresses(
     let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
     let queue = handle.queue();
     let order = queue.order();
-    // Within the order: no launch that writes them comes before their use.
-    b.freshen(handle)?;
-    if let ArgA::Quantized(a) = a {
-        a.freshen(handle)?;
+    // Within the order: no launch that writes them comes before their use. Products derive nothing of A.
+    if outline.reads_derived() {
+        b.freshen(handle)?;
     }
     let scratch = handle.scratch(outline.scratch.bytes())?;
     let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
     let values = outline.sum.values;
-    let kept = |source| values.filter(|_| source == Some(ValueSource::Given)).map(|v| v.dtype);
+    let kept = values.filter(|v| v.b == ValueSource::Given).map(|v| v.dtype);
     let repeated = outline.formulation == Formulation::RepeatedScales;
     let call = Call {
         handle,
         queue,
         desc,
         a: match a {
-            ArgA::Quantized(a) => Spans::of_quantized(a, kept(values.map(|v| v.a)), false, &order)?,
+            ArgA::Quantized(a) => Spans::of_quantized(a, None, false, &order)?,
             ArgA::Plain(a) => Spans::of_plain(a, &order)?,
         },
-        b: Spans::of_quantized(b, kept(values.map(|v| v.b)), repeated, &order)?,
+        b: Spans::of_quantized(b, kept, repeated, &order)?,
         d: d.data_mut().at(&order)?,
         bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?,
         residual: residual

@@ -22,6 +22,14 @@ pub(crate) struct Outline {
     pub(crate) scratch: Scratch,
 }
 
+impl Outline {
+    /// Whether a call reads what B derives from its codes and scales: repeated scales, or values that it keeps.
+    pub(crate) fn reads_derived(&self) -> bool {
+        let kept = self.sum.values.is_some_and(|values| values.b == ValueSource::Given);
+        kept || self.formulation == Formulation::RepeatedScales
+    }
+}
+
 /// What a product step computes, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`, with what it fuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sum {
@@ -385,6 +393,7 @@ mod tests {
         let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
         let padded = outline(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
         assert_eq!((padded.sum.rows, padded.scratch.bytes()), (8, 8 * 4096 * 2));
+        assert!(padded.reads_derived());
         assert_eq!(padded.sum.accumulation, Accumulation::Precise);
         assert_eq!((padded.sum.a_scales, padded.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
         let wide = outline(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
@@ -445,6 +454,7 @@ mod tests {
                 let call = outline(&desc.with_kept(kept), Formulation::SmallM, Finish::Fused).unwrap();
                 let source = if a.scheme().is_some() { ValueSource::Scratch } else { ValueSource::Given };
                 assert_eq!(call.sum.values, Some(Values { dtype, a: source, b: ValueSource::Codes }), "{desc}");
+                assert!(!call.reads_derived(), "{desc}");
                 // All scales within, second levels too.
                 assert_eq!((call.sum.factors, call.rescale), (FactorPlace::Host, [ScaleUse::Nothing; 2]), "{desc}");
                 let a_bytes = if a.scheme().is_some() { 7 * 7168 * 2 } else { 0 };
