@@ -480,7 +480,9 @@ fn a_slice_of_the_handles_stream_written_in_anothers_capture_is_refused() {
 /// Values that a B keeps, which a graph wrote, are made again in each call that reads them, and in no other.
 #[test]
 fn kept_values_are_made_again_for_their_readers() {
-    alone(|| made_again_for_their_readers());
+    alone(|| {
+        made_again_for_their_readers();
+    });
 }
 
 fn made_again_for_their_readers() {

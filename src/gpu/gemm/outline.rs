@@ -122,13 +122,16 @@ pub(crate) struct Scratch {
     pub(crate) b: usize,
     /// Alpha and beta.
     pub(crate) factors: usize,
+    /// Codes and scales of an A that the call quantizes.
+    pub(crate) codes: usize,
+    pub(crate) scales: usize,
 }
 
 impl Scratch {
     /// Offset and length of each part.
-    pub(crate) fn parts(&self) -> [(usize, usize); 4] {
+    pub(crate) fn parts(&self) -> [(usize, usize); 6] {
         let mut at = 0usize;
-        [self.sum, self.a, self.b, self.factors].map(|bytes| {
+        [self.sum, self.a, self.b, self.factors, self.codes, self.scales].map(|bytes| {
             let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
             at = start + bytes;
             (start, bytes)
@@ -278,6 +281,8 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         a: in_scratch(values.map(|v| v.a), desc.m, dtype),
         b: in_scratch(values.map(|v| v.b), desc.n, dtype),
         factors: if factors == FactorPlace::Device { 16 } else { 0 },
+        codes: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().code_bytes(desc.m, desc.k)),
+        scales: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().scale_len(desc.m, desc.k) * 4),
     };
     // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
     let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
