@@ -22,7 +22,10 @@ use scaled_gemm::cudarc::driver::sys::CUstreamCaptureMode::{
 };
 use scaled_gemm::cudarc::driver::sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 use scaled_gemm::cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
-use scaled_gemm::{DType, DeviceBuffer, Error, Handle, MatMut, MatRef, QuantizeTo, Recipe, Timing};
+use scaled_gemm::{
+    DType, DeviceBuffer, Error, Formulation, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantizeTo, Recipe,
+    Scheme, Timing,
+};
 
 const MODES: [CUstreamCaptureMode; 2] = [THREAD_LOCAL, RELAXED];
 
@@ -472,4 +475,42 @@ fn a_slice_written_in_anothers_capture_is_refused() {
 #[test]
 fn a_slice_of_the_handles_stream_written_in_anothers_capture_is_refused() {
     alone(|| slice_written_in_anothers_capture(true));
+}
+
+/// Values that a B keeps, which a graph wrote, are made again in each call that reads them, and in no other.
+#[test]
+fn kept_values_are_made_again_for_their_readers() {
+    alone(|| {
+        made_again_for_their_readers();
+    });
+}
+
+fn made_again_for_their_readers() {
+    let Some(handle) = handle() else { return };
+    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
+        return;
+    }
+    let mut rng = Noise::new(83);
+    let (x, w) = (tiled(&mut rng, 3, 256), tiled(&mut rng, 64, 256));
+    let weights = upload(&handle, &bytes_of(DType::Bf16, w.iter()));
+    let mut ops = PlainOperands::of(&handle, &x, DType::Bf16, 0, quantized(&w, Scheme::Nvfp4));
+    ops.b.keep_dequantized(&handle, DType::Bf16).unwrap();
+    let case = Case::new(DType::Bf16);
+    let extras = Extras::new(&handle, &mut rng, 3, 64, &[]);
+    let count = |ops: &PlainOperands, formulation| {
+        let options = PlanOptions::default().with_formulation(formulation);
+        let mut plan = handle.plan_with(&case.desc(ops), &options).unwrap();
+        plan.prepare(&handle, &ops.b).unwrap();
+        let mut output = Output::new(&handle, ops, &extras, &case);
+        nodes(&foreign(&handle, RELAXED, || plan.execute(&handle, output.args(ops, &extras, &case))))
+    };
+    let ways = [Formulation::SmallM, Formulation::DequantizedBf16];
+    let before = ways.map(|way| count(&ops, way));
+    let graph = capture(&handle, || {
+        let w = MatRef::new(&weights, DType::Bf16, 64, 256)?;
+        handle.quantize_into(&w, Recipe::new(Scheme::Nvfp4), QuantizeTo::Plain(&mut ops.b))
+    });
+    let after = ways.map(|way| count(&ops, way));
+    assert_eq!([after[0], after[1] - 1], before, "launches of {ways:?}");
+    drop(graph.unwrap());
 }

@@ -30,6 +30,7 @@ pub use gemm::baseline::Bf16Gemm;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
 pub use gemm::formulation::{Finish, Formulation};
 pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
+pub use gemm::quantize_a::{QuantizeA, ScaleOfA};
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};

@@ -7,9 +7,10 @@ use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
 use super::operand::{HostOperand, View};
 use super::parallel;
+use super::quantize::{quantize, quantize_tensor};
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
-use crate::format::{DType, Extent, HostQuantMatrix, SchemeSpec, codec, pair};
+use crate::format::{DType, Extent, GivenScale, HostQuantMatrix, Recipe, Scheme, SchemeSpec, codec, pair};
 
 /// Columns of one slice of the sum: a 1x128 or 128x128 group.
 pub(super) const SLICE: usize = 128;
@@ -168,6 +169,38 @@ impl<'a> GemmInputs<'a> {
 /// [`Error::Pair`], [`Error::Unsupported`] (bases that differ), [`Error::DType`] and [`Error::Shape`] as [`pair`] says.
 pub fn scaled_gemm(inputs: &GemmInputs<'_>) -> Result<Array2<f32>> {
     scaled_gemm_amax(inputs).map(|(d, _)| d)
+}
+
+/// [`scaled_gemm`] of a plain A, `inputs.a`, that is quantized first: by [`quantize`], or to one given scale by [`quantize_tensor`].
+///
+/// # Errors
+/// As those and [`scaled_gemm`]; [`Error::Unsupported`] if A is quantized already, or if a scale is given for another scheme than `fp8-tensor`.
+pub fn scaled_gemm_quantizing(
+    inputs: &GemmInputs<'_>,
+    recipe: impl Into<Recipe>,
+    scale: Option<GivenScale>,
+) -> Result<Array2<f32>> {
+    let recipe = recipe.into();
+    let HostOperand::Plain(x, dtype) = inputs.a else {
+        return Err(Error::unsupported(
+            format!("quantizing an A of {}", inputs.a.operand()),
+            "it is quantized already",
+            "call scaled_gemm, or pass A as it was",
+        ));
+    };
+    let x = x.mapv(|v| codec::round_to(dtype, v));
+    let a = match (scale, recipe.scheme()) {
+        (None, _) => quantize(x.view(), dtype, recipe)?,
+        (Some(scale), Scheme::Fp8Tensor(format)) => quantize_tensor(x.view(), format, scale)?.0,
+        (Some(_), scheme) => {
+            return Err(Error::unsupported(
+                format!("a given scale for an A quantized to {scheme}"),
+                "one number is given, which is all scales of fp8-tensor alone",
+                "quantize A as fp8-tensor, or let its scales be found",
+            ));
+        }
+    };
+    scaled_gemm(&GemmInputs { a: (&a).into(), ..*inputs })
 }
 
 /// [`scaled_gemm`], and the largest magnitude before `out_encode` and the cast (NaN ignored, 0 for an empty D).

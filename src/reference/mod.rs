@@ -28,7 +28,9 @@ pub mod transformer_engine;
 pub use bound::{Accumulator, Bound, Gelu, SumBound, gemm_bound};
 pub use cast::{CastInput, CastValues, cast, cast_back, cast_scales, cast_with_scales, fp4_to_fp8};
 pub use delayed::delayed_update;
-pub use gemm::{GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax};
+pub use gemm::{
+    GemmInputs, Promotion, promote, promote_unfused, scaled_gemm, scaled_gemm_amax, scaled_gemm_quantizing,
+};
 pub use grouped::{
     GroupedInput, GroupedView, delayed_update_grouped, dequantize_grouped, quantize_grouped,
     quantize_grouped_with_scales, raise_amax,

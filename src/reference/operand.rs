@@ -13,7 +13,7 @@ pub(super) type View<'a> = ArrayBase<ViewRepr<&'a f32>, Ix2, f32>;
 pub enum HostOperand<'a> {
     /// A quantized matrix.
     Quantized(&'a HostQuantMatrix),
-    /// `m x k` values and the type they were widened from, BF16 or F16. A value that is not of that type is rounded to
+    /// `m x k` values and the type they were widened from, BF16 or F16 (F32 for [`scaled_gemm_quantizing`](super::scaled_gemm_quantizing)). A value that is not of that type is rounded to
     /// it, as it would be on its way to a GPU. Any strides. The view is an [`ArrayView2<f32>`](ndarray::ArrayView2).
     Plain(View<'a>, DType),
 }

@@ -370,7 +370,7 @@ impl Output {
         self.args_with(|d| GemmArgs::new(a, b, d), extras, case)
     }
 
-    fn args_with<'a>(
+    pub fn args_with<'a>(
         &'a mut self,
         call: impl FnOnce(MatMut<'a>) -> GemmArgs<'a>,
         extras: &'a Extras,

@@ -76,13 +76,17 @@ pub fn run(args: &BenchArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
         device.use_tuning(path)?;
     }
     if args.quantizers || args.decode {
-        let (text, value) = match args.decode {
+        let (text, value, failed) = match args.decode {
             true => decode::run(args, device.as_mut())?,
-            false => quantizers::run(args, device.as_mut())?,
+            false => {
+                let (text, value) = quantizers::run(args, device.as_mut())?;
+                (text, value, None)
+            }
         };
         let notes = record.map(|record| write_record(record, &value)).transpose()?;
         let form = Form::from_flag(args.json.as_ref().is_some_and(|path| path.as_os_str() == "-"));
-        return Ok(notes.into_iter().fold(Outcome::new(device.as_ref(), form, text, value), Outcome::note));
+        let outcome = Outcome { failed, ..Outcome::new(device.as_ref(), form, text, value) };
+        return Ok(notes.into_iter().fold(outcome, Outcome::note));
     }
     let ms = if args.m.is_empty() { device.default_ms() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };

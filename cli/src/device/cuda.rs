@@ -138,12 +138,11 @@ impl Cuda {
         let host_x = normal_bytes(m, k, source, 1);
         let host_w = normal_bytes(n, k, DType::Bf16, 2);
         // The least that a product of any scheme touches: codes of half a byte, and D.
-        let count = self.sets((m * k + n * k) / 2 + m * n * out.bytes());
+        let count = self.sets((m + n) * k / 2 + m * n * out.bytes());
         let w = self.duplicates(self.upload(&host_w)?, count)?;
         let x = self.duplicates(self.upload(&host_x)?, count)?;
         let view = |x| MatRef::new(x, source, m, k);
-        let weight = |w| self.handle.quantize(&MatRef::new(w, DType::Bf16, n, k)?, pair.b);
-        Ok(Sets {
+        let mut sets = Sets {
             activations: pair.a,
             a: match pair.a {
                 Activations::Quantized(recipe) => {
@@ -151,12 +150,20 @@ impl Cuda {
                 }
                 Activations::Plain(_) => Vec::new(),
             },
-            b: w.iter().map(weight).collect::<Result<_>>()?,
+            b: Vec::new(),
             // The baseline's D is BF16.
             d: (0..count).map(|_| self.zeros(m * n * out.bytes().max(2))).collect::<Result<_>>()?,
             x,
             w,
-        })
+        };
+        sets.b = self.quantized_weights(&sets, [m, n, k], pair)?;
+        Ok(sets)
+    }
+
+    /// The weights of each set, quantized.
+    pub(super) fn quantized_weights(&self, sets: &Sets, [_, n, k]: [usize; 3], pair: Pair) -> Result<Vec<QuantMatrix>> {
+        let weight = |w| self.handle.quantize(&MatRef::new(w, DType::Bf16, n, k)?, pair.b);
+        sets.w.iter().map(weight).collect()
     }
 
     /// The plan for these operands. Where it would dequantize the weights in each call, they are kept dequantized: that is
@@ -273,11 +280,12 @@ impl Device for Cuda {
     fn check_memory(&self, [m, n, k]: [usize; 3], out: DType) -> std::result::Result<(), Failure> {
         let what = format!("{m} x {n} x {k} to {out}");
         let [m, n, k] = [m, n, k].map(|d| d as u64);
-        // Here: the operands in BF16, and as codes where they are checked. There: the same, and D.
-        let operands = 3 * (m + n) * k;
-        memory::require(&what, operands, memory::available(), "this machine")?;
+        // Here: the operands in BF16, and as codes where they are checked. There: the same and D, in each set; codes have half a byte at the least.
+        memory::require(&what, 3 * (m + n) * k, memory::available(), "this machine")?;
+        let (operands, d) = ((m + n) * k, m * n * out.bytes() as u64);
+        let sets = self.sets((operands / 2 + d) as usize) as u64;
         let memory = self.handle.device().memory_bytes as u64;
-        memory::require(&what, operands + m * n * out.bytes() as u64, Some(memory), "the GPU")
+        memory::require(&what, sets * (2 * operands + operands / 2 + d), Some(memory), "the GPU")
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

@@ -1,8 +1,12 @@
 //! Products of few rows by every way that serves them, in turns.
 
-use scaled_gemm::{Bf16Gemm, Cadence, DType, Formulation, GemmPlan, PlanOptions, Result, Timing};
+use std::mem::swap;
 
-use super::cuda::{BASELINE_CANDIDATES, Cuda, borrowing, kept_dtype};
+use scaled_gemm::{
+    Bf16Gemm, Cadence, DType, Formulation, GemmPlan, KeptWeights, PlanOptions, QuantMatrix, Result, Timing,
+};
+
+use super::cuda::{BASELINE_CANDIDATES, Cuda, Sets, borrowing, kept_dtype};
 use super::{DecodeTime, Pair};
 
 /// The plan of the handle, then one for each other way.
@@ -17,6 +21,30 @@ fn plans(cuda: &Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<Vec<Gem
     Ok(plans)
 }
 
+/// The product from weights that are kept dequantized, where that is a way: its plan, and a set of such weights for each of the others.
+fn kept_way(
+    cuda: &Cuda,
+    mnk: [usize; 3],
+    pair: Pair,
+    out: DType,
+    plans: &[GemmPlan],
+    sets: &Sets,
+) -> Result<Option<(GemmPlan, Vec<QuantMatrix>)>> {
+    if !plans.iter().any(|plan| plan.formulation() == Formulation::DequantizedBf16) {
+        return Ok(None);
+    }
+    let dtype = kept_dtype(pair.a.operand(), out);
+    let desc = cuda.desc(mnk, pair.a.operand(), pair.b.scheme(), out).with_kept(KeptWeights::Dequantized(dtype));
+    let options = PlanOptions::default().with_formulation(Formulation::DequantizedBf16);
+    let mut plan = cuda.handle.plan_with(&desc, &options)?;
+    let kept = cuda.quantized_weights(sets, mnk, pair)?;
+    for b in &kept {
+        b.keep_dequantized(&cuda.handle, dtype)?;
+        plan.prepare(&cuda.handle, b)?;
+    }
+    Ok(Some((plan, kept)))
+}
+
 pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> Result<DecodeTime> {
     let [m, n, k] = mnk;
     let mut sets = cuda.prepare(mnk, pair, out)?;
@@ -26,33 +54,34 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
             plan.prepare(&cuda.handle, b)?;
         }
     }
+    let mut kept = kept_way(cuda, mnk, pair, out, &plans, &sets)?;
     let mut baseline = Bf16Gemm::new(&cuda.handle, m, n, k, BASELINE_CANDIDATES)?;
     cuda.choose_baseline(&mut baseline, &mut sets, mnk, Cadence::Sustained)?;
     let timing = borrowing(Timing::SUSTAINED).over(sets.d.len());
-    // The baseline, quantization of A with the planned product, and every way.
-    let taken = timing.in_turns(&cuda.handle, 2 + plans.len(), |who, call| match who {
-        0 => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
-        1 => {
-            cuda.quantize_a(&mut sets, call)?;
-            cuda.execute(&mut plans[0], &mut sets, call)
-        }
-        _ => cuda.execute(&mut plans[who - 2], &mut sets, call),
-    })?;
+    // The baseline, quantization of A with the planned product, every way, and that of weights kept dequantized.
+    let ways = 2 + plans.len();
+    let taken =
+        timing.in_turns(&cuda.handle, ways + usize::from(kept.is_some()), |who, call| match (who, &mut kept) {
+            (0, _) => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
+            (1, _) => {
+                cuda.quantize_a(&mut sets, call)?;
+                cuda.execute(&mut plans[0], &mut sets, call)
+            }
+            (_, Some((plan, b))) if who == ways => {
+                swap(&mut sets.b, b);
+                let done = cuda.execute(plan, &mut sets, call);
+                swap(&mut sets.b, b);
+                done
+            }
+            _ => cuda.execute(&mut plans[who - 2], &mut sets, call),
+        })?;
     let us: Vec<f64> = taken.iter().map(|times| times.median()).collect();
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
-    let mut ways: Vec<_> = plans.iter().map(name).zip(us[2..].iter().copied()).collect();
+    let mut names: Vec<String> = plans.iter().map(name).collect();
+    names.extend(kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan))));
+    let ways = names.into_iter().zip(us[2..].iter().copied()).collect();
     let error = cuda.error_of(&mut plans[0], &mut sets)?;
     let b = &sets.b[0];
     let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
-    if plans.iter().any(|plan| plan.formulation() == Formulation::DequantizedBf16) {
-        for b in &sets.b {
-            b.keep_dequantized(&cuda.handle, kept_dtype(pair.a.operand(), out))?;
-        }
-        let options = PlanOptions::default().with_formulation(Formulation::DequantizedBf16);
-        let desc = sets.args(mnk, out, 0)?.accumulation(plans[0].desc().accumulation).desc()?;
-        let mut kept = cuda.handle.plan_with(&desc, &options)?;
-        let taken = timing.time(&cuda.handle, |call| cuda.execute(&mut kept, &mut sets, call))?;
-        ways.push((format!("{}, weights kept dequantized", name(&kept)), taken.median()));
-    }
     Ok(DecodeTime { baseline_us: us[0], both_us: us[1], ways, weight_bytes, error })
 }

@@ -145,36 +145,24 @@ impl Handle {
         let transposed = transposed_parts.as_ref().map(output);
 
         let kernels = self.kernels();
-        // Without elements there are no groups, but per-row scales exist for every row.
-        let empty = x.rows() == 0 || (x.cols() == 0 && recipe.granularity != Fp8Granularity::Row);
+        let empty = x.rows() == 0 || x.cols() == 0;
         match (recipe.granularity, &plain, &transposed) {
-            (Fp8Granularity::Tensor, Some(out), None) if kernels.fits_once(&input) => {
-                kernels.quantize_tensor_once(stream, &input, recipe, &self.meeting_place(), out)
-            }
+            (_, Some(out), None) => self.enqueue_fp8(&input, recipe, out),
             (Fp8Granularity::Tensor, plain, transposed) => {
                 let (state, factor) = self.amax_state();
                 kernels.amax_tensor(stream, &input, recipe, &state, Some(&factor), None)?;
-                let factor = Factor::Computed(&factor);
-                match (plain, transposed) {
-                    (Some(out), None) => kernels.quantize_tensor(stream, &input, recipe.format, factor, out, None),
-                    _ if x.cols() == 0 => Ok(()),
-                    _ => kernels.quantize_tiles(
-                        stream,
-                        &input,
-                        recipe,
-                        Some(factor),
-                        [None; 2],
-                        plain.as_ref(),
-                        transposed.as_ref(),
-                        sums,
-                    ),
+                let factor = Some(Factor::Computed(&factor));
+                if x.cols() == 0 {
+                    return Ok(());
                 }
+                let (plain, transposed) = (plain.as_ref(), transposed.as_ref());
+                kernels.quantize_tiles(stream, &input, recipe, factor, [None; 2], plain, transposed, sums)
             }
-            _ if empty => Ok(()),
-            (Fp8Granularity::Row, Some(out), transposed) if transposed.is_none() || x.cols() == 0 => {
+            // Without elements there are no groups, but per-row scales exist for every row.
+            (Fp8Granularity::Row, Some(out), _) if x.cols() == 0 && x.rows() > 0 => {
                 kernels.quantize_row(stream, &input, recipe, out)
             }
-            (Fp8Granularity::Row, _, _) if x.cols() == 0 => Ok(()),
+            _ if empty => Ok(()),
             (Fp8Granularity::Row, plain, transposed) => {
                 let amax = self.workspace();
                 let (rows, cols) = (x.rows() * 4, x.cols() * 4);
@@ -189,8 +177,6 @@ impl Handle {
                 let amax = [row_amax, col_amax];
                 kernels.quantize_tiles(stream, &input, recipe, None, amax, plain.as_ref(), transposed.as_ref(), sums)
             }
-            (Fp8Granularity::Group1x128, Some(out), None) => kernels.quantize_1x128(stream, &input, recipe, out),
-            (Fp8Granularity::Group128x128, Some(out), None) => kernels.quantize_128x128(stream, &input, recipe, out),
             (Fp8Granularity::Group1x128 | Fp8Granularity::Group128x128, plain, transposed) => kernels.quantize_tiles(
                 stream,
                 &input,
@@ -201,6 +187,26 @@ impl Handle {
                 transposed.as_ref(),
                 sums,
             ),
+        }
+    }
+
+    /// Enqueues a cast with FP32 scales that transposes nothing, targets checked by the kernels. Allocates nothing and waits for nothing.
+    pub(crate) fn enqueue_fp8(&self, x: &Input<'_>, recipe: Fp8Recipe, out: &Output<'_>) -> Result<()> {
+        let (stream, kernels) = (self.queue(), self.kernels());
+        match recipe.granularity {
+            Fp8Granularity::Tensor if kernels.fits_once(x) => {
+                kernels.quantize_tensor_once(stream, x, recipe, &self.meeting_place(), out)
+            }
+            Fp8Granularity::Tensor => {
+                let (state, factor) = self.amax_state();
+                kernels.amax_tensor(stream, x, recipe, &state, Some(&factor), None)?;
+                kernels.quantize_tensor(stream, x, recipe.format, Factor::Computed(&factor), out, None)
+            }
+            // Without elements there are no groups, but per-row scales exist for every row.
+            _ if x.rows == 0 || (x.cols == 0 && recipe.granularity != Fp8Granularity::Row) => Ok(()),
+            Fp8Granularity::Row => kernels.quantize_row(stream, x, recipe, out),
+            Fp8Granularity::Group1x128 => kernels.quantize_1x128(stream, x, recipe, out),
+            Fp8Granularity::Group128x128 => kernels.quantize_128x128(stream, x, recipe, out),
         }
     }
 
@@ -484,7 +490,7 @@ pub(super) fn level<'a, T>(given: &GivenScale<T>, number: &'a Span<'a>) -> Facto
 }
 
 /// The same of the scale of an FP8 matrix.
-pub(super) fn factor<'a, T>(given: &GivenScale<T>, number: &'a Span<'a>) -> Result<Factor<'a>> {
+pub(crate) fn factor<'a, T>(given: &GivenScale<T>, number: &'a Span<'a>) -> Result<Factor<'a>> {
     match given {
         GivenScale::Amax(_) => Err(given.needs_recipe()),
         GivenScale::Encode(_) | GivenScale::Decode(_) => Ok(level(given, number)),

@@ -2,23 +2,26 @@
 
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
-use crate::format::{Basis, DType, Operand, pair};
+use crate::format::{Basis, DType, Fp8Format, Fp8Recipe, GivenScale, Operand, pair};
 
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
+use crate::gpu::gemm::quantize_a::QuantizeA;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// A of one call.
 pub(crate) enum ArgA<'a> {
     Quantized(&'a QuantMatrix),
     Plain(MatRef<'a>),
+    /// Plain, and quantized by the call: by this recipe, with its own scale or a given one.
+    Quantize(MatRef<'a>, Fp8Recipe, Option<GivenScale<DeviceBytes<'a>>>),
 }
 
 impl ArgA<'_> {
     fn shape(&self) -> (usize, usize) {
         match self {
             Self::Quantized(a) => (a.rows(), a.cols()),
-            Self::Plain(a) => (a.rows(), a.cols()),
+            Self::Plain(a) | Self::Quantize(a, ..) => (a.rows(), a.cols()),
         }
     }
 
@@ -26,20 +29,30 @@ impl ArgA<'_> {
         match self {
             Self::Quantized(a) => a.scheme().into(),
             Self::Plain(a) => Operand::Plain(a.dtype()),
+            Self::Quantize(_, recipe, _) => recipe.scheme().into(),
+        }
+    }
+
+    fn quantize(&self) -> Option<QuantizeA> {
+        match self {
+            Self::Quantized(_) | Self::Plain(_) => None,
+            Self::Quantize(a, recipe, None) => Some(QuantizeA::new(a.dtype(), *recipe)),
+            // The rule has no part in it: one plan for all.
+            Self::Quantize(a, recipe, Some(_)) => Some(QuantizeA::with_given_scale(a.dtype(), recipe.format)),
         }
     }
 
     fn row_stride(&self) -> usize {
         match self {
             Self::Quantized(a) => a.cols(),
-            Self::Plain(a) => a.row_stride(),
+            Self::Plain(a) | Self::Quantize(a, ..) => a.row_stride(),
         }
     }
 
     fn basis(&self) -> Basis {
         match self {
             Self::Quantized(a) => a.basis(),
-            Self::Plain(_) => Basis::Plain,
+            Self::Plain(_) | Self::Quantize(..) => Basis::Plain,
         }
     }
 }
@@ -81,6 +94,37 @@ impl<'a> GemmArgs<'a> {
     /// a multiple of 16 bytes.
     pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
         Self::of(ArgA::Plain(a), b, d)
+    }
+
+    /// `D = A Bᵀ` with an A in BF16, F16 or F32 that the call quantizes by this recipe before it multiplies: A `m x k`, B `n x k` FP8, D `m x n`.
+    ///
+    /// D has the bits of [`Handle::quantize_into`](crate::Handle::quantize_into) and a product of the result by the same plan, for any m and by every
+    /// formulation; NaN is treated as there. Codes and scales lie in the plan's scratch memory ([`GemmPlan::scratch_bytes`](crate::GemmPlan::scratch_bytes)): nothing is
+    /// allocated in a call, and a captured graph follows A. A's rows may lie apart, by a multiple of 16 bytes; D must lie apart from A.
+    ///
+    /// ```no_run
+    /// use scaled_gemm::{Fp8Format, Fp8Granularity, Fp8Recipe, GemmArgs, Handle, MatMut, MatRef, QuantMatrix, Result};
+    ///
+    /// fn decode(handle: &Handle, x: MatRef<'_>, weight: &QuantMatrix, y: MatMut<'_>) -> Result<()> {
+    ///     let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    ///     handle.scaled_gemm(GemmArgs::quantize_a(x, recipe, weight, y))
+    /// }
+    /// ```
+    pub fn quantize_a(a: MatRef<'a>, recipe: Fp8Recipe, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
+        Self::of(ArgA::Quantize(a, recipe, None), b, d)
+    }
+
+    /// [`GemmArgs::quantize_a`] to `fp8-tensor` with a given scale, one FP32 number on the device: a checkpoint's input scale, or one of delayed scaling.
+    /// A captured graph follows it.
+    pub fn quantize_a_by(
+        a: MatRef<'a>,
+        format: Fp8Format,
+        scale: GivenScale<DeviceBytes<'a>>,
+        b: &'a QuantMatrix,
+        d: MatMut<'a>,
+    ) -> Self {
+        let recipe = QuantizeA::with_given_scale(a.dtype(), format).recipe;
+        Self::of(ArgA::Quantize(a, recipe, Some(scale)), b, d)
     }
 
     fn of(a: ArgA<'a>, b: &'a QuantMatrix, d: MatMut<'a>) -> Self {
@@ -143,7 +187,7 @@ impl<'a> GemmArgs<'a> {
     ///
     /// # Errors
     /// [`Error::Shape`] naming the operand that does not fit; [`Error::DType`] for an E4M3 output without encode factor;
-    /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]).
+    /// [`Error::Unsupported`] if A and B are in different bases ([`Basis`]), or if A is to be quantized by a given amax.
     pub fn desc(&self) -> Result<GemmDesc> {
         let ((m, k), n) = (self.a.shape(), self.b.rows());
         if self.b.cols() != k {
@@ -186,6 +230,9 @@ impl<'a> GemmArgs<'a> {
             ));
         }
         self.check_output_factors()?;
+        if let ArgA::Quantize(_, _, Some(scale @ GivenScale::Amax(_))) = &self.a {
+            return Err(scale.needs_recipe());
+        }
         pair::check_basis(self.a.basis(), self.b.basis())?;
         Ok(GemmDesc {
             m,
@@ -193,6 +240,7 @@ impl<'a> GemmArgs<'a> {
             k,
             a: self.a.operand(),
             a_stride: self.a.row_stride(),
+            quantize_a: self.a.quantize(),
             b: self.b.scheme(),
             kept: self.b.kept(),
             out: self.d.dtype(),
@@ -220,7 +268,12 @@ impl<'a> GemmArgs<'a> {
             }
             _ => {}
         }
+        let given = match &self.a {
+            ArgA::Quantize(_, _, scale) => scale.as_ref().map(|scale| scale.number().len()),
+            ArgA::Quantized(_) | ArgA::Plain(_) => None,
+        };
         let numbers = [
+            ("scale of A", given),
             ("out_encode", self.out_encode.as_ref().map(DeviceBytes::len)),
             ("amax", self.amax.as_ref().map(DeviceBytesMut::len)),
         ];

@@ -1,7 +1,7 @@
 //! [`Call`]: the operands of one call as addresses on the handle's stream, for the steps of a plan to read.
 
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::format::{DType, Fp8Recipe, GivenScale};
 
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::{Order, Queue};
@@ -20,7 +20,9 @@ pub(crate) struct Call<'s> {
     pub(crate) handle: &'s Handle,
     pub(crate) queue: &'s Queue,
     pub(crate) desc: &'s GemmDesc,
+    /// In scratch where the call quantizes it.
     pub(crate) a: Spans<'s>,
+    pub(crate) a_source: Option<SourceOfA<'s>>,
     pub(crate) b: Spans<'s>,
     pub(crate) d: Span<'s>,
     pub(crate) bias: Option<(Span<'s>, DType)>,
@@ -39,6 +41,15 @@ pub(crate) struct ScratchSpans<'s> {
     pub(crate) a: Span<'s>,
     pub(crate) b: Span<'s>,
     pub(crate) factors: Span<'s>,
+}
+
+/// An A that the call quantizes.
+pub(crate) struct SourceOfA<'s> {
+    pub(crate) x: Span<'s>,
+    pub(crate) dtype: DType,
+    pub(crate) row_stride: usize,
+    pub(crate) recipe: Fp8Recipe,
+    pub(crate) scale: Option<GivenScale<Span<'s>>>,
 }
 
 /// The addresses of one operand.
@@ -85,27 +96,41 @@ pub(crate) fn with_addresses(
     steps: impl FnOnce(&Call<'_>) -> Result<()>,
 ) -> Result<()> {
     let GemmArgs { a, b, d, bias, residual, alpha, beta, out_encode, amax, .. } = args;
-    let queue = handle.queue();
+    let (a, queue): (&ArgA<'_>, _) = (a, handle.queue());
     let order = queue.order();
-    // Within the order: no launch that writes them comes before their use.
-    b.freshen(handle)?;
-    if let ArgA::Quantized(a) = a {
-        a.freshen(handle)?;
+    // Within the order: no launch that writes them comes before their use. Products derive nothing of A.
+    if outline.reads_derived() {
+        b.freshen(handle)?;
     }
     let scratch = handle.scratch(outline.scratch.bytes())?;
-    let [sum, a_values, b_values, factors] = outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
+    let [sum, a_values, b_values, factors, codes, scales] =
+        outline.scratch.parts().map(|(at, bytes)| scratch.slice(at, bytes));
     let values = outline.sum.values;
-    let kept = |source| values.filter(|_| source == Some(ValueSource::Given)).map(|v| v.dtype);
+    let kept = values.filter(|v| v.b == ValueSource::Given).map(|v| v.dtype);
     let repeated = outline.formulation == Formulation::RepeatedScales;
     let call = Call {
         handle,
         queue,
         desc,
         a: match a {
-            ArgA::Quantized(a) => Spans::of_quantized(a, kept(values.map(|v| v.a)), false, &order)?,
+            ArgA::Quantized(a) => Spans::of_quantized(a, None, false, &order)?,
             ArgA::Plain(a) => Spans::of_plain(a, &order)?,
+            ArgA::Quantize(..) => Spans { numbers: codes, block_scales: None, scales: Some(scales) },
         },
-        b: Spans::of_quantized(b, kept(values.map(|v| v.b)), repeated, &order)?,
+        a_source: match a {
+            ArgA::Quantized(_) | ArgA::Plain(_) => None,
+            ArgA::Quantize(x, recipe, scale) => Some(SourceOfA {
+                x: x.data().at(&order)?,
+                dtype: x.dtype(),
+                row_stride: x.row_stride(),
+                recipe: *recipe,
+                scale: match scale {
+                    None => None,
+                    Some(scale) => Some(scale.with_number(scale.number().at(&order)?)),
+                },
+            }),
+        },
+        b: Spans::of_quantized(b, kept, repeated, &order)?,
         d: d.data_mut().at(&order)?,
         bias: bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?,
         residual: residual
@@ -118,7 +143,13 @@ pub(crate) fn with_addresses(
         beta: beta.unwrap_or(0.0),
         scratch: ScratchSpans { sum, a: a_values, b: b_values, factors },
     };
-    check_alignment("A", &call.a.numbers)?;
+    match &call.a_source {
+        None => check_alignment("A", &call.a.numbers)?,
+        Some(source) => {
+            check_alignment("A", &source.x)?;
+            check_apart(&source.x, &call.d)?;
+        }
+    }
     check_alignment("B", &call.b.numbers)?;
     // Our kernel of few rows stores single numbers, and checks its operands itself.
     if outline.sum.target == Target::D && outline.formulation != Formulation::SmallM {
@@ -148,6 +179,20 @@ fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
         required: u64::from(ALIGNMENT),
         remedy: "begin at an allocation or at a multiple of 16 bytes in it, or copy".to_string(),
     })
+}
+
+/// Refuses a D where an A lies that the call quantizes: some ways store D while others of its rows still read A.
+fn check_apart(a: &Span<'_>, d: &Span<'_>) -> Result<()> {
+    let ends = [a, d].map(|span| span.address + span.bytes as u64);
+    if a.bytes == 0 || d.bytes == 0 || a.address >= ends[1] || d.address >= ends[0] {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "D",
+        format!("{} bytes at {:#x}", d.bytes, d.address),
+        format!("must not overlap A, {} bytes at {:#x}, which the call quantizes", a.bytes, a.address),
+        "pass memory of its own",
+    ))
 }
 
 fn not_prepared() -> Error {

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::epilogue::{Activation, Epilogue};
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, Scheme, pair};
+use crate::gpu::gemm::quantize_a::QuantizeA;
 use crate::gpu::matrix::derived::{KeptWeights, check_kept};
 
 /// What happens to D's old value.
@@ -58,8 +59,10 @@ pub struct GemmDesc {
     pub k: usize,
     /// Scheme of A, or its element type where only the weights are quantized.
     pub a: Operand,
-    /// Elements from one row of A to the next: k unless A is plain.
+    /// Elements from one row of A to the next: k unless A is given plain.
     pub a_stride: usize,
+    /// How A becomes what `a` says, if each call is given it in BF16, F16 or F32.
+    pub quantize_a: Option<QuantizeA>,
     /// Scheme of B.
     pub b: Scheme,
     /// Whether B keeps dequantized values: then the plan needs no scratch memory for them.
@@ -87,6 +90,7 @@ impl GemmDesc {
             k,
             a: a.into(),
             a_stride: k,
+            quantize_a: None,
             b,
             kept: KeptWeights::Nothing,
             out,
@@ -101,6 +105,11 @@ impl GemmDesc {
     /// The same with rows of D that begin `out_stride` elements apart.
     pub fn with_out_stride(self, out_stride: usize) -> Self {
         Self { out_stride, ..self }
+    }
+
+    /// The same with an A that is given plain, and that each call quantizes first: of the recipe's scheme, whatever A was.
+    pub fn with_quantize_a(self, quantize: QuantizeA) -> Self {
+        Self { a: quantize.recipe.scheme().into(), quantize_a: Some(quantize), ..self }
     }
 
     /// The same with rows of a plain A that begin `a_stride` elements apart.
@@ -138,6 +147,7 @@ impl GemmDesc {
     /// # Errors
     /// [`Error::Pair`], [`Error::Shape`], [`Error::DType`] or [`Error::Unsupported`], with the rule that is broken.
     pub fn check(&self, device: &str) -> Result<()> {
+        self.quantize_a.map_or(Ok(()), |quantize| quantize.check(self.a))?;
         pair::check_pair(self.a, self.b, device)?;
         pair::check_output(self.a, self.b, self.out)?;
         pair::check_shape(self.m, self.n, self.k, self.out)?;
@@ -185,9 +195,9 @@ impl GemmDesc {
         Ok(())
     }
 
-    /// Rows of a plain A may lie apart; those of a quantized one are packed.
+    /// Rows of an A that is given plain may lie apart; those of a quantized one are packed.
     fn check_a_stride(&self) -> Result<()> {
-        let Operand::Plain(dtype) = self.a else {
+        let Operand::Plain(dtype) = self.given_a() else {
             return match self.a_stride == self.k {
                 true => Ok(()),
                 false => Err(Error::shape(
@@ -211,6 +221,11 @@ impl GemmDesc {
         ))
     }
 
+    /// What calls bring as A, which is not what is multiplied where they quantize it.
+    pub(crate) fn given_a(&self) -> Operand {
+        self.quantize_a.map_or(self.a, |quantize| Operand::Plain(quantize.dtype))
+    }
+
     /// True if there is nothing to compute.
     pub(crate) fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0
@@ -218,7 +233,7 @@ impl GemmDesc {
 
     /// Names the first fields in which `self` and `other` differ, with both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
-        let fields: [(&str, String, String); 13] = [
+        let fields: [(&str, String, String); 14] = [
             ("m", self.m.to_string(), other.m.to_string()),
             ("n", self.n.to_string(), other.n.to_string()),
             ("k", self.k.to_string(), other.k.to_string()),
@@ -227,6 +242,7 @@ impl GemmDesc {
             ("scheme of B", self.b.to_string(), other.b.to_string()),
             ("values kept in B", format!("{:?}", self.kept), format!("{:?}", other.kept)),
             ("type of D", self.out.to_string(), other.out.to_string()),
+            ("quantization of A", format!("{:?}", self.quantize_a), format!("{:?}", other.quantize_a)),
             ("row stride of D", self.out_stride.to_string(), other.out_stride.to_string()),
             ("epilogue", format!("{:?}", self.epilogue), format!("{:?}", other.epilogue)),
             ("accumulate", format!("{:?}", self.accumulate), format!("{:?}", other.accumulate)),
@@ -241,6 +257,9 @@ impl GemmDesc {
 impl fmt::Display for GemmDesc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}x{} {}", self.m, self.n, self.k, self.a)?;
+        if let Some(quantize) = self.quantize_a {
+            write!(f, " of {quantize}")?;
+        }
         if self.a_stride != self.k {
             write!(f, " stride {}", self.a_stride)?;
         }
@@ -279,7 +298,7 @@ impl fmt::Display for GemmDesc {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Fp8Format;
+    use crate::format::{Fp8Format, Fp8Granularity, Fp8Recipe};
 
     const TENSOR: Scheme = Scheme::Fp8Tensor(Fp8Format::E4M3);
     const ROW: Scheme = Scheme::Fp8Row(Fp8Format::E4M3);
@@ -305,6 +324,20 @@ mod tests {
                 assert!(text.contains(word), "{text:?} lacks {word:?}");
             }
         }
+        let vector = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+        let blocks = Scheme::Fp8Group128x128(Fp8Format::E4M3);
+        let quantizing = GemmDesc::new(5, 64, 32, Operand::Plain(DType::F32), blocks, DType::Bf16)
+            .with_quantize_a(QuantizeA::new(DType::F32, vector))
+            .with_a_stride(36);
+        assert!(quantizing.check("cpu").is_ok());
+        assert_eq!(
+            quantizing.to_string(),
+            "5x64x32 fp8-1x128:e4m3 of f32, torchao, exact scales stride 36 x fp8-128x128:e4m3 -> bf16"
+        );
+        let unaligned = quantizing.with_a_stride(34).check("cpu").unwrap_err().to_string();
+        assert!(unaligned.contains("row stride 34 for k = 32 (f32)") && unaligned.contains("multiple of 4"));
+        let other = quantizing.with_quantize_a(QuantizeA::new(DType::Bf16, vector));
+        assert!(quantizing.difference(&other).unwrap().starts_with("quantization of A = Some"));
         assert!(GemmDesc::new(0, 0, 16, TENSOR, TENSOR, DType::F32).check("cpu").is_ok());
         let weight_only = |a, b| GemmDesc::new(5, 64, 32, Operand::Plain(a), b, DType::Bf16);
         let nvfp4 = weight_only(DType::F16, Scheme::Nvfp4Row);

@@ -5,7 +5,7 @@ use ndarray::{Array2, s};
 
 use crate::error::Result;
 use crate::format::{DType, HostQuantMatrix};
-use crate::reference::{Accumulator, Gelu, GemmInputs, HostOperand, SumBound, rows_of};
+use crate::reference::{self, Accumulator, Gelu, GemmInputs, HostOperand, SumBound, rows_of};
 
 use crate::gpu::gemm::args::{ArgA, GemmArgs};
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc};
@@ -62,6 +62,16 @@ impl Judge {
         let b = args.b.to_host(handle)?;
         let whole_a = match &args.a {
             ArgA::Quantized(a) => Ok(a.to_host(handle)?),
+            ArgA::Quantize(x, recipe, scale) => {
+                let values = read_rows(handle, x, 0, desc.m)?;
+                Ok(match scale {
+                    None => reference::quantize(values.view(), x.dtype(), *recipe)?,
+                    Some(scale) => {
+                        let number = self::values(DType::F32, &handle.read_bytes(scale.number())?)[0];
+                        reference::quantize_tensor(values.view(), recipe.format, scale.with_number(number))?.0
+                    }
+                })
+            }
             ArgA::Plain(a) => Err(a),
         };
         let bias = match &args.bias {

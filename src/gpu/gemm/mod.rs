@@ -15,6 +15,7 @@ mod measured_sm90;
 pub(crate) mod outline;
 pub(crate) mod plan;
 pub(crate) mod prepare;
+pub(crate) mod quantize_a;
 pub(crate) mod record;
 pub(crate) mod rescale;
 pub(crate) mod rules;

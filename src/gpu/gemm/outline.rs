@@ -22,6 +22,14 @@ pub(crate) struct Outline {
     pub(crate) scratch: Scratch,
 }
 
+impl Outline {
+    /// Whether a call reads what B derives from its codes and scales: repeated scales, or values that it keeps.
+    pub(crate) fn reads_derived(&self) -> bool {
+        let kept = self.sum.values.is_some_and(|values| values.b == ValueSource::Given);
+        kept || self.formulation == Formulation::RepeatedScales
+    }
+}
+
 /// What a product step computes, in row-major terms: `D[rows, n] = A[rows, k] B[n, k]ᵀ`, with what it fuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sum {
@@ -114,13 +122,16 @@ pub(crate) struct Scratch {
     pub(crate) b: usize,
     /// Alpha and beta.
     pub(crate) factors: usize,
+    /// Codes and scales of an A that the call quantizes.
+    pub(crate) codes: usize,
+    pub(crate) scales: usize,
 }
 
 impl Scratch {
     /// Offset and length of each part.
-    pub(crate) fn parts(&self) -> [(usize, usize); 4] {
+    pub(crate) fn parts(&self) -> [(usize, usize); 6] {
         let mut at = 0usize;
-        [self.sum, self.a, self.b, self.factors].map(|bytes| {
+        [self.sum, self.a, self.b, self.factors, self.codes, self.scales].map(|bytes| {
             let start = if bytes == 0 { at } else { at.next_multiple_of(256) };
             at = start + bytes;
             (start, bytes)
@@ -270,6 +281,8 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         a: in_scratch(values.map(|v| v.a), desc.m, dtype),
         b: in_scratch(values.map(|v| v.b), desc.n, dtype),
         factors: if factors == FactorPlace::Device { 16 } else { 0 },
+        codes: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().code_bytes(desc.m, desc.k)),
+        scales: desc.quantize_a.map_or(0, |quantize| quantize.recipe.scheme().scale_len(desc.m, desc.k) * 4),
     };
     // Block modes promote every 128 columns anyway, and the library refuses fast accumulation with them (observed).
     let scalar_or_row = matches!(a_scales, ScaleLayout::Scalar | ScaleLayout::Outer);
@@ -385,6 +398,7 @@ mod tests {
         let desc = desc(7, vec, blk).with_accumulation(Accumulation::Fast);
         let padded = outline(&desc, Formulation::RepeatedScales, Finish::PaddedCopy).unwrap();
         assert_eq!((padded.sum.rows, padded.scratch.bytes()), (8, 8 * 4096 * 2));
+        assert!(padded.reads_derived());
         assert_eq!(padded.sum.accumulation, Accumulation::Precise);
         assert_eq!((padded.sum.a_scales, padded.sum.b_scales), (ScaleLayout::Vec128, ScaleLayout::Vec128));
         let wide = outline(&desc, Formulation::Native, Finish::EpilogueKernel).unwrap();
@@ -445,6 +459,7 @@ mod tests {
                 let call = outline(&desc.with_kept(kept), Formulation::SmallM, Finish::Fused).unwrap();
                 let source = if a.scheme().is_some() { ValueSource::Scratch } else { ValueSource::Given };
                 assert_eq!(call.sum.values, Some(Values { dtype, a: source, b: ValueSource::Codes }), "{desc}");
+                assert!(!call.reads_derived(), "{desc}");
                 // All scales within, second levels too.
                 assert_eq!((call.sum.factors, call.rescale), (FactorPlace::Host, [ScaleUse::Nothing; 2]), "{desc}");
                 let a_bytes = if a.scheme().is_some() { 7 * 7168 * 2 } else { 0 };

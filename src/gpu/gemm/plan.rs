@@ -496,6 +496,12 @@ impl GemmPlan {
                     self.repeated_scale_bytes(),
                 ));
             }
+            if let Some(quantize) = self.desc.quantize_a {
+                let Scratch { codes, scales, .. } = outline.scratch;
+                line(format_args!(
+                    "A quantized in each call ({quantize}), in scratch: {codes} bytes of codes, {scales} of scales"
+                ));
+            }
             if let Some(Values { dtype, b: ValueSource::Codes, .. }) = outline.sum.values {
                 if outline.scratch.a > 0 {
                     line(format_args!(

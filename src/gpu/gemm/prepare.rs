@@ -1,11 +1,12 @@
 //! [`GemmPlan::prepare`]: what must come before the first call that is captured into a graph.
 
 use crate::error::{Error, Result};
-use crate::format::{DType, Operand};
+use crate::format::{DType, GivenScale, Operand};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, driver};
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::desc::{Accumulate, OutAmax};
 use crate::gpu::gemm::plan::GemmPlan;
+use crate::gpu::gemm::quantize_a::{QuantizeA, ScaleOfA};
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -65,18 +66,29 @@ impl GemmPlan {
         let zeros = |elements: usize, dtype: DType| {
             handle.stream().alloc_zeros::<u8>(elements * dtype.bytes()).map_err(|e| driver("allocating operands", e))
         };
-        let (plain, quantized);
         let mut d = zeros((desc.m - 1) * desc.out_stride + desc.n, desc.out)?;
         let target = MatMut::new(&mut d, desc.out, desc.m, desc.n)?.with_row_stride(desc.out_stride)?;
-        let args = match desc.a {
+        let (plain, quantized);
+        let args = match desc.given_a() {
             Operand::Quantized(scheme) => {
                 quantized = QuantMatrix::zeros(handle, scheme, desc.m, desc.k)?;
                 GemmArgs::new(&quantized, b, target)
             }
             Operand::Plain(dtype) => {
-                plain = zeros((desc.m - 1) * desc.a_stride + desc.k, dtype)?;
+                // The given scale lies behind A, and is zero, too.
+                let elements = (desc.m - 1) * desc.a_stride + desc.k;
+                plain = zeros(elements + 16, dtype)?;
                 let a = MatRef::new(&plain, dtype, desc.m, desc.k)?.with_row_stride(desc.a_stride)?;
-                GemmArgs::weight_only(a, b, target)
+                match desc.quantize_a {
+                    None => GemmArgs::weight_only(a, b, target),
+                    Some(QuantizeA { recipe, scale: ScaleOfA::Computed, .. }) => {
+                        GemmArgs::quantize_a(a, recipe, b, target)
+                    }
+                    Some(QuantizeA { recipe, scale: ScaleOfA::Given, .. }) => {
+                        let scale = GivenScale::Encode(DeviceBytes::from(plain.slice(elements * dtype.bytes()..)));
+                        GemmArgs::quantize_a_by(a, recipe.format, scale, b, target)
+                    }
+                }
             }
         };
         let mut args = args.activation(desc.epilogue.activation).accumulation(desc.accumulation);

@@ -54,6 +54,9 @@ struct ProblemRecord {
     /// Where the rows of a plain A lie apart. Absent in older records, whose rows are packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     a_stride: Option<usize>,
+    /// How A is quantized in the call. Absent where it is given as it is multiplied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quantize_a: Option<String>,
     b: String,
     /// Type of the values that B keeps. Absent in older records, where it keeps none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,6 +79,7 @@ impl From<&GemmDesc> for ProblemRecord {
             k: desc.k,
             a: desc.a.to_string(),
             a_stride: (desc.a_stride != desc.k).then_some(desc.a_stride),
+            quantize_a: desc.quantize_a.map(|quantize| quantize.to_string()),
             b: desc.b.to_string(),
             kept: match desc.kept {
                 KeptWeights::Nothing => None,
@@ -262,6 +266,7 @@ impl TuneRecord {
             ("k", problem.k.to_string(), wanted.k.to_string()),
             ("a", problem.a.clone(), wanted.a.clone()),
             ("a_stride", stride(problem), stride(&wanted)),
+            ("quantize_a", word(&problem.quantize_a), word(&wanted.quantize_a)),
             ("b", problem.b.clone(), wanted.b.clone()),
             ("kept", word(&problem.kept), word(&wanted.kept)),
             ("out", problem.out.clone(), wanted.out.clone()),

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::{DType, Scheme};
 
+use crate::gpu::cast::quantize::factor;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::{self, Call};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
@@ -14,7 +15,7 @@ use crate::gpu::gemm::record::Algorithm;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::SmallMProduct;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{BlockCodes, KernelFamily};
+use crate::gpu::kernels::{BlockCodes, Input, KernelFamily, Output};
 
 /// How many algorithms to ask for, and how much workspace they may use.
 #[derive(Clone, Copy)]
@@ -32,6 +33,8 @@ pub(crate) enum Side {
 
 /// One thing that a call enqueues.
 pub(crate) enum Step {
+    /// Writes codes and scales of an A that is given plain into scratch.
+    QuantizeA,
     /// Writes an operand's codes times block scales as plain numbers of this type into scratch.
     Dequantize(Side, Scheme, DType),
     /// Writes alpha times the second-level scales of whole matrices, and beta if the product adds to D, into scratch.
@@ -162,6 +165,7 @@ impl Product {
 impl Step {
     fn enqueue(&mut self, call: &Call<'_>) -> Result<()> {
         match self {
+            Self::QuantizeA => quantize_a(call),
             Self::Dequantize(side, scheme, dtype) => dequantize(call, *side, *scheme, *dtype),
             Self::Factors(accumulate) => {
                 let (a, b, factors) = (call.a.scales.as_ref(), call.b.scales.as_ref(), call.factors(*accumulate));
@@ -170,6 +174,29 @@ impl Step {
             Self::Product(product) => product.enqueue(call),
             Self::Copy => finish::copy(call),
             Self::Epilogue(rescale) => finish::epilogue(call, *rescale),
+        }
+    }
+}
+
+/// Writes codes and scales of A, the bytes of the quantizer.
+fn quantize_a(call: &Call<'_>) -> Result<()> {
+    let missing = |what: &str| {
+        Error::unsupported(
+            format!("quantizing an A without {what}"),
+            "the plan asks for it",
+            "report it: it was planned so",
+        )
+    };
+    let source = call.a_source.as_ref().ok_or_else(|| missing("a source"))?;
+    let scales = call.a.scales.as_ref().ok_or_else(|| missing("scales"))?;
+    let GemmDesc { m: rows, k: cols, .. } = *call.desc;
+    let x = Input { x: &source.x, dtype: source.dtype, rows, cols, row_stride: source.row_stride };
+    let out = Output { codes: &call.a.numbers, scales, block_scales: &call.a.numbers.slice(0, 0) };
+    match &source.scale {
+        None => call.handle.enqueue_fp8(&x, source.recipe, &out),
+        Some(scale) => {
+            let factor = factor(scale, scale.number())?;
+            call.handle.kernels().quantize_tensor(call.queue, &x, source.recipe.format, factor, &out, None)
         }
     }
 }
@@ -236,6 +263,9 @@ impl Candidate {
 
     fn new(desc: &GemmDesc, outline: Outline, product: Product) -> Self {
         let mut steps = Vec::new();
+        if desc.quantize_a.is_some() {
+            steps.push(Step::QuantizeA);
+        }
         if outline.sum.factors == FactorPlace::Device {
             steps.push(Step::Factors(outline.sum.accumulate));
         }
@@ -302,7 +332,8 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Fp8Format, Operand};
+    use crate::format::{Fp8Format, Fp8Granularity, Fp8Recipe, Operand};
+    use crate::gpu::gemm::quantize_a::QuantizeA;
     use crate::gpu::lt::Algo;
     use crate::gpu::lt::tests::found;
     use crate::gpu::matrix::derived::KeptWeights;
@@ -317,6 +348,7 @@ mod tests {
         candidate.choose(2);
         assert_eq!(candidate.product().map(Product::place), Some((1, 2)), "out of range keeps the one in use");
         let word = |step: &Step| match step {
+            Step::QuantizeA => "quantize A".to_string(),
             Step::Dequantize(side, scheme, dtype) => format!("dequantize {side:?} {scheme} {dtype}"),
             Step::Factors(accumulate) => format!("factors {accumulate:?}"),
             Step::Product(_) => "product".to_string(),
@@ -337,6 +369,9 @@ mod tests {
         let blocks = |m| GemmDesc::new(m, 4096, 7168, vec, blk, DType::Bf16);
         assert_eq!(steps(&blocks(8), Formulation::RepeatedScales, Fused), ["product"]);
         assert_eq!(steps(&blocks(7), Formulation::RepeatedScales, PaddedCopy), ["product", "copy"]);
+        let quantized =
+            blocks(7).with_quantize_a(QuantizeA::new(DType::F32, Fp8Recipe::new(Fp8Granularity::Group1x128, f)));
+        assert_eq!(steps(&quantized, Formulation::RepeatedScales, PaddedCopy), ["quantize A", "product", "copy"]);
         let rows = GemmDesc::new(7, 4096, 7168, row, row, DType::Bf16);
         assert_eq!(steps(&rows, Formulation::Rescaled, EpilogueKernel), ["product", "epilogue [Each, Each]"]);
         let weights = GemmDesc::new(7, 4096, 7168, Operand::Plain(DType::F16), Scheme::Nvfp4, DType::F32);

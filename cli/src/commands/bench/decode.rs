@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{facts, facts_value};
 use crate::args::BenchArgs;
 use crate::device::{DecodeTime, Device, Pair};
-use crate::output::{Failure, number, step_bar, table};
+use crate::output::{Failure, note, number, step_bar, table};
 
 /// Rows of A where none are asked for.
 const ROWS: [usize; 3] = [1, 8, 16];
@@ -87,12 +87,15 @@ fn products(layer: &Layer, m: usize) -> (usize, f64) {
 /// A product: rows of A, the weight, the pair.
 type Key = (usize, WeightShape, String);
 
-/// Text and JSON.
-pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value), Failure> {
+/// A product that is to be measured.
+type Wanted = (usize, WeightShape, Pair);
+
+/// Text and JSON, and what failed.
+pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value, Option<String>), Failure> {
     let ms: Vec<usize> = if args.m.is_empty() { ROWS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let schemes = if args.schemes.is_empty() { SCHEMES.to_vec() } else { args.schemes.clone() };
     let pairs: Vec<Pair> = schemes.iter().flat_map(|name| Pair::of_weights(name)).collect();
-    let mut wanted: Vec<(usize, WeightShape, Pair)> = Vec::new();
+    let mut wanted: Vec<Wanted> = Vec::new();
     for model in &MODELS {
         for layer in model.layers {
             for &m in &ms {
@@ -104,33 +107,71 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value),
     // What is made of one weight is measured together.
     wanted.sort_by_key(|&(rows, shape, pair)| (shape, rows, pair.name()));
     wanted.dedup();
-    for &(m, (n, k), _) in &wanted {
-        device.check_memory([m, n, k], args.out_dtype)?;
-    }
     let bar = step_bar(device, 1 + wanted.len());
     let copy = device.copy_rate()?;
     bar.inc(1);
-    let (mut times, mut skipped) = (BTreeMap::<Key, DecodeTime>::new(), Vec::new());
-    for (m, (n, k), pair) in wanted {
+    let mut skipped = Vec::new();
+    wanted.retain(|&(m, (n, k), pair)| match device.check_memory([m, n, k], args.out_dtype) {
+        Ok(()) => true,
+        Err(failure) => {
+            skipped.push(format!("{m} x {n} x {k} {}: {}", pair.name(), failure.into_message()));
+            bar.inc(1);
+            false
+        }
+    });
+    let (times, failed) = measure(&wanted, &mut skipped, |(m, (n, k), pair)| {
         bar.set_message(format!("{m} x {n} x {k} {}", pair.name()));
-        match device.time_decode([m, n, k], pair, args.out_dtype) {
-            Ok(time) => drop(times.insert((m, (n, k), pair.name()), time)),
-            Err(error @ (Error::Shape { .. } | Error::Pair { .. })) => {
-                skipped.push(format!("{m} x {n} x {k} {}: {error}", pair.name()));
-            }
-            Err(error) => return Err(error.into()),
+        let time = device.time_decode([m, n, k], pair, args.out_dtype);
+        if let Ok(DecodeTime { ways, .. }) = &time {
+            // A run of minutes may be ended from outside: what was found is on standard error by then.
+            let (by, us) = &ways[0];
+            bar.suspend(|| note(&format!("{m} x {n} x {k} {}: {by} {} us", pair.name(), number(*us))));
         }
         bar.inc(1);
-    }
+        time
+    });
     bar.finish_and_clear();
-    if let Some((key, time)) = times.iter().find(|(_, time)| time.error.is_nan() || time.error > 1.0) {
-        let (m, (n, k), pair) = key;
-        let error =
-            format!("{pair} at m {m}, n {n}, k {k} is wrong: error {} of its bound; please report it", time.error);
-        return Err(Failure::Check(error));
-    }
     let models = estimates(&ms, &pairs, &times);
-    Ok((describe(device, copy, &times, &models, &skipped), record(device, copy, &times, &models, &skipped)))
+    let text = describe(device, copy, &times, &models, &skipped);
+    Ok((text, record(device, copy, &times, &models, &skipped), failed))
+}
+
+/// Measures each product. What is refused, and what does not fit beside others in the GPU's memory, is skipped; another failure of the driver ends the
+/// run with what was measured before it, and is given back, as a wrong product is.
+fn measure(
+    wanted: &[Wanted],
+    skipped: &mut Vec<String>,
+    mut time: impl FnMut(Wanted) -> scaled_gemm::Result<DecodeTime>,
+) -> (BTreeMap<Key, DecodeTime>, Option<String>) {
+    let (mut times, mut failed) = (BTreeMap::<Key, DecodeTime>::new(), None);
+    for &(m, (n, k), pair) in wanted {
+        let what = format!("{m} x {n} x {k} {}", pair.name());
+        if failed.is_some() {
+            skipped.push(format!("{what}: the run ended before it"));
+            continue;
+        }
+        match time((m, (n, k), pair)) {
+            Ok(found) => {
+                if found.error.is_nan() || found.error > 1.0 {
+                    failed = Some(format!("{what} is wrong: error {} of its bound; please report it", found.error));
+                }
+                times.insert((m, (n, k), pair.name()), found);
+            }
+            Err(error) => {
+                let goes_on = match &error {
+                    Error::Shape { .. } | Error::Pair { .. } => true,
+                    Error::Driver { reason, .. } => reason.contains("OUT_OF_MEMORY"),
+                    _ => false,
+                };
+                let message = Failure::from(error).into_message();
+                if !goes_on {
+                    failed = Some(format!("{what}: {message}"));
+                }
+                skipped.push(format!("{what}: {message}"));
+            }
+        }
+    }
+    (times, failed)
 }
 
 /// All linear layers of a model for m tokens: microseconds by BF16 and by the pair, with quantization of A.
@@ -285,6 +326,29 @@ mod tests {
         // So many tokens that all are met.
         let (rows, count) = products(&expert, 4096);
         assert!(rows == 128 && (255.9..=256.0).contains(&count), "{rows} {count}");
+    }
+
+    #[test]
+    fn what_fails_loses_nothing_of_what_was_measured() {
+        let pair = Pair::of_weights("fp8-row")[0];
+        let wanted: Vec<Wanted> = (1..=4).map(|m| (m, (64, 32), pair)).collect();
+        let time = |error| Ok(DecodeTime { baseline_us: 1.0, both_us: 1.0, ways: Vec::new(), weight_bytes: 0, error });
+        let driver = |reason: &str| Err(Error::Driver { call: "allocating".into(), reason: reason.into() });
+        let run = |of_second: &dyn Fn() -> scaled_gemm::Result<DecodeTime>| {
+            let mut skipped = Vec::new();
+            let (times, failed) =
+                measure(&wanted, &mut skipped, |(m, ..)| if m == 2 { of_second() } else { time(0.5) });
+            (times.keys().map(|key| key.0).collect::<Vec<_>>(), skipped, failed)
+        };
+        let (times, skipped, failed) = run(&|| driver("CUDA_ERROR_OUT_OF_MEMORY: out of memory"));
+        assert_eq!((times, skipped.len(), failed), (vec![1, 3, 4], 1, None));
+        assert!(skipped[0].starts_with("2 x 64 x 32 fp8-row x fp8-row: ") && skipped[0].contains("OUT_OF_MEMORY"));
+        let (times, skipped, failed) = run(&|| driver("CUDA_ERROR_ILLEGAL_ADDRESS"));
+        assert_eq!((times, skipped.len()), (vec![1], 3));
+        assert!(failed.unwrap().contains("ILLEGAL_ADDRESS") && skipped[2].contains("ended before it"));
+        let (times, skipped, failed) = run(&|| time(1.5));
+        assert_eq!((times, skipped.len()), (vec![1, 2], 2));
+        assert!(failed.unwrap().contains("error 1.5 of its bound"));
     }
 
     #[test]
