@@ -12,8 +12,8 @@ use common::*;
 use scaled_gemm::reference::sqnr_db;
 use scaled_gemm::{
     Accumulate, Cadence, ClockWatch, DType, DeviceBuffer, Fp8Format, GemmArgs, GemmDesc, Handle, KeptInput, Linear,
-    LinearGradientsInto, LinearRecipe, MatMut, MatRef, PlanOptions, QuantizedGradient, Recipe, Result, SavedInput, Scheme,
-    Timing,
+    LinearGradientsInto, LinearRecipe, MatMut, MatRef, PlanOptions, QuantizedGradient, Recipe, Result, SavedInput,
+    Scheme, Timing,
 };
 
 const TOKENS: usize = 8192;
@@ -193,7 +193,11 @@ fn measure(handle: &Handle, watch: &ClockWatch, shape: [usize; 2]) {
 
 /// Each part of a step, layers in turns.
 fn parts(handle: &Handle, operands: &Operands, results: &mut Results, jobs: &mut [Job]) {
-    println!("\n| cadence | layer |{} |\n|---|---|{}", PARTS.map(|part| format!(" {part}")).join(" |"), "---|".repeat(PARTS.len()));
+    println!(
+        "\n| cadence | layer |{} |\n|---|---|{}",
+        PARTS.map(|part| format!(" {part}")).join(" |"),
+        "---|".repeat(PARTS.len())
+    );
     // dY of each layer before its dX.
     for job in jobs.iter_mut() {
         job.part(handle, operands, results, 2).unwrap();

@@ -405,13 +405,10 @@ fn prepared_products_are_not_forgotten() {
     }
 }
 
+type Passed = (Array2<f32>, Array2<f32>, (Array2<f32>, Vec<f32>));
+
 /// Y, dX, dW and the gradient of the bias, of eager passes or of a graph of them.
-fn pass_of(
-    handle: &Handle,
-    layer: &mut Linear,
-    data: &Data,
-    graphed: bool,
-) -> (Array2<f32>, Array2<f32>, (Array2<f32>, Vec<f32>)) {
+fn pass_of(handle: &Handle, layer: &mut Linear, data: &Data, graphed: bool) -> Passed {
     let tokens = data.x.nrows();
     let (x, dy) = (Uploaded::new(handle, &data.x, data.dtype, 0), Uploaded::new(handle, &data.dy, data.dtype, 0));
     let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(handle, data.dtype, tokens, like.ncols(), 0));

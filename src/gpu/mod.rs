@@ -33,7 +33,7 @@ pub use gemm::plan::{GemmPlan, Offer, PlanOptions};
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
-pub use grouped::{GroupedGemmArgs, GroupedRows};
+pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig};
@@ -50,17 +50,32 @@ mod tests {
     #[test]
     fn what_users_hold_is_shared_among_threads() {
         fn shared<T: Send + Sync>() {}
-        (shared::<Linear>(), shared::<SavedInput>(), shared::<QuantizedGradient>());
-        (shared::<GemmPlan>(), shared::<Bf16Gemm>(), shared::<TuneTable>(), shared::<PlanOptions>());
-        (shared::<QuantMatrix>(), shared::<CastMatrix>(), shared::<GroupedTensor>(), shared::<GroupedDeviceLayout>());
-        (shared::<DeviceBuffer>(), shared::<DeviceInfo>(), shared::<ClockWatch>());
-        (shared::<MatRef<'_>>(), shared::<MatMut<'_>>(), shared::<VecRef<'_>>());
-        (shared::<GemmArgs<'_>>(), shared::<GroupedGemmArgs<'_>>(), shared::<LinearGradientsInto<'_>>());
+        shared::<Linear>();
+        shared::<SavedInput>();
+        shared::<QuantizedGradient>();
+        shared::<GemmPlan>();
+        shared::<Bf16Gemm>();
+        shared::<TuneTable>();
+        shared::<PlanOptions>();
+        shared::<QuantMatrix>();
+        shared::<CastMatrix>();
+        shared::<GroupedTensor>();
+        shared::<GroupedDeviceLayout>();
+        shared::<DeviceBuffer>();
+        shared::<DeviceInfo>();
+        shared::<ClockWatch>();
+        shared::<MatRef<'_>>();
+        shared::<MatMut<'_>>();
+        shared::<VecRef<'_>>();
+        shared::<GemmArgs<'_>>();
+        shared::<GroupedGemmArgs<'_>>();
+        shared::<LinearGradientsInto<'_>>();
     }
 
     #[test]
     fn a_handle_and_its_graphs_move_to_another_thread() {
         fn moves<T: Send>() {}
-        (moves::<Handle>(), moves::<CapturedGraph>());
+        moves::<Handle>();
+        moves::<CapturedGraph>();
     }
 }
