@@ -2,15 +2,18 @@
 //!
 //! `cargo bench --bench linear`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of Y, dX and dW of every
 //! recipe are checked against f64 sums. The target is 1.4 times BF16 for `fp8-blockwise`. Products take the first of cuBLASLt's algorithms, those
-//! of BF16 too. A step with a new weight is compared with one of BF16 without: there W needs no other form.
+//! of BF16 too. A step with a new weight is compared with one of BF16 without: there W needs no other form. Then each step by its parts, and the three
+//! products of `fp8-blockwise` in every way that there is. `SCALED_GEMM_RECIPES` names the recipes that are wanted, beside BF16, and
+//! `SCALED_GEMM_SHAPES` the shapes: `4096x14336`.
 
 mod common;
 
 use common::*;
 use scaled_gemm::reference::sqnr_db;
 use scaled_gemm::{
-    Cadence, ClockWatch, DType, DeviceBuffer, Handle, KeptInput, Linear, LinearGradientsInto, LinearRecipe, MatMut,
-    MatRef, Result, SavedInput, Timing,
+    Accumulate, Cadence, ClockWatch, DType, DeviceBuffer, Fp8Format, GemmArgs, GemmDesc, Handle, KeptInput, Linear,
+    LinearGradientsInto, LinearRecipe, MatMut, MatRef, PlanOptions, QuantizedGradient, Recipe, Result, SavedInput,
+    Scheme, Timing,
 };
 
 const TOKENS: usize = 8192;
@@ -49,14 +52,18 @@ struct Results {
 struct Job {
     layer: Linear,
     saved: SavedInput,
+    gradient: QuantizedGradient,
 }
+
+/// The parts of a step with a new weight.
+const PARTS: [&str; 5] = ["new weight", "forward", "cast of dY", "dX", "dW"];
 
 impl Job {
     fn new(handle: &Handle, operands: &Operands, recipe: LinearRecipe, kept: KeptInput) -> Result<Self> {
         let layer = Linear::new(handle, &operands.weight(), recipe, TOKENS)?;
         let mut layer = layer.with_kept_input(handle, kept)?;
         layer.prepare(handle, TOKENS)?;
-        Ok(Self { saved: layer.saved_input(handle)?, layer })
+        Ok(Self { saved: layer.saved_input(handle)?, gradient: layer.quantized_gradient(handle)?, layer })
     }
 
     fn name(&self) -> String {
@@ -78,13 +85,53 @@ impl Job {
         let weight = MatMut::new(&mut results.dw, DType::F32, out, features)?;
         self.layer.backward_into(handle, &dy, &self.saved, dx, LinearGradientsInto { weight, bias: None })
     }
+
+    /// One of [`PARTS`], after a whole step.
+    fn part(&mut self, handle: &Handle, operands: &Operands, results: &mut Results, part: usize) -> Result<()> {
+        let &Operands { features, out, .. } = operands;
+        match part {
+            0 => self.layer.refresh(handle, &operands.weight()),
+            1 => {
+                let x = MatRef::new(&operands.x, DType::Bf16, TOKENS, features)?;
+                let y = MatMut::new(&mut results.y, DType::Bf16, TOKENS, out)?;
+                self.layer.forward_saving_into(handle, &x, y, &mut self.saved)
+            }
+            2 => {
+                let dy = MatRef::new(&operands.dy, DType::Bf16, TOKENS, out)?;
+                self.layer.quantize_gradient_into(handle, &dy, &mut self.gradient)
+            }
+            3 => {
+                let dx = MatMut::new(&mut results.dx, DType::Bf16, TOKENS, features)?;
+                self.layer.input_gradient_into(handle, &self.gradient, dx)
+            }
+            _ => {
+                let weight = MatMut::new(&mut results.dw, DType::F32, out, features)?;
+                let gradients = LinearGradientsInto { weight, bias: None };
+                self.layer.weight_gradient_into(handle, &self.gradient, &self.saved, gradients)
+            }
+        }
+    }
+}
+
+/// Recipes that are wanted; BF16 always.
+fn recipes() -> Vec<LinearRecipe> {
+    let wanted = std::env::var("SCALED_GEMM_RECIPES").ok();
+    let is_wanted = |recipe: &LinearRecipe| {
+        let named = |list: &String| list.split(',').any(|name| name == recipe.to_string());
+        *recipe == LinearRecipe::Bf16 || wanted.as_ref().is_none_or(named)
+    };
+    LinearRecipe::all().into_iter().filter(is_wanted).collect()
 }
 
 fn main() {
     main_with_gpu(|handle, watch| {
         head(handle, "A linear layer that trains: forward and backward, quantization counted, against BF16");
-        for shape in SHAPES {
-            measure(handle, watch, shape);
+        let wanted = std::env::var("SCALED_GEMM_SHAPES").ok();
+        for [features, out] in SHAPES {
+            let name = format!("{features}x{out}");
+            if wanted.as_ref().is_none_or(|list| list.split(',').any(|wanted| wanted == name)) {
+                measure(handle, watch, [features, out]);
+            }
         }
     });
 }
@@ -101,7 +148,7 @@ fn measure(handle: &Handle, watch: &ClockWatch, shape: [usize; 2]) {
     println!("\n## {TOKENS} tokens, {features} -> {out}");
     let samples = Samples::new(handle, &operands);
     let mut jobs = Vec::new();
-    for recipe in LinearRecipe::all() {
+    for recipe in recipes() {
         let forms: &[KeptInput] =
             if recipe == LinearRecipe::Bf16 { &[KeptInput::HighPrecision] } else { &KeptInput::ALL };
         for kept in forms {
@@ -139,6 +186,76 @@ fn measure(handle: &Handle, watch: &ClockWatch, shape: [usize; 2]) {
             }
         }
         println!("{}", watch.since(start));
+    }
+    parts(handle, &operands, &mut results, &mut jobs);
+    ways(handle, &operands);
+}
+
+/// Each part of a step, layers in turns.
+fn parts(handle: &Handle, operands: &Operands, results: &mut Results, jobs: &mut [Job]) {
+    println!(
+        "\n| cadence | layer |{} |\n|---|---|{}",
+        PARTS.map(|part| format!(" {part}")).join(" |"),
+        "---|".repeat(PARTS.len())
+    );
+    // dY of each layer before its dX.
+    for job in jobs.iter_mut() {
+        job.part(handle, operands, results, 2).unwrap();
+    }
+    for cadence in Cadence::ALL {
+        let timing = Timing::of(cadence).with_calls(4);
+        let columns: Vec<_> = (0..PARTS.len())
+            .map(|part| timing.in_turns(handle, jobs.len(), |who, _| jobs[who].part(handle, operands, results, part)))
+            .map(Result::unwrap)
+            .collect();
+        for (who, job) in jobs.iter().enumerate() {
+            let row: String = columns.iter().map(|times| format!(" {:.1} |", times[who].median())).collect();
+            println!("| {cadence} | {} |{row}", job.name());
+        }
+    }
+}
+
+/// The three products of `fp8-blockwise`, each in every way, the planned one first.
+fn ways(handle: &Handle, operands: &Operands) {
+    const LINES: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+    const TILES: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
+    let &Operands { features, out, .. } = operands;
+    let quantized = |x: &DeviceBuffer, rows, cols, scheme| {
+        let x = MatRef::new(x, DType::Bf16, rows, cols).unwrap();
+        handle.quantize(&x, Recipe::new(scheme)).unwrap()
+    };
+    println!("\n| product | cadence | way | us | TFLOP/s |\n|---|---|---|---|---|");
+    for (name, [m, n, k], b_scheme, dtype) in [
+        ("Y", [TOKENS, out, features], TILES, DType::Bf16),
+        ("dX", [TOKENS, features, out], TILES, DType::Bf16),
+        ("dW", [out, features, TOKENS], LINES, DType::F32),
+    ] {
+        // Of these numbers only the extents matter.
+        let x = if m * k == TOKENS * features { &operands.x } else { &operands.dy };
+        let w = if n * k == out * features { &operands.w } else { &operands.x };
+        let (a, b) = (quantized(x, m, k, LINES), quantized(w, n, k, b_scheme));
+        let mut d = handle.alloc(m * n * dtype.bytes()).unwrap();
+        let accumulates = dtype == DType::F32;
+        let accumulate = if accumulates { Accumulate::Add } else { Accumulate::Replace };
+        let desc = GemmDesc::new(m, n, k, LINES, b_scheme, dtype).with_accumulate(accumulate);
+        let mut plans = vec![handle.plan(&desc).unwrap()];
+        for formulation in handle.supports(&desc).unwrap() {
+            plans.extend(handle.plan_with(&desc, &PlanOptions::default().with_formulation(formulation)));
+        }
+        for plan in &mut plans {
+            plan.prepare(handle, &b).unwrap();
+        }
+        for cadence in Cadence::ALL {
+            let timing = Timing::of(cadence).with_calls(4);
+            let times = timing.in_turns(handle, plans.len(), |who, _| {
+                let args = GemmArgs::new(&a, &b, MatMut::new(&mut d, dtype, m, n)?);
+                plans[who].execute(handle, if accumulates { args.accumulate(1.0) } else { args })
+            });
+            for (plan, time) in plans.iter().zip(times.unwrap()) {
+                let tflops = 2.0 * (m * n * k) as f64 / time.median() / 1e6;
+                println!("| {name} | {cadence} | {}, {} | {time} | {tflops:.0} |", plan.formulation(), plan.finish());
+            }
+        }
     }
 }
 

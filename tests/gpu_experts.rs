@@ -1,15 +1,21 @@
 //! Rows of experts on the GPU: one cast of the whole padded buffer and one grouped product, captured into one graph whose launches find other
-//! tokens and counts, give what each expert gives alone, bit for bit.
+//! tokens and counts, give what each expert gives alone, bit for bit; so do slots of other pairs. What lies between groups is cleared, and gradients
+//! are those of f64 sums.
 #![cfg(feature = "cuda")]
 
 mod common;
 
 use common::*;
-use ndarray::s;
+use ndarray::{Array2, ArrayView2, s};
+use scaled_gemm::reference::sqnr_db;
 use scaled_gemm::{
-    DType, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut,
-    MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows,
+    GroupedWeightGradient, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
+    VecRef,
 };
+
+/// What rows hold that nobody may have written.
+const POISON: u8 = 0xA5;
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
@@ -84,4 +90,275 @@ fn a_padded_buffer_gives_what_each_expert_gives_alone() {
         let wrong = (0..rows).find(|row| got[row * N * 2..][..N * 2] != want[row * N * 2..][..N * 2]);
         assert_eq!(wrong, None, "counts {found:?}: the first row that differs");
     }
+}
+
+/// Rows of a slot, features out and in, of the tests below.
+const SLOT: usize = 256;
+const OUT: usize = 256;
+const GROUPS: usize = 3;
+
+fn matrix(rng: &mut Noise, rows: usize, cols: usize) -> Array2<f32> {
+    rng.matrix(rows, cols, DType::Bf16)
+}
+
+fn on_device(handle: &Handle, x: &Array2<f32>) -> DeviceBuffer {
+    handle.upload(&bytes_of(DType::Bf16, x.iter())).unwrap()
+}
+
+/// Small, for runs under a sanitizer, too. Rows at any stride and alignment.
+#[test]
+fn what_lies_between_groups_becomes_zeros() {
+    let Some(handle) = handle() else { return };
+    let rows = 40;
+    // Slots of eight: all of it, none, more than there is, less than none, a part.
+    let counts = [8i64, 0, 9, -1, 3];
+    let starts = [32i64, 4, 9, -4, 16];
+    let (counts_on, starts_on) = (handle.upload(&counts).unwrap(), handle.upload(&starts).unwrap());
+    for (dtype, cols, gap, skip) in [(DType::Bf16, 24, 0, 0), (DType::Bf16, 21, 3, 1), (DType::F32, 300, 5, 3)] {
+        for masked in [true, false] {
+            let size = dtype.bytes();
+            let stride = cols + gap;
+            let lies = |row: usize| {
+                (0..5).any(|g| {
+                    let (start, room) = if masked { (g as i64 * 8, 8) } else { (starts[g], rows as i64 - starts[g]) };
+                    let valid = start >= 0 && start % 4 == 0 && start < rows as i64;
+                    valid && (start..start + counts[g].min(room)).contains(&(row as i64))
+                })
+            };
+            let mut want = vec![POISON; (skip + rows * stride) * size];
+            for row in (0..rows).filter(|row| !lies(*row)) {
+                want[(skip + row * stride) * size..][..cols * size].fill(0);
+            }
+            let mut x = upload(&handle, &vec![POISON; want.len()]);
+            let mut clamped = handle.upload(&[77u32]).unwrap();
+            let places = match masked {
+                true => GroupedRows::Masked { slot_rows: 8, counts: counts_on.view() },
+                false => GroupedRows::Contiguous { starts: starts_on.view(), counts: counts_on.view() },
+            };
+            let mut inside = x.slice_mut(skip * size..);
+            let mut of = MatMut::new(&mut inside, dtype, rows, cols).unwrap().with_row_stride(stride).unwrap();
+            handle.clear_between_groups(&mut of, 5, &places, Some(&mut clamped.view_mut())).unwrap();
+            handle.clear_between_groups(&mut of, 5, &places, None).unwrap();
+            let what = format!("{dtype}, {cols} columns, masked {masked}");
+            assert!(handle.stream().clone_dtoh(&x).unwrap() == want, "{what}");
+            // In slots 9 of 8 rows and -1; elsewhere one that starts at 9, and one of -1.
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [2], "{what}");
+        }
+    }
+    let mut x = handle.alloc(rows * 48).unwrap();
+    let mut x = MatMut::new(&mut x, DType::Bf16, rows, 24).unwrap();
+    let mut refused = |slot_rows, groups, words: &[&str]| {
+        let places = GroupedRows::Masked { slot_rows, counts: counts_on.view() };
+        let text = handle.clear_between_groups(&mut x, groups, &places, None).unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    refused(6, 5, &["slots of 6", "multiple of 4"]);
+    refused(8, 6, &["counts of groups", "40 bytes", "48"]);
+    refused(12, 5, &["5 groups, slots of 12 rows, in 40"]);
+}
+
+/// Each slot, and each group's matrix, has the same largest number, so that it has the scales alone that it has among all.
+#[test]
+fn slots_of_other_pairs_are_what_each_is_alone() {
+    let Some(handle) = handle() else { return };
+    let e4m3 = Fp8Format::E4M3;
+    let mut rng = Noise::new(43);
+    let mut of_groups = |rows: usize| {
+        let mut x = matrix(&mut rng, GROUPS * rows, K).mapv(|v| v.clamp(-4.0, 4.0));
+        (0..GROUPS).for_each(|g| x[[g * rows, 0]] = 6.0);
+        x
+    };
+    let (x, w) = (of_groups(SLOT), of_groups(OUT));
+    let bias: Vec<f32> = (0..GROUPS * OUT).map(|j| j as f32 * 0.25 - 7.0).collect();
+    let (x_on, w_on) = (on_device(&handle, &x), on_device(&handle, &w));
+    let (bias_on, counts) = (handle.upload(&bias).unwrap(), handle.upload(&[1i64, 0, 256]).unwrap());
+    let whole = |x: &Array2<f32>| x.mapv(f64::from);
+    for (a_scheme, b_scheme, least) in [
+        (Scheme::Fp8Tensor(e4m3), Scheme::Fp8Tensor(e4m3), 28.0),
+        (Scheme::Fp8Row(e4m3), Scheme::Fp8Row(e4m3), 28.0),
+        (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(e4m3), 26.0),
+        (Scheme::Nvfp4, Scheme::Nvfp4, 16.0),
+        (Scheme::Nvfp4Row, Scheme::Nvfp4, 16.0),
+        (Scheme::Nvfp4Row, Scheme::Nvfp4Row, 16.0),
+    ] {
+        let what = format!("{a_scheme} x {b_scheme}");
+        if handle
+            .supports(&GemmDesc::new(SLOT, OUT, K, a_scheme, b_scheme, DType::F32))
+            .is_ok_and(|ways| ways.is_empty())
+        {
+            println!("skipped: {what} on {}", handle.device());
+            continue;
+        }
+        let quantized = |x: &DeviceBuffer, rows, scheme| {
+            handle.quantize(&MatRef::new(x, DType::Bf16, rows, K).unwrap(), Recipe::new(scheme)).unwrap()
+        };
+        let (a, b) = (quantized(&x_on, GROUPS * SLOT, a_scheme), quantized(&w_on, GROUPS * OUT, b_scheme));
+        let mut d = handle.alloc(GROUPS * SLOT * (OUT + 8) * 4).unwrap();
+        let call = |d: &mut DeviceBuffer, explains: bool| {
+            let rows = GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
+            let d = MatMut::new(d, DType::F32, GROUPS * SLOT, OUT)?.with_row_stride(OUT + 8)?;
+            let bias = VecRef::new(&bias_on, DType::F32, GROUPS * OUT)?;
+            let mut args = GroupedGemmArgs::new(&a, &b, GROUPS, rows, d).bias(bias).alpha(0.5);
+            if explains {
+                let text = args.explain(&handle)?;
+                assert!(
+                    text.contains("one product a slot, 3 of them") && text.contains("counts are not read"),
+                    "{text}"
+                );
+            }
+            handle.grouped_gemm(args)
+        };
+        call(&mut d, true).unwrap();
+        let got: Vec<f32> = handle.read(&d.view()).unwrap();
+        for g in 0..GROUPS {
+            let cut = |x: &Array2<f32>, rows: usize| x.slice(s![g * rows..(g + 1) * rows, ..]).to_owned();
+            let (x, w) = (cut(&x, SLOT), cut(&w, OUT));
+            let (a, b) =
+                (quantized(&on_device(&handle, &x), SLOT, a_scheme), quantized(&on_device(&handle, &w), OUT, b_scheme));
+            let mut d = handle.alloc(SLOT * (OUT + 8) * 4).unwrap();
+            let own = handle.upload(&bias[g * OUT..(g + 1) * OUT]).unwrap();
+            let target = MatMut::new(&mut d, DType::F32, SLOT, OUT).unwrap().with_row_stride(OUT + 8).unwrap();
+            let args = GemmArgs::new(&a, &b, target).bias(VecRef::new(&own, DType::F32, OUT).unwrap()).alpha(0.5);
+            handle.scaled_gemm(args).unwrap();
+            let alone: Vec<f32> = handle.read(&d.view()).unwrap();
+            let group = &got[g * SLOT * (OUT + 8)..][..SLOT * (OUT + 8)];
+            let same = group.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{what}, group {g}");
+            let exact: Vec<f64> = whole(&x).dot(&whole(&w).t()).iter().map(|v| v * 0.5).collect();
+            let found: Vec<f32> = group
+                .chunks(OUT + 8)
+                .flat_map(|row| row[..OUT].iter().zip(&bias[g * OUT..]).map(|(v, bias)| v - bias))
+                .collect();
+            let db = sqnr_db(&exact, &found);
+            assert!(db >= least, "{what}, group {g}: {db:.1} dB");
+        }
+        // Planned by then, so that a graph takes it.
+        let graph = capture_owned(&handle, || call(&mut d, false)).unwrap();
+        handle.write(&mut d.view_mut(), &vec![0f32; got.len()]).unwrap();
+        handle.launch(&graph).unwrap();
+        assert!(handle.read::<f32>(&d.view()).unwrap() == got, "{what}, captured");
+    }
+
+    // What cannot be cut, or where nobody knows where.
+    let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
+    let (row, vec) = (Scheme::Fp8Row(e4m3), Scheme::Fp8Group1x128(e4m3));
+    let refused = |a: Scheme, rows: GroupedRows<'_>, words: &[&str]| {
+        let (a, b) = (zeros(a, GROUPS * SLOT), zeros(a, GROUPS * OUT));
+        let mut d = handle.alloc(GROUPS * SLOT * OUT * 4).unwrap();
+        let d = MatMut::new(&mut d, DType::F32, GROUPS * SLOT, OUT).unwrap();
+        let text = handle.grouped_gemm(GroupedGemmArgs::new(&a, &b, GROUPS, rows, d)).unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    let slots = |slot_rows| GroupedRows::Masked { slot_rows, counts: counts.view() };
+    refused(
+        row,
+        GroupedRows::Contiguous { starts: counts.view(), counts: counts.view() },
+        &["the device alone knows", "slots"],
+    );
+    refused(row, slots(132), &["slots of 132 rows", "128"]);
+    refused(vec, slots(SLOT), &["lie by columns"]);
+}
+
+/// Forward, dX and dW of three experts, of whose counts a graph of dW finds others at each launch, against f64 sums.
+#[test]
+fn gradients_of_experts() {
+    let Some(handle) = handle() else { return };
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} has no grouped product of blocks", handle.device());
+        return;
+    }
+    let (features, rows) = (384, GROUPS * SLOT);
+    let mut rng = Noise::new(47);
+    let [w, x, dy] = [(GROUPS * OUT, features), (rows, features), (rows, OUT)].map(|(r, c)| matrix(&mut rng, r, c));
+    let mut turned = Array2::zeros((GROUPS * features, OUT));
+    for g in 0..GROUPS {
+        let own = w.slice(s![g * OUT..(g + 1) * OUT, ..]);
+        turned.slice_mut(s![g * features..(g + 1) * features, ..]).assign(&own.t());
+    }
+    let (mut x_on, mut dy_on) = (on_device(&handle, &x), on_device(&handle, &dy));
+    let mut counts = handle.upload(&[0i64; GROUPS]).unwrap();
+    let quantized = |x: &Array2<f32>, scheme| {
+        let on = on_device(&handle, x);
+        handle.quantize(&MatRef::new(&on, DType::Bf16, x.nrows(), x.ncols()).unwrap(), Recipe::new(scheme)).unwrap()
+    };
+    let (weights, weights_t) = (quantized(&w, B), quantized(&turned, B));
+    let zeros = |rows| -> Vec<_> { (0..GROUPS).map(|_| QuantMatrix::zeros(&handle, A, rows, SLOT).unwrap()).collect() };
+    let (mut x_t, mut dy_t) = (zeros(features), zeros(OUT));
+    let mut a = [features, OUT].map(|cols| QuantMatrix::zeros(&handle, A, rows, cols).unwrap());
+    let mut y = handle.alloc(rows * OUT * 2).unwrap();
+    let mut dx = handle.alloc(rows * features * 2).unwrap();
+    let mut dw = handle.upload(&vec![0f32; GROUPS * OUT * features]).unwrap();
+    let mut step = || {
+        let places = || GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
+        handle.clear_between_groups(
+            &mut MatMut::new(&mut x_on, DType::Bf16, rows, features)?,
+            GROUPS,
+            &places(),
+            None,
+        )?;
+        handle.clear_between_groups(&mut MatMut::new(&mut dy_on, DType::Bf16, rows, OUT)?, GROUPS, &places(), None)?;
+        let (x, dy) = (MatRef::new(&x_on, DType::Bf16, rows, features)?, MatRef::new(&dy_on, DType::Bf16, rows, OUT)?);
+        handle.quantize_into(&x, Recipe::new(A), QuantizeTo::Plain(&mut a[0]))?;
+        handle.quantize_into(&dy, Recipe::new(A), QuantizeTo::Plain(&mut a[1]))?;
+        handle.quantize_slots_transposed_into(&x, Recipe::new(A), &mut x_t)?;
+        handle.quantize_slots_transposed_into(&dy, Recipe::new(A), &mut dy_t)?;
+        let y = MatMut::new(&mut y, DType::Bf16, rows, OUT)?;
+        handle.grouped_gemm(GroupedGemmArgs::new(&a[0], &weights, GROUPS, places(), y))?;
+        let dx = MatMut::new(&mut dx, DType::Bf16, rows, features)?;
+        handle.grouped_gemm(GroupedGemmArgs::new(&a[1], &weights_t, GROUPS, places(), dx))?;
+        let dw = MatMut::new(&mut dw, DType::F32, GROUPS * OUT, features)?;
+        handle.grouped_weight_gradient(GroupedWeightGradient::new(&dy_t, &x_t, dw))
+    };
+    step().unwrap();
+    let graph = capture_owned(&handle, &mut step).unwrap();
+    for found in [[256usize, 256, 256], [100, 0, 133], [0; GROUPS], [1, 256, 77]] {
+        // Between groups lies anything.
+        let (mut all_x, mut all_dy) = (x.clone(), dy.clone());
+        for (g, count) in found.into_iter().enumerate() {
+            for x in [&mut all_x, &mut all_dy] {
+                x.slice_mut(s![g * SLOT + count..(g + 1) * SLOT, ..]).fill(f32::NAN);
+            }
+        }
+        handle.write(&mut x_on.view_mut(), &bytes_of(DType::Bf16, all_x.iter())).unwrap();
+        handle.write(&mut dy_on.view_mut(), &bytes_of(DType::Bf16, all_dy.iter())).unwrap();
+        handle.write(&mut counts.view_mut(), &found.map(|count| count as i64)).unwrap();
+        handle.write(&mut dw.view_mut(), &vec![0f32; GROUPS * OUT * features]).unwrap();
+        handle.launch(&graph).unwrap();
+        let wide = |x: ArrayView2<f32>| x.mapv(f64::from);
+        let read = |d: &DeviceBuffer, cols: usize| {
+            let values = values_of(DType::Bf16, &handle.read_bytes(&d.view()).unwrap());
+            Array2::from_shape_vec((rows, cols), values).unwrap()
+        };
+        let (y, dx, dw) = (read(&y, OUT), read(&dx, features), handle.read::<f32>(&dw.view()).unwrap());
+        for (g, count) in found.into_iter().enumerate() {
+            let own = &dw[g * OUT * features..][..OUT * features];
+            if count == 0 {
+                assert!(own.iter().all(|v| *v == 0.0), "{found:?}, group {g}: no rows, no gradient");
+                continue;
+            }
+            let taken = s![g * SLOT..g * SLOT + count, ..];
+            let (x, dy) = (wide(x.slice(taken)), wide(dy.slice(taken)));
+            let w = wide(w.slice(s![g * OUT..(g + 1) * OUT, ..]));
+            let db = |exact: Array2<f64>, found: Vec<f32>| sqnr_db(&exact.iter().copied().collect::<Vec<_>>(), &found);
+            let rows_of = |d: &Array2<f32>| d.slice(taken).iter().copied().collect::<Vec<_>>();
+            let kept = [db(x.dot(&w.t()), rows_of(&y)), db(dy.dot(&w), rows_of(&dx)), db(dy.t().dot(&x), own.to_vec())];
+            // A sum of few terms is as exact as its terms.
+            let least = if count == 1 { 26.0 } else { 28.0 };
+            assert!(kept.iter().all(|db| *db >= least), "{found:?}, group {g}: {kept:.1?} dB");
+        }
+    }
+    let (other, mut d) = (zeros(features), handle.alloc(GROUPS * OUT * features * 4).unwrap());
+    let mut of = |dy: &[QuantMatrix], rows: usize| {
+        let dw = MatMut::new(&mut d, DType::F32, rows, features).unwrap();
+        let mut of = GroupedWeightGradient::new(dy, &other, dw);
+        of.explain(&handle).and_then(|text| handle.grouped_weight_gradient(of).map(|()| text))
+    };
+    let text = of(&zeros(OUT), GROUPS * OUT).unwrap();
+    assert!(text.contains("one product a group") && text.contains("no kernel for all of them"), "{text}");
+    let refused = |result: scaled_gemm::Result<String>, words: &[&str]| {
+        let text = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    refused(of(&zeros(OUT)[..2], 2 * OUT), &["3 groups", "the 2 groups of dY"]);
+    refused(of(&zeros(OUT), 2 * OUT), &["dW: 512 x 384", "3 * 256 x 384"]);
 }

@@ -46,6 +46,14 @@ fn more_than_one_for_a_block() {
     }
 }
 
+/// For runs under a sanitizer, too: members that each block adds up itself, of which a thread has two.
+#[test]
+fn more_than_one_member_for_a_thread() {
+    let Some(handle) = handle() else { return };
+    let recipes = [GroupedScheme::new(Fp8Format::E4M3), GroupedScheme::new(Fp8Format::E5M2).transposed()];
+    check_plain(&handle, &with_gaps(&many(300), 5), DType::Bf16, 0, &recipes.map(GroupedRecipe::new));
+}
+
 #[test]
 fn members_of_any_number_and_place() {
     let Some(handle) = handle() else { return };

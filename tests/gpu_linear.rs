@@ -375,46 +375,67 @@ fn fewer_tokens_after_more_read_nothing_of_those() {
     }
 }
 
-/// A layer keeps the plans that it was prepared with, whatever its handle forgets: then a capture still finds them.
+/// A layer keeps the plans that it was prepared with, for each number of tokens, whatever its handle forgets: then a capture still finds them.
 #[test]
 fn prepared_products_are_not_forgotten() {
     let Some(handle) = handle() else { return };
     for recipe in [LinearRecipe::Fp8Blockwise, LinearRecipe::Bf16] {
-        let data = Data::new(DType::Bf16, SHAPES[0], 100, false);
-        let mut prepared = layer(&handle, &data, recipe, KeptInput::Quantized);
-        prepared.prepare(&handle, 100).unwrap();
-        let (x, dy) = (Uploaded::new(&handle, &data.x, data.dtype, 0), Uploaded::new(&handle, &data.dy, data.dtype, 0));
-        let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(&handle, data.dtype, 100, like.ncols(), 0));
-        let mut saved = prepared.saved_input(&handle).unwrap();
-        let mut gradients = Gradients::new(&handle, &prepared, true, 0);
-        let mut pass = |layer: &mut Linear| {
-            layer.forward_saving_into(&handle, &x.matrix(), y.matrix(), &mut saved)?;
-            layer.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), gradients.views())
-        };
-        // As many other products as the handle remembers.
-        handle.clear_plans();
-        let small = Uploaded::new(&handle, &Array2::ones((16, 16)), data.dtype, 0);
-        let mut other = Linear::new(&handle, &small.matrix(), LinearRecipe::Bf16, 70).unwrap();
-        for tokens in 1..=70 {
-            let (x, mut y) = (
-                Uploaded::new(&handle, &Array2::ones((tokens, 16)), data.dtype, 0),
-                Target::new(&handle, data.dtype, tokens, 16, 0),
-            );
-            other.forward_into(&handle, &x.matrix(), y.matrix()).unwrap();
+        // The second is no multiple of anything: its products go through scratch memory.
+        let counts = [100, 101];
+        let made = counts.map(|tokens| Data::new(DType::Bf16, SHAPES[0], tokens, false));
+        let mut prepared = layer(&handle, &made[0], recipe, KeptInput::Quantized);
+        counts.iter().for_each(|&tokens| prepared.prepare(&handle, tokens).unwrap());
+        forget_products(&handle);
+        for (data, tokens) in made.iter().zip(counts) {
+            let what = format!("{recipe}, {tokens} tokens");
+            let captured = pass_of(&handle, &mut prepared, data, true);
+            assert_eq!(handle.cached_plans(), 0, "{what}");
+            // Not prepared, from what the handle has.
+            let mut plain = layer(&handle, &made[0], recipe, KeptInput::Quantized);
+            assert!(captured == pass_of(&handle, &mut plain, data, false), "{what}");
+            forget_products(&handle);
         }
-        let graph = capture_owned(&handle, || pass(&mut prepared)).unwrap();
-        assert_eq!(handle.cached_plans(), 0, "{recipe}");
-        handle.launch(&graph).unwrap();
-        let captured = (y.read(&handle), dx.read(&handle), gradients.read(&handle));
-        // Not prepared, from what the handle has.
-        let mut plain = layer(&handle, &data, recipe, KeptInput::Quantized);
-        let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(&handle, data.dtype, 100, like.ncols(), 0));
-        let mut saved = plain.saved_input(&handle).unwrap();
-        let mut gradients = Gradients::new(&handle, &plain, true, 0);
-        plain.forward_saving_into(&handle, &x.matrix(), y.matrix(), &mut saved).unwrap();
-        plain.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), gradients.views()).unwrap();
-        assert!(captured == (y.read(&handle), dx.read(&handle), gradients.read(&handle)), "{recipe}");
+        // Without scratch memory a capture finds none, if the product needs any, until the layer is prepared again.
+        handle.trim_scratch().unwrap();
+        counts.iter().for_each(|&tokens| prepared.prepare(&handle, tokens).unwrap());
+        for data in &made {
+            let captured = pass_of(&handle, &mut prepared, data, true);
+            assert!(captured == pass_of(&handle, &mut prepared, data, false), "{recipe}, after trim_scratch");
+        }
     }
+}
+
+type Passed = (Array2<f32>, Array2<f32>, (Array2<f32>, Vec<f32>));
+
+/// Y, dX, dW and the gradient of the bias, of eager passes or of a graph of them.
+fn pass_of(handle: &Handle, layer: &mut Linear, data: &Data, graphed: bool) -> Passed {
+    let tokens = data.x.nrows();
+    let (x, dy) = (Uploaded::new(handle, &data.x, data.dtype, 0), Uploaded::new(handle, &data.dy, data.dtype, 0));
+    let [mut y, mut dx] = [&data.dy, &data.x].map(|like| Target::new(handle, data.dtype, tokens, like.ncols(), 0));
+    let mut saved = layer.saved_input(handle).unwrap();
+    let mut gradients = Gradients::new(handle, layer, true, 0);
+    let mut pass = || {
+        layer.forward_saving_into(handle, &x.matrix(), y.matrix(), &mut saved)?;
+        layer.backward_into(handle, &dy.matrix(), &saved, dx.matrix(), gradients.views())
+    };
+    if graphed {
+        let graph = capture_owned(handle, pass).unwrap();
+        handle.launch(&graph).unwrap();
+    } else {
+        pass().unwrap();
+    }
+    (y.read(handle), dx.read(handle), gradients.read(handle))
+}
+
+/// The handle has planned as many other products as it remembers, and its plans of quantized ones are cleared.
+fn forget_products(handle: &Handle) {
+    let ones = |rows| Uploaded::new(handle, &Array2::ones((rows, 16)), DType::Bf16, 0);
+    let mut other = Linear::new(handle, &ones(16).matrix(), LinearRecipe::Bf16, 70).unwrap();
+    for tokens in 1..=70 {
+        let mut y = Target::new(handle, DType::Bf16, tokens, 16, 0);
+        other.forward_into(handle, &ones(tokens).matrix(), y.matrix()).unwrap();
+    }
+    handle.clear_plans();
 }
 
 #[test]
@@ -506,6 +527,19 @@ fn what_does_not_fit_is_refused_and_gradients_stay() {
     refused(square.weight_gradient_into(&handle, &quantized, &saved, over), &["dW", "overlap the saved X"]);
     let over = LinearGradientsInto { weight: MatMut::new(&mut x.buffer, DType::F32, 32, 16).unwrap(), bias: None };
     refused(square.backward_into(&handle, &dy.matrix(), &saved, dx.matrix(), over), &["dW", "overlap the saved X"]);
+
+    // Nor, where gradients are products of BF16, where dY does, which is read then.
+    let mut plain = new(32, 16, LinearRecipe::Bf16).unwrap();
+    let mut saved = plain.saved_input(&handle).unwrap();
+    let (x, mut y, mut dy) = (ones(32, 16), target(32, 32), ones(32, 32));
+    plain.forward_saving_into(&handle, &x.matrix(), y.matrix(), &mut saved).unwrap();
+    let mut shared = plain.quantized_gradient(&handle).unwrap();
+    plain.quantize_gradient_into(&handle, &dy.matrix(), &mut shared).unwrap();
+    let over = LinearGradientsInto { weight: MatMut::new(&mut dy.buffer, DType::F32, 32, 16).unwrap(), bias: None };
+    refused(plain.weight_gradient_into(&handle, &shared, &saved, over), &["dW", "overlap the dY"]);
+    let over = MatMut::new(&mut dy.buffer, dtype, 32, 16).unwrap();
+    refused(plain.input_gradient_into(&handle, &shared, over), &["dX", "overlap the dY"]);
+    assert_eq!(handle.read::<u16>(&dy.buffer.view()).unwrap()[..1024], [0x3F80; 1024], "dY is as it was");
 
     // Each handle has a stream and a workspace of its own.
     let second = Handle::new(0).unwrap();

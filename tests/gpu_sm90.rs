@@ -482,8 +482,13 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
     call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
     let row = Scheme::Fp8Row(E4M3);
     refused(
-        call((row, 256, 128), (row, 256, 128), 128, (bf16, 256, 128)),
-        &["fp8-row:e4m3 x fp8-row:e4m3", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "one by one"],
+        call((row, 256, 128), (row, 256, 128), 4, (bf16, 256, 128)),
+        &[
+            "fp8-row:e4m3 x fp8-row:e4m3",
+            "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3",
+            "slots of 4 rows",
+            "one by one",
+        ],
     );
     refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
     refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "A's 128 columns"]);

@@ -30,11 +30,16 @@ fn fp8_learns_as_bf16_does_over_three_seeds() {
     let Some(handle) = common::handle() else { return };
     let (gpu, text) = (Device::Gpu(Rc::new(handle)), Text::new(2000));
     for seed in 1..=3 {
-        let [bf16, fp8] = RECIPES.map(|recipe| {
+        let all = RECIPES.map(|recipe| {
             let (losses, _) = train(&text, &gpu, recipe, seed, 60, |_| ()).unwrap();
             assert!(losses[0] > 3.0, "{recipe}: {}", losses[0]);
-            last(&losses)
+            losses
         });
+        // The operands of one are quantized: near the other, and not it.
+        let [first, others] = all.each_ref().map(|losses| [losses[0], losses[1]]);
+        assert!(first.iter().zip(&others).all(|(bf16, fp8)| (bf16 - fp8).abs() < 0.05), "{first:?}, {others:?}");
+        assert_ne!(first.map(f32::to_bits), others.map(f32::to_bits), "seed {seed}: the same products");
+        let [bf16, fp8] = all.map(|losses| last(&losses));
         println!("seed {seed}: {bf16:.4} {fp8:.4}");
         assert!(bf16 < 1.3 && (bf16 - fp8).abs() < 0.05, "seed {seed}: bf16 {bf16}, fp8 {fp8}");
     }

@@ -34,7 +34,7 @@ pub use gemm::quantize_a::{QuantizeA, ScaleOfA};
 pub use gemm::record::{Algorithm, Environment, LtAlgorithm, TuneRecord, TuneTable};
 pub use gemm::rescale::RescaleArgs;
 pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
-pub use grouped::{GroupedGemmArgs, GroupedRows};
+pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};
 pub use handle::{Handle, LibraryInfo};
 
 pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig};
@@ -43,3 +43,40 @@ pub use matrix::{
     CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,
 };
 pub use measure::{Cadence, Times, Timing, copy};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_users_hold_is_shared_among_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Linear>();
+        shared::<SavedInput>();
+        shared::<QuantizedGradient>();
+        shared::<GemmPlan>();
+        shared::<Bf16Gemm>();
+        shared::<TuneTable>();
+        shared::<PlanOptions>();
+        shared::<QuantMatrix>();
+        shared::<CastMatrix>();
+        shared::<GroupedTensor>();
+        shared::<GroupedDeviceLayout>();
+        shared::<DeviceBuffer>();
+        shared::<DeviceInfo>();
+        shared::<ClockWatch>();
+        shared::<MatRef<'_>>();
+        shared::<MatMut<'_>>();
+        shared::<VecRef<'_>>();
+        shared::<GemmArgs<'_>>();
+        shared::<GroupedGemmArgs<'_>>();
+        shared::<LinearGradientsInto<'_>>();
+    }
+
+    #[test]
+    fn a_handle_and_its_graphs_move_to_another_thread() {
+        fn moves<T: Send>() {}
+        moves::<Handle>();
+        moves::<CapturedGraph>();
+    }
+}

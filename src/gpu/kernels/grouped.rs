@@ -34,6 +34,7 @@ pub(super) struct GroupedKernels {
     quantize_tiles: [ByInput; 2],
     /// Of codes by rows, then of transposed ones.
     dequantize: [ByInput; 2],
+    pub(super) clear_between: Kernel,
 }
 
 impl GroupedKernels {
@@ -49,6 +50,7 @@ impl GroupedKernels {
                 gradient.by_input("quantize_grouped_gradient_tiles")?,
             ],
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
+            clear_between: modules.file("cast/grouped_between")?.kernel("clear_between_groups")?,
         })
     }
 }

@@ -14,6 +14,7 @@ mod epilogue;
 mod fp8;
 mod fused;
 mod grouped;
+mod grouped_between;
 mod image;
 mod launch;
 mod linear;
@@ -34,6 +35,7 @@ pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall,
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, BackwardTo, NormCall, Strided};
 pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
+pub(crate) use grouped_between::GroupPlaces;
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};

@@ -214,7 +214,7 @@ impl Linear {
 
     /// Makes ready all that passes of so many tokens need: runs forward and backward once on zeros, so that products are planned, their
     /// scratch memory is reserved and kernels are loaded. The layer keeps these plans, some kilobytes of host memory each, whatever its handle forgets, and
-    /// until it is prepared for as many tokens again: after [`Handle::set_tuning`]. For packed rows, and after [`Linear::with_bias`]. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
+    /// until it is prepared for as many tokens again: after [`Handle::set_tuning`] and [`Handle::trim_scratch`]. For packed rows, and after [`Linear::with_bias`]. Scales and amax stay as they are. Allocates operands, which are freed in stream order; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] for more than the most tokens; [`Error::Unsupported`] inside graph capture, or where this GPU offers no product;
@@ -457,14 +457,6 @@ fn check_max_tokens(tokens: usize, features: usize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn layers_can_move_to_another_thread() {
-        fn send<T: Send>() {}
-        send::<Linear>();
-        send::<SavedInput>();
-        send::<QuantizedGradient>();
-    }
 
     #[test]
     fn tokens_beyond_any_memory_are_refused() {

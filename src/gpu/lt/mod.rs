@@ -227,6 +227,8 @@ pub(crate) struct MatmulDesc {
 
 // SAFETY: the library ties a descriptor to no thread; `&mut self` guards every change.
 unsafe impl Send for MatmulDesc {}
+// SAFETY: through a shared reference nothing is changed, by this module or by the library, whose calls take it as constant.
+unsafe impl Sync for MatmulDesc {}
 
 impl MatmulDesc {
     /// Alpha and beta come from the host; everything else is as cuBLASLt has it by default.
@@ -315,6 +317,8 @@ pub(crate) struct MatrixLayout {
 
 // SAFETY: as for MatmulDesc; a layout is never changed after it is made.
 unsafe impl Send for MatrixLayout {}
+// SAFETY: as for MatmulDesc.
+unsafe impl Sync for MatrixLayout {}
 
 impl MatrixLayout {
     /// `rows` and `cols` are not zero and `ld >= rows`.

@@ -1,5 +1,7 @@
 //! Plain matrices on the device, borrowed: [`MatRef`], [`MatMut`], and [`VecRef`].
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::format::DType;
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut};
@@ -69,6 +71,14 @@ fn extent_bytes(dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Op
         return Some(0);
     }
     (rows - 1).checked_mul(row_stride)?.checked_add(cols)?.checked_mul(dtype.bytes())
+}
+
+/// Where some rows of a matrix lie, in bytes: up to the end of the last one.
+fn bytes_of_rows(dtype: DType, all: usize, cols: usize, row_stride: usize, rows: &Range<usize>) -> Range<usize> {
+    let size = dtype.bytes();
+    let (first, last) = (rows.start.min(all), rows.end.min(all));
+    let end = if last > first { (last - 1) * row_stride + cols } else { first * row_stride };
+    first * row_stride * size..end * size
 }
 
 /// Refuses an address that elements of this type cannot lie at. Where it is not known yet, launches ask.
@@ -162,6 +172,14 @@ impl<'a> MatRef<'a> {
         &self.data
     }
 
+    /// Some rows of it.
+    pub(crate) fn rows_part(&self, rows: Range<usize>) -> Result<MatRef<'_>> {
+        let &Self { dtype, cols, row_stride, .. } = self;
+        let data = self.data.part(bytes_of_rows(dtype, self.rows, cols, row_stride, &rows))?;
+        let none = MatRef::new(data, dtype, 0, cols)?;
+        MatRef { rows: rows.len(), ..none }.with_row_stride(row_stride)
+    }
+
     /// The same matrix, its memory shared and not copied: `None` for memory that this crate does not own.
     pub(crate) fn share(&self) -> Option<Result<SharedMatrix>> {
         let &Self { dtype, rows, cols, row_stride, .. } = self;
@@ -192,6 +210,14 @@ impl<'a> MatMut<'a> {
 
     pub(crate) fn data_mut(&mut self) -> &mut DeviceBytesMut<'a> {
         &mut self.data
+    }
+
+    /// Some rows of it, for as long as they are borrowed.
+    pub(crate) fn rows_part(&mut self, rows: Range<usize>) -> Result<MatMut<'_>> {
+        let &mut Self { dtype, cols, row_stride, .. } = self;
+        let data = self.data.part(bytes_of_rows(dtype, self.rows, cols, row_stride, &rows))?;
+        let none = MatMut::new(data, dtype, 0, cols)?;
+        MatMut { rows: rows.len(), ..none }.with_row_stride(row_stride)
     }
 }
 
@@ -231,6 +257,12 @@ impl<'a> VecRef<'a> {
 
     pub(crate) fn data(&self) -> &DeviceBytes<'a> {
         &self.data
+    }
+
+    /// Some of its elements.
+    pub(crate) fn part(&self, range: Range<usize>) -> Result<VecRef<'_>> {
+        let (size, len) = (self.dtype.bytes(), range.len());
+        VecRef::new(self.data.part(range.start * size..range.end * size)?, self.dtype, len)
     }
 }
 

@@ -1,8 +1,10 @@
 //! [`QuantMatrix`]: codes, scales and scheme as one value.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{Error, Result};
+use crate::format::layout::ScaleLayout;
 use crate::format::{Basis, CodeFormat, HostParts, HostQuantMatrix, Scheme};
 use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, Element, Span};
 use crate::gpu::device::stream::Order;
@@ -232,6 +234,31 @@ impl QuantMatrix {
             scales: scales.write(order)?,
             block_scales: block_scales.write(order)?,
         })
+    }
+
+    /// Some rows of it, in shared memory, to be read; nothing that is derived of the whole comes along. The first is at a multiple of 128. `None`: the scales of
+    /// rows do not lie together.
+    pub(crate) fn rows_part(&self, rows: Range<usize>) -> Option<Result<Self>> {
+        let &Self { scheme, cols, .. } = self;
+        let spec = scheme.spec();
+        if spec.scale_layout == ScaleLayout::Vec128 || !rows.start.is_multiple_of(128) || rows.end > self.rows {
+            return None;
+        }
+        let [before, own] = [rows.start, rows.len()].map(|rows| {
+            let [codes, scales, block_scales] = part_bytes(scheme, rows, cols);
+            // One scale of all rows is that of some.
+            [codes, if spec.scale_layout == ScaleLayout::Scalar { 0 } else { scales }, block_scales]
+        });
+        let part = |buffer: &DeviceBuffer, at: usize, own: usize| buffer.part(at..at + own);
+        let scales = if spec.scale_layout == ScaleLayout::Scalar { self.scales.len() } else { own[1] };
+        let made = || {
+            let codes = part(&self.codes, before[0], own[0])?;
+            let scales = part(&self.scales, before[1], scales)?;
+            let block_scales = part(&self.block_scales, before[2], own[2])?;
+            let part = Self::from_parts(scheme, rows.len(), cols, codes, Some(scales), Some(block_scales))?;
+            Ok(part.assume_basis(self.basis))
+        };
+        Some(made())
     }
 
     /// Refuses a handle on another GPU, as each use does.

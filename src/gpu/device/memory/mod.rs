@@ -15,6 +15,7 @@ mod cudarc;
 pub(in crate::gpu) mod raw;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ::cudarc::driver::{
@@ -37,6 +38,7 @@ pub struct DeviceBytes<'a> {
 enum Source<'a> {
     View(CudaView<'a, u8>),
     Buffer(&'a DeviceBuffer),
+    Part(DeviceBuffer),
     Raw(u64, PhantomData<&'a u8>),
 }
 
@@ -49,6 +51,7 @@ pub struct DeviceBytesMut<'a> {
 enum SourceMut<'a> {
     View(CudaViewMut<'a, u8>),
     Buffer(&'a DeviceBuffer),
+    Part(DeviceBuffer),
     Raw(u64, PhantomData<&'a mut u8>),
 }
 
@@ -192,14 +195,29 @@ impl<'a> DeviceBytes<'a> {
         match &self.source {
             Source::View(_) => None,
             Source::Buffer(buffer) => Some(buffer.address()),
+            Source::Part(buffer) => Some(buffer.address()),
             Source::Raw(address, _) => Some(*address),
         }
+    }
+
+    /// Some of these bytes. What lies past the end is cut off, for the launch checks to find.
+    pub(crate) fn part(&self, range: Range<usize>) -> Result<DeviceBytes<'_>> {
+        let range = cut(range, self.bytes);
+        let bytes = range.len();
+        let source = match &self.source {
+            Source::View(view) => Source::View(view.slice(range)),
+            Source::Buffer(buffer) => Source::Part(buffer.part(range)?),
+            Source::Part(buffer) => Source::Part(buffer.part(range)?),
+            Source::Raw(address, _) => Source::Raw(address + range.start as u64, PhantomData),
+        };
+        Ok(DeviceBytes { source, bytes })
     }
 
     /// The memory itself, shared and not copied, where this crate owns it: of nothing but buffers.
     pub(crate) fn share(&self) -> Option<Result<DeviceBuffer>> {
         match &self.source {
             Source::Buffer(buffer) => Some(buffer.part(0..self.bytes)),
+            Source::Part(buffer) => Some(buffer.part(0..self.bytes)),
             Source::View(_) | Source::Raw(..) => None,
         }
     }
@@ -217,6 +235,7 @@ impl<'a> DeviceBytes<'a> {
                 Ok((address, guard))
             }),
             Source::Buffer(buffer) => buffer.read(order),
+            Source::Part(buffer) => buffer.read(order),
             Source::Raw(address, _) => lend(order, *address, self.bytes),
         }
     }
@@ -238,8 +257,22 @@ impl<'a> DeviceBytesMut<'a> {
         match &self.source {
             SourceMut::View(_) => None,
             SourceMut::Buffer(buffer) => Some(buffer.address()),
+            SourceMut::Part(buffer) => Some(buffer.address()),
             SourceMut::Raw(address, _) => Some(*address),
         }
+    }
+
+    /// Some of these bytes, for as long as they are borrowed. What lies past the end is cut off, for the launch checks to find.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> Result<DeviceBytesMut<'_>> {
+        let range = cut(range, self.bytes);
+        let bytes = range.len();
+        let source = match &mut self.source {
+            SourceMut::View(view) => SourceMut::View(view.slice_mut(range)),
+            SourceMut::Buffer(buffer) => SourceMut::Part(buffer.part(range)?),
+            SourceMut::Part(buffer) => SourceMut::Part(buffer.part(range)?),
+            SourceMut::Raw(address, _) => SourceMut::Raw(*address + range.start as u64, PhantomData),
+        };
+        Ok(DeviceBytesMut { source, bytes })
     }
 
     /// The address for work in this order: waits, on the GPU, for all readers and writers.
@@ -250,9 +283,16 @@ impl<'a> DeviceBytesMut<'a> {
                 admit(order, &home, self.bytes, |events| Ok(view.device_ptr_mut(events)))
             }
             SourceMut::Buffer(buffer) => buffer.write(order),
+            SourceMut::Part(buffer) => buffer.write(order),
             SourceMut::Raw(address, _) => lend(order, *address, self.bytes),
         }
     }
+}
+
+/// The range within `bytes` bytes.
+fn cut(range: Range<usize>, bytes: usize) -> Range<usize> {
+    let start = range.start.min(bytes);
+    start..range.end.clamp(start, bytes)
 }
 
 /// A driver error, with what was being done.

@@ -1,6 +1,13 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
-//! One launch of our kernels for sm_90, which read on the device where groups lie. There is no other way yet.
+//! One launch of our kernels for sm_90, which read on the device where groups lie; of other pairs, and on other GPUs, one product a slot (`slots`). `weight`:
+//! gradients of the matrices, one product a group. `between`: what lies between groups becomes zeros.
+
+mod between;
+mod slots;
+mod weight;
+
+pub use weight::GroupedWeightGradient;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -30,9 +37,10 @@ pub enum GroupedRows<'a> {
         /// Rows of each group, in 64 bits.
         counts: DeviceBytes<'a>,
     },
-    /// In slots of equal length: group g has the first `counts[g]` rows from `g * slot_rows` on, and no more than `slot_rows`.
+    /// In slots of equal length: group g has the first `counts[g]` rows from `g * slot_rows` on, and no more than `slot_rows`. Where one product is
+    /// made for each slot ([`GroupedGemmArgs::explain`]) counts are not read, and the rows of D behind them hold what A's rows there give.
     Masked {
-        /// Rows of a slot: a multiple of 4.
+        /// Rows of a slot: a multiple of 4, or of 128 where one product is made for each.
         slot_rows: usize,
         /// Rows of each group, in 64 bits.
         counts: DeviceBytes<'a>,
@@ -56,7 +64,8 @@ pub struct GroupedGemmArgs<'a> {
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: `fp8-1x128:e4m3`, the rows of all groups, k columns. B: `fp8-128x128:e4m3`, `groups * n` rows, those of group 0 first; n a multiple
-    /// of 128. D: BF16, F16 or F32, A's rows by n.
+    /// of 128. D: BF16, F16 or F32, A's rows by n. In slots also any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128
+    /// scales: rows, whole matrices (one scale of all groups), MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
         Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None }
@@ -88,32 +97,39 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { config: Some(config), ..self }
     }
 
-    /// Refuses operands that do not fit together.
-    fn check(&self, handle: &Handle) -> Result<()> {
-        let Self { a, b, groups, d, .. } = self;
+    /// Which way the products go, of operands that fit together.
+    fn way(&self, handle: &Handle) -> Result<Way> {
+        let Self { a, b, .. } = self;
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_pair(Operand::Quantized(a.scheme()), b.scheme()) {
-            Ok(()) if (major, minor) == HOPPER => None,
-            Ok(()) => Some(format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}")),
-            Err(reason) => Some(format!("the grouped product is ours for sm_90: {reason}")),
+            Ok(()) if (major, minor) == HOPPER => {
+                self.check()?;
+                return Ok(Way::Launch);
+            }
+            Ok(()) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
+            Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
-        if let Some(reason) = reason {
-            // A pair that nobody multiplies has a reason of its own.
-            let device = handle.device().to_string();
-            pair::check_pair(a.scheme(), b.scheme(), &device)?;
-            let remedy = if (major, minor) == HOPPER {
-                "multiply the groups one by one with Handle::scaled_gemm"
-            } else {
-                "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU"
-            };
-            return Err(Error::Pair {
+        // A pair that nobody multiplies has a reason of its own.
+        let device = handle.device().to_string();
+        pair::check_pair(a.scheme(), b.scheme(), &device)?;
+        match slots::why_not(self) {
+            None => {
+                self.check()?;
+                Ok(Way::Slots(reason))
+            }
+            Some(why) => Err(Error::Pair {
                 a: Operand::Quantized(a.scheme()),
                 b: b.scheme(),
                 device,
-                reason,
-                remedy: remedy.to_string(),
-            });
+                reason: format!("{reason}; {why}"),
+                remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
+            }),
         }
+    }
+
+    /// Refuses operands that do not fit together.
+    fn check(&self) -> Result<()> {
+        let Self { a, b, groups, d, .. } = self;
         pair::check_basis(a.basis(), b.basis())?;
         let (n, k) = (d.cols(), a.cols());
         if b.cols() != k {
@@ -188,9 +204,42 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 }
 
+/// How groups are multiplied.
+enum Way {
+    /// One launch of our kernels for sm_90.
+    Launch,
+    /// One product a slot, and why not the other.
+    Slots(String),
+}
+
+impl GroupedGemmArgs<'_> {
+    /// Which way the products go, what it costs in memory, and why.
+    ///
+    /// # Errors
+    /// As [`Handle::grouped_gemm`].
+    pub fn explain(&mut self, handle: &Handle) -> Result<String> {
+        let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
+        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.scheme(), self.b.scheme());
+        match self.way(handle)? {
+            Way::Launch => Ok(format!(
+                "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
+                self.chosen(handle.device().sm_count as usize)
+            )),
+            Way::Slots(reason) => Ok(format!(
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}\n{}",
+                slots::explain(handle, self)?
+            )),
+        }
+    }
+}
+
 impl Handle {
-    /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch. Rows of D that belong to no group are not touched. Equal rows have equal
-    /// results, whatever else is multiplied.
+    /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
+    /// no group are not touched, and equal rows have equal results, whatever else is multiplied. Other pairs, in slots, take one product a slot
+    /// ([`GroupedGemmArgs::explain`]; cuBLASLt's own grouped products, experimental and known to hang on Hopper before 13.6.2, are not used).
+    ///
+    /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
+    /// [`GroupedWeightGradient`] is that of the matrices.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for
     /// nothing: then it is safe inside graph capture. Groups may have other places and counts at each launch.
@@ -214,7 +263,9 @@ impl Handle {
     /// [`Error::Unsupported`] for operands of two bases or of another GPU, and in a capture for kernels that are not loaded and borrowed memory;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
-        args.check(self)?;
+        if let Way::Slots(_) = args.way(self)? {
+            return slots::multiply(self, args);
+        }
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());

@@ -1,0 +1,79 @@
+//! One product a slot, by whatever way [`Handle::scaled_gemm`] has for its rows: planned once for all of them, since a slot has the most rows that a group
+//! may have.
+
+use super::{GroupedGemmArgs, GroupedRows};
+use crate::error::{Error, Result};
+use crate::gpu::gemm::args::GemmArgs;
+use crate::gpu::handle::Handle;
+use crate::gpu::matrix::QuantMatrix;
+
+/// Why there cannot be one product a slot.
+pub(super) fn why_not(args: &GroupedGemmArgs<'_>) -> Option<String> {
+    match &args.rows {
+        GroupedRows::Contiguous { .. } => {
+            Some("where its groups begin the device alone knows: put them into slots for one product each".to_string())
+        }
+        GroupedRows::Masked { slot_rows, .. } if !slot_rows.is_multiple_of(128) => Some(format!(
+            "slots of {slot_rows} rows are cut out of A for one product each if that is a multiple of 128"
+        )),
+        GroupedRows::Masked { .. } if args.config.is_some() => {
+            Some("a configuration of sm90 was asked for".to_string())
+        }
+        GroupedRows::Masked { .. } => [("A", args.a), ("B", args.b)].into_iter().find_map(|(operand, x)| {
+            let whole = x.rows_part(0..0).is_some();
+            (!whole).then(|| {
+                format!("the scales of {} lie by columns: rows of {operand} cannot be cut out of it", x.scheme())
+            })
+        }),
+    }
+}
+
+/// A and B of a group, which share the memory of all.
+fn operands(args: &GroupedGemmArgs<'_>, slot_rows: usize, g: usize) -> Result<[QuantMatrix; 2]> {
+    let n = args.d.cols();
+    let part = |x: &QuantMatrix, rows: usize| {
+        let no_rows = || {
+            Error::unsupported(
+                "rows of a grouped operand",
+                "they do not lie together",
+                "this is a bug of scaled-gemm: please report it",
+            )
+        };
+        x.rows_part(g * rows..(g + 1) * rows).ok_or_else(no_rows)?
+    };
+    Ok([part(args.a, slot_rows)?, part(args.b, n)?])
+}
+
+fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
+    match args.rows {
+        GroupedRows::Masked { slot_rows, .. } => slot_rows,
+        GroupedRows::Contiguous { .. } => 0,
+    }
+}
+
+pub(super) fn multiply(handle: &Handle, mut args: GroupedGemmArgs<'_>) -> Result<()> {
+    let rows = slot_rows(&args);
+    let n = args.d.cols();
+    for g in 0..args.groups {
+        let [a, b] = operands(&args, rows, g)?;
+        let bias = args.bias.as_ref().map(|bias| bias.part(g * n..(g + 1) * n)).transpose()?;
+        let (alpha, activation) = (args.alpha, args.activation);
+        let one =
+            GemmArgs::new(&a, &b, args.d.rows_part(g * rows..(g + 1) * rows)?).alpha(alpha).activation(activation);
+        handle.scaled_gemm(if let Some(bias) = bias { one.bias(bias) } else { one })?;
+    }
+    Ok(())
+}
+
+/// The plan of a slot.
+pub(super) fn explain(handle: &Handle, args: &mut GroupedGemmArgs<'_>) -> Result<String> {
+    if args.groups == 0 {
+        return Ok("  nothing to do".to_string());
+    }
+    let (rows, n) = (slot_rows(args), args.d.cols());
+    let [a, b] = operands(args, rows, 0)?;
+    let bias = args.bias.as_ref().map(|bias| bias.part(0..n)).transpose()?;
+    let one = GemmArgs::new(&a, &b, args.d.rows_part(0..rows)?).alpha(args.alpha).activation(args.activation);
+    let desc = if let Some(bias) = bias { one.bias(bias) } else { one }.desc()?;
+    Ok(handle.plan(&desc)?.explain())
+}

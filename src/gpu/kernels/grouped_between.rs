@@ -1,0 +1,97 @@
+//! The launch that clears what lies between groups of rows: `kernels/cast/grouped_between.cu`.
+
+use super::Kernels;
+use super::launch::{Blocks, THREADS, enqueue};
+use super::operand::{address, check_aligned, check_bytes, extent};
+use crate::error::{Error, Result};
+use crate::gpu::device::memory::Span;
+use crate::gpu::device::stream::Queue;
+
+/// Blocks of a multiprocessor: rows are short, and most of them are kept.
+const BLOCKS: usize = 8;
+
+/// Where groups of rows lie: 64-bit integers on the device, any numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupPlaces<'a> {
+    pub(crate) groups: usize,
+    /// First rows; `None`: in slots of so many rows.
+    pub(crate) starts: Option<&'a Span<'a>>,
+    pub(crate) slot_rows: usize,
+    pub(crate) counts: &'a Span<'a>,
+}
+
+/// Mirror of `GroupPlaces` in `kernels/cast/grouped_between.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Places {
+    starts: u64,
+    counts: u64,
+    slot_rows: u64,
+    groups: u32,
+}
+
+impl GroupPlaces<'_> {
+    fn checked(&self, rows: usize) -> Result<Places> {
+        for (name, numbers) in [("counts of groups", Some(self.counts)), ("starts of groups", self.starts)] {
+            let Some(numbers) = numbers else { continue };
+            check_bytes(name, numbers, self.groups.saturating_mul(8))?;
+            check_aligned(name, numbers, 8)?;
+        }
+        let slots = if self.starts.is_some() { Some(0) } else { self.slot_rows.checked_mul(self.groups) };
+        if self.groups >= 1 << 31 || rows >= 1 << 31 || slots.is_none_or(|slots| slots > rows) {
+            return Err(Error::shape(
+                "groups of rows",
+                format!("{} groups, slots of {} rows, in {rows}", self.groups, self.slot_rows),
+                "must lie in the matrix, groups and rows below 2^31",
+                "pass the matrix of all slots",
+            ));
+        }
+        let (starts, counts) = (address(self.starts), self.counts.address);
+        Ok(Places { starts, counts, slot_rows: self.slot_rows as u64, groups: self.groups as u32 })
+    }
+}
+
+impl Kernels {
+    /// Sets the rows of no group to zero: `rows` rows of `row_bytes` bytes, `row_stride` bytes apart. `clamped` receives how many groups were not taken as
+    /// their numbers say.
+    pub(crate) fn clear_between_groups(
+        &self,
+        stream: &Queue,
+        x: &Span<'_>,
+        (rows, row_bytes, row_stride): (usize, usize, usize),
+        places: &GroupPlaces<'_>,
+        clamped: Option<&Span<'_>>,
+    ) -> Result<()> {
+        check_bytes("rows of groups", x, extent(rows, row_bytes, row_stride))?;
+        let places = places.checked(rows)?;
+        if let Some(clamped) = clamped {
+            check_bytes("count of clamped groups", clamped, 4)?;
+            check_aligned("count of clamped groups", clamped, 4)?;
+        }
+        let blocks = Blocks::new((rows.clamp(1, self.sm_count * BLOCKS), 1), THREADS);
+        let kernel = self.grouped(stream)?.clear_between;
+        let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
+        enqueue!(stream, kernel, blocks, x.address, row_bytes, row_stride, rows as u32, places, address(clamped))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_slots_are_checked() {
+        assert_eq!(size_of::<Places>(), 32);
+        let numbers = Span::unguarded(4096, 24);
+        let places = GroupPlaces { groups: 3, starts: None, slot_rows: 128, counts: &numbers };
+        assert!(places.checked(384).is_ok());
+        let text = |places: GroupPlaces<'_>, rows| places.checked(rows).map(drop).unwrap_err().to_string();
+        assert!(text(places, 383).contains("3 groups, slots of 128 rows, in 383"));
+        assert!(text(GroupPlaces { groups: 4, ..places }, 512).contains("counts of groups"));
+        assert!(text(GroupPlaces { slot_rows: usize::MAX, ..places }, 512).contains("slots"));
+        let odd = Span::unguarded(4100, 24);
+        assert!(text(GroupPlaces { starts: Some(&odd), ..places }, 512).contains("starts of groups"));
+        // Starts may be anything: the device looks at them.
+        assert!(GroupPlaces { starts: Some(&numbers), ..places }.checked(1).is_ok());
+    }
+}
