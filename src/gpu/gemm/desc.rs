@@ -226,6 +226,11 @@ impl GemmDesc {
         self.quantize_a.map_or(self.a, |quantize| Operand::Plain(quantize.dtype))
     }
 
+    /// Elements from one row to the next of the A that is multiplied: one that a call quantizes lies packed in its scratch memory.
+    pub(crate) fn multiplied_a_stride(&self) -> usize {
+        if self.quantize_a.is_some() { self.k } else { self.a_stride }
+    }
+
     /// True if there is nothing to compute.
     pub(crate) fn is_empty(&self) -> bool {
         self.m == 0 || self.n == 0

@@ -128,7 +128,7 @@ fn setup(placeholder: u64, desc: &GemmDesc, sum: &Sum) -> Result<Setup> {
     let c = if sum.d_type == DType::E4M3 { MatrixLayout::new(DataType::Bf16, n, rows, sum.d_stride) } else { d() };
     let layouts = Layouts {
         a: MatrixLayout::new(b_type, k, n, k)?,
-        b: MatrixLayout::new(a_type, k, rows, desc.a_stride)?,
+        b: MatrixLayout::new(a_type, k, rows, desc.multiplied_a_stride())?,
         c: c?,
         d: d()?,
     };
@@ -140,7 +140,7 @@ fn problem(handle: &Handle, desc: &GemmDesc, sum: &Sum) -> Problem {
     let [a_type, b_type] = operand_types(desc, sum);
     let largest = [
         b_type.bytes_of(desc.n * desc.k).unwrap_or(usize::MAX),
-        a_type.bytes_of(sum.rows * desc.a_stride).unwrap_or(usize::MAX),
+        a_type.bytes_of(sum.rows * desc.multiplied_a_stride()).unwrap_or(usize::MAX),
         sum.rows * sum.d_stride * sum.d_type.bytes(),
     ];
     Problem {

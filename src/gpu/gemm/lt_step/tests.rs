@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::epilogue::Epilogue;
-use crate::format::{Fp8Format, HostQuantMatrix, Operand as GemmOperand};
+use crate::format::{Fp8Format, Fp8Granularity, Fp8Recipe, HostQuantMatrix, Operand as GemmOperand};
 use crate::gpu::gemm::formulation::{Finish, Formulation, available};
 use crate::gpu::gemm::outline::{Outline, Scratch, outline};
+use crate::gpu::gemm::quantize_a::QuantizeA;
 use crate::gpu::lt::quirks::{SM120_BLOCK_SCALES, Version};
 use crate::gpu::lt::tests::found;
 use crate::gpu::matrix::derived::KeptWeights;
@@ -152,6 +153,22 @@ fn dequantized_products_have_no_scales() {
             assert_eq!(factors, 16 * device as usize, "{desc}");
         }
     }
+}
+
+/// The codes of an A that a call quantizes lie packed, however far apart the rows are that it is given.
+#[test]
+fn a_that_is_quantized_lies_packed() {
+    if found().is_none() {
+        return;
+    }
+    let (m, n, k) = (4, 64, 128);
+    let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+    let desc = GemmDesc::new(m, n, k, recipe.scheme(), Scheme::Fp8Tensor(Fp8Format::E4M3), DType::Bf16)
+        .with_quantize_a(QuantizeA::new(DType::Bf16, recipe))
+        .with_a_stride(k + 16);
+    let (_, Setup { layouts, .. }) = planned(&desc, Formulation::Native, Finish::Fused);
+    let (_, k, rows, stride) = layouts.b.held().unwrap();
+    assert_eq!((k, rows, stride), (128, 4, 128));
 }
 
 /// The bytes of a host matrix lie where the documentation of the modes says that the library looks.
