@@ -129,7 +129,7 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value, 
         }
         bar.inc(1);
         time
-    });
+    })?;
     bar.finish_and_clear();
     let models = estimates(&ms, &pairs, &times);
     let text = describe(device, copy, &times, &models, &skipped);
@@ -137,12 +137,12 @@ pub fn run(args: &BenchArgs, device: &mut dyn Device) -> Result<(String, Value, 
 }
 
 /// Measures each product. What is refused, and what does not fit beside others in the GPU's memory, is skipped; another failure of the driver ends the
-/// run with what was measured before it, and is given back, as a wrong product is.
+/// run with what was measured before it, and is given back, as a wrong product is. One before anything was measured is an error of its own kind.
 fn measure(
     wanted: &[Wanted],
     skipped: &mut Vec<String>,
     mut time: impl FnMut(Wanted) -> scaled_gemm::Result<DecodeTime>,
-) -> (BTreeMap<Key, DecodeTime>, Option<String>) {
+) -> Result<(BTreeMap<Key, DecodeTime>, Option<String>), Failure> {
     let (mut times, mut failed) = (BTreeMap::<Key, DecodeTime>::new(), None);
     for &(m, (n, k), pair) in wanted {
         let what = format!("{m} x {n} x {k} {}", pair.name());
@@ -163,6 +163,9 @@ fn measure(
                     Error::Driver { reason, .. } => reason.contains("OUT_OF_MEMORY"),
                     _ => false,
                 };
+                if !goes_on && times.is_empty() {
+                    return Err(error.into());
+                }
                 let message = Failure::from(error).into_message();
                 if !goes_on {
                     failed = Some(format!("{what}: {message}"));
@@ -171,7 +174,7 @@ fn measure(
             }
         }
     }
-    (times, failed)
+    Ok((times, failed))
 }
 
 /// All linear layers of a model for m tokens: microseconds by BF16 and by the pair, with quantization of A.
@@ -337,7 +340,7 @@ mod tests {
         let run = |of_second: &dyn Fn() -> scaled_gemm::Result<DecodeTime>| {
             let mut skipped = Vec::new();
             let (times, failed) =
-                measure(&wanted, &mut skipped, |(m, ..)| if m == 2 { of_second() } else { time(0.5) });
+                measure(&wanted, &mut skipped, |(m, ..)| if m == 2 { of_second() } else { time(0.5) }).ok().unwrap();
             (times.keys().map(|key| key.0).collect::<Vec<_>>(), skipped, failed)
         };
         let (times, skipped, failed) = run(&|| driver("CUDA_ERROR_OUT_OF_MEMORY: out of memory"));
