@@ -10,6 +10,7 @@ kernel_files! {
     Fp8, "cast/fp8_row", 80..=u32::MAX;
     Fp8, "cast/fp8_group", 80..=u32::MAX;
     Grouped, "cast/grouped", 80..=u32::MAX;
+    Grouped, "cast/grouped_turns", 80..=u32::MAX;
     Grouped, "cast/grouped_tile", 80..=u32::MAX;
     Grouped, "cast/grouped_gradient", 80..=u32::MAX;
     Grouped, "cast/grouped_between", 80..=u32::MAX;

@@ -12,13 +12,16 @@ template <class S> constexpr u32 line_blocks = is_coded<S> ? 6 : is_narrow<S> ? 
 #endif
 template <class S> constexpr u32 square_blocks = is_narrow<S> || is_coded<S> ? 4 : 3;
 
+using SquareAcross = Square<2, true>;
+
 #define CAST_GROUPS_LINE(name, SOURCE, FORMAT)                                                                            \
     CAST_GROUPS_LINE_OF(name, AlongLine<Unwrap<void SOURCE>::Type>::Type, FORMAT, (line_blocks<Unwrap<void SOURCE>::Type>))
 #define CAST_GROUPS_LINE_OF(name, S, FORMAT, BLOCKS) CAST_GROUPS(name, (S), LineOf<S>, FORMAT, (2048 / neighbours<S>), BLOCKS)
 #define CAST_GROUPS_MANY(name, SOURCE, ...)                                                                               \
     CAST_GROUPS_LINE(e4m3_##name, SOURCE, E4M3)                                                                           \
     CAST_GROUPS_LINE(e2m1_##name, SOURCE, E2M1)                                                                           \
-    CAST_GROUPS_BOTH(square_##name, SOURCE, Square<2>, 256, (square_blocks<Unwrap<void SOURCE>::Type>))
+    CAST_GROUPS(square_e4m3_##name, SOURCE, SquareAcross, E4M3, 256, (square_blocks<Unwrap<void SOURCE>::Type>))                   \
+    CAST_GROUPS(square_e2m1_##name, SOURCE, Square<2>, E2M1, 256, (square_blocks<Unwrap<void SOURCE>::Type>))
 // To E2M1 instructions are the limit, and twice the vectors have fewer; but each block takes as much longer, and the last ones leave
 // multiprocessors idle: for large matrices.
 #if __CUDA_ARCH__ == 900

@@ -18,9 +18,9 @@ const ROW_THREADS: [usize; 2] = [512, 256];
 
 /// The kernels of the family of plain sources and codes.
 pub(super) struct CastKernels {
-    /// Groups of columns: where there are few rows, in squares of eight rows, and row by row to E4M3 and to E2M1.
+    /// Groups of columns: where there are few rows; in squares of eight rows, and row by row, to E4M3 and to E2M1 each.
     few: BySource,
-    square: BySource,
+    square: [BySource; 2],
     line: [BySource; 2],
     /// To E2M1 of large matrices of aligned bf16 and f16.
     large: [Kernel; 2],
@@ -85,7 +85,7 @@ impl CastKernels {
         let back = modules.file("cast/cast_back")?;
         Ok(Self {
             few: BySource::with_channels(rows, "cast_groups_few")?,
-            square: BySource::of(rows, "cast_groups_square")?,
+            square: [BySource::of(rows, "cast_groups_square_e4m3")?, BySource::of(rows, "cast_groups_square_e2m1")?],
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             large: [rows.kernel("cast_groups_large_bf16")?, rows.kernel("cast_groups_large_f16")?],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
@@ -99,8 +99,8 @@ impl CastKernels {
 }
 
 impl CastKernels {
-    /// The kernel that casts row by row, of a source that is there, and its blocks.
-    fn along_line(
+    /// The kernel that casts groups of many rows, of a source that is there, and its blocks.
+    fn of_many_rows(
         &self,
         from: &CastFrom<'_>,
         scheme: CastScheme,
@@ -108,29 +108,46 @@ impl CastKernels {
         sm_count: usize,
     ) -> Result<(Kernel, Blocks)> {
         let to_e2m1 = scheme.format() == CodeFormat::E2M1;
-        let (spans, threads) = spans_and_threads(from.cols, 8);
-        if to_e2m1 && rows * spans * threads >= LARGE_WAVES * LARGE_THREADS * sm_count && from.is_aligned() {
-            let large = match from.values {
-                CastValues::Plain { dtype: DType::Bf16, .. } => Some(self.large[0]),
-                CastValues::Plain { dtype: DType::F16, .. } => Some(self.large[1]),
-                _ => None,
-            };
-            if let Some(kernel) = large {
-                return Ok((kernel, line(rows, from.cols, 8)));
+        let large = to_e2m1.then(|| self.large(from, rows, sm_count)).flatten();
+        let (right, down) = (from.cols.div_ceil(1024), rows.div_ceil(8));
+        if writes_columns(scheme, large.is_some()) {
+            // Squares follow one another down the rows, those to E4M3 across.
+            let blocks = if to_e2m1 { (down, right) } else { (right, down) };
+            if blocks.1 <= GRID_Y {
+                return Ok((self.square[usize::from(to_e2m1)].kernel(from)?, Blocks::new(blocks, THREADS)));
             }
+            if right <= GRID_Y {
+                return Ok((self.few.kernel(from)?, Blocks::new((rows.div_ceil(4), right), THREADS)));
+            }
+        }
+        if let Some(kernel) = large {
+            return Ok((kernel, line(rows, from.cols, 8)));
         }
         let kernel = self.line[usize::from(to_e2m1)].kernel(from)?;
         Ok((kernel, line(rows, from.cols, vectors_of(&from.values))))
     }
+
+    /// The kernel to E2M1 whose threads have twice the vectors, where it is faster.
+    fn large(&self, from: &CastFrom<'_>, rows: usize, sm_count: usize) -> Option<Kernel> {
+        let (spans, threads) = spans_and_threads(from.cols, 8);
+        if rows * spans * threads < LARGE_WAVES * LARGE_THREADS * sm_count || !from.is_aligned() {
+            return None;
+        }
+        match from.values {
+            CastValues::Plain { dtype: DType::Bf16, .. } => Some(self.large[0]),
+            CastValues::Plain { dtype: DType::F16, .. } => Some(self.large[1]),
+            _ => None,
+        }
+    }
 }
 
-/// Whether scales of one row lie so far apart that rows are better cast some at a time (measured: H200, 2026-11). E4M3 in groups of 128 has so
-/// few of them that whole rows in their order are worth more.
-fn writes_columns(scheme: CastScheme) -> bool {
+/// Whether scales of one row lie so far apart that rows are better cast some at a time (measured: H200, 2026-11). UE8M0 packs four of them, and where
+/// a `large` kernel takes E2M1, whole rows in their order are worth more, but for groups of 16.
+fn writes_columns(scheme: CastScheme, large: bool) -> bool {
     match scheme.scales() {
         CastScales::RowMajor => false,
-        CastScales::ColumnMajor => scheme.format() == CodeFormat::E2M1 || scheme.group() != CastGroup::Group1x128,
-        CastScales::Ue8m0 => scheme.format() == CodeFormat::E2M1,
+        CastScales::ColumnMajor => true,
+        CastScales::Ue8m0 => !large || scheme.group() == CastGroup::Group1x16,
     }
 }
 
@@ -219,21 +236,18 @@ impl Kernels {
             }
             _ if cols == 0 => None,
             (Extent::Elements(1), _) => Some({
-                let square = |quads: usize| Blocks::new((rows.div_ceil(4 * quads), cols.div_ceil(1024)), THREADS);
+                let few_blocks = Blocks::new((rows.div_ceil(4), cols.div_ceil(1024)), THREADS);
                 let few = of_channels || self.are_few(rows, cols);
                 let scheme = to.scheme;
                 match (from.values, produced) {
                     (CastValues::Produced { producer, .. }, Some((fused, dtype, aligned))) if !few => {
                         match fused.many(&producer, scheme, dtype, aligned) {
                             Some(kernel) => (kernel, line(rows, cols, 4)),
-                            None => (fused.few.of(dtype, aligned)?, square(1)),
+                            None => (fused.few.of(dtype, aligned)?, few_blocks),
                         }
                     }
-                    _ if few => (choose(&family.few, |f| &f.few)?, square(1)),
-                    _ if writes_columns(scheme) && cols.div_ceil(1024) <= GRID_Y => {
-                        (family.square.kernel(from)?, square(2))
-                    }
-                    _ => family.along_line(from, scheme, rows, self.sm_count)?,
+                    _ if few => (choose(&family.few, |f| &f.few)?, few_blocks),
+                    _ => family.of_many_rows(from, scheme, rows, self.sm_count)?,
                 }
             }),
             _ => {

@@ -15,8 +15,8 @@ use crate::gpu::device::stream::Queue;
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
-/// Casts by rows have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take less
-/// time than one of longer parts (docs/performance.md).
+/// Casts by rows of many members have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take
+/// less time than one of longer parts (docs/performance.md).
 const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
 const TILE_BLOCKS: usize = 3;
 const GRADIENT_BLOCKS: usize = 3;
@@ -31,6 +31,8 @@ pub(super) struct GroupedKernels {
     /// Of a plain source, then of a gradient.
     amax: [ByInput; 2],
     quantize: [ByInput; 2],
+    /// Of a plain source that is aligned, of few members: bf16, f16, f32.
+    quantize_turns: [Kernel; 3],
     quantize_tiles: [ByInput; 2],
     /// Of codes by rows, then of transposed ones.
     dequantize: [ByInput; 2],
@@ -40,11 +42,16 @@ pub(super) struct GroupedKernels {
 impl GroupedKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tiles) = (modules.file("cast/grouped")?, modules.file("cast/grouped_tile")?);
-        let gradient = modules.file("cast/grouped_gradient")?;
+        let (turns, gradient) = (modules.file("cast/grouped_turns")?, modules.file("cast/grouped_gradient")?);
         Ok(Self {
             plan: rows.kernel("plan_grouped")?,
             amax: [rows.by_input("amax_grouped")?, gradient.by_input("amax_grouped_gradient")?],
             quantize: [rows.by_input("quantize_grouped")?, gradient.by_input("quantize_grouped_gradient")?],
+            quantize_turns: [
+                turns.kernel("quantize_grouped_turns_bf16")?,
+                turns.kernel("quantize_grouped_turns_f16")?,
+                turns.kernel("quantize_grouped_turns_f32")?,
+            ],
             quantize_tiles: [
                 tiles.by_input("quantize_grouped_tiles")?,
                 gradient.by_input("quantize_grouped_gradient_tiles")?,
@@ -52,6 +59,14 @@ impl GroupedKernels {
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
             clear_between: modules.file("cast/grouped_between")?.kernel("clear_between_groups")?,
         })
+    }
+}
+
+impl GroupedKernels {
+    /// The kernel whose blocks take pieces in turns, where there is one: members are few, so that each block finds itself where they lie.
+    fn in_turns(&self, input: &GroupedInput<'_>, members: &GroupedMembers<'_>, aligned: bool) -> Option<Kernel> {
+        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == input.dtype)?;
+        (aligned && input.forward.is_none() && members.are_few()).then_some(self.quantize_turns[place])
     }
 }
 
@@ -343,8 +358,13 @@ impl Kernels {
         let forward = input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?;
         let x = input.x.address;
         if transposed.is_none() {
-            let kernel = family.quantize[which].of(input.dtype, aligned)?;
-            let blocks = [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][which];
+            let in_turns = family.in_turns(input, members, aligned);
+            let blocks = match (in_turns, which) {
+                (Some(_), _) => CHUNK_BLOCKS,
+                (None, 0) => QUANTIZE_BLOCKS,
+                _ => GRADIENT_BLOCKS,
+            };
+            let kernel = in_turns.map_or_else(|| family.quantize[which].of(input.dtype, aligned), Ok)?;
             let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, blocks);
             return match forward {
                 None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
