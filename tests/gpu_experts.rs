@@ -112,19 +112,18 @@ fn what_lies_between_groups_becomes_zeros() {
     let rows = 40;
     // Slots of eight: all of it, none, more than there is, less than none, a part.
     let counts = [8i64, 0, 9, -1, 3];
-    let starts = [32i64, 4, 9, -4, 16];
-    let (counts_on, starts_on) = (handle.upload(&counts).unwrap(), handle.upload(&starts).unwrap());
+    // In order, with one count below none; up to the next group alone, at an odd row, before an earlier one.
+    let in_order = ([0i64, 8, 12, 24, 32], [(0, 8), (8, 0), (12, 9), (24, 0), (32, 3)], 1);
+    let odd = ([4i64, 9, 16, 20, 12], [(4, 5), (9, 0), (16, 4), (20, 0), (12, 0)], 4);
+    // Of slots 9 of 8 rows and -1.
+    let slots = ([0i64; 5], [(0, 8), (8, 0), (16, 8), (24, 0), (32, 3)], 2);
+    let counts_on = handle.upload(&counts).unwrap();
     for (dtype, cols, gap, skip) in [(DType::Bf16, 24, 0, 0), (DType::Bf16, 21, 3, 1), (DType::F32, 300, 5, 3)] {
-        for masked in [true, false] {
+        for (masked, (starts, taken, bad)) in [(true, slots), (false, in_order), (false, odd)] {
             let size = dtype.bytes();
             let stride = cols + gap;
-            let lies = |row: usize| {
-                (0..5).any(|g| {
-                    let (start, room) = if masked { (g as i64 * 8, 8) } else { (starts[g], rows as i64 - starts[g]) };
-                    let valid = start >= 0 && start % 4 == 0 && start < rows as i64;
-                    valid && (start..start + counts[g].min(room)).contains(&(row as i64))
-                })
-            };
+            let lies = |row: usize| taken.iter().any(|(start, count)| (*start..start + count).contains(&row));
+            let starts_on = handle.upload(&starts).unwrap();
             let mut want = vec![POISON; (skip + rows * stride) * size];
             for row in (0..rows).filter(|row| !lies(*row)) {
                 want[(skip + row * stride) * size..][..cols * size].fill(0);
@@ -141,10 +140,26 @@ fn what_lies_between_groups_becomes_zeros() {
             handle.clear_between_groups(&mut of, 5, &places, None).unwrap();
             let what = format!("{dtype}, {cols} columns, masked {masked}");
             assert!(handle.stream().clone_dtoh(&x).unwrap() == want, "{what}");
-            // In slots 9 of 8 rows and -1; elsewhere one that starts at 9, and one of -1.
-            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [2], "{what}");
+            assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [bad], "{what}");
         }
     }
+    // More groups than a warp has lanes: the last starts behind all others, and the one before it too early.
+    let mut starts: Vec<i64> = (0..70).map(|g| 4 * g).collect();
+    starts[68] = 100;
+    let counts_of_many: Vec<i64> = (0..70).map(|g| g % 5).collect();
+    let taken = |g: usize| if g == 67 || g == 68 { 0 } else { counts_of_many[g].min(4) as usize };
+    let mut x = upload(&handle, &vec![POISON; 280 * 16]);
+    let (starts_on, many_on) = (handle.upload(&starts).unwrap(), handle.upload(&counts_of_many).unwrap());
+    let places = GroupedRows::Contiguous { starts: starts_on.view(), counts: many_on.view() };
+    let mut clamped = handle.upload(&[77u32]).unwrap();
+    let mut of = MatMut::new(&mut x, DType::Bf16, 280, 8).unwrap();
+    handle.clear_between_groups(&mut of, 70, &places, Some(&mut clamped.view_mut())).unwrap();
+    let found = handle.stream().clone_dtoh(&x).unwrap();
+    for (row, bytes) in found.chunks(16).enumerate() {
+        let is_taken = row % 4 < taken(row / 4);
+        assert!(bytes.iter().all(|byte| *byte == if is_taken { POISON } else { 0 }), "row {row}");
+    }
+    assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [2]);
     let mut x = handle.alloc(rows * 48).unwrap();
     let mut x = MatMut::new(&mut x, DType::Bf16, rows, 24).unwrap();
     let mut refused = |slot_rows, groups, words: &[&str]| {

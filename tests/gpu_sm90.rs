@@ -267,7 +267,7 @@ fn groups_are_what_each_is_alone() {
     let mut rng = Noise::new(151);
     let (n, k, gap) = (256, 400, 8);
     // Empty ones, one row, whole tiles and cut ones, a start at no multiple of 128, and rows between them.
-    let places = [(0, 128), (128, 0), (128, 1), (256, 129), (512, 0), (388, 60), (512, 257), (896, 5)];
+    let places = [(0, 128), (128, 0), (128, 1), (256, 129), (388, 60), (512, 0), (512, 257), (896, 5)];
     let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
     let m = 1000;
     for (alpha, out) in [(1.0, DType::Bf16), (-0.5, DType::Bf16), (1.0, DType::F32)] {
@@ -342,33 +342,61 @@ fn any_number_of_groups() {
     assert!(handle.stream().clone_dtoh(&d).unwrap().iter().all(|b| *b == 0xFF));
 }
 
-/// Whatever the device's numbers say, nothing outside of A and D is touched, and groups that make sense are multiplied.
+/// Whatever the device's numbers say, nothing outside of A and D is touched, no two groups share a row, and groups that make sense are multiplied.
 #[test]
 fn numbers_that_make_no_sense_are_left_out() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(154);
     let (m, n, k) = (640, 128, 144);
-    // Outside, a negative count, outside, an odd row, and all others cut: at the end of A, at its last rows; directly behind it, the least numbers.
-    let told = [
-        [(0, 100), (1 << 40, 10), (128, -5), (-128, 64), (129, 10), (512, i64::MAX)],
-        [(636, 100), (640, 4), (i64::MIN, 1), (128, i64::MIN), (644, 8), (0, 4)],
+    let none = (0, 0);
+    let told_and_taken = [
+        // A negative count, an odd row, more rows than up to the next group, and than up to the end of A.
+        (
+            [(0, 100), (128, -5), (129, 10), (256, 300), (384, 50), (512, i64::MAX)],
+            [(0, 100), none, none, (256, 128), (384, 50), (512, 128)],
+        ),
+        // Before A; the next before the own; before an earlier one.
+        (
+            [(-128, 64), (0, 200), (64, 64), (256, 10), (128, 30), (256, 40)],
+            [none, (0, 64), (64, 64), none, none, (256, 40)],
+        ),
+        // The last rows; behind A, and what comes after that.
+        (
+            [(0, 4), (636, 100), (640, 4), (1 << 40, 10), (4, 4), (i64::MAX, 1)],
+            [(0, 4), (636, 4), none, none, none, none],
+        ),
+        // The least numbers.
+        (
+            [(i64::MIN, 1), (0, i64::MIN), (0, 8), (i64::MIN, 5), (8, 8), (644, 8)],
+            [none, none, none, none, (8, 8), none],
+        ),
     ];
-    let taken =
-        [[(0, 100), (0, 0), (0, 0), (0, 0), (0, 0), (512, 128)], [(636, 4), (0, 0), (0, 0), (0, 0), (0, 0), (0, 4)]];
-    told.into_iter().zip(taken).for_each(|(told, taken)| groups_told(&handle, &mut rng, [m, n, k], &told, &taken));
+    told_and_taken.into_iter().for_each(|(told, taken)| groups_told(&handle, &mut rng, [m, n, k], &told, &taken));
+    // The largest start goes on from one round of 32 groups to the next.
+    let mut told: Vec<_> = (0..70).map(|g| (8 * g, 8)).collect();
+    let mut taken = told.clone();
+    (told[31], told[40], told[69]) = ((312, 8), (300, 8), (552, 90));
+    (31..=40).for_each(|g| taken[g] = none);
+    taken[69] = (552, 88);
+    groups_told(&handle, &mut rng, [m, n, k], &told, &taken);
 }
 
-/// D of groups that are told to lie elsewhere than they are taken to.
+/// D of groups that are told to lie elsewhere than they are taken to, and how many were.
 fn groups_told(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], told: &[(i64, i64)], taken: &[(i64, i64)]) {
     let of = Groups::new(handle, rng, [m, n, k], told.len(), DType::Bf16);
     let want = of.want(handle, 1.0, taken);
+    let clamped = told.iter().zip(taken).filter(|(told, taken)| told.1 != taken.1).count() as u32;
     let (starts, counts): (Vec<i64>, Vec<i64>) = told.iter().copied().unzip();
     let (starts, counts) = (numbers(handle, &starts), numbers(handle, &counts));
     for config in Sm90Config::ALL {
         let mut d = poisoned(handle, m * n * 2 + 1024);
+        let mut found = handle.upload(&[77u32]).unwrap();
         let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
-        of.enqueue(handle, told.len(), rows, &mut d, 0, |args| args.config(config)).unwrap();
-        assert!(rows_of_d(handle, &d, m, 2 * n, 0) == want, "{config}");
+        let d_rows = MatMut::new(&mut d, DType::Bf16, m, n).unwrap();
+        let args = GroupedGemmArgs::new(&of.a, &of.b, told.len(), rows, d_rows).config(config);
+        handle.grouped_gemm(args.clamped(found.view_mut())).unwrap();
+        assert!(rows_of_d(handle, &d, m, 2 * n, 0) == want, "{config}, {told:?}");
+        assert_eq!(handle.read::<u32>(&found.view()).unwrap(), [clamped], "{config}, {told:?}");
     }
 }
 

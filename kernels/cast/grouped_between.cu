@@ -1,8 +1,8 @@
 // Rows of experts: what lies between groups becomes zeros, before casts and products that read it.
 #include "base/types.cuh"
 
-// Where groups of rows lie, as the grouped product reads it (gemm/sm90.cuh): one that begins outside of the matrix, or at no multiple of
-// four, is none.
+// Where groups of rows lie, as the grouped product reads it (gemm/sm90.cuh): group g has rows up to the next one's start at the most, and none where it
+// begins before an earlier one, outside of the matrix, or at no multiple of four.
 struct GroupPlaces {
     const i64* starts;  // [groups], first rows; null: in slots
     const i64* counts;  // [groups], rows of each
@@ -10,20 +10,69 @@ struct GroupPlaces {
     u32 groups;
 };
 
-struct GroupRows {
-    u64 begin, end;
-    bool taken;  // as its numbers say
-};
+__device__ __forceinline__ i64 start_of(const GroupPlaces& p, u32 g) { return p.starts ? p.starts[g] : (i64)(g * p.slot_rows); }
 
-__device__ __forceinline__ GroupRows group_rows(const GroupPlaces& p, u32 rows, u32 g) {
-    const i64 at = p.starts ? p.starts[g] : (i64)(g * p.slot_rows), count = p.counts[g];
-    if (count == 0) return {0, 0, true};
-    if (count < 0 || at < 0 || at >= (i64)rows || at % 4 != 0) return {0, 0, false};
-    const i64 most = p.starts ? (i64)rows - at : (i64)p.slot_rows;
-    return {(u64)at, (u64)(at + min(count, most)), count <= most};
+// Rows that lie there for group g, which begins at `at`.
+__device__ __forceinline__ i64 room_of(const GroupPlaces& p, u32 rows, u32 g, i64 at) {
+    if (at < 0 || at % 4 != 0) return 0;
+    const i64 next = !p.starts ? at + (i64)p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)rows, end = min(next, (i64)rows);
+    return end > at ? end - at : 0;
 }
 
-// Block by block, each with rows in turns.
+__device__ __forceinline__ i64 lanes_largest(i64 v) {
+#pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) v = max(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
+// How many groups are not taken as they say. All lanes of a warp together.
+__device__ __forceinline__ u32 clamped_groups(const GroupPlaces& p, u32 rows) {
+    const u32 lane = threadIdx.x % 32;
+    i64 largest = 0;
+    u32 clamped = 0;
+    for (u32 first = 0; first < p.groups; first += 32) {
+        const u32 g = first + lane;
+        const i64 at = g < p.groups ? start_of(p, g) : 0, count = g < p.groups ? p.counts[g] : 0;
+        i64 so_far = at;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const i64 before = __shfl_up_sync(0xFFFFFFFFu, so_far, step);
+            if (lane >= step) so_far = max(so_far, before);
+        }
+        const bool bad = count < 0 || (count > 0 && (at < largest || at < so_far || count > room_of(p, rows, g, at)));
+        clamped += __popc(__ballot_sync(0xFFFFFFFFu, bad));
+        largest = max(largest, __shfl_sync(0xFFFFFFFFu, so_far, 31));
+    }
+    return clamped;
+}
+
+// Whether a row is some group's. All lanes of a warp together.
+__device__ __forceinline__ bool is_of_group(const GroupPlaces& p, u32 rows, u32 row) {
+    const u32 lane = threadIdx.x % 32;
+    // The last group before the first that begins behind the row, and the largest start up to there: where that is another's, the group is none.
+    u32 behind = p.groups;
+    i64 largest = 0;
+    if (p.starts) {
+        for (u32 first = 0; first < p.groups; first += 32) {
+            const i64 at = first + lane < p.groups ? p.starts[first + lane] : 0;
+            const u32 found = __ballot_sync(0xFFFFFFFFu, first + lane < p.groups && at > (i64)row);
+            const u32 before = found ? __ffs(found) - 1 : 32;
+            largest = max(largest, lanes_largest(lane < before ? at : 0));
+            if (found) {
+                behind = first + before;
+                break;
+            }
+        }
+    } else {
+        behind = p.slot_rows == 0 ? 0 : (u32)min(row / p.slot_rows + 1, (u64)p.groups);
+        largest = behind == 0 ? 0 : start_of(p, behind - 1);
+    }
+    if (behind == 0) return false;
+    const i64 at = start_of(p, behind - 1);
+    return at == largest && (i64)row < at + min(p.counts[behind - 1], room_of(p, rows, behind - 1, at));
+}
+
+// Warp by warp, each with rows in turns.
 extern "C" __global__ void __launch_bounds__(256) clear_between_groups(
     u8* x,         /* rows of row_bytes bytes, row_stride bytes apart */
     u64 row_bytes, u64 row_stride,
@@ -32,30 +81,28 @@ extern "C" __global__ void __launch_bounds__(256) clear_between_groups(
     u32* clamped)  /* receives how many groups were not taken as they say; null: not wanted */
 {
     begin();
-    if (clamped && blockIdx.x == 0) {
-        u32 count = 0;
-        for (u32 first = 0; first < p.groups; first += blockDim.x) {
-            const u32 g = first + threadIdx.x;
-            count += __syncthreads_count(g < p.groups && !group_rows(p, rows, g).taken);
-        }
-        if (threadIdx.x == 0) *clamped = count;
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    if (clamped && blockIdx.x == 0 && warp == 0) {
+        const u32 count = clamped_groups(p, rows);
+        if (lane == 0) *clamped = count;
     }
-    for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
-        bool mine = false;
-        if (p.starts) {
-            for (u32 g = threadIdx.x; g < p.groups; g += blockDim.x) {
-                const GroupRows r = group_rows(p, rows, g);
-                mine |= r.begin <= row && row < r.end;
-            }
-        } else if (threadIdx.x == 0 && p.slot_rows > 0 && row / p.slot_rows < p.groups) {
-            const GroupRows r = group_rows(p, rows, (u32)(row / p.slot_rows));
-            mine = r.begin <= row && row < r.end;
-        }
-        if (__syncthreads_or(mine)) continue;
+    for (u32 row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+        if (is_of_group(p, rows, row)) continue;
         u8* const to = x + row * row_stride;
         const u64 head = min((16 - (u64)to % 16) % 16, row_bytes), whole = (row_bytes - head) / 16 * 16;
-        for (u64 i = threadIdx.x; i < head; i += blockDim.x) to[i] = 0;
-        for (u64 i = threadIdx.x * 16; i < whole; i += blockDim.x * 16) *(uint4*)(to + head + i) = {0, 0, 0, 0};
-        for (u64 i = head + whole + threadIdx.x; i < row_bytes; i += blockDim.x) to[i] = 0;
+        if (lane < head) to[lane] = 0;
+        for (u64 i = lane * 16; i < whole; i += 32 * 16) *(uint4*)(to + head + i) = {0, 0, 0, 0};
+        for (u64 i = head + whole + lane; i < row_bytes; i += 32) to[i] = 0;
     }
+}
+
+// Those of a product. One warp.
+extern "C" __global__ void __launch_bounds__(32) count_clamped_groups(
+    u32 rows,
+    GroupPlaces p,
+    u32* clamped)  /* receives how many groups are not taken as they say */
+{
+    begin();
+    const u32 count = clamped_groups(p, rows);
+    if (threadIdx.x == 0) *clamped = count;
 }

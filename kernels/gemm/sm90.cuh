@@ -20,13 +20,14 @@
 template <class C, bool GROUPED> struct Sm90Walk {
     const Sm90Problem& p;
     u32 unit;  // the tile of a block, or those of a pair
-    u32 first_group, base, end, upto, units, start, count;
+    u32 first_group, base, end, upto, units, start, count, largest;
 
     __device__ __forceinline__ Sm90Walk(const Sm90Problem& p) : p(p) {
         unit = blockIdx.x / C::CLUSTER;
         if (GROUPED) {
             first_group = 0;
             end = 0;
+            largest = 0;
             if (p.groups) load_groups();
         }
     }
@@ -41,18 +42,28 @@ template <class C, bool GROUPED> struct Sm90Walk {
         return (rows + UNIT - 1) / UNIT;
     }
 
-    // Where the rows of a group start, and how many. What does not lie in A is no group.
-    __device__ __forceinline__ static void load_group(const Sm90Problem& p, u32 g, u32& start, u32& count) {
-        start = 0;
-        count = 0;
+    // Where the rows of group `first` + lane start, and how many, all lanes of a warp together; `largest`: the largest start of the groups before, and then
+    // of these. A group has rows up to the next one's start at the most, and one that starts before an earlier one, or outside of A, has none: no two share a row.
+    __device__ __forceinline__ static void load_32(const Sm90Problem& p, u32 first, u32& largest, u32& start, u32& count) {
+        const u32 lane = threadIdx.x % 32, g = first + lane;
+        i64 at = 0, end = 0, rows = 0;
         if (g < p.groups) {
-            const i64 at = p.starts ? p.starts[g] : (i64)g * p.slot_rows, rows = p.counts[g];
-            if (at >= 0 && at < (i64)p.m && at % 4 == 0 && rows > 0) {
-                const i64 most = p.starts ? (i64)p.m - at : (i64)p.slot_rows;
-                start = (u32)at;
-                count = (u32)(rows < most ? rows : most);
-            }
+            at = p.starts ? p.starts[g] : (i64)g * p.slot_rows;
+            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)p.m;
+            rows = p.counts[g];
         }
+        end = end < (i64)p.m ? end : (i64)p.m;
+        u32 so_far = at < 0 ? 0 : at < (i64)p.m ? (u32)at : p.m;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const u32 before = __shfl_up_sync(0xFFFFFFFFu, so_far, step);
+            if (lane >= step) so_far = max(so_far, before);
+        }
+        so_far = max(so_far, largest);
+        largest = __shfl_sync(0xFFFFFFFFu, so_far, 31);
+        const bool any = rows > 0 && at == (i64)so_far && at < end && at % 4 == 0;
+        start = any ? (u32)at : 0;
+        count = any ? (u32)(rows < end - at ? rows : end - at) : 0;
     }
 
     // How many tiles the block has. All lanes of a warp together.
@@ -60,9 +71,10 @@ template <class C, bool GROUPED> struct Sm90Walk {
         u32 all = down(p.m) * across(p);
         if (GROUPED) {
             all = 0;
+            u32 largest = 0;
             for (u32 g = 0; g < p.groups; g += 32) {
                 u32 start, count;
-                load_group(p, g + threadIdx.x % 32, start, count);
+                load_32(p, g, largest, start, count);
                 all += down(count) * across(p);
             }
 #pragma unroll
@@ -74,7 +86,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
     }
 
     __device__ __forceinline__ void load_groups() {
-        load_group(p, first_group + threadIdx.x % 32, start, count);
+        load_32(p, first_group, largest, start, count);
         units = down(count) * across(p);
         upto = units;
 #pragma unroll

@@ -4,7 +4,7 @@ use super::GroupedRows;
 use crate::error::{Error, Result};
 use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{GroupPlaces, KernelFamily};
+use crate::gpu::kernels::KernelFamily;
 use crate::gpu::matrix::MatMut;
 
 impl Handle {
@@ -13,7 +13,7 @@ impl Handle {
     /// ([`GroupedWeightGradient`](super::GroupedWeightGradient)).
     ///
     /// `clamped`, 4 bytes, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that lie
-    /// there; rows that begin outside of X, or at no multiple of 4. What is between groups is decided on the device at each launch: nothing is
+    /// there; rows that begin outside of X, before an earlier group, or at no multiple of 4. What is between groups is decided on the device at each launch: nothing is
     /// read back. Once the kernels are loaded ([`KernelFamily::Grouped`]) it allocates nothing and waits for nothing: safe inside graph capture.
     ///
     /// # Errors
@@ -41,15 +41,10 @@ impl Handle {
         kernels.load(queue, KernelFamily::Grouped)?;
         let order = queue.order();
         let (all, bytes, stride) = (x.rows(), x.cols() * x.dtype().bytes(), x.row_stride() * x.dtype().bytes());
-        let (GroupedRows::Contiguous { counts, .. } | GroupedRows::Masked { counts, .. }) = rows;
-        let counts = counts.at(&order)?;
-        let starts = match rows {
-            GroupedRows::Contiguous { starts, .. } => Some(starts.at(&order)?),
-            GroupedRows::Masked { .. } => None,
-        };
-        let slot_rows = if let GroupedRows::Masked { slot_rows, .. } = rows { *slot_rows } else { 0 };
-        let places = GroupPlaces { groups, starts: starts.as_ref(), slot_rows, counts: &counts };
+        let x = x.data_mut().at(&order)?;
         let clamped = clamped.map(|clamped| clamped.at(&order)).transpose()?;
-        kernels.clear_between_groups(queue, &x.data_mut().at(&order)?, (all, bytes, stride), &places, clamped.as_ref())
+        rows.with_places(groups, &order, |places| {
+            kernels.clear_between_groups(queue, &x, (all, bytes, stride), &places, clamped.as_ref())
+        })
     }
 }

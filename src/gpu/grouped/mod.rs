@@ -12,25 +12,27 @@ pub use weight::GroupedWeightGradient;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
-use crate::gpu::device::memory::DeviceBytes;
+use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
+use crate::gpu::device::stream::Order;
 use crate::gpu::gemm::formulation::{HOPPER, grouped_pair};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
 /// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
-/// by its address: its blocks read them more than once, and might wait for each other without end. Rows of D of no group are not written; what rows
-/// of A of no group hold does not matter.
+/// by its address: its blocks read them more than once, and might wait for each other without end. In one launch
+/// ([`GroupedGemmArgs::explain`]) rows of D of no group are not written, and what rows of A of no group hold does not matter.
 ///
-/// Counts are clamped: a group has no more rows than lie there, and none where its count is negative. Groups must not share rows: such rows
-/// of D hold the result of either.
+/// Counts are clamped: a group has no more rows than lie there, and none where its count is negative; no two groups share a row.
+/// [`GroupedGemmArgs::clamped`] tells how many were not taken as they say.
 pub enum GroupedRows<'a> {
-    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on. Casts begin groups at multiples of 128; a group
-    /// that begins outside of A, or at no multiple of 4, is left out.
+    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most. Starts do not decrease, those of
+    /// empty groups neither: a group that starts before an earlier one, outside of A, or at no multiple of 4, is left out, and so is one whose
+    /// next starts before it. Casts begin groups at multiples of 128.
     Contiguous {
         /// First row of each group, in 64 bits.
         starts: DeviceBytes<'a>,
@@ -47,6 +49,28 @@ pub enum GroupedRows<'a> {
     },
 }
 
+impl GroupedRows<'_> {
+    /// With the places of so many groups on the stream.
+    fn with_places<'q, T>(
+        &'q self,
+        groups: usize,
+        order: &Order<'q>,
+        then: impl FnOnce(GroupPlaces<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (Self::Contiguous { counts, .. } | Self::Masked { counts, .. }) = self;
+        let counts = counts.at(order)?;
+        match self {
+            Self::Contiguous { starts, .. } => {
+                let starts = starts.at(order)?;
+                then(GroupPlaces { groups, starts: Some(&starts), slot_rows: 0, counts: &counts })
+            }
+            Self::Masked { slot_rows, .. } => {
+                then(GroupPlaces { groups, starts: None, slot_rows: *slot_rows, counts: &counts })
+            }
+        }
+    }
+}
+
 /// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
 /// [`Epilogue`](crate::Epilogue) says.
 pub struct GroupedGemmArgs<'a> {
@@ -60,6 +84,7 @@ pub struct GroupedGemmArgs<'a> {
     activation: Activation,
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
+    clamped: Option<DeviceBytesMut<'a>>,
 }
 
 impl<'a> GroupedGemmArgs<'a> {
@@ -68,7 +93,7 @@ impl<'a> GroupedGemmArgs<'a> {
     /// scales: rows, whole matrices (one scale of all groups), MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
-        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None }
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -95,6 +120,12 @@ impl<'a> GroupedGemmArgs<'a> {
     /// This configuration and no other. Results are the same in every bit.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
+    }
+
+    /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that
+    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4. A launch of its own before the product.
+    pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
+        Self { clamped: Some(clamped), ..self }
     }
 
     /// Which way the products go, of operands that fit together.
@@ -241,8 +272,10 @@ impl Handle {
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for
-    /// nothing: then it is safe inside graph capture. Groups may have other places and counts at each launch.
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], and [`KernelFamily::Grouped`] where
+    /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
+    /// counts at each launch. Products of slots are planned at the first call, as those of [`Handle::scaled_gemm`] are, which may allocate scratch memory and load other
+    /// families: call it once before a capture, with the same operands' shapes.
     ///
     /// ```no_run
     /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, Recipe, Result, Scheme};
@@ -259,17 +292,26 @@ impl Handle {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Pair`] for other schemes and GPUs; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
+    /// [`Error::Pair`] for pairs that neither way takes on this GPU; [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together;
     /// [`Error::Unsupported`] for operands of two bases or of another GPU, and in a capture for kernels that are not loaded and borrowed memory;
     /// [`Error::Kernel`] and [`Error::Library`] if they cannot be loaded; [`Error::Driver`] if the launch fails.
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
-        if let Way::Slots(_) = args.way(self)? {
+        let way = args.way(self)?;
+        let (queue, kernels) = (self.queue(), self.kernels());
+        if let Some(clamped) = &mut args.clamped {
+            kernels.load(queue, KernelFamily::Grouped)?;
+            let order = queue.order();
+            let clamped = clamped.at(&order)?;
+            args.rows.with_places(args.groups, &order, |places| {
+                kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
+            })?;
+        }
+        if let Way::Slots(_) = way {
             return slots::multiply(self, args);
         }
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
-        let (queue, kernels) = (self.queue(), self.kernels());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);

@@ -37,12 +37,14 @@ pub(super) struct GroupedKernels {
     /// Of codes by rows, then of transposed ones.
     dequantize: [ByInput; 2],
     pub(super) clear_between: Kernel,
+    pub(super) count_clamped: Kernel,
 }
 
 impl GroupedKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let (rows, tiles) = (modules.file("cast/grouped")?, modules.file("cast/grouped_tile")?);
         let (turns, gradient) = (modules.file("cast/grouped_turns")?, modules.file("cast/grouped_gradient")?);
+        let between = modules.file("cast/grouped_between")?;
         Ok(Self {
             plan: rows.kernel("plan_grouped")?,
             amax: [rows.by_input("amax_grouped")?, gradient.by_input("amax_grouped_gradient")?],
@@ -57,7 +59,8 @@ impl GroupedKernels {
                 gradient.by_input("quantize_grouped_gradient_tiles")?,
             ],
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
-            clear_between: modules.file("cast/grouped_between")?.kernel("clear_between_groups")?,
+            clear_between: between.kernel("clear_between_groups")?,
+            count_clamped: between.kernel("count_clamped_groups")?,
         })
     }
 }

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-/// Blocks of a multiprocessor: rows are short, and most of them are kept.
+/// Blocks of a multiprocessor, and warps of a block, each of which takes a row: rows are short, and most of them are kept.
 const BLOCKS: usize = 8;
+const WARPS: usize = THREADS as usize / 32;
 
 /// Where groups of rows lie: 64-bit integers on the device, any numbers.
 #[derive(Clone, Copy)]
@@ -64,15 +65,31 @@ impl Kernels {
     ) -> Result<()> {
         check_bytes("rows of groups", x, extent(rows, row_bytes, row_stride))?;
         let places = places.checked(rows)?;
-        if let Some(clamped) = clamped {
-            check_bytes("count of clamped groups", clamped, 4)?;
-            check_aligned("count of clamped groups", clamped, 4)?;
-        }
-        let blocks = Blocks::new((rows.clamp(1, self.sm_count * BLOCKS), 1), THREADS);
+        clamped.map_or(Ok(()), check_clamped)?;
+        let blocks = Blocks::new((rows.div_ceil(WARPS).clamp(1, self.sm_count * BLOCKS), 1), THREADS);
         let kernel = self.grouped(stream)?.clear_between;
         let (row_bytes, row_stride) = (row_bytes as u64, row_stride as u64);
         enqueue!(stream, kernel, blocks, x.address, row_bytes, row_stride, rows as u32, places, address(clamped))
     }
+
+    /// `clamped` receives how many groups of a matrix of `rows` rows are not taken as their numbers say.
+    pub(crate) fn count_clamped_groups(
+        &self,
+        stream: &Queue,
+        rows: usize,
+        places: &GroupPlaces<'_>,
+        clamped: &Span<'_>,
+    ) -> Result<()> {
+        let places = places.checked(rows)?;
+        check_clamped(clamped)?;
+        let kernel = self.grouped(stream)?.count_clamped;
+        enqueue!(stream, kernel, Blocks::new((1, 1), 32), rows as u32, places, clamped.address)
+    }
+}
+
+fn check_clamped(clamped: &Span<'_>) -> Result<()> {
+    check_bytes("count of clamped groups", clamped, 4)?;
+    check_aligned("count of clamped groups", clamped, 4)
 }
 
 #[cfg(test)]
