@@ -69,6 +69,16 @@
 //! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16 |
 //! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized |
 //!
+//! Beside products: casts to groupings that no product reads ([`CastScheme`], [`HostCastMatrix`]; docs/casts.md), producers that are cast unstored (SwiGLU, norms,
+//! activations: [`reference::swiglu`], [`reference::rms_norm`]), many matrices in one buffer ([`GroupedScheme`], [`HostGroupedTensor`]), rows of experts (docs/numerics.md), a
+//! layer that trains ([`reference::Linear`]; docs/training.md), and files ([`checkpoint`], [`model_folder`]).
+//!
+#![cfg_attr(
+    feature = "cuda",
+    doc = "Their calls on a GPU are [`Handle::cast`], [`Handle::quantize_source_into`], [`Handle::rms_norm_cast_into`], [`Handle::swiglu_backward`], \
+           [`Handle::quantize_grouped_into`], [`Handle::grouped_gemm`] and [`Linear`].\n\n"
+)]
+//!
 //! FP8 and MXFP8 codes are E4M3 x E4M3, or E4M3 with E5M2 on either side. D is BF16, F16 or F32, and E4M3 for tensor x tensor.
 //! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is
 //! the GPU half: it needs nothing of CUDA to build and loads the libraries at run time.

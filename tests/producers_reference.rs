@@ -42,6 +42,11 @@ const LEAST_SIGMOID: f64 = 3e-39;
 /// Beside it where a result is subnormal: half a step of 2^-149 for each rounding.
 const STEPS: f64 = 6e-45;
 
+/// 1 / (1 + exp(-l)), which a clamp of l only lowers.
+fn sigmoid(l: f64) -> f64 {
+    1.0 / (1.0 + (-l).exp())
+}
+
 /// What SwiGLU may lose beside [`NEAR`]: the least sigmoid times what it is multiplied by.
 fn lost_of_swiglu<'a>(x: &'a Array2<f32>, options: &Swiglu<'a>) -> impl Fn((usize, usize)) -> f64 + 'a {
     let (weights, experts) = (options.weights, options.experts);
@@ -188,26 +193,38 @@ fn the_definition_of_gradients_is_one() {
 
 #[test]
 fn gradients_are_near_their_definition() {
-    for (rows, half) in [(0, 32), (1, 16), (37, 160)] {
-        let (x, weights, experts, gradient) = operands(rows, half);
+    for (rows, half) in [(0, 32), (1, 16), (37, 160), (5, 4096)] {
+        let (mut x, weights, experts, gradient) = operands(rows, half);
+        // Gates from -100 to 2, where the sigmoid is any number that FP32 has.
+        if half == 4096 {
+            x.slice_mut(s![.., ..half])
+                .indexed_iter_mut()
+                .for_each(|((_, j), l)| *l = j as f32 * (102.0 / 4096.0) - 100.0);
+        }
         for options in options(&weights, &experts) {
             let got = swiglu_backward(x.view(), gradient.view(), &options).unwrap();
             let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), &options);
             assert_eq!(got.x.dim(), (rows, 2 * half));
             for (((i, j), got), want) in got.x.indexed_iter().zip(&of_x) {
-                // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
-                let [l, r] = [x[[i, j % half]], x[[i, half + j % half]]].map(|v| f64::from(v.abs()));
-                let terms = if j < half { r * (1.0 + l) } else { l };
-                let bound = 1e-6 * f64::from(gradient[[i, j % half]].abs()) * terms;
+                // 1 + l (1 - s) cancels: it is its terms that the error is relative to.
+                let [l, r] = [x[[i, j % half]], x[[i, half + j % half]]].map(f64::from);
+                let s = sigmoid(l);
+                let weight = options.weights.map_or(1.0, |weights| f64::from(weights[i].abs()));
+                let terms = if j < half { r.abs() * (1.0 + l.abs() * (1.0 - s)) } else { l.abs() };
+                let terms = terms * weight * f64::from(gradient[[i, j % half]].abs());
+                let bound = (NEAR * s + LEAST_SIGMOID) * terms + STEPS;
                 assert!((f64::from(*got) - want).abs() <= bound, "{:?} {got:e} {want:e}", (i, j));
             }
             // The forward pass again, rounded.
             let forward = swiglu(x.view(), &options).unwrap().0;
             assert_eq!(got.out, round_values(forward.clone(), DType::Bf16));
             for (i, (got, want)) in got.weights.iter().zip(&of_w).enumerate() {
-                let terms: f64 =
-                    (0..half).map(|j| f64::from((x[[i, j]] * x[[i, half + j]] * gradient[[i, j]]).abs())).sum();
-                assert!((f64::from(*got) - want).abs() <= 1e-6 * terms, "{i}: {got:e} {want:e}");
+                let term = |j: usize| {
+                    let [l, r, g] = [x[[i, j]], x[[i, half + j]], gradient[[i, j]]].map(f64::from);
+                    (NEAR * sigmoid(l) + LEAST_SIGMOID) * (l * r * g).abs() + STEPS
+                };
+                let bound: f64 = (0..half).map(term).sum();
+                assert!((f64::from(*got) - want).abs() <= bound, "{i}: {got:e} {want:e}");
             }
             for i in (0..rows).filter(|i| options.experts.is_some_and(|experts| experts[*i] < 0)) {
                 assert!(got.x.row(i).iter().chain(got.out.row(i)).all(|v| v.to_bits() == 0) && got.weights[i] == 0.0);

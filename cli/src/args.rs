@@ -302,8 +302,8 @@ impl QuantizeArgs {
             return refuse("rounding scales to powers of two", reason, "leave it out");
         }
         if self.mx_rounding.is_some() && !matches!(recipe, Recipe::Mxfp8(_) | Recipe::Mxfp4(_)) {
-            let remedy = "leave it out, or quantize as mxfp8";
-            return refuse("a rule for MX scales", "they belong to mxfp8", remedy);
+            let remedy = "leave it out, or quantize as mxfp8 or mxfp4";
+            return refuse("a rule for MX scales", "they belong to mxfp8 and mxfp4", remedy);
         }
         let options = self.nvfp4_options(matrix);
         if options != Nvfp4Options::default() && !matches!(recipe, Recipe::Nvfp4(_)) {
@@ -414,7 +414,7 @@ pub struct DequantizeArgs {
 
 #[derive(Debug, Args)]
 pub struct GemmArgs {
-    /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 (bf16 where it is mxfp8).
+    /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 or mxfp4, bf16 where it is mxfp8.
     #[arg(long, value_parser = file_tensor::parse)]
     pub a: FileTensor,
     /// B, n x k: FILE:TENSOR.

@@ -21,10 +21,11 @@ pub struct HostCastMatrix {
 
 impl HostCastMatrix {
     /// A matrix from its codes and its scales in logical order (`[row groups][column groups]`). Scales of bytes are rounded to what
-    /// a byte says by dropping the mantissa.
+    /// a byte says by dropping the mantissa; 0 becomes the least, 2^-127.
     ///
     /// # Errors
-    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses.
+    /// [`Error::Shape`] for wrong lengths, or a shape that the scheme refuses; [`Error::Unsupported`] for a negative scale where it is stored as a
+    /// byte, which has no sign.
     pub fn from_logical(
         scheme: CastScheme,
         rows: usize,
@@ -35,6 +36,13 @@ impl HostCastMatrix {
         let [r, c] = scheme.group().grid(rows, cols);
         check(scheme, rows, cols, [codes.len(), scales.len()], [scheme.code_bytes(rows, cols), r * c])?;
         if scheme.scales() == CastScales::Ue8m0 {
+            if let Some(at) = scales.iter().position(|scale| *scale < 0.0) {
+                return Err(Error::unsupported(
+                    format!("scale ({}, {}) of a quantized input, {}", at / c, at % c, scales[at]),
+                    "a byte of ue8m0 is a power of two, without a sign",
+                    "pass scales from 0 on, or a scheme whose scales are FP32",
+                ));
+            }
             scales.iter_mut().for_each(|scale| *scale = codec::decode_e8m0((scale.to_bits() >> 23) as u8));
         }
         Ok(Self { scheme, rows, cols, codes, scales })
@@ -104,6 +112,7 @@ impl HostCastMatrix {
     /// # Panics
     /// Outside the matrix.
     pub fn scale_at(&self, row: usize, col: usize) -> f32 {
+        assert!(row < self.rows && col < self.cols, "({row}, {col}) of {} x {}", self.rows, self.cols);
         let [r, c] = self.scheme.group().extents();
         let groups = c.groups(self.cols);
         self.scales[row / r.size(self.rows) * groups + col / c.size(self.cols)]
@@ -140,10 +149,14 @@ pub(crate) fn logical_scales(scheme: CastScheme, rows: usize, cols: usize, bytes
 pub(crate) fn check_scales(scheme: CastScheme, rows: usize, cols: usize, scales: &[f32]) -> Result<()> {
     let [_, groups] = scheme.group().grid(rows, cols);
     let Some(at) = scales.iter().position(|scale| scale.is_nan() || *scale < 0.0) else { return Ok(()) };
+    let remedy = match scheme.scales() {
+        CastScales::Ue8m0 => "mend it in the input; a cast of infinities writes such a byte",
+        _ => "mend it in the input, or cast again from finite values",
+    };
     Err(Error::unsupported(
         format!("scale ({}, {}) of a quantized input, {}", at / groups, at % groups, scales[at]),
         format!("scales of {scheme} are numbers from 0 on"),
-        "mend it in the input; a cast of infinities writes such a byte of ue8m0",
+        remedy,
     ))
 }
 

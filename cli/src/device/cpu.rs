@@ -270,11 +270,15 @@ impl Device for Cpu {
     }
 
     fn time_decode(&mut self, _: [usize; 3], _: Pair, _: DType) -> Result<DecodeTime> {
-        Err(Error::unsupported(
-            "bench --decode on the CPU",
-            "it compares ways of a GPU",
-            "use --device cuda, or bench without --decode",
-        ))
+        let why = self.because.as_ref().map_or(String::new(), |why| why.replace(", or use the cpu", ""));
+        let (reason, remedy) = match why.as_str() {
+            "" => ("it compares ways of a GPU".to_string(), "use --device cuda, or bench without --decode"),
+            why => (
+                format!("it compares ways of a GPU, and there is none: {why}"),
+                "run it on a machine with a GPU, or bench without --decode",
+            ),
+        };
+        Err(Error::unsupported("bench --decode on the CPU", reason, remedy))
     }
 
     fn copy_rate(&mut self) -> Result<f64> {

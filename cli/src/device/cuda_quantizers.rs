@@ -34,10 +34,13 @@ pub fn time(
         plain.iter().map(|_| CastMatrix::zeros(handle, scheme, rows, cols)).collect()
     };
     let casts = |scheme| casts_of(scheme, cols);
-    let products_of = |scheme, cols| -> Result<Vec<QuantMatrix>> {
-        plain.iter().map(|_| QuantMatrix::zeros(handle, scheme, rows, cols)).collect()
+    // In the basis of the recipe from the start: the graphs that are timed change none.
+    let matrices_of = |recipe: Recipe, rows, cols| -> Result<Vec<QuantMatrix>> {
+        let zeros = || Ok(QuantMatrix::zeros(handle, recipe.scheme(), rows, cols)?.assume_basis(recipe.basis()));
+        plain.iter().map(|_| zeros()).collect()
     };
-    let products = |scheme| products_of(scheme, cols);
+    let products_of = |recipe, cols| matrices_of(recipe, rows, cols);
+    let products = |recipe| products_of(recipe, cols);
     let buffers = |bytes| plain.iter().map(|_| cuda.zeros(bytes)).collect::<Result<Vec<_>>>();
     let coded = |scheme| -> Result<Vec<CastMatrix>> {
         let recipe = CastRecipe::new(scheme).power_of_two();
@@ -82,7 +85,7 @@ pub fn time(
                 timing.time(handle, |call| run(call % sets))
             }
             Target::Recipe(recipe) => {
-                let mut out = products(recipe.scheme())?;
+                let mut out = products(recipe)?;
                 let mut run = |at: usize| {
                     let args = RmsNormArgs::new(&plain[at], columns()?, 1e-6)?;
                     let read = residual.then(|| MatRef::new(&residuals[at], DType::Bf16, rows, cols)).transpose()?;
@@ -105,7 +108,7 @@ pub fn time(
         let read = read.transpose()?;
         let (mut dx, mut dx_read) = match to {
             Target::Cast(recipe) => (casts_of(recipe.scheme(), 2 * cols)?, Vec::new()),
-            Target::Recipe(recipe) => (Vec::new(), products_of(recipe.scheme(), 2 * cols)?),
+            Target::Recipe(recipe) => (Vec::new(), products_of(recipe, 2 * cols)?),
         };
         let beside = usize::from(all);
         let mut wide = buffers(beside * rows * 2 * half * element)?;
@@ -133,15 +136,12 @@ pub fn time(
     let time = |quantizer: &Quantizer| {
         let times = match *quantizer {
             Quantizer::Quantize(Producer::Plain, Target::Recipe(recipe)) => {
-                let mut out = products(recipe.scheme())?;
+                let mut out = products(recipe)?;
                 let mut run = |at: usize| handle.quantize_into(&plain[at], recipe, QuantizeTo::Plain(&mut out[at]));
                 timing.time(handle, |call| run(call % sets))?
             }
             Quantizer::Both(recipe) => {
-                let scheme = recipe.scheme();
-                let mut out = products(scheme)?;
-                let mut turned: Vec<_> =
-                    plain.iter().map(|_| QuantMatrix::zeros(handle, scheme, cols, rows)).collect::<Result<_>>()?;
+                let (mut out, mut turned) = (products(recipe)?, matrices_of(recipe, cols, rows)?);
                 let mut run = |at: usize| {
                     handle.quantize_into(&plain[at], recipe, QuantizeTo::Both(&mut out[at], &mut turned[at]))
                 };
@@ -149,7 +149,7 @@ pub fn time(
             }
             Quantizer::Quantize(Producer::Norm { residual }, target) => norm(residual, target)?,
             Quantizer::Quantize(producer, Target::Recipe(recipe)) => {
-                let mut out = products(recipe.scheme())?;
+                let mut out = products(recipe)?;
                 let mut run = |at: usize| quantize_source(source(producer, at)?, recipe, &mut out[at]);
                 timing.time(handle, |call| run(call % sets))?
             }

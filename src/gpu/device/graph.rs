@@ -160,6 +160,10 @@ impl Queue {
             (enqueued, _) => enqueued?,
         }
         kept.map_err(|e| driver("capturing", e))?;
+        // Also of one that another thread broke, whose log is none of ours any more.
+        if let Some(Err(e)) = graph {
+            return Err(driver("ending a capture", e));
+        }
         let (Some(graph), Some(log)) = (graph, log) else {
             return Err(Error::unsupported(
                 "work that ends the capture it is in",

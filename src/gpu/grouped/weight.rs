@@ -100,9 +100,10 @@ impl Handle {
     pub fn quantize_slots_transposed_into(
         &self,
         x: &MatRef<'_>,
-        recipe: Recipe,
+        recipe: impl Into<Recipe>,
         into: &mut [QuantMatrix],
     ) -> Result<()> {
+        let recipe = recipe.into();
         let slot = into.first().map_or(0, QuantMatrix::cols);
         if into.iter().any(|q| q.cols() != slot) || slot.checked_mul(into.len()).is_none_or(|all| all > x.rows()) {
             return Err(Error::shape(

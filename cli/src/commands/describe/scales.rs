@@ -82,10 +82,11 @@ fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
         Ok((values, _)) => values,
         Err(e) => return Some(e.to_string()),
     };
-    let number = |(at, value): (usize, &f32)| {
-        said(input, scale, &format!("{value} at element {at}, and a scale is finite and above 0"))
-    };
     let divides = scale.name.ends_with("_global_scale");
+    let number = |(at, value): (usize, &f32)| {
+        let least = if divides { "above 0" } else { "not negative" };
+        said(input, scale, &format!("{value} at element {at}, and a scale is finite and {least}"))
+    };
     let (at, value) = values.iter().enumerate().find(|(_, value)| !(value.is_finite() && **value > 0.0))?;
     // Of several, those of groups of zeros may be zero.
     if *value == 0.0 && !divides && (values.len() > 1 || !holds_values(input, codes, scheme)) {

@@ -8,8 +8,7 @@ use crate::quantizers::Function;
 
 /// What values before a cast may be off, relative.
 const NEAR: f64 = 4e-7;
-/// The same of gradients, relative to the terms that cancel in them, and of GELU in its tanh form relative to its argument.
-const NEAR_TERMS: f64 = 1e-6;
+/// The same of GELU in its tanh form, relative to its argument.
 const NEAR_GELU: f64 = 2e-7;
 /// Half a step of the smallest numbers, some times over: what is lost where a result is that small.
 const STEPS: f64 = 6e-45;
@@ -85,17 +84,21 @@ pub fn of_gradients(
     let x = x.values();
     let half = gradient.ncols();
     let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), options);
-    let halves = |i: usize, j: usize| [x[(i, j)], x[(i, half + j)]].map(|v| f64::from(v.abs()));
+    let halves = |i: usize, j: usize| [x[(i, j)], x[(i, half + j)]].map(f64::from);
     let weight = |i: usize| options.weights.map_or(1.0, |weights| f64::from(weights[i].abs()));
-    // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
+    // What may be off of terms that the sigmoid of l multiplies; a clamp of l only lowers it.
+    let of_terms = |l: f64, terms: f64| (NEAR / (1.0 + (-l).exp()) + LEAST_SIGMOID) * terms + STEPS;
+    // 1 + l (1 - s) cancels: it is its terms that the error is relative to.
     let fraction = worst(got.0, &of_x, |[i, j], _| {
         let [l, r] = halves(i, j % half);
-        let terms = if j < half { r * (1.0 + l) } else { l };
-        NEAR_TERMS * f64::from(gradient[(i, j % half)].abs()) * weight(i) * terms + STEPS
+        let terms = if j < half { r.abs() * (1.0 + l.abs() / (1.0 + l.exp())) } else { l.abs() };
+        of_terms(l, terms * f64::from(gradient[(i, j % half)].abs()) * weight(i))
     });
     got.1.iter().zip(&of_w).enumerate().fold(fraction, |fraction, (i, (got, want))| {
-        let term = |j: usize| halves(i, j).iter().product::<f64>() * f64::from(gradient[(i, j)].abs());
-        let terms: f64 = (0..half).map(term).sum();
-        fraction.max(part_of((f64::from(*got) - want).abs(), NEAR_TERMS * terms + STEPS * half as f64))
+        let term = |j: usize| {
+            let [l, r] = halves(i, j);
+            of_terms(l, (l * r * f64::from(gradient[(i, j)])).abs())
+        };
+        fraction.max(part_of((f64::from(*got) - want).abs(), (0..half).map(term).sum()))
     })
 }
