@@ -122,8 +122,8 @@ pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation)
 
 /// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.
 ///
-/// That of sm90 does in every configuration (`sm90_rules::SumOrder`) and with one finish (`outline`). Nothing is claimed of cuBLASLt, which
-/// would have to have one algorithm for all m and say how it adds.
+/// Sm90 does, in every configuration (`sm90_rules::SumOrder`) and with one finish (`outline`). Nothing is claimed of cuBLASLt: it chooses among
+/// algorithms that it says little of, and its own flag for this, of 13.8 and newer, is not asked for, as no such version was at hand.
 pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
     if !desc.batch_invariant {
         return Ok(());
