@@ -442,6 +442,10 @@ pub struct GemmArgs {
     /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
+    /// Rows of D with the same bits whatever the number of rows of A and whichever rows stand beside
+    /// them: sm_90, E4M3 alone; refused elsewhere.
+    #[arg(long)]
+    pub batch_invariant: bool,
     /// Measured choices to use: a file that `tune` wrote.
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
@@ -470,6 +474,9 @@ pub struct TuneArgs {
     /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
+    /// Measure what products with --batch-invariant take; give --schemes that have such products.
+    #[arg(long, requires = "schemes")]
+    pub batch_invariant: bool,
     /// JSON file of records to write; one that is there is replaced.
     #[arg(short, long)]
     pub output: PathBuf,

@@ -249,3 +249,45 @@ fn tune_then_bench_with_the_records() {
     assert_words(value["baseline"].as_str().unwrap(), &["BF16", "cuBLASLt"]);
     assert_words(&fs::read_to_string(&plot).unwrap(), &["<svg", "bf16"]);
 }
+
+/// Rows of D have the same bits alone and among others, tuned or not, where there are such products; elsewhere, and of other schemes, they are refused.
+#[test]
+fn batch_invariant_rows() {
+    if !gpu() {
+        return;
+    }
+    let sm_90 = json(&["info", "--json"])["facts"]["architecture"].as_str().unwrap().starts_with("sm_90,");
+    let folder = Folder::new();
+    let [x, w, d, records] = ["x", "w", "d", "tune.json"].map(|name| folder.file(name));
+    let (n, k) = (272, 4112);
+    let quantized = |path: &str, rows: usize, seed: u32, recipe: &str| {
+        let plain = folder.file("plain");
+        write(&plain, &[f32_tensor("t", [rows, k], seed)]);
+        good("cpu", &["quantize", &plain, "-o", path, "--recipe", recipe]);
+        format!("{path}:t")
+    };
+    let b = quantized(&w, n, 2, "fp8-128x128");
+    let product = |rows: usize, options: &[&str]| {
+        let a = quantized(&x, rows, 1, "fp8-1x128");
+        let gemm = ["gemm", "--a", &a, "--b", &b, "--batch-invariant", "--out-dtype", "f32", "-o", &d];
+        let output = run_on("cuda", &[&gemm[..], options].concat());
+        if !sm_90 {
+            assert_words(&error_of(&output, 2), &["batch_invariant", "sm_90"]);
+            return Vec::new();
+        }
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        read_f32(&d, "d").1.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+    };
+    let all = product(300, &[]);
+    if sm_90 {
+        let tune = ["tune", "--schemes", "fp8-128x128", "--shapes", "7x272x4112", "--out-dtype", "f32"];
+        good("cuda", &[&tune[..], &["--batch-invariant", "-o", &records]].concat());
+        for rows in [1, 7, 65, 129] {
+            assert!(product(rows, &[]) == all[..rows * n], "{rows} rows");
+        }
+        assert!(product(7, &["--tuning", &records]) == all[..7 * n], "7 rows, tuned");
+    }
+    let b = quantized(&w, n, 2, "nvfp4");
+    let gemm = ["gemm", "--a", &b, "--b", &b, "--batch-invariant", "-o", &d];
+    assert_words(&error_of(&run_on("cuda", &gemm), 2), &["nvfp4 x nvfp4", "batch_invariant", "do not ask"]);
+}

@@ -209,6 +209,11 @@ fn options_that_would_do_nothing_are_refused() {
         assert_words(&error, &[option[0], word, "leave it out"]);
         assert_eq!(folder.names(), ["fp4", "fp8", "in"]);
     }
+    let gemm = ["gemm", "--a", &w8, "--b", &w8, "--batch-invariant", "-o", &out];
+    assert_words(&bad(2, &gemm), &["--batch-invariant on the CPU", "sm_90", "leave it out"]);
+    let tune = ["tune", "--shapes", "16x16x16", "--batch-invariant", "-o", &out];
+    assert_words(&bad(2, &tune), &["--schemes"]);
+    assert_eq!(folder.names(), ["fp4", "fp8", "in"]);
     // One of two that it applies to is enough.
     good(&["gemm", "--a", &w4, "--b", &w4, "--nibble-order", "low-first", "-o", &out]);
     good(&["gemm", "--a", &w4, "--b", &w4, "--b-nibble-order", "low-first", "-o", &out]);

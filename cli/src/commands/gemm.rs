@@ -53,6 +53,9 @@ pub fn run(args: &GemmArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
 
     let mut device = device::open(choice)?;
     device.set_accumulation(args.accumulation)?;
+    if args.batch_invariant {
+        device.set_batch_invariant()?;
+    }
     if let Some(path) = &args.tuning {
         files::require_regular(path)?;
         device.use_tuning(path)?;

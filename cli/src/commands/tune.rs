@@ -16,6 +16,9 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     // Elsewhere the CPU is a way out.
     let mut device = device::open(choice).map_err(|failure| failure.without(", or use the cpu"))?;
     device.set_accumulation(args.accumulation)?;
+    if args.batch_invariant {
+        device.set_batch_invariant()?;
+    }
     let ms: Vec<usize> = if args.m.is_empty() { MS.to_vec() } else { args.m.iter().map(|&m| m as usize).collect() };
     let names = if args.schemes.is_empty() { scheme_names() } else { args.schemes.clone() };
     let problems: Vec<_> = args

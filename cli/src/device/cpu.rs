@@ -89,6 +89,14 @@ impl Device for Cpu {
         }
     }
 
+    fn set_batch_invariant(&mut self) -> Result<()> {
+        Err(Error::unsupported(
+            "--batch-invariant on the CPU",
+            "only the kernels for sm_90 promise it",
+            "leave it out, or use --device cuda",
+        ))
+    }
+
     fn use_tuning(&mut self, _path: &Path) -> Result<()> {
         Err(Error::unsupported(
             "a tuning file on the CPU",

@@ -41,6 +41,7 @@ const LARGE_ROWS: usize = 1024;
 pub(super) struct Cuda {
     pub(super) handle: Handle,
     accumulation: Accumulation,
+    batch_invariant: bool,
     /// Its place on the bus, by which nvidia-smi knows it: the driver's list may be another than nvidia-smi's.
     bus_id: Option<String>,
     watch: ClockWatch,
@@ -52,7 +53,14 @@ pub fn open(ordinal: usize) -> Result<Box<dyn Device>> {
     let handle = Handle::new(ordinal)?;
     let bus_id = bus_id(&handle);
     let watch = ClockWatch::start(&handle);
-    Ok(Box::new(Cuda { handle, accumulation: Accumulation::Precise, bus_id, watch, fastest: Vec::new() }))
+    Ok(Box::new(Cuda {
+        handle,
+        accumulation: Accumulation::Precise,
+        batch_invariant: false,
+        bus_id,
+        watch,
+        fastest: Vec::new(),
+    }))
 }
 
 /// `00000000:19:00.0`; `None` where the driver does not say.
@@ -127,7 +135,14 @@ impl Cuda {
     }
 
     pub(super) fn desc(&self, [m, n, k]: [usize; 3], a: Operand, b: Scheme, out: DType) -> GemmDesc {
-        GemmDesc::new(m, n, k, a, b, out).with_accumulation(self.accumulation)
+        GemmDesc::new(m, n, k, a, b, out)
+            .with_accumulation(self.accumulation)
+            .with_batch_invariant(self.batch_invariant)
+    }
+
+    /// With what the options say of every product.
+    fn as_asked<'a>(&self, args: GemmArgs<'a>) -> GemmArgs<'a> {
+        args.accumulation(self.accumulation).batch_invariant(self.batch_invariant)
     }
 
     pub(super) fn prepare(&self, [m, n, k]: [usize; 3], pair: Pair, out: DType) -> Result<Sets> {
@@ -177,13 +192,13 @@ impl Cuda {
         for b in &sets.b {
             b.keep_dequantized(&self.handle, kept_dtype(desc.a, out))?;
         }
-        let desc = sets.args(mnk, out, 0)?.accumulation(self.accumulation).desc()?;
+        let desc = self.as_asked(sets.args(mnk, out, 0)?).desc()?;
         Ok((self.handle.plan(&desc)?, true))
     }
 
     pub(super) fn execute(&self, plan: &mut GemmPlan, sets: &mut Sets, call: usize) -> Result<()> {
         let (mnk, out) = ([plan.desc().m, plan.desc().n, plan.desc().k], plan.desc().out);
-        let args = sets.args(mnk, out, call)?.accumulation(self.accumulation);
+        let args = self.as_asked(sets.args(mnk, out, call)?);
         plan.execute(&self.handle, args)
     }
 
@@ -331,6 +346,11 @@ impl Device for Cuda {
         Ok(())
     }
 
+    fn set_batch_invariant(&mut self) -> Result<()> {
+        self.batch_invariant = true;
+        Ok(())
+    }
+
     fn use_tuning(&mut self, path: &Path) -> Result<()> {
         self.handle.set_tuning(TuneTable::load(path)?);
         Ok(())
@@ -377,7 +397,7 @@ impl Device for Cuda {
             Some((values, dtype)) => Some((self.upload(&to_bytes(values, dtype))?, dtype, values.len())),
             None => None,
         };
-        let mut args = args.activation(inputs.activation).accumulation(self.accumulation);
+        let mut args = self.as_asked(args.activation(inputs.activation));
         if let Some((data, dtype, len)) = &bias {
             args = args.bias(VecRef::new(data, *dtype, *len)?);
         }
@@ -504,7 +524,7 @@ impl Device for Cuda {
             let [m, n, k] = mnk;
             let mut sets = self.prepare(mnk, pair, out)?;
             let (mut plan, _) = self.plan(mnk, pair, out, &mut sets)?;
-            let args = sets.args(mnk, out, 0)?.accumulation(self.accumulation);
+            let args = self.as_asked(sets.args(mnk, out, 0)?);
             let report = plan.autotune(&self.handle, args, &TuneOptions::default())?;
             let us = report.record.measured_us().unwrap_or(f64::NAN);
             step(format!("{m} x {n} x {k} {}: {} {us:.1} us", pair.name(), report.record.formulation()));

@@ -192,6 +192,9 @@ pub trait Device {
     /// How precisely sums are kept. Precise until this is called; refused where the device has no choice.
     fn set_accumulation(&mut self, accumulation: AccumulationChoice) -> Result<()>;
 
+    /// Products whose rows have the same bits whatever their number is, from now on; refused where none are promised.
+    fn set_batch_invariant(&mut self) -> Result<()>;
+
     /// Takes measured choices from a file that `tune` wrote.
     fn use_tuning(&mut self, path: &Path) -> Result<()>;
 

@@ -80,6 +80,7 @@ pub struct GemmArgs<'a> {
     pub(crate) out_encode: Option<DeviceBytes<'a>>,
     pub(crate) amax: Option<DeviceBytesMut<'a>>,
     pub(crate) accumulation: Accumulation,
+    pub(crate) batch_invariant: bool,
 }
 
 impl<'a> GemmArgs<'a> {
@@ -140,6 +141,7 @@ impl<'a> GemmArgs<'a> {
             out_encode: None,
             amax: None,
             accumulation: Accumulation::Precise,
+            batch_invariant: false,
         }
     }
 
@@ -181,6 +183,19 @@ impl<'a> GemmArgs<'a> {
     /// Precision of the sums; [`Accumulation::Precise`] unless told.
     pub fn accumulation(self, accumulation: Accumulation) -> Self {
         Self { accumulation, ..self }
+    }
+
+    /// Whether a row of D must have the same bits whatever m is and whichever rows stand beside it ([`GemmDesc::batch_invariant`]); not unless told.
+    ///
+    /// ```no_run
+    /// use scaled_gemm::{GemmArgs, Handle, MatMut, QuantMatrix, Result};
+    ///
+    /// fn serve(handle: &Handle, x: &QuantMatrix, weight: &QuantMatrix, y: MatMut<'_>) -> Result<()> {
+    ///     handle.scaled_gemm(GemmArgs::new(x, weight, y).batch_invariant(true))
+    /// }
+    /// ```
+    pub fn batch_invariant(self, batch_invariant: bool) -> Self {
+        Self { batch_invariant, ..self }
     }
 
     /// The problem these operands pose, after checking that they fit together.
@@ -253,6 +268,7 @@ impl<'a> GemmArgs<'a> {
             accumulate: if self.beta.is_some() { Accumulate::Add } else { Accumulate::Replace },
             accumulation: self.accumulation,
             out_amax: if self.amax.is_some() { OutAmax::Store } else { OutAmax::Ignore },
+            batch_invariant: self.batch_invariant,
         })
     }
 

@@ -79,6 +79,13 @@ pub struct GemmDesc {
     pub accumulation: Accumulation,
     /// Whether amax(D) is stored.
     pub out_amax: OutAmax,
+    /// Whether a row of D must have the same bits whatever m is, wherever the row stands and whichever rows stand beside it, given the same codes and
+    /// scales of the row, B, bias, residual and old D: what reinforcement learning and reproducible serving ask for. Only [`Formulation::Sm90`] gives
+    /// it; what that does not serve is then refused by planning. A scale of all of A, as of `fp8-tensor`, is of all rows: the same one must come with
+    /// every batch, so that an A to be quantized by a scale that is found from it is refused.
+    ///
+    /// [`Formulation::Sm90`]: crate::Formulation::Sm90
+    pub batch_invariant: bool,
 }
 
 impl GemmDesc {
@@ -99,6 +106,7 @@ impl GemmDesc {
             accumulate: Accumulate::Replace,
             accumulation: Accumulation::Precise,
             out_amax: OutAmax::Ignore,
+            batch_invariant: false,
         }
     }
 
@@ -142,12 +150,22 @@ impl GemmDesc {
         Self { out_amax, ..self }
     }
 
+    /// The same with rows of D whose bits may or may not follow m ([`GemmDesc::batch_invariant`]).
+    pub fn with_batch_invariant(self, batch_invariant: bool) -> Self {
+        Self { batch_invariant, ..self }
+    }
+
     /// Checks every rule that does not depend on the GPU; `device` goes into messages.
     ///
     /// # Errors
     /// [`Error::Pair`], [`Error::Shape`], [`Error::DType`] or [`Error::Unsupported`], with the rule that is broken.
     pub fn check(&self, device: &str) -> Result<()> {
-        self.quantize_a.map_or(Ok(()), |quantize| quantize.check(self.a))?;
+        if let Some(quantize) = self.quantize_a {
+            quantize.check(self.a)?;
+            if self.batch_invariant {
+                quantize.check_rows_apart(self.m)?;
+            }
+        }
         pair::check_pair(self.a, self.b, device)?;
         pair::check_output(self.a, self.b, self.out)?;
         pair::check_shape(self.m, self.n, self.k, self.out)?;
@@ -238,7 +256,7 @@ impl GemmDesc {
 
     /// Names the first fields in which `self` and `other` differ, with both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
-        let fields: [(&str, String, String); 14] = [
+        let fields: [(&str, String, String); 15] = [
             ("m", self.m.to_string(), other.m.to_string()),
             ("n", self.n.to_string(), other.n.to_string()),
             ("k", self.k.to_string(), other.k.to_string()),
@@ -253,6 +271,7 @@ impl GemmDesc {
             ("accumulate", format!("{:?}", self.accumulate), format!("{:?}", other.accumulate)),
             ("accumulation", format!("{:?}", self.accumulation), format!("{:?}", other.accumulation)),
             ("amax of D", format!("{:?}", self.out_amax), format!("{:?}", other.out_amax)),
+            ("batch invariance", self.batch_invariant.to_string(), other.batch_invariant.to_string()),
         ];
         let (name, mine, theirs) = fields.into_iter().find(|(_, a, b)| a != b)?;
         Some(format!("{name} = {theirs} where {mine} was planned"))
@@ -294,9 +313,10 @@ impl fmt::Display for GemmDesc {
             Accumulation::Fast => f.write_str(", fast accumulation")?,
         }
         match self.out_amax {
-            OutAmax::Ignore => Ok(()),
-            OutAmax::Store => f.write_str(", amax"),
+            OutAmax::Ignore => {}
+            OutAmax::Store => f.write_str(", amax")?,
         }
+        if self.batch_invariant { f.write_str(", batch-invariant") } else { Ok(()) }
     }
 }
 
@@ -343,6 +363,22 @@ mod tests {
         assert!(unaligned.contains("row stride 34 for k = 32 (f32)") && unaligned.contains("multiple of 4"));
         let other = quantizing.with_quantize_a(QuantizeA::new(DType::Bf16, vector));
         assert!(quantizing.difference(&other).unwrap().starts_with("quantization of A = Some"));
+        // Of rows that must not depend on each other, the scale must not either.
+        let tensors = |quantize| {
+            let desc = GemmDesc::new(5, 64, 32, TENSOR, TENSOR, DType::Bf16).with_quantize_a(quantize);
+            assert!(desc.check("cpu").is_ok());
+            desc.with_batch_invariant(true)
+        };
+        assert!(quantizing.with_batch_invariant(true).check("cpu").is_ok());
+        assert!(tensors(QuantizeA::with_given_scale(DType::Bf16, Fp8Format::E4M3)).check("cpu").is_ok());
+        let own = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+        let text = tensors(QuantizeA::new(DType::Bf16, own)).check("cpu").unwrap_err().to_string();
+        for word in ["A of 5 rows", "fp8-tensor:e4m3", "found from other rows", "quantize_a_by", "batch_invariant"] {
+            assert!(text.contains(word), "{text:?} lacks {word:?}");
+        }
+        let asked = plain(DType::Bf16).with_batch_invariant(true);
+        assert!(asked.check("cpu").is_ok() && asked.to_string().ends_with("-> bf16, batch-invariant"));
+        assert_eq!(plain(DType::Bf16).difference(&asked).unwrap(), "batch invariance = true where false was planned");
         assert!(GemmDesc::new(0, 0, 16, TENSOR, TENSOR, DType::F32).check("cpu").is_ok());
         let weight_only = |a, b| GemmDesc::new(5, 64, 32, Operand::Plain(a), b, DType::Bf16);
         let nvfp4 = weight_only(DType::F16, Scheme::Nvfp4Row);

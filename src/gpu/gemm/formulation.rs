@@ -29,8 +29,8 @@ pub enum Formulation {
     /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of
     /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
     /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
-    /// the same bits whatever m is and whichever rows stand beside it: of plans that ask for it
-    /// ([`PlanOptions::with_formulation`](crate::PlanOptions::with_formulation)), as the planner takes other ways for other m.
+    /// the same bits whatever m is and whichever rows stand beside it. The planner takes other ways for other m, unless
+    /// [`GemmDesc::batch_invariant`] asks for such rows.
     Sm90,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
@@ -40,7 +40,7 @@ pub enum Formulation {
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the
     /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
-    /// with it: for bits that do not depend on m ask for [`Self::Sm90`].
+    /// with it: [`GemmDesc::batch_invariant`] refuses it.
     SmallM,
 }
 
@@ -114,8 +114,36 @@ pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
     }
 }
 
-/// Whether this formulation serves this pair on this GPU and library; otherwise why not.
+/// Whether this formulation serves this problem on this GPU and library; otherwise why not.
 pub(crate) fn available(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
+    available_pair(desc, facts, formulation)?;
+    batch_invariance(desc, formulation)
+}
+
+/// Why this formulation does not give what [`GemmDesc::batch_invariant`] asks for, where it is asked for.
+///
+/// Sm90 does, in every configuration (`sm90_rules::SumOrder`) and with one finish (`outline`). Nothing is claimed of cuBLASLt: it chooses among
+/// algorithms that it says little of, and its own flag for this, of 13.8 and newer, is not asked for, as no such version was at hand.
+pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Result<(), String> {
+    if !desc.batch_invariant {
+        return Ok(());
+    }
+    match formulation {
+        Formulation::Sm90 => Ok(()),
+        Formulation::SmallM => Err(format!(
+            "it is not batch-invariant: it serves at most {} rows of A, and the parts in which it sums k follow m",
+            most_rows(desc.b.spec().format)
+        )),
+        Formulation::Native | Formulation::RepeatedScales | Formulation::Rescaled | Formulation::DequantizedBf16 => {
+            Err(format!(
+                "it is not batch-invariant: cuBLASLt chooses its algorithm for m = {}, and the order of sums with it",
+                desc.m
+            ))
+        }
+    }
+}
+
+fn available_pair(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Result<(), String> {
     use Formulation::{DequantizedBf16, Native, RepeatedScales, Rescaled, Sm90, SmallM};
     let (major, minor) = facts.cc;
     let kind = pair_kind(desc);

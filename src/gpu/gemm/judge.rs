@@ -136,6 +136,7 @@ impl Judge {
             }
         }
         let difference = match accepted {
+            Some(accepted) if desc.batch_invariant => other_bits(accepted, &d, desc.out, desc.n),
             Some(accepted) => difference(accepted, &d, desc.out, desc.n, desc.accumulation),
             None => {
                 *accepted = Some(d);
@@ -246,6 +247,14 @@ fn difference(want: &[u8], found: &[u8], out: DType, cols: usize, accumulation: 
     })
 }
 
+/// Where the bits of two batch-invariant outputs differ, in words: which of them is taken must not show.
+fn other_bits(want: &[u8], found: &[u8], out: DType, cols: usize) -> Option<String> {
+    let at = want.iter().zip(found).position(|(a, b)| a != b)? / out.bytes();
+    let value = |bytes: &[u8]| decode(out, &bytes[at * out.bytes()..]);
+    let (row, col) = (at / cols, at % cols);
+    Some(format!("{} with other bits than {} at row {row}, column {col}", value(found), value(want)))
+}
+
 /// One element as f64.
 fn decode(out: DType, bytes: &[u8]) -> f64 {
     match (out, bytes) {
@@ -311,6 +320,32 @@ mod tests {
         let words = fault(&tile).unwrap();
         assert!(words.contains("row 64, column 128"), "{words}");
         assert_eq!(fault(&d), None);
+    }
+
+    #[test]
+    fn batch_invariant_candidates_agree_bit_for_bit() {
+        let scheme = Scheme::Fp8Row(Fp8Format::E4M3);
+        let matrix = |rows| {
+            let x = Noise::new(rows as u64).matrix(rows, 256, DType::Bf16);
+            reference::quantize(x.view(), DType::Bf16, Recipe::new(scheme)).unwrap()
+        };
+        let (a, b) = (matrix(130), matrix(264));
+        let d = reference::scaled_gemm(&GemmInputs::new(&a, &b, DType::Bf16)).unwrap();
+        for invariant in [false, true] {
+            let mut judge = judge(&a, &b);
+            judge.desc.batch_invariant = invariant;
+            let mut d = bf16(d.iter().copied());
+            let mut fault = |d: &[u8]| judge.fault(Formulation::Sm90, Finish::Fused, d.to_vec()).unwrap();
+            assert_eq!((fault(&d), fault(&d)), (None, None));
+            // The last bit of an element that no sample reaches.
+            d[2 * (70 * 264 + 200)] ^= 1;
+            let words = fault(&d);
+            assert_eq!(words.is_some(), invariant, "{words:?}");
+            assert!(
+                words
+                    .is_none_or(|words| words.contains("with other bits than") && words.contains("row 70, column 200"))
+            );
+        }
     }
 
     #[test]

@@ -6,7 +6,9 @@ use crate::format::layout::ScaleLayout;
 use crate::format::{DType, Operand};
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
-use crate::gpu::gemm::formulation::{Finish, Formulation, PairKind, pair_kind, sm90_pair, small_m_pair};
+use crate::gpu::gemm::formulation::{
+    Finish, Formulation, PairKind, batch_invariance, pair_kind, sm90_pair, small_m_pair,
+};
 use crate::gpu::matrix::derived::KeptWeights;
 
 /// How one formulation and finish compute a problem, before anyone is asked for an algorithm.
@@ -253,11 +255,16 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
         _ => {}
     }
     let ours = matches!(formulation, Formulation::Sm90 | Formulation::SmallM);
-    // Records come here, too: what the kernels would take for other codes is refused.
+    // Records come here, too: what the kernels would take for other codes is refused, and what is not batch-invariant.
+    batch_invariance(desc, formulation)?;
     match formulation {
         Formulation::Sm90 => sm90_pair(desc)?,
         Formulation::SmallM => small_m_pair(desc)?,
         _ => {}
+    }
+    // Of the two finishes that could be had, one for all m.
+    if desc.batch_invariant && finish == Finish::EpilogueKernel && not_by_ours(desc).is_none() {
+        return Err("a batch-invariant product stores D itself where it can, whatever m is".to_string());
     }
     let rows = if ours { desc.m } else { gemm_rows(desc) };
     let padded = rows != desc.m;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Operand};
+use crate::format::{DType, Extent, Fp8Format, Fp8Granularity, Fp8Recipe, Operand};
 
 /// Where the scale of an A comes from that a product quantizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -65,6 +65,19 @@ impl QuantizeA {
             ));
         }
         Ok(())
+    }
+
+    /// That the codes of a row do not depend on the others, of m in all, as batch-invariant products need it.
+    pub(crate) fn check_rows_apart(&self, m: usize) -> Result<()> {
+        let scheme = self.recipe.scheme();
+        if self.scale == ScaleOfA::Given || scheme.spec().group_rows == Extent::Elements(1) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a batch-invariant product of an A of {m} rows that it quantizes to {scheme}"),
+            "a row has a scale that is found from other rows, too, and its codes follow them",
+            "quantize A as fp8-row or fp8-1x128, give the scale (GemmArgs::quantize_a_by), or do not ask for batch_invariant",
+        ))
     }
 }
 

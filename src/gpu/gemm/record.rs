@@ -69,6 +69,9 @@ struct ProblemRecord {
     accumulate: String,
     accumulation: String,
     out_amax: String,
+    /// Absent where it is not asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    batch_invariant: bool,
 }
 
 impl From<&GemmDesc> for ProblemRecord {
@@ -93,6 +96,7 @@ impl From<&GemmDesc> for ProblemRecord {
             accumulate: desc.accumulate.to_string(),
             accumulation: desc.accumulation.to_string(),
             out_amax: desc.out_amax.to_string(),
+            batch_invariant: desc.batch_invariant,
         }
     }
 }
@@ -277,6 +281,7 @@ impl TuneRecord {
             ("accumulate", problem.accumulate.clone(), wanted.accumulate.clone()),
             ("accumulation", problem.accumulation.clone(), wanted.accumulation.clone()),
             ("out_amax", problem.out_amax.clone(), wanted.out_amax.clone()),
+            ("batch_invariant", problem.batch_invariant.to_string(), wanted.batch_invariant.to_string()),
         ];
         match fields.into_iter().find(|(_, found, wanted)| found != wanted) {
             None => {
@@ -477,6 +482,9 @@ mod tests {
         assert!(refusal(&environment(), &other).contains("bias is bf16 in the record and none here"));
         let other = desc().with_accumulation(Accumulation::Fast);
         assert!(refusal(&environment(), &other).contains("accumulation is precise"));
+        let other = desc().with_batch_invariant(true);
+        assert!(refusal(&environment(), &other).contains("batch_invariant is false in the record and true here"));
+        assert!(TuneTable { records: vec![record()] }.find(&environment(), &other).is_none());
     }
 
     #[test]
@@ -493,7 +501,8 @@ mod tests {
     #[test]
     fn records_from_before_plain_operands_still_hold() {
         let text = record().to_json().unwrap();
-        assert!(!text.contains("a_stride") && !text.contains("kept"), "written only where they say something: {text}");
+        let says = ["a_stride", "kept", "batch_invariant"].into_iter().any(|field| text.contains(field));
+        assert!(!says, "written only where they say something: {text}");
         TuneRecord::from_json(&text).unwrap().check(&environment(), &desc()).unwrap();
 
         let bf16 = Operand::Plain(DType::Bf16);

@@ -21,7 +21,14 @@ use crate::gpu::kernels::SmallMScales;
 /// scales of rows.
 ///
 /// Before all of them comes our product of few rows, where it serves the pair, stores D itself, and is faster ([`small_m_rules::is_first`]).
+///
+/// Where rows must be batch-invariant there is one way, and nothing to be weighed.
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
+    if desc.batch_invariant {
+        let mut order = Formulation::ALL.to_vec();
+        order.sort_by_key(|formulation| *formulation != Formulation::Sm90);
+        return (order, "the one way in which the bits of a row do not depend on m (batch_invariant)".to_string());
+    }
     let (mut order, words) = preference_for_any_m(desc, facts);
     let (few, mnk) = (Formulation::SmallM, [desc.m, desc.n, desc.k]);
     if available(desc, facts, few).is_err() {
@@ -379,6 +386,66 @@ mod tests {
                 for other in [desc(17, 7168), desc(16, 7152)] {
                     assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
                 }
+            }
+        }
+    }
+
+    /// The same way and finish for every m, whatever comes first where nobody asks; and none for pairs and GPUs without it.
+    #[test]
+    fn batch_invariant_rows_have_one_way() {
+        use Formulation::Sm90;
+        let (vec, blk, row) = (Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F), Scheme::Fp8Row(F));
+        let (tensor, wide) = (Scheme::Fp8Tensor(F), Scheme::Fp8Group1x128(Fp8Format::E5M2));
+        let ways = |desc: &GemmDesc, facts| {
+            let (order, words) = preference(desc, facts);
+            assert!(order[0] == Sm90 && words.contains("batch_invariant"), "{desc}: {order:?}, {words}");
+            let finishes = |f| Finish::ALL.into_iter().filter(move |finish| outline(desc, f, *finish).is_ok());
+            let offered = order.into_iter().filter(|f| available(desc, facts, *f).is_ok());
+            offered.flat_map(|f| finishes(f).map(move |finish| (f, finish))).collect::<Vec<_>>()
+        };
+        let silu = Epilogue { activation: Activation::Silu, bias: Some(DType::F32), residual: Some(DType::Bf16) };
+        let mut unasked = Vec::new();
+        for m in [1, 2, 7, 16, 32, 33, 128, 513, 4096, 8192] {
+            let of = |a: Operand, b, out| GemmDesc::new(m, 4096, 7168, a, b, out).with_batch_invariant(true);
+            for (a, b) in [(vec, blk), (vec, vec), (row, row), (tensor, tensor)] {
+                let a = a.into();
+                for out in [DType::Bf16, DType::F16, DType::F32] {
+                    let add = of(a, b, DType::F32).with_accumulate(Accumulate::Add);
+                    for desc in [of(a, b, out), of(a, b, out).with_epilogue(silu), add] {
+                        assert_eq!(ways(&desc, H200), [(Sm90, Finish::Fused)], "{desc}");
+                        unasked.push(preference(&desc.with_batch_invariant(false), H200).0[0]);
+                    }
+                }
+            }
+            let codes = of(tensor.into(), tensor, DType::E4M3).with_epilogue(silu);
+            assert_eq!(ways(&codes, H200), [(Sm90, Finish::EpilogueKernel)], "{codes}");
+            let plain = Operand::Plain(DType::Bf16);
+            for (a, b) in [
+                (Operand::from(wide), blk),
+                (blk.into(), vec),
+                (Scheme::Nvfp4.into(), Scheme::Nvfp4),
+                (plain, Scheme::Nvfp4),
+                (plain, Scheme::Mxfp4),
+                (Scheme::Mxfp8(F).into(), Scheme::Mxfp8(F)),
+            ] {
+                assert_eq!(ways(&of(a, b, DType::Bf16), H200), [], "{a} x {b}");
+            }
+            for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+                assert_eq!(ways(&of(row.into(), row, DType::Bf16), Facts { cc, ..H200 }), [], "on {cc:?}");
+            }
+        }
+        unasked.sort();
+        unasked.dedup();
+        assert!(unasked.len() > 3, "what is taken follows m where nobody asks: {unasked:?}");
+        let desc = GemmDesc::new(7, 4096, 7168, row, row, DType::Bf16).with_batch_invariant(true);
+        for (way, words) in [
+            (Formulation::Native, "chooses its algorithm for m = 7"),
+            (Formulation::Rescaled, "chooses its algorithm for m = 7"),
+            (Formulation::SmallM, "at most 32 rows of A, and the parts in which it sums k follow m"),
+        ] {
+            let refusals = [available(&desc, H200, way), outline(&desc, way, Finish::EpilogueKernel).map(|_| ())];
+            for why in refusals.map(Result::unwrap_err) {
+                assert!(why.contains("not batch-invariant") && why.contains(words), "{way}: {why}");
             }
         }
     }

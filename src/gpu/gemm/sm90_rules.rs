@@ -1,4 +1,4 @@
-//! [`order`]: which configuration of our sm_90 product is tried first. Pure.
+//! [`order`]: which configuration of our sm_90 product is tried first; [`sum_order`]: which give a row the same bits. Pure.
 
 use crate::gpu::kernels::Sm90Config;
 
@@ -33,6 +33,32 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     let mut all = Sm90Config::ALL.to_vec();
     all.sort_by_key(|config| cycles(*config, groups, mnk, sm_count));
     all
+}
+
+/// How a configuration adds up an element of D: those of one order give it the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SumOrder {
+    /// One block of 128 along k after the other, from the first: `sum = fma(p, scale, sum)` (`sum + p` with scales of rows and matrices) in FP32, from 0.
+    /// p is the tensor cores' sum of the block, from 0, in steps of 32.
+    BlockAfterBlock,
+}
+
+/// The order of sums of a configuration. What they differ in has no part in it: an atom's columns are apart from each other in the tensor cores (64 and 128
+/// give the same bits: observed on an H200, `gpu_sm90`), depth and unrolling change when a block is multiplied and not when it is added, and
+/// tiles, clusters and blocks divide m and n alone. One that divides k has an order of its own, which may depend on n and k, but not on m, to be batch-invariant.
+pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
+    match config {
+        Sm90Config::Tile256x128
+        | Sm90Config::Tile128x128
+        | Sm90Config::Tile64x128
+        | Sm90Config::Tile64x64
+        | Sm90Config::Tile64x64Two => SumOrder::BlockAfterBlock,
+    }
+}
+
+/// Whether a product may be computed in this configuration: a batch-invariant one in those of one order, whatever m is.
+pub(crate) fn serves(config: Sm90Config, batch_invariant: bool) -> bool {
+    !batch_invariant || sum_order(config) == SumOrder::BlockAfterBlock
 }
 
 /// Whether it is tried before cuBLASLt's two ways of row scales for few rows: where one round of 64 x 64 tiles is all, on a long k, which the native

@@ -7,7 +7,7 @@ use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::outline::{Sum, Target};
-use crate::gpu::gemm::sm90_rules::{order, waves};
+use crate::gpu::gemm::sm90_rules::{order, serves, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, Sm90Scales};
 
@@ -26,6 +26,7 @@ impl Sm90Product {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
         let mut configs = order(1, [desc.m, desc.n, desc.k], sm_count);
+        configs.retain(|config| serves(*config, desc.batch_invariant));
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, sm_count, configs)
     }
@@ -109,9 +110,11 @@ fn bug(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Scheme};
     use crate::gpu::gemm::formulation::{Finish, Formulation};
     use crate::gpu::gemm::outline::outline;
+    use crate::gpu::gemm::sm90_rules::sum_order;
 
     #[test]
     fn configurations_are_what_is_tuned() {
@@ -130,5 +133,39 @@ mod tests {
         assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
         let recorded = Sm90Product::recorded(&desc, &sum, 132, Sm90Config::Tile64x64);
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));
+    }
+
+    /// Whatever m is, the first configuration and those that autotune may take instead add up in one order, and end alike.
+    #[test]
+    fn batch_invariant_products_are_summed_in_one_order() {
+        let f = Fp8Format::E4M3;
+        let (vec, row, tensor) = (Scheme::Fp8Group1x128(f), Scheme::Fp8Row(f), Scheme::Fp8Tensor(f));
+        let all = Epilogue { bias: Some(DType::F32), activation: Activation::Gelu, residual: Some(DType::F16) };
+        let search = Search { candidates: 8, workspace_limit: 0 };
+        let mut firsts = Vec::new();
+        for (a, b) in [(vec, Scheme::Fp8Group128x128(f)), (vec, vec), (row, row), (tensor, tensor)] {
+            for (n, k) in [(576, 7168), (4096, 7168), (7168, 2048), (24576, 1536), (16, 16)] {
+                for (out, epilogue) in [(DType::Bf16, all), (DType::F32, Epilogue::default())] {
+                    let (mut orders, mut ends) = (Vec::new(), Vec::new());
+                    for m in [1, 2, 16, 64, 65, 128, 256, 320, 513, 1024, 4096, 8192] {
+                        let desc = GemmDesc::new(m, n, k, a, b, out).with_epilogue(epilogue).with_batch_invariant(true);
+                        let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
+                        assert!(outline(&desc, Formulation::Sm90, Finish::EpilogueKernel).is_err(), "{desc}");
+                        ends.push(Sum { rows: 0, ..sum });
+                        for sm_count in [132, 114, 78] {
+                            let product = Sm90Product::ask(&desc, &sum, sm_count, search);
+                            firsts.push(product.config());
+                            orders.extend(product.configs.into_iter().map(sum_order));
+                        }
+                    }
+                    let what = format!("{a} x {b}, n = {n}, k = {k}");
+                    assert!(orders.iter().all(|order| *order == orders[0]), "{what}: {orders:?}");
+                    assert!(ends.iter().all(|end| *end == ends[0]), "{what}: {ends:?}");
+                }
+            }
+        }
+        firsts.sort();
+        firsts.dedup();
+        assert_eq!(firsts, Sm90Config::ALL, "each of them is the first of some m");
     }
 }

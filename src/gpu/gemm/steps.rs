@@ -12,6 +12,7 @@ use crate::gpu::gemm::formulation::{Finish, Formulation};
 use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
 use crate::gpu::gemm::record::Algorithm;
+use crate::gpu::gemm::sm90_rules;
 use crate::gpu::gemm::sm90_step::Sm90Product;
 use crate::gpu::gemm::small_m_step::SmallMProduct;
 use crate::gpu::handle::Handle;
@@ -81,7 +82,7 @@ impl Product {
     ) -> Result<Offered<Self>> {
         let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
         match (algorithm, outline.formulation) {
-            (Algorithm::Sm90(config), Formulation::Sm90) => {
+            (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant) => {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM) if config.block().codes() == desc.b.spec().format => {
