@@ -60,13 +60,16 @@ fn check(
 fn each_kernel_once() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(181);
-    for (i, m) in [1, 16].into_iter().enumerate() {
+    for (i, m) in [1, 16, 31, 48, 63].into_iter().enumerate() {
         for (j, pair) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[7]].into_iter().enumerate() {
             let case = Case { gap: 8, ..Case::new(WIDE[(i + j) % 3]) };
             check(&handle, &mut rng, [m, 136, 1056], pair, case, one_of_each(m, i + j));
         }
     }
 }
+
+/// Rows of A above 16: about those where the columns of a kernel end.
+const MORE: [usize; 8] = [17, 24, 31, 32, 33, 48, 63, 64];
 
 /// Every pair at shapes that cut tiles of 128 rows and steps of 128 of k, in every configuration.
 #[test]
@@ -76,8 +79,9 @@ fn shapes_that_cut_tiles_steps_and_splits() {
     for (i, k) in [32, 96, 128, 160, 1536].into_iter().enumerate() {
         for (j, n) in [8, 72, 128, 136].into_iter().enumerate() {
             for (l, pair) in PAIRS.into_iter().enumerate() {
-                // All of 1 to 16, over pairs and shapes.
-                for m in [1 + (i + 3 * j + 5 * l) % 8, 9 + (5 * i + j + 3 * l) % 8] {
+                // All of 1 to 16 and of the others, over pairs and shapes.
+                let more = MORE[(3 * i + 5 * j + l) % 8];
+                for m in [1 + (i + 3 * j + 5 * l) % 8, 9 + (5 * i + j + 3 * l) % 8, more] {
                     let case = Case { gap: [0, 8, 40][(i + j) % 3], ..Case::new(WIDE[(i + l + m) % 3]) };
                     worst = worst.max(check(&handle, &mut rng, [m, n, k], pair, case, all(m)));
                 }
@@ -92,8 +96,20 @@ fn shapes_that_cut_tiles_steps_and_splits() {
 fn large_shapes() {
     let Some(handle) = hopper() else { return };
     let (mut rng, mut worst) = (Noise::new(183), 0f64);
-    let shapes =
-        [[3, 264, 18944], [16, 136, 18944], [13, 2112, 1536], [8, 4104, 1536], [1, 4104, 4128], [7, 24584, 288]];
+    let shapes = [
+        [3, 264, 18944],
+        [16, 136, 18944],
+        [13, 2112, 1536],
+        [8, 4104, 1536],
+        [1, 4104, 4128],
+        [7, 24584, 288],
+        [17, 4104, 1536],
+        [32, 2112, 1536],
+        [33, 136, 18944],
+        [48, 4104, 544],
+        [64, 72, 18944],
+        [63, 2112, 1536],
+    ];
     for (i, shape) in shapes.into_iter().enumerate() {
         for pair in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[8]] {
             let out = if shape[2] > 1536 { DType::F32 } else { DType::Bf16 };
@@ -108,8 +124,8 @@ fn large_shapes() {
 #[test]
 fn every_code_and_block_scale() {
     let Some(handle) = hopper() else { return };
-    let (m, n, k) = (16, 512, 512);
-    for b in [NV, MX4] {
+    let (n, k) = (512, 512);
+    for (b, m) in [NV, MX4].into_iter().flat_map(|b| [16, 32, 64].map(|m| (b, m))) {
         let width = if b == NV { 16 } else { 32 };
         let blocks = k / width;
         // NVFP4: the sign bit of a scale counts as nothing, NaN is at 127 and 255. MXFP4: NaN is at 255.
@@ -164,7 +180,7 @@ fn epilogues() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(185);
     for (j, pair) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), PAIRS[6], PAIRS[7]].into_iter().enumerate() {
-        for m in [3, 16] {
+        for m in [3, 16, 31, 64] {
             let both = new(&handle, &mut rng, [m, 136, 416], pair);
             let extras = Extras::new(&handle, &mut rng, m, 136, &[0, 8]);
             with!(&both, |ops| {
@@ -253,8 +269,9 @@ fn activations_of_any_size() {
 fn not_a_number_stays_where_it_is() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(188);
-    let (m, n, k) = (13, 136, 416);
-    for (a, b) in [(BF16, NV), (F16, NV), (BF16, NV_ROW), (BF16, MX4), PAIRS[7], PAIRS[9]] {
+    let (n, k) = (136, 416);
+    let pairs = [(BF16, NV), (F16, NV), (BF16, NV_ROW), (BF16, MX4), PAIRS[7], PAIRS[9]];
+    for ((a, b), m) in pairs.into_iter().flat_map(|pair| [13, 40].map(|m| (pair, m))) {
         let host_b = quantized(&blocked(&mut rng, n, k), b);
         let (mut scales, nan) = (host_b.logical_block_scales(), if b.is_nvfp4() { 0x7F } else { 0xFF });
         let blocks = scales.len() / n;
@@ -298,11 +315,12 @@ fn not_a_number_stays_where_it_is() {
 fn equal_rows_have_equal_results() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(189);
-    let (most, n, k) = (16, 520, 1184);
+    let (n, k) = (520, 1184);
     for (a, b) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)] {
-        let (x, w) = (blocked(&mut rng, most, k), quantized(&blocked(&mut rng, n, k), b));
+        let (x, w) = (blocked(&mut rng, 64, k), quantized(&blocked(&mut rng, n, k), b));
         let case = Case::new(DType::F32);
-        for config in all(most) {
+        for config in all(1) {
+            let most = if blocks(64).any(|block| block == config.block()) { 64 } else { 16 };
             let rows = |start: usize, m: usize| {
                 let part = x.slice(s![start..start + m, ..]).to_owned();
                 let both = operands(&handle, &part, w.clone(), a);
@@ -312,7 +330,8 @@ fn equal_rows_have_equal_results() {
                 })
             };
             let want = rows(0, most);
-            for (start, m) in [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13)] {
+            let parts = [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13), (0, 17), (20, 33), (15, 49), (63, 1)];
+            for (start, m) in parts.into_iter().filter(|(start, m)| start + m <= most) {
                 assert!(rows(start, m) == want[start * n * 4..(start + m) * n * 4], "{config}: rows from {start}, {m}");
             }
         }
@@ -323,8 +342,9 @@ fn equal_rows_have_equal_results() {
 fn graphs_give_the_eager_bits_and_follow_both_operands() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(191);
-    let (m, n, k) = (12, 520, 672);
-    for (i, config) in all(m).chain(all(m)).enumerate() {
+    let (n, k) = (520, 672);
+    let configs = [12, 50, 12, 29].into_iter().flat_map(|m| all(m).map(move |config| (m, config)));
+    for (i, (m, config)) in configs.enumerate() {
         let mut both = new(&handle, &mut rng, [m, n, k], PAIRS[i % PAIRS.len()]);
         let extras = Extras::new(&handle, &mut rng, m, n, &[]);
         let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
@@ -365,7 +385,8 @@ fn d_at_any_16_bytes() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(195);
     let (n, k) = (136, 416);
-    for (m, out, pair) in [(7, DType::Bf16, (BF16, NV)), (9, DType::F16, (F16, NV)), (16, DType::F32, (BF16, MX4))] {
+    let cases = [(7, DType::Bf16, (BF16, NV)), (9, DType::F16, (F16, NV)), (16, DType::F32, (BF16, MX4))];
+    for (m, out, pair) in cases.into_iter().chain([(33, DType::Bf16, (BF16, NV)), (64, DType::F32, (F16, NV))]) {
         let both = new(&handle, &mut rng, [m, n, k], pair);
         let (size, gap) = (out.bytes(), 16 / out.bytes());
         let case = Case { gap, ..Case::new(out) };
@@ -397,9 +418,11 @@ fn long_chains() {
     let case = Case { gap: 8, ..Case::new(DType::Bf16) };
     let mut links: Vec<_> = all(16)
         .chain(all(16))
+        .chain(all(64))
         .enumerate()
         .map(|(i, config)| {
-            let m = 1 + i;
+            // Of tiles as many as they serve.
+            let m = if blocks(64).any(|block| block == config.block()) { 1 + 9 * i % 64 } else { 1 + i % 16 };
             let both = new(&handle, &mut rng, [m, 264, 2080], PAIRS[i % PAIRS.len()]);
             let extras = Extras::new(&handle, &mut rng, m, 264, &[case.gap]);
             let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
@@ -450,6 +473,31 @@ fn kept_values_are_not_read() {
     }
 }
 
+/// Above 16 rows kept values come first, whoever does the epilogue of their product, and above 32 all but what is asked for; the results agree.
+#[test]
+fn kept_values_come_first_above_sixteen_rows() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(196);
+    for ((a, b), m) in PAIRS.into_iter().flat_map(|pair| [17, 32, 33].map(|m| (pair, m))) {
+        let both = new(&handle, &mut rng, [m, 136, 1056], (a, b));
+        let extras = Extras::new(&handle, &mut rng, m, 136, &[]);
+        with!(&both, |ops| {
+            let (case, sums) = (Case::new(DType::Bf16), ops.sums(Accumulation::Precise));
+            let bound = sums.with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
+            let first = |wanted: Formulation| {
+                let mut plan = handle.plan(&case.desc(ops)).unwrap();
+                assert_eq!(plan.formulation(), wanted, "{}", plan.explain());
+                let stored = execute(&handle, &mut plan, ops, &extras, &case);
+                bound.check(stored.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
+            };
+            first(if m <= 32 { Formulation::SmallM } else { Formulation::DequantizedBf16 });
+            ops.b().keep_dequantized(&handle, if a == F16 { DType::F16 } else { DType::Bf16 }).unwrap();
+            first(Formulation::DequantizedBf16);
+            assert!(handle.supports(&case.desc(ops)).unwrap().contains(&Formulation::SmallM));
+        });
+    }
+}
+
 #[test]
 fn what_it_does_not_do_is_refused_with_the_reason() {
     let Some(handle) = hopper() else { return };
@@ -459,7 +507,7 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     };
     let desc = |m, k, (a, b): Pair| GemmDesc::new(m, 520, k, a, b, DType::Bf16);
     let good = desc(7, 576, (BF16, NV));
-    refused(ask(desc(17, 576, (BF16, NV))), &["small-m", "at most 16 rows of A with nvfp4 weights, and m = 17"]);
+    refused(ask(desc(65, 576, (BF16, NV))), &["small-m", "at most 64 rows of A with nvfp4 weights, and m = 65"]);
     refused(ask(desc(7, 560, (BF16, MX4))), &["small-m", "multiples of 32, and k = 560", "supports"]);
     refused(ask(desc(7, 576, (F16, MX4))), &["small-m", "f16 x mxfp4 is a product in f16", "supports"]);
     let mx = Scheme::Mxfp8(Fp8Format::E4M3);
@@ -475,7 +523,8 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     let of_fp8 =
         GemmDesc::new(7, 520, 576, Scheme::Fp8Row(Fp8Format::E4M3), Scheme::Fp8Row(Fp8Format::E4M3), DType::Bf16);
     for (text, why, wanted) in [
-        (record.replacen("\"m\": 7", "\"m\": 17", 1), "at most 16 rows", desc(17, 576, good_pair())),
+        (record.replacen("\"m\": 7", "\"m\": 65", 1), "at most 64 rows", desc(65, 576, good_pair())),
+        (record.replacen("\"m\": 7", "\"m\": 17", 1), "for bf16 x nvfp4 and m = 17", desc(17, 576, good_pair())),
         (record.replacen("\"k\": 576", "\"k\": 560", 1), "multiples of 32", desc(7, 560, good_pair())),
         (block(&record), "small-m has no such algorithm for bf16 x nvfp4", good),
         (

@@ -1,5 +1,5 @@
-// Products of at most 16 rows of BF16 or F16 with E2M1 codes and block scales, on Hopper: see small_m_e2m1.cuh.
-#include "gemm/small_m_e2m1.cuh"
+// Products of at most 64 rows of BF16 or F16 with E2M1 codes and block scales, on Hopper: see small_m_e2m1.cuh for at most 16, small_m_tile.cuh for all.
+#include "gemm/small_m_tile.cuh"
 
 #define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PARTS, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(32 * PARTS, BLOCKS)                                                             \
@@ -18,3 +18,20 @@
 // name, warps, blocks on a multiprocessor with at most 8 rows of A and with more. Mirror of `SmallMBlock` in src/gpu/kernels.
 SMALL_M(four, 4, 6, 4)
 SMALL_M(eight, 8, 3, 2)
+
+#define SMALL_M_TILE_KERNEL(scales, NVFP4, number, Number, tokens, block, RING, BLOCKS)                                          \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallME2m1Problem p) {                                             \
+        begin();                                                                                                                 \
+        small_m_tile<SmallMTileConfig<Number, NVFP4, tokens, RING>>(p);                                                          \
+    }
+#define SMALL_M_TILES(tokens, ...)                                                                                               \
+    SMALL_M_TILE_KERNEL(nvfp4, true, bf16, Bf16, tokens, __VA_ARGS__)                                                            \
+    SMALL_M_TILE_KERNEL(nvfp4, true, f16, F16, tokens, __VA_ARGS__)                                                              \
+    SMALL_M_TILE_KERNEL(mxfp4, false, bf16, Bf16, tokens, __VA_ARGS__)
+
+// columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
+SMALL_M_TILES(16, tile, 3, 4)
+SMALL_M_TILES(32, tile, 3, 4)
+SMALL_M_TILES(48, tile, 3, 3)
+SMALL_M_TILES(64, tile, 3, 3)

@@ -98,6 +98,40 @@ __device__ __forceinline__ u32 power_scale(u32 byte) {
     return bits * 0x00010001u;
 }
 
+// Eight codes of a row, by their scale (twice), as four pairs.
+template <bool NVFP4, class Number> __device__ __forceinline__ void numbers_of(Number number, u32 codes, u32 scale, u32 (&pairs)[4]) {
+    spread(number, codes, pairs);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        // MXFP4: E2M1 exactly, first, as a power of two may be as large as any.
+        if constexpr (!NVFP4) pairs[i] = product_of_pairs(number, pairs[i], 0x7E807E80u);
+        pairs[i] = product_of_pairs(number, pairs[i], scale);
+    }
+}
+
+// Of the bytes of a row's four block scales how a lane takes its own: of blocks of 16 the two in a half of the four, of blocks of 32 one; zeros above.
+template <bool NVFP4> __device__ __forceinline__ u32 pick_of(u32 lane) { return NVFP4 ? (lane % 2 ? 0x4432 : 0x4410) : 0x4440 + lane % 4; }
+
+// Those scales of four rows, of each row for the first and the last 16 of the lane's 32 columns.
+template <bool NVFP4, class Number> __device__ __forceinline__ void scales_of(Number number, const uint4& scales, u32 pick, u32 (&by)[4][2]) {
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        const u32 picked = __byte_perm(word(scales, j), 0, pick);
+        if constexpr (NVFP4) {
+            // Block scales have no sign: that bit counts as nothing, as in `decode_block_scale` of src/format/codec.rs.
+            block_scales(number, picked & 0x7F7F, by[j]);
+        } else {
+            by[j][0] = power_scale(picked);
+            by[j][1] = by[j][0];
+        }
+    }
+}
+
+// Eight neighbours of a row of A as the pairs that codes come in.
+__device__ __forceinline__ uint4 pairs_of(const uint4& v) {
+    return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
+}
+
 // TOKENS: columns of a product, at least m. PARTS: of k, of a block: its warps.
 template <class Number_, bool NVFP4_, u32 TOKENS_, u32 PARTS_> struct SmallME2m1Config {
     using Number = Number_;
@@ -160,17 +194,6 @@ template <class C> struct SmallME2m1 {
         for (u32 t = 0; t < GROUPS; t++) to[t] = load_stream(from[t] + word * 8);
     }
 
-    // Eight codes of each of two rows, by their scales, as pairs.
-    __device__ __forceinline__ void numbers_of(u32 codes, u32 scale, u32 (&pairs)[4]) const {
-        spread(Number(), codes, pairs);
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            // MXFP4: E2M1 exactly, first, as a power of two may be as large as any.
-            if constexpr (!C::NVFP4) pairs[i] = product_of_pairs(Number(), pairs[i], 0x7E807E80u);
-            pairs[i] = product_of_pairs(Number(), pairs[i], scale);
-        }
-    }
-
     // The sums over the warp's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
     __device__ __forceinline__ void sums(float (&sum)[2][GROUPS][4]) const {
         uint4 weights[4], scale, numbers[4][GROUPS];
@@ -191,40 +214,24 @@ template <class C> struct SmallME2m1 {
                     for (u32 t = 0; t < GROUPS; t++) numbers[w][t] = {0, 0, 0, 0};
             }
             u32 by[4][2];
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                const u32 picked = __byte_perm(word(scale, j), 0, pick);
-                if constexpr (C::NVFP4) {
-                    // Block scales have no sign: that bit counts as nothing, as in `decode_block_scale` of src/format/codec.rs.
-                    block_scales(Number(), picked & 0x7F7F, by[j]);
-                } else {
-                    by[j][0] = power_scale(picked);
-                    by[j][1] = by[j][0];
-                }
-            }
+            scales_of<C::NVFP4>(Number(), scale, pick, by);
             const bool more = from + 128 < end;
             if (more) a_from(from + 128, next_a);
 #pragma unroll
             for (u32 w = 0; w < 4; w++) {
-                u32 x[GROUPS][4];
+                uint4 x[GROUPS];
 #pragma unroll
-                for (u32 t = 0; t < GROUPS; t++) {
-                    const uint4 v = numbers[w][t];
-                    x[t][0] = __byte_perm(v.x, v.z, 0x5410);
-                    x[t][1] = __byte_perm(v.x, v.z, 0x7632);
-                    x[t][2] = __byte_perm(v.y, v.w, 0x5410);
-                    x[t][3] = __byte_perm(v.y, v.w, 0x7632);
-                }
+                for (u32 t = 0; t < GROUPS; t++) x[t] = pairs_of(numbers[w][t]);
                 if (more) load_a(next_a, w, numbers[w]);
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
                     u32 upper[4], lower[4];
-                    numbers_of(word(weights[2 * half], w), by[2 * half][w / 2], upper);
-                    numbers_of(word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower);
+                    numbers_of<C::NVFP4>(Number(), word(weights[2 * half], w), by[2 * half][w / 2], upper);
+                    numbers_of<C::NVFP4>(Number(), word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower);
 #pragma unroll
                     for (u32 t = 0; t < GROUPS; t++) {
-                        multiply_16(Number(), sum[half][t], upper[0], lower[0], upper[1], lower[1], x[t][0], x[t][1]);
-                        multiply_16(Number(), sum[half][t], upper[2], lower[2], upper[3], lower[3], x[t][2], x[t][3]);
+                        multiply_16(Number(), sum[half][t], upper[0], lower[0], upper[1], lower[1], x[t].x, x[t].y);
+                        multiply_16(Number(), sum[half][t], upper[2], lower[2], upper[3], lower[3], x[t].z, x[t].w);
                     }
                 }
             }
@@ -246,8 +253,7 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
     m.first = (u32)((u64)steps * part / parts) * 128;
     m.end = (u32)((u64)steps * (part + 1) / parts) * 128;
     m.chunk = lane % 4 * 32;
-    // The low bytes: of blocks of 16 the two in a half of a row's four, of blocks of 32 one; zeros above.
-    m.pick = C::NVFP4 ? (lane % 2 ? 0x4432 : 0x4410) : 0x4440 + lane % 4;
+    m.pick = pick_of<C::NVFP4>(lane);
     keep(m.chunk);
     keep(m.pick);
     // In the place of rows beyond the last whichever: their sums are not stored.

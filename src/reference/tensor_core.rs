@@ -77,7 +77,7 @@ impl TensorCore {
 }
 
 /// Up to 128 columns in the order in which `small-m` multiplies E2M1 weights, sixteen at a time: a lane has 32 neighbours, eight of them in a word, of which one
-/// step takes the first two and the fifth and sixth, the next step the others (`kernels/gemm/small_m_e2m1.cuh`).
+/// step takes the first two and the fifth and sixth, the next step the others (`kernels/gemm/small_m_e2m1.cuh`, `small_m_tile.cuh`).
 pub(super) fn interleaved(columns: &[f32]) -> [f32; SLICE] {
     let mut steps = [0.0; SLICE];
     for (i, value) in columns.iter().enumerate() {

@@ -44,9 +44,8 @@ pub fn hopper() -> Option<Handle> {
 
 /// Blocks that multiply so many rows.
 pub fn blocks(m: usize) -> impl Iterator<Item = SmallMBlock> {
-    [SmallMBlock::Four, SmallMBlock::Eight]
-        .into_iter()
-        .filter(move |block| CodeFormat::E2M1 == block.codes() && m <= 16)
+    let most = |block: SmallMBlock| if block == SmallMBlock::Tile { 64 } else { 16 };
+    SmallMBlock::ALL.into_iter().filter(move |block| CodeFormat::E2M1 == block.codes() && m <= most(*block))
 }
 
 pub fn all(m: usize) -> impl Iterator<Item = SmallMConfig> {

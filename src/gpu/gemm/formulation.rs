@@ -34,9 +34,10 @@ pub enum Formulation {
     Sm90,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
-    /// [`Accumulation`](crate::Accumulation) is asked for. At most 16 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
+    /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
     /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
-    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read.
+    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows, and up to 32 where B keeps nothing and
+    /// k is no shorter than 1024; for more it must be asked for, or tuned.
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the
     /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
@@ -397,7 +398,7 @@ mod tests {
         let both: &[Formulation] = &[Native, DequantizedBf16];
         let plain: &[Formulation] = &[DequantizedBf16];
         for (a, b) in [(nv, nv), (nv, row), (row, nv), (row, row), (mx, mx), (mx, Scheme::Mxfp8(Fp8Format::E5M2))] {
-            let desc = desc(17, a, b);
+            let desc = desc(65, a, b);
             for (facts, wanted) in [
                 (on((8, 0), new), plain),
                 (on((8, 9), new), plain),
@@ -423,7 +424,7 @@ mod tests {
             assert!(available(&desc, on((7, 5), new), DequantizedBf16).unwrap_err().contains("sm_75 has no BF16"));
         }
         for (a, b) in [(DType::Bf16, nv), (DType::F16, row), (DType::Bf16, mx)] {
-            let desc = GemmDesc::new(17, 4096, 7168, Operand::Plain(a), b, DType::Bf16);
+            let desc = GemmDesc::new(65, 4096, 7168, Operand::Plain(a), b, DType::Bf16);
             for facts in [on((8, 0), new), H200, on((10, 0), new)] {
                 assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
             }
@@ -432,7 +433,7 @@ mod tests {
         // MXFP4 is dequantized everywhere.
         let mx4 = Scheme::Mxfp4;
         for a in [mx4.into(), mx.into(), Operand::Plain(DType::Bf16), Operand::Plain(DType::F16)] {
-            let desc = GemmDesc::new(17, 4096, 2880, a, mx4, DType::Bf16);
+            let desc = GemmDesc::new(65, 4096, 2880, a, mx4, DType::Bf16);
             for facts in [on((8, 0), new), H200, on((10, 0), new), on((12, 0), new)] {
                 assert_eq!(offered(&desc, facts), plain, "{desc} on {facts:?}");
             }
@@ -465,14 +466,14 @@ mod tests {
         ];
         let of = |m, k, a, b| GemmDesc::new(m, 4096, k, a, b, DType::Bf16);
         for (a, b) in pairs {
-            for m in [1, 16] {
+            for m in [1, 16, 17, 64] {
                 assert_eq!(offered(&of(m, 7168, a, b), H200), [DequantizedBf16, SmallM], "{a} x {b}");
             }
             for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
                 assert!(!offered(&of(1, 7168, a, b), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
             }
             let why = |desc: &GemmDesc| available(desc, H200, SmallM).unwrap_err();
-            assert!(why(&of(17, 7168, a, b)).contains(&format!("at most 16 rows of A with {b} weights, and m = 17")));
+            assert!(why(&of(65, 7168, a, b)).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));
             assert!(why(&of(1, 7152, a, b)).contains("in multiples of 32, and k = 7152"));
             assert!(why(&of(1, (1 << 26) + 32, a, b)).contains("k up to 2^26, and n = 4096, k = 67108896"));
         }

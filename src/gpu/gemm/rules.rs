@@ -8,6 +8,7 @@ use crate::gpu::gemm::formulation::{Facts, Finish, Formulation, HOPPER, PairKind
 use crate::gpu::gemm::measured::{self, Choice, Problem};
 use crate::gpu::gemm::measured_sm90;
 use crate::gpu::gemm::outline::{ValueSource, outline};
+use crate::gpu::gemm::small_m_rules::Kept;
 use crate::gpu::gemm::{sm90_rules, small_m_rules};
 use crate::gpu::kernels::SmallMScales;
 
@@ -49,10 +50,7 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
         }
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
-            let library = outline(desc, Formulation::DequantizedBf16, Finish::Fused);
-            let kept =
-                library.is_ok_and(|library| library.sum.values.is_some_and(|values| values.b == ValueSource::Given));
-            small_m_rules::is_first_of_e2m1(kept, mnk)
+            small_m_rules::is_first_of_e2m1(kept_values(desc), mnk)
         }
     };
     if !first {
@@ -61,6 +59,21 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     order.retain(|formulation| *formulation != few);
     order.insert(0, few);
     (order, "one pass over B for few rows of A (rule from an H200)".to_string())
+}
+
+/// What the product of dequantized values finds in B.
+fn kept_values(desc: &GemmDesc) -> Kept {
+    let given = |finish| {
+        let library = outline(desc, Formulation::DequantizedBf16, finish);
+        library.is_ok_and(|library| library.sum.values.is_some_and(|values| values.b == ValueSource::Given))
+    };
+    if given(Finish::Fused) {
+        Kept::Fused
+    } else if Finish::ALL.into_iter().any(given) {
+        Kept::WithPass
+    } else {
+        Kept::Nothing
+    }
 }
 
 fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
@@ -383,9 +396,19 @@ mod tests {
                 assert_eq!(of_short, [true, short, short, true], "{a} x {b}, {kept:?}");
                 assert_eq!(preference(&desc(16, 7168), H200).0[0], SmallM);
                 assert!(preference(&desc(16, 7168), H200).1.contains("one pass over B"));
-                for other in [desc(17, 7168), desc(16, 7152)] {
+                // More rows come first where nothing is kept, also where what is kept would need a pass of the epilogue kernel, and up to 64 where
+                // they are asked for.
+                let first = |m, k| [plain(m, k), desc(m, k)].map(|desc| preference(&desc, H200).0[0] == SmallM);
+                let codes = kept == KeptWeights::Nothing;
+                assert_eq!([(17, 7168), (32, 1024)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
+                assert_eq!([(32, 992), (33, 7168), (64, 7168)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
+                let words = preference(&desc(64, 7168), H200).1;
+                assert!(words.contains("small-m is not faster at such shapes"), "{words}");
+                for other in [desc(64, 7168), desc(65, 7168), desc(16, 7152)] {
                     assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
                 }
+                assert!(available(&desc(64, 7168), H200, SmallM).is_ok());
+                assert!(available(&desc(65, 7168), H200, SmallM).is_err());
             }
         }
     }
@@ -455,7 +478,7 @@ mod tests {
         for cc in [(8, 0), (9, 0), (10, 0), (12, 0)] {
             let facts = Facts { cc, ..H200 };
             for a in [Operand::Quantized(Scheme::Nvfp4), Operand::Plain(DType::Bf16)] {
-                let desc = GemmDesc::new(17, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
+                let desc = GemmDesc::new(65, 4096, 7168, a, Scheme::Nvfp4, DType::Bf16);
                 let (order, why) = preference(&desc, facts);
                 assert_eq!(order, Formulation::ALL, "{desc} on {facts:?}");
                 let native = cc.0 >= 10 && a.scheme().is_some();

@@ -9,7 +9,7 @@ fn step(block: SmallMBlock) -> Option<f64> {
         SmallMBlock::One => Some(186.0),
         SmallMBlock::OneDeep => Some(285.0),
         SmallMBlock::Two => Some(311.0),
-        SmallMBlock::Four | SmallMBlock::Eight => None,
+        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile => None,
     }
 }
 
@@ -39,6 +39,9 @@ fn cost(config: SmallMConfig, mnk: [usize; 3], sm_count: usize) -> f64 {
 /// 12 and 16 (H200, 2026-11), where it takes the fastest or one within 10 % of it, 0.8 % behind on average.
 fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
     let (block, split) = (config.block(), config.split() as usize);
+    if block == SmallMBlock::Tile {
+        return cost_of_tiles(split, [m, n, k], sm_count);
+    }
     let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
     let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
     let on_sm = (tiles.min(at_once) * parts) as f64 / sms;
@@ -48,11 +51,26 @@ fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) ->
     walk.max(memory) + 0.6 * walk.min(memory)
 }
 
-/// The configurations for weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
+/// The same for tiles, of which each reads all of A. Not fitted: from the instructions of a step (516 at 32 columns, of which a multiprocessor issues four
+/// at a time, and 64 to 128 products of the tensor core), as long as configurations are not measured apart.
+fn cost_of_tiles(split: usize, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
+    let block = SmallMBlock::Tile;
+    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
+    let (sms, tokens) = (sm_count.max(1) as f64, m.next_multiple_of(8) as f64);
+    let on_sm = (tiles.min(at_once) * split) as f64 / sms;
+    let step = 260.0 + on_sm * (160.0 + 4.0 * tokens);
+    let walk =
+        tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(split) as f64 * step + 2600.0 + 10.0 * tokens);
+    // A comes from L2, at about twice the memory's rate.
+    let memory = (n as f64 * 0.5625 + (tiles * m) as f64) * k as f64 / 3900.0 * 132.0 / sms;
+    walk.max(memory) + 0.6 * walk.min(memory)
+}
+
+/// The configurations that multiply m rows with weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
 pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
-    let mut all: Vec<_> = SmallMConfig::all(codes).collect();
     let [m, n, k] = mnk;
+    let mut all: Vec<_> = SmallMConfig::all(codes).filter(|config| m <= config.block().most_rows()).collect();
     // As many parts of k in twice as many blocks of half the warps cost the same by the formula. Measured, the larger block is up to 8 % faster for at
     // most 8 rows where clusters are small, and else up to 16 % slower.
     let behind = |config: SmallMConfig| match config.block() {
@@ -69,6 +87,8 @@ pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<
         let by_cost = cost(*a, mnk, sm_count).total_cmp(&cost(*b, mnk, sm_count));
         by_cost.then(behind(*a).cmp(&behind(*b)))
     });
+    // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.
+    all.sort_by_key(|config| m <= SmallMBlock::Four.most_rows() && config.block() == SmallMBlock::Tile);
     let e4m3 = codes == CodeFormat::E4M3;
     if e4m3 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
@@ -106,10 +126,30 @@ pub(crate) fn is_first(scales: SmallMScales, stored: bool, [m, n, k]: [usize; 3]
     }
 }
 
-/// The same of E2M1 weights; `kept`: cuBLASLt multiplies values that B keeps, and does the whole epilogue. One pass over codes is a walk of few steps where
-/// k is short (H200, 2026-11: 22.4 us for 20.8 of MXFP4 weights that are kept, 16 x 24576 x 1536).
-pub(crate) fn is_first_of_e2m1(kept: bool, [m, _, k]: [usize; 3]) -> bool {
-    !kept || m <= 8 || k >= 2048
+/// What is known of the values of E2M1 weights that cuBLASLt multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// They are made in each call.
+    Nothing,
+    /// B keeps them, but a pass of the epilogue kernel is needed.
+    WithPass,
+    /// B keeps them, and the library does the whole epilogue.
+    Fused,
+}
+
+/// The same of E2M1 weights. One pass over codes is a walk of few steps where k is short (H200, 2026-11: 22.4 us for 20.8 of MXFP4 weights that are kept,
+/// 16 x 24576 x 1536).
+///
+/// Above 16 rows each weight is decoded for tiles of more columns, which takes longer than cuBLASLt's product of kept values at nearly every shape, and less
+/// than to make them in each call up to 32 rows, unless k is short (H200, 2026-11, `e2m1-tile-blocks.txt` of the experiments, an earlier kernel: at 32 x 4096 x 7168 23.0 us
+/// for 19.8 and 40.1, at 32 x 32768 x 512 25.0 for 12.7 and 22.4, at 64 x 4096 x 7168 47.9 for 21.6 and 42.3).
+pub(crate) fn is_first_of_e2m1(kept: Kept, [m, _, k]: [usize; 3]) -> bool {
+    match m {
+        0..=8 => true,
+        9..=16 => kept != Kept::Fused || k >= 2048,
+        17..=32 => kept == Kept::Nothing && k >= 1024,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +193,7 @@ mod tests {
     /// The same of E2M1, where what is taken is within 10 % of the fastest.
     #[test]
     fn what_was_fastest_of_e2m1_comes_first() {
-        use SmallMBlock::{Eight, Four};
+        use SmallMBlock::{Eight, Four, Tile};
         let cases: [Case; 16] = [
             ([1, 4096, 7168], &[(Eight, 2)]),            // 10.38; four, 4: 11.2
             ([1, 7168, 2048], &[(Eight, 1), (Four, 2)]), // 7.22, 7.30
@@ -179,11 +219,27 @@ mod tests {
             if !fastest.contains(&first) {
                 others.push((mnk, first));
             }
+            assert!(order[8..].iter().all(|config| config.block() == Tile), "tiles are for more rows");
             order.sort();
             assert_eq!(order, SmallMConfig::all(CodeFormat::E2M1).collect::<Vec<_>>(), "none is lost");
         }
         assert_eq!(others, []);
         assert!(!order(CodeFormat::E2M1, [1, 8, 32], 1).is_empty());
+    }
+
+    /// The more tiles there are, the fewer parts of k fill the GPU; other blocks hold no such m.
+    #[test]
+    fn more_rows_are_for_tiles() {
+        for m in [17, 32, 33, 64] {
+            let splits = |n, k| order(CodeFormat::E2M1, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
+            assert_eq!([576, 2112, 4096].map(|n| splits(n, 7168)[0]), [8; 3], "m = {m}");
+            assert!(splits(57344, 8192)[0] < 8, "m = {m}: {:?}", splits(57344, 8192));
+            assert_eq!(splits(4096, 128)[0], 1, "one step has no parts");
+            let order = order(CodeFormat::E2M1, [m, 4096, 7168], 132);
+            assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::Tile));
+        }
+        assert_eq!(order(CodeFormat::E4M3, [32, 4096, 7168], 132).len(), 12);
+        assert!(order(CodeFormat::E2M1, [65, 4096, 7168], 132).is_empty());
     }
 
     #[test]
@@ -218,5 +274,12 @@ mod tests {
         // With a pass of the epilogue kernel as the alternative.
         let passed = |mnk| is_first(SmallMScales::Blocks, false, mnk);
         assert!(passed([16, 57344, 8192]) && passed([32, 4096, 7168]) && !passed([32, 57344, 8192]));
+        // E2M1 weights, by what is kept of them.
+        let first =
+            |m, k| [Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| is_first_of_e2m1(kept, [m, 4096, k]));
+        assert_eq!([first(8, 512), first(16, 2048)], [[true; 3]; 2]);
+        assert_eq!(first(9, 2016), [true, true, false]);
+        assert_eq!([first(17, 1024), first(32, 7168)], [[true, false, false]; 2]);
+        assert_eq!([first(17, 992), first(33, 7168), first(64, 7168)], [[false; 3]; 3]);
     }
 }

@@ -154,7 +154,12 @@ mod tests {
         let e2m1 = GemmDesc::new(4, 4096, 7168, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
         let sum = outline(&e2m1, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let product = SmallMProduct::ask(&e2m1, &sum, 132, search(20));
-        assert_eq!(product.place(), (0, 8));
+        assert_eq!(product.place(), (0, 12));
         assert!(product.configs.iter().all(|config| config.block().codes() == CodeFormat::E2M1));
+        // More rows than 16 are for tiles.
+        let more = GemmDesc { m: 17, ..e2m1 };
+        let product = SmallMProduct::ask(&more, &sum, 132, search(20));
+        assert_eq!(product.place(), (0, 4));
+        assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::Tile));
     }
 }

@@ -85,12 +85,14 @@ impl Product {
             (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant) => {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
             }
-            (Algorithm::SmallM(config), Formulation::SmallM) if config.block().codes() == desc.b.spec().format => {
+            (Algorithm::SmallM(config), Formulation::SmallM)
+                if config.block().codes() == desc.b.spec().format && desc.m <= config.block().most_rows() =>
+            {
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, sm_count, *config)))))
             }
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
             | (Algorithm::CublasLt(_), other @ (Formulation::Sm90 | Formulation::SmallM)) => {
-                Ok(Err(format!("{other} has no such algorithm for {} x {}", desc.a, desc.b)))
+                Ok(Err(format!("{other} has no such algorithm for {} x {} and m = {}", desc.a, desc.b, desc.m)))
             }
             (Algorithm::CublasLt(recorded), _) => {
                 let product = LtProduct::recorded(handle, desc, sum, recorded, search)?;

@@ -216,7 +216,7 @@ mod tests {
                 let name = block.name().replace('-', "_");
                 Some(vec![name, warpgroups.to_string(), steps.to_string(), stages.to_string()])
             }
-            Shape::E2m1 { .. } => None,
+            Shape::E2m1 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows, SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
         let widths = SmallMBlock::One.widths();

@@ -20,10 +20,13 @@ pub enum SmallMBlock {
     Four,
     /// E2M1: eight warps, each with an eighth of the block's part of k.
     Eight,
+    /// E2M1: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share.
+    Tile,
 }
 
 named!(
     SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", Two => "two", Four => "four", Eight => "eight",
+    Tile => "tile",
 );
 
 /// What a launch must know of a block.
@@ -33,6 +36,8 @@ pub(super) enum Shape {
     E4m3 { warpgroups: usize, steps: usize, stages: usize },
     /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: warps; blocks on a multiprocessor with at most eight rows of A, and with more.
     E2m1 { warps: usize, residents: [usize; 2] },
+    /// Mirror of the other table there: stages of the ring; blocks on a multiprocessor for each of the [`SmallMBlock::widths`].
+    Tile { stages: usize, residents: [usize; 4] },
 }
 
 impl SmallMBlock {
@@ -40,7 +45,7 @@ impl SmallMBlock {
     pub fn codes(self) -> CodeFormat {
         match self.shape() {
             Shape::E4m3 { .. } => CodeFormat::E4M3,
-            Shape::E2m1 { .. } => CodeFormat::E2M1,
+            Shape::E2m1 { .. } | Shape::Tile { .. } => CodeFormat::E2M1,
         }
     }
 
@@ -56,6 +61,7 @@ impl SmallMBlock {
             Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
             Self::Four => Shape::E2m1 { warps: 4, residents: [6, 4] },
             Self::Eight => Shape::E2m1 { warps: 8, residents: [3, 2] },
+            Self::Tile => Shape::Tile { stages: 3, residents: [4, 4, 3, 3] },
         }
     }
 
@@ -64,13 +70,18 @@ impl SmallMBlock {
         match self.shape() {
             Shape::E4m3 { .. } => &[8, 16, 32],
             Shape::E2m1 { .. } => &[8, 16],
+            Shape::Tile { .. } => &[16, 32, 48, 64],
         }
+    }
+
+    /// The most rows of A.
+    pub(crate) fn most_rows(self) -> usize {
+        self.widths().iter().copied().max().unwrap_or(0)
     }
 
     /// The columns that hold m rows of A; the most there are where they do not.
     pub(super) fn tokens(self, m: usize) -> usize {
-        let most = self.widths().iter().copied().max().unwrap_or(0);
-        self.widths().iter().copied().find(|tokens| m <= *tokens).unwrap_or(most)
+        self.widths().iter().copied().find(|tokens| m <= *tokens).unwrap_or(self.most_rows())
     }
 
     /// Parts of k in a block.
@@ -78,6 +89,7 @@ impl SmallMBlock {
         match self.shape() {
             Shape::E4m3 { warpgroups, .. } => warpgroups,
             Shape::E2m1 { warps, .. } => warps,
+            Shape::Tile { .. } => 1,
         }
     }
 
@@ -85,6 +97,7 @@ impl SmallMBlock {
         match self.shape() {
             Shape::E4m3 { warpgroups, .. } => 128 * warpgroups as u32,
             Shape::E2m1 { warps, .. } => 32 * warps as u32,
+            Shape::Tile { .. } => 128,
         }
     }
 
@@ -93,12 +106,13 @@ impl SmallMBlock {
         match self.shape() {
             Shape::E4m3 { .. } => n.div_ceil(E4M3_ROWS),
             // Of the 128 rows that share tiles of scales a block takes a quarter here and there.
-            Shape::E2m1 { .. } => n.div_ceil(128) * (128 / E2M1_ROWS),
+            Shape::E2m1 { .. } => n.div_ceil(TILE_ROWS) * (TILE_ROWS / E2M1_ROWS),
+            Shape::Tile { .. } => n.div_ceil(TILE_ROWS),
         }
     }
 
-    /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; for both the sums that arrive, and a barrier. Mirror of `SmallMConfig` and
-    /// `SmallME2m1Config` in `kernels/gemm/`.
+    /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier. Of tiles a ring of codes, scales and A, in
+    /// whose place sums arrive. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         let bytes = match self.shape() {
             Shape::E4m3 { warpgroups, steps, stages } => {
@@ -106,6 +120,7 @@ impl SmallMBlock {
                 1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
             Shape::E2m1 { warps, .. } => 128 + E2M1_ROWS * tokens * 4 * warps + 16,
+            Shape::Tile { stages, .. } => stages * (TILE_ROWS * 64 + 1024 + tokens * 256),
         };
         bytes as u32
     }
@@ -122,6 +137,10 @@ impl SmallMBlock {
                     more
                 }
             }
+            Shape::Tile { residents, .. } => {
+                let tokens = self.tokens(m);
+                self.widths().iter().zip(residents).find(|(width, _)| **width == tokens).map_or(1, |(_, blocks)| blocks)
+            }
         }
     }
 }
@@ -129,10 +148,12 @@ impl SmallMBlock {
 /// Rows of B that a block multiplies.
 const E4M3_ROWS: usize = 64;
 const E2M1_ROWS: usize = 32;
+/// Those that share tiles of block scales.
+const TILE_ROWS: usize = 128;
 
 /// The most rows of A for weights of these codes.
 pub(crate) fn most_rows(codes: CodeFormat) -> usize {
-    SmallMBlock::of(codes).flat_map(|block| block.widths()).copied().max().unwrap_or(0)
+    SmallMBlock::of(codes).map(SmallMBlock::most_rows).max().unwrap_or(0)
 }
 
 /// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k. The parts whose sums are added in the order
@@ -184,7 +205,8 @@ impl SmallMConfig {
         Ok(Self { block, split })
     }
 
-    /// Every configuration for weights of these codes; none but E4M3 and E2M1 have any.
+    /// Every configuration for weights of these codes; none but E4M3 and E2M1 have any. Not each serves as many rows of A: those of E2M1 weights
+    /// 64 in blocks of [`SmallMBlock::Tile`], and 16 in others.
     pub fn all(codes: CodeFormat) -> impl Iterator<Item = Self> {
         SmallMBlock::of(codes).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
     }
@@ -215,6 +237,14 @@ pub(super) fn no_such_block(block: SmallMBlock, codes: CodeFormat) -> Error {
     )
 }
 
+/// For a configuration whose columns do not hold m rows of A.
+pub(super) fn too_many_rows(block: SmallMBlock, shape: String) -> Error {
+    let (codes, most) = (block.codes(), block.most_rows());
+    let rule = format!("m must be at most {most} for {codes} weights in blocks of {block}");
+    let remedy = if most < most_rows(codes) { "choose blocks for more rows" } else { "use another formulation" };
+    Error::shape("A", shape, rule, remedy)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +252,8 @@ mod tests {
     #[test]
     fn blocks_fit_a_multiprocessor() {
         let residents = |block: SmallMBlock| [1, 8, 16, 32].map(|m| block.residents(m));
+        let of_tiles = [1, 16, 17, 32, 33, 48, 49, 64].map(|m| SmallMBlock::Tile.residents(m));
+        assert_eq!(of_tiles, [4, 4, 4, 4, 3, 3, 3, 3]);
         assert_eq!(residents(SmallMBlock::One), [4, 4, 4, 3]);
         assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 3, 2]);
         assert_eq!(residents(SmallMBlock::Two), [2, 2, 2, 1]);
@@ -236,17 +268,22 @@ mod tests {
         }
         assert_eq!([1, 8, 9, 16, 17, 32].map(|m| SmallMBlock::One.tokens(m)), [8, 8, 16, 16, 32, 32]);
         assert_eq!([1, 8, 9, 16, 17].map(|m| SmallMBlock::Four.tokens(m)), [8, 8, 16, 16, 16]);
-        assert_eq!([CodeFormat::E4M3, CodeFormat::E2M1, CodeFormat::E5M2].map(most_rows), [32, 16, 0]);
         assert_eq!(
-            [8, 128, 136].map(|n| (SmallMBlock::Two.tiles(n), SmallMBlock::Four.tiles(n))),
-            [(1, 4), (2, 4), (3, 8)]
+            [1, 16, 17, 32, 33, 48, 49, 64, 65].map(|m| SmallMBlock::Tile.tokens(m)),
+            [16, 16, 32, 32, 48, 48, 64, 64, 64]
+        );
+        assert_eq!(SmallMBlock::ALL.map(SmallMBlock::most_rows), [32, 32, 32, 16, 16, 64]);
+        assert_eq!([CodeFormat::E4M3, CodeFormat::E2M1, CodeFormat::E5M2].map(most_rows), [32, 64, 0]);
+        assert_eq!(
+            [8, 128, 136].map(|n| [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Tile].map(|block| block.tiles(n))),
+            [[1, 4, 1], [2, 4, 1], [3, 8, 2]]
         );
     }
 
     #[test]
     fn configurations_of_a_file_are_checked() {
         let read = |text: &str| serde_json::from_str::<SmallMConfig>(text).map_err(|e| e.to_string());
-        for (codes, count) in [(CodeFormat::E4M3, 12), (CodeFormat::E2M1, 8), (CodeFormat::E5M2, 0)] {
+        for (codes, count) in [(CodeFormat::E4M3, 12), (CodeFormat::E2M1, 12), (CodeFormat::E5M2, 0)] {
             assert_eq!(SmallMConfig::all(codes).count(), count);
             for config in SmallMConfig::all(codes) {
                 assert_eq!(config.block().codes(), codes);

@@ -4,7 +4,7 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
-use super::small_m_config::{SmallMBlock, SmallMConfig, most_rows, no_such_block};
+use super::small_m_config::{SmallMBlock, SmallMConfig, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, CodeFormat, DType};
@@ -126,17 +126,16 @@ impl SmallME2m1Call<'_> {
     fn check(&self) -> Result<()> {
         let Self { m, n, k, a_stride, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
-        let most = most_rows(CodeFormat::E2M1);
-        if m > most {
-            let rule = format!("m must be at most {most}");
-            return Err(Error::shape("A", shape(), rule, "use another formulation"));
+        let block = self.config.block();
+        if m > block.most_rows() {
+            return Err(too_many_rows(block, shape()));
         }
         if k == 0 || !k.is_multiple_of(E2M1_K_MULTIPLE) || !n.is_multiple_of(8) {
             let rule = format!("k must be a multiple of {E2M1_K_MULTIPLE} above 0, n a multiple of 8");
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
         // Numbers in the kernel have 32 bits; the grid has 31.
-        let blocks = self.config.block().tiles(n) * self.config.split() as usize;
+        let blocks = block.tiles(n) * self.config.split() as usize;
         if n > MOST_LENGTH || k > E2M1_MOST_K || blocks >= 1 << 31 {
             let rule = "n must be at most 2^30, k at most 2^26";
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
@@ -238,27 +237,49 @@ mod tests {
             .collect();
         let of = |block: SmallMBlock| match block.shape() {
             Shape::E2m1 { warps, residents: [few, more] } => Some(format!("{block}, {warps}, {few}, {more}")),
-            Shape::E4m3 { .. } => None,
+            Shape::E4m3 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows, SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
+        let tiles: Vec<_> = SOURCE
+            .lines()
+            .filter_map(|line| line.strip_prefix("SMALL_M_TILES(")?.strip_suffix(')'))
+            .map(str::to_string)
+            .collect();
+        let of = |block: SmallMBlock| match block.shape() {
+            Shape::Tile { stages, residents } => block
+                .widths()
+                .iter()
+                .zip(residents)
+                .map(|(tokens, blocks)| format!("{tokens}, {block}, {stages}, {blocks}"))
+                .collect(),
+            Shape::E4m3 { .. } | Shape::E2m1 { .. } => Vec::new(),
+        };
+        assert_eq!(tiles, SmallMBlock::ALL.into_iter().flat_map(of).collect::<Vec<_>>());
         let mut count = 0;
         for (scales, a_type) in SERVED {
+            let (name, nvfp4) = match scales {
+                BlockScaleFormat::Ue4m3 => ("nvfp4", true),
+                BlockScaleFormat::Ue8m0 => ("mxfp4", false),
+            };
+            let number = if a_type == DType::F16 { "F16" } else { "Bf16" };
             for tokens in SmallMBlock::Four.widths() {
-                let (name, nvfp4) = match scales {
-                    BlockScaleFormat::Ue4m3 => ("nvfp4", true),
-                    BlockScaleFormat::Ue8m0 => ("mxfp4", false),
-                };
-                let number = if a_type == DType::F16 { "F16" } else { "Bf16" };
                 let row = format!("SMALL_M_KERNEL({name}, {nvfp4}, {a_type}, {number}, {tokens}, block, PARTS, ");
                 assert!(SOURCE.contains(&row), "{row}");
                 count += 1;
             }
+            let row = format!("SMALL_M_TILE_KERNEL({name}, {nvfp4}, {a_type}, {number}, tokens, __VA_ARGS__)");
+            assert!(SOURCE.contains(&row), "{row}");
         }
-        // And its definition.
+        // And their definitions.
         assert_eq!(SOURCE.matches("SMALL_M_KERNEL(").count(), count + 1);
+        assert_eq!(SOURCE.matches("SMALL_M_TILE_KERNEL(").count(), SERVED.len() + 1);
         assert_eq!(
             name(SmallMBlock::Eight, 16, (BlockScaleFormat::Ue8m0, DType::Bf16)),
             "gemm_small_m_mxfp4_bf16_16_eight"
+        );
+        assert_eq!(
+            name(SmallMBlock::Tile, 48, (BlockScaleFormat::Ue4m3, DType::F16)),
+            "gemm_small_m_nvfp4_f16_48_tile"
         );
     }
 
@@ -270,6 +291,7 @@ mod tests {
 
     /// What is wrong with a call whose operands are as long as it needs, and so many bytes longer.
     fn check(
+        block: SmallMBlock,
         [m, n, k]: [usize; 3],
         (format, each): (BlockScaleFormat, bool),
         (a_stride, d_stride): (usize, usize),
@@ -286,7 +308,7 @@ mod tests {
             exact.iter().zip(more).map(|(bytes, more)| span((*bytes as isize + more) as usize)).collect();
         spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
         let call = SmallME2m1Call {
-            config: SmallMConfig::new(SmallMBlock::Four, 2).unwrap(),
+            config: SmallMConfig::new(block, 2).unwrap(),
             m,
             n,
             k,
@@ -316,7 +338,16 @@ mod tests {
         for kind in
             [(BlockScaleFormat::Ue4m3, true), (BlockScaleFormat::Ue4m3, false), (BlockScaleFormat::Ue8m0, false)]
         {
-            for shape in [[1, 8, 32], [7, 136, 416], [16, 64, 128]] {
+            use SmallMBlock::{Eight, Four, Tile};
+            let cases = [
+                (Four, [1, 8, 32]),
+                (Eight, [7, 136, 416]),
+                (Four, [16, 64, 128]),
+                (Tile, [3, 64, 32]),
+                (Tile, [64, 136, 416]),
+            ];
+            for (block, shape) in cases {
+                let check = |shape, kind, strides, more, places| check(block, shape, kind, strides, more, places);
                 let strides = (shape[2] + 8, shape[1] + 4);
                 assert_eq!(check(shape, kind, strides, [0; 8], [0; 8]), "");
                 for (i, name) in NAMES.into_iter().enumerate() {
@@ -339,8 +370,14 @@ mod tests {
                 }
             }
         }
-        let why = |shape, strides| check(shape, (BlockScaleFormat::Ue4m3, true), strides, [0; 8], [0; 8]);
-        assert!(why([17, 64, 128], (128, 64)).contains("m must be at most 16"));
+        let of = |block, shape, strides| check(block, shape, (BlockScaleFormat::Ue4m3, true), strides, [0; 8], [0; 8]);
+        let why = |shape, strides| of(SmallMBlock::Four, shape, strides);
+        let many = why([17, 64, 128], (128, 64));
+        assert!(many.contains("m must be at most 16 for e2m1 weights in blocks of four"), "{many}");
+        assert!(many.contains("choose blocks for more rows"), "{many}");
+        assert_eq!(of(SmallMBlock::Tile, [64, 64, 128], (128, 64)), "");
+        let many = of(SmallMBlock::Tile, [65, 64, 128], (128, 64));
+        assert!(many.contains("at most 64") && many.contains("use another formulation"), "{many}");
         assert!(why([1, 12, 128], (128, 12)).contains("n a multiple of 8"));
         assert!(why([1, 8, 48], (48, 8)).contains("multiple of 32") && why([1, 8, 0], (0, 8)).contains("above 0"));
         assert!(why([2, 64, 128], (128, 63)).contains("no shorter than a row"));
