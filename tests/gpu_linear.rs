@@ -438,6 +438,29 @@ fn forget_products(handle: &Handle) {
     handle.clear_plans();
 }
 
+/// An amax that a refused pass had found would decide scales for as long as the window is.
+#[test]
+fn a_refused_pass_leaves_no_amax() {
+    let Some(handle) = handle() else { return };
+    let dtype = DType::Bf16;
+    let ones = |rows, cols| Uploaded::new(&handle, &Array2::ones((rows, cols)), dtype, 0);
+    let target = |rows, cols| Target::new(&handle, dtype, rows, cols, 0);
+    let mut layer = Linear::new(&handle, &ones(32, 48).matrix(), delayed(AmaxHistory::Max), 32).unwrap();
+    let mut saved = layer.saved_input(&handle).unwrap();
+    let (x, dy) = (ones(5, 48), ones(5, 32));
+    let (mut y, mut dx, mut gradients) = (target(5, 49), target(5, 49), Gradients::new(&handle, &layer, false, 0));
+    let before = layer.delayed_states(&handle).unwrap();
+    let odd = MatMut::new(&mut y.buffer, dtype, 5, 32).unwrap().with_row_stride(49).unwrap();
+    refused(layer.forward_saving_into(&handle, &x.matrix(), odd, &mut saved), &["Y", "row stride 49", "16 bytes"]);
+    assert_eq!(layer.delayed_states(&handle).unwrap(), before);
+    layer.forward_saving_into(&handle, &x.matrix(), target(5, 32).matrix(), &mut saved).unwrap();
+    let before = layer.delayed_states(&handle).unwrap();
+    let odd = MatMut::new(&mut dx.buffer, dtype, 5, 48).unwrap().with_row_stride(49).unwrap();
+    let odd = layer.backward_into(&handle, &dy.matrix(), &saved, odd, gradients.views());
+    refused(odd, &["dX", "row stride 49", "16 bytes"]);
+    assert_eq!(layer.delayed_states(&handle).unwrap(), before);
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_gradients_stay() {
     let Some(handle) = handle() else { return };

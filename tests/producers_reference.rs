@@ -206,11 +206,11 @@ fn gradients_are_near_their_definition() {
             let (of_x, of_w) = definition::swiglu_backward(x.view(), gradient.view(), &options);
             assert_eq!(got.x.dim(), (rows, 2 * half));
             for (((i, j), got), want) in got.x.indexed_iter().zip(&of_x) {
-                // 1 + l (1 - s) cancels: it is its terms that the error is relative to.
+                // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
                 let [l, r] = [x[[i, j % half]], x[[i, half + j % half]]].map(f64::from);
                 let s = sigmoid(l);
                 let weight = options.weights.map_or(1.0, |weights| f64::from(weights[i].abs()));
-                let terms = if j < half { r.abs() * (1.0 + l.abs() * (1.0 - s)) } else { l.abs() };
+                let terms = if j < half { r.abs() * (1.0 + l.abs()) } else { l.abs() };
                 let terms = terms * weight * f64::from(gradient[[i, j % half]].abs());
                 let bound = (NEAR * s + LEAST_SIGMOID) * terms + STEPS;
                 assert!((f64::from(*got) - want).abs() <= bound, "{:?} {got:e} {want:e}", (i, j));

@@ -40,7 +40,8 @@ impl Linear {
     pub(super) fn check_result(&self, tokens: usize, y: &MatMut<'_>) -> Result<()> {
         let remedy = "Y is tokens x out, with the tokens of X";
         self.check_tokens(&Tokens::written("Y", y), (self.out_features(), "out"), remedy)?;
-        check_rows("Y", y.rows(), tokens, "X")
+        check_rows("Y", y.rows(), tokens, "X")?;
+        self.check_stored("Y", y)
     }
 
     /// dY, tokens x out.
@@ -53,7 +54,22 @@ impl Linear {
     pub(super) fn check_input_gradient(&self, tokens: usize, dx: &MatMut<'_>) -> Result<()> {
         let remedy = "dX has the shape of X, tokens x in";
         self.check_tokens(&Tokens::written("dX", dx), (self.in_features(), "in"), remedy)?;
-        check_rows("dX", dx.rows(), tokens, "dY")
+        check_rows("dX", dx.rows(), tokens, "dY")?;
+        self.check_stored("dX", dx)
+    }
+
+    /// What the product would refuse of its D, before a cast remembers an amax for delayed scaling.
+    fn check_stored(&self, operand: &str, d: &MatMut<'_>) -> Result<()> {
+        let bytes = d.dtype().bytes();
+        if self.scales.is_none() || (d.row_stride() * bytes).is_multiple_of(16) {
+            return Ok(());
+        }
+        Err(Error::shape(
+            operand,
+            format!("row stride {} ({})", d.row_stride(), d.dtype()),
+            "a row must be a multiple of 16 bytes",
+            format!("use a multiple of {} elements", 16 / bytes),
+        ))
     }
 
     fn check_tokens(&self, of: &Tokens, (features, which): (usize, &str), remedy: &str) -> Result<()> {

@@ -88,10 +88,10 @@ pub fn of_gradients(
     let weight = |i: usize| options.weights.map_or(1.0, |weights| f64::from(weights[i].abs()));
     // What may be off of terms that the sigmoid of l multiplies; a clamp of l only lowers it.
     let of_terms = |l: f64, terms: f64| (NEAR / (1.0 + (-l).exp()) + LEAST_SIGMOID) * terms + STEPS;
-    // 1 + l (1 - s) cancels: it is its terms that the error is relative to.
+    // 1 - s and 1 + l (1 - s) cancel: it is their terms that the error is relative to.
     let fraction = worst(got.0, &of_x, |[i, j], _| {
         let [l, r] = halves(i, j % half);
-        let terms = if j < half { r.abs() * (1.0 + l.abs() / (1.0 + l.exp())) } else { l.abs() };
+        let terms = if j < half { r.abs() * (1.0 + l.abs()) } else { l.abs() };
         of_terms(l, terms * f64::from(gradient[(i, j % half)].abs()) * weight(i))
     });
     got.1.iter().zip(&of_w).enumerate().fold(fraction, |fraction, (i, (got, want))| {
