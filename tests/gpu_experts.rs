@@ -189,8 +189,9 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     let (bias_on, counts) = (handle.upload(&bias).unwrap(), handle.upload(&[1i64, 0, 256]).unwrap());
     let whole = |x: &Array2<f32>| x.mapv(f64::from);
     for (a_scheme, b_scheme, least) in [
-        (Scheme::Fp8Tensor(e4m3), Scheme::Fp8Tensor(e4m3), 28.0),
-        (Scheme::Fp8Row(e4m3), Scheme::Fp8Row(e4m3), 28.0),
+        // Two bits of mantissa are 6 dB less than three.
+        (Scheme::Fp8Tensor(Fp8Format::E5M2), Scheme::Fp8Tensor(e4m3), 24.0),
+        (Scheme::Fp8Row(e4m3), Scheme::Fp8Row(Fp8Format::E5M2), 24.0),
         (Scheme::Mxfp8(e4m3), Scheme::Mxfp8(e4m3), 26.0),
         (Scheme::Nvfp4, Scheme::Nvfp4, 16.0),
         (Scheme::Nvfp4Row, Scheme::Nvfp4, 16.0),
@@ -256,7 +257,7 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
 
     // What cannot be cut, or where nobody knows where.
     let zeros = |scheme, rows| QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
-    let (row, vec) = (Scheme::Fp8Row(e4m3), Scheme::Fp8Group1x128(e4m3));
+    let (mx, vec) = (Scheme::Mxfp8(e4m3), Scheme::Fp8Group1x128(e4m3));
     let refused = |a: Scheme, rows: GroupedRows<'_>, words: &[&str]| {
         let (a, b) = (zeros(a, GROUPS * SLOT), zeros(a, GROUPS * OUT));
         let mut d = handle.alloc(GROUPS * SLOT * OUT * 4).unwrap();
@@ -266,11 +267,11 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
     };
     let slots = |slot_rows| GroupedRows::Masked { slot_rows, counts: counts.view() };
     refused(
-        row,
+        mx,
         GroupedRows::Contiguous { starts: counts.view(), counts: counts.view() },
         &["the device alone knows", "slots"],
     );
-    refused(row, slots(132), &["slots of 132 rows", "128"]);
+    refused(mx, slots(132), &["slots of 132 rows", "128"]);
     refused(vec, slots(SLOT), &["lie by columns"]);
 }
 

@@ -11,8 +11,8 @@ use common::*;
 use ndarray::{Array2, s};
 use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::{
-    DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut,
-    MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
+    DType, Error, Finish, Formulation, Fp8Format, GemmDesc, GroupedGemmArgs, GroupedRows, Handle, HostQuantMatrix,
+    KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme, Sm90Config, TuneRecord,
 };
 use sm90::*;
 
@@ -181,33 +181,63 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
 struct Groups {
     a: QuantMatrix,
     b: QuantMatrix,
+    host_a: HostQuantMatrix,
+    host_b: HostQuantMatrix,
     x: Array2<f32>,
-    w: Array2<f32>,
     n: usize,
     out: DType,
 }
 
+/// Rows of a quantized matrix as one of their own.
+fn part(of: &HostQuantMatrix, rows: std::ops::Range<usize>) -> HostQuantMatrix {
+    let (k, scales) = (of.cols(), of.logical_scales());
+    let groups = of.scheme().spec().group_rows.size(of.rows());
+    let each = scales.len() / of.rows().div_ceil(groups);
+    // One scale of all rows is that of any of them.
+    let scales = &scales[rows.start / groups * each..rows.end.div_ceil(groups) * each];
+    HostQuantMatrix::from_logical(
+        of.scheme(),
+        rows.len(),
+        k,
+        of.logical_codes()[rows.start * k..rows.end * k].to_vec(),
+        scales,
+    )
+    .unwrap()
+}
+
 impl Groups {
-    fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], groups: usize, out: DType) -> Self {
-        let (x, w) = (tiled(rng, m, k), tiled(rng, groups * n, k));
-        let a = QuantMatrix::from_host(handle, &quantized(&x, VEC)).unwrap();
-        let b = QuantMatrix::from_host(handle, &quantized(&w, BLK)).unwrap();
-        Self { a, b, x, w, n, out }
+    fn new(handle: &Handle, rng: &mut Noise, shape: [usize; 3], groups: usize, out: DType) -> Self {
+        Self::of(handle, rng, shape, groups, out, (VEC, BLK))
+    }
+
+    fn of(
+        handle: &Handle,
+        rng: &mut Noise,
+        [m, n, k]: [usize; 3],
+        groups: usize,
+        out: DType,
+        (a, b): (Scheme, Scheme),
+    ) -> Self {
+        let x = tiled(rng, m, k);
+        let (host_a, host_b) = (quantized(&x, a), quantized(&tiled(rng, groups * n, k), b));
+        let [a, b] = [&host_a, &host_b].map(|host| QuantMatrix::from_host(handle, host).unwrap());
+        Self { a, b, host_a, host_b, x, n, out }
     }
 
     /// Rows of no group hold NaN codes and NaN scales.
     fn poison_gaps(&mut self, handle: &Handle, groups: &[(i64, i64)]) {
-        let host = self.a.to_host(handle).unwrap();
+        let host = &self.host_a;
         let (m, k) = self.x.dim();
         let (mut codes, mut scales) = (host.logical_codes().to_vec(), host.logical_scales().to_vec());
+        // None where one is that of all rows.
         let row_scales = scales.len() / m;
         let inside = |row: usize| groups.iter().any(|(start, count)| (*start..start + count).contains(&(row as i64)));
         for row in (0..m).filter(|row| !inside(*row)) {
             codes[row * k..(row + 1) * k].fill(0x7F);
             scales[row * row_scales..(row + 1) * row_scales].fill(f32::NAN);
         }
-        let host = scaled_gemm::HostQuantMatrix::from_logical(VEC, m, k, codes, &scales).unwrap();
-        self.a = QuantMatrix::from_host(handle, &host).unwrap();
+        self.host_a = HostQuantMatrix::from_logical(host.scheme(), m, k, codes, &scales).unwrap();
+        self.a = QuantMatrix::from_host(handle, &self.host_a).unwrap();
     }
 
     /// D, packed rows, as the product of each group alone leaves it: 0xFF where no group is.
@@ -216,9 +246,8 @@ impl Groups {
         let mut d = vec![0xFF; self.x.nrows() * row];
         for (g, &(start, count)) in groups.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
             let (start, count) = (start as usize, count as usize);
-            let x = self.x.slice(s![start..start + count, ..]).to_owned();
-            let w = self.w.slice(s![g * self.n..(g + 1) * self.n, ..]).to_owned();
-            let ops = Operands::of(handle, quantized(&x, VEC), quantized(&w, BLK));
+            let b = part(&self.host_b, g * self.n..(g + 1) * self.n);
+            let ops = Operands::of(handle, part(&self.host_a, start..start + count), b);
             let case = Case { alpha, ..Case::new(self.out) };
             let extras = Extras::new(handle, &mut Noise::new(1), count, self.n, &[]);
             let stored = execute(handle, &mut plan(handle, &case.desc(&ops), Formulation::Sm90), &ops, &extras, &case);
@@ -282,6 +311,39 @@ fn groups_are_what_each_is_alone() {
             of.enqueue(&handle, places.len(), rows, &mut d, gap, |args| args.alpha(alpha).config(config)).unwrap();
             assert!(rows_of_d(&handle, &d, m, n * size, gap * size) == want, "{config}, alpha {alpha}, {out}");
         }
+    }
+}
+
+/// Small, for runs under a sanitizer, too: the same with scales of rows and matrices.
+#[test]
+fn groups_are_what_each_is_alone_with_scales_of_rows_and_matrices() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(158);
+    let (m, n, k, gap) = (900, 256, 272, 8);
+    let places = [(0, 130), (132, 0), (132, 1), (256, 129), (512, 257), (896, 4)];
+    let (starts, counts): (Vec<i64>, Vec<i64>) = places.into_iter().unzip();
+    let (starts, counts) = (numbers(&handle, &starts), numbers(&handle, &counts));
+    let (row, tensor) = (Scheme::Fp8Row(E4M3), Scheme::Fp8Tensor(E4M3));
+    for (i, schemes) in [(row, row), (row, tensor), (tensor, row), (tensor, tensor)].into_iter().enumerate() {
+        let (alpha, out) = [(1.0, DType::Bf16), (-0.5, DType::F32)][i % 2];
+        let mut of = Groups::of(&handle, &mut rng, [m, n, k], places.len(), out, schemes);
+        of.poison_gaps(&handle, &places);
+        let (want, size) = (of.want(&handle, alpha, &places), out.bytes());
+        for config in Sm90Config::ALL {
+            let mut d = poisoned(&handle, m * (n + gap) * size + 1024);
+            let rows = GroupedRows::Contiguous { starts: (&starts).into(), counts: (&counts).into() };
+            of.enqueue(&handle, places.len(), rows, &mut d, gap, |args| args.alpha(alpha).config(config)).unwrap();
+            assert!(rows_of_d(&handle, &d, m, n * size, gap * size) == want, "{config}, {schemes:?}");
+        }
+        // In slots of 128 rows each, seven of them.
+        let counts = [128i64, 0, 5, 300, 127, 64, 1];
+        let of = Groups::of(&handle, &mut rng, [896, n, k], 7, out, schemes);
+        let taken: Vec<_> = counts.iter().enumerate().map(|(g, count)| (128 * g as i64, (*count).min(128))).collect();
+        let (want, counts_there) = (of.want(&handle, 1.0, &taken), numbers(&handle, &counts));
+        let mut d = poisoned(&handle, 896 * n * size + 1024);
+        let rows = GroupedRows::Masked { slot_rows: 128, counts: (&counts_there).into() };
+        of.enqueue(&handle, 7, rows, &mut d, 0, |args| args).unwrap();
+        assert!(rows_of_d(&handle, &d, 896, n * size, 0) == want, "slots, {schemes:?}");
     }
 }
 
@@ -508,15 +570,10 @@ fn grouped_refusals_name_operand_numbers_and_rule() {
         };
     let bf16 = DType::Bf16;
     call((VEC, 256, 128), (BLK, 256, 128), 128, (bf16, 256, 128)).unwrap();
-    let row = Scheme::Fp8Row(E4M3);
+    let mx = Scheme::Mxfp8(E4M3);
     refused(
-        call((row, 256, 128), (row, 256, 128), 4, (bf16, 256, 128)),
-        &[
-            "fp8-row:e4m3 x fp8-row:e4m3",
-            "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3",
-            "slots of 4 rows",
-            "one by one",
-        ],
+        call((mx, 256, 128), (mx, 256, 128), 4, (bf16, 256, 128)),
+        &["mxfp8:e4m3 x mxfp8:e4m3", "it serves fp8-1x128:e4m3 x fp8-128x128:e4m3", "slots of 4 rows", "one by one"],
     );
     refused(call((VEC, 256, 128), (BLK, 384, 128), 128, (bf16, 256, 128)), &["B: 384 x 128", "2 * 128 x 128"]);
     refused(call((VEC, 256, 128), (BLK, 256, 256), 128, (bf16, 256, 128)), &["B: 256 x 256", "A's 128 columns"]);

@@ -91,7 +91,7 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     if (C::SCALES == SCALES_OUTER) {
         const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
         if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
-        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.col + col + 4 * lane) * p.b_step);
+        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.group * p.group_b + tile.col + col + 4 * lane) * p.b_step);
     }
     if (p.bias && tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE)
         touch((const char*)p.bias + (u64)(tile.group * p.group_bias + tile.col + col + 4 * lane) * (p.bias_type == 2 ? 4 : 2));
@@ -141,7 +141,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
     if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
-        const float* scales = p.scales_b + first;
+        const float* scales = p.scales_b + tile.group * p.group_b + first;
         const float one = *p.scales_b;
 #pragma unroll
         for (u32 c = 0; c < C::WIDE; c += 8)

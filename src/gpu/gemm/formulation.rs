@@ -187,12 +187,14 @@ fn available_sm90(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
 /// The pair of blocks that our kernels multiply.
 const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme::Fp8Group128x128(Fp8Format::E4M3));
 
-/// Why the kernels for groups of rows do not multiply these.
-pub(crate) fn grouped_pair(a: Operand, b: Scheme) -> Result<(), String> {
-    if a != Operand::Quantized(BLOCKS.0) || b != BLOCKS.1 {
-        return Err(format!("it serves {} x {}", BLOCKS.0, BLOCKS.1));
+/// How the kernels for groups of rows read the scales of these, or why they do not multiply them.
+pub(crate) fn grouped_scales(a: Scheme, b: Scheme) -> Result<Sm90Scales, String> {
+    let is_e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
+    let scales = Sm90Scales::of(a.spec().scale_layout, b.spec().scale_layout);
+    match scales.filter(|scales| is_e4m3(a) && is_e4m3(b) && *scales != Sm90Scales::Vectors) {
+        Some(scales) => Ok(scales),
+        None => Err(format!("it serves {}", served())),
     }
-    Ok(())
 }
 
 /// The layouts of scales, of E4M3 codes on both sides.
@@ -371,10 +373,12 @@ mod tests {
                 let why = available(&desc(4, a, b), H200, ours).unwrap_err();
                 assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
             }
-            assert!(grouped_pair(Operand::Quantized(a), b).is_err());
+            assert!(grouped_scales(a, b).is_err());
         }
         assert!(available(&desc(4, vec, vec), H200, SmallM).unwrap_err().contains("it serves"));
-        assert!(grouped_pair(Operand::Quantized(vec), blk).is_ok() && grouped_pair(row.into(), row).is_err());
+        assert_eq!(grouped_scales(vec, blk), Ok(Sm90Scales::Blocks));
+        assert_eq!(grouped_scales(row, tensor), Ok(Sm90Scales::Outer { each: [true, false] }));
+        assert!(grouped_scales(vec, vec).is_err());
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
         assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));

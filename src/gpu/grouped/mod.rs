@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::{DType, Operand, pair};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut};
 use crate::gpu::device::stream::Order;
-use crate::gpu::gemm::formulation::{HOPPER, grouped_pair};
+use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
@@ -88,9 +88,9 @@ pub struct GroupedGemmArgs<'a> {
 }
 
 impl<'a> GroupedGemmArgs<'a> {
-    /// A: `fp8-1x128:e4m3`, the rows of all groups, k columns. B: `fp8-128x128:e4m3`, `groups * n` rows, those of group 0 first; n a multiple
-    /// of 128. D: BF16, F16 or F32, A's rows by n. In slots also any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128
-    /// scales: rows, whole matrices (one scale of all groups), MXFP8, MXFP4 and NVFP4.
+    /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else either of `fp8-row:e4m3` and `fp8-tensor:e4m3`, as B is. B: `groups * n`
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
+    /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
         Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
@@ -132,12 +132,12 @@ impl<'a> GroupedGemmArgs<'a> {
     fn way(&self, handle: &Handle) -> Result<Way> {
         let Self { a, b, .. } = self;
         let (major, minor) = handle.device().compute_capability;
-        let reason = match grouped_pair(Operand::Quantized(a.scheme()), b.scheme()) {
-            Ok(()) if (major, minor) == HOPPER => {
+        let reason = match grouped_scales(a.scheme(), b.scheme()) {
+            Ok(scales) if (major, minor) == HOPPER => {
                 self.check()?;
-                return Ok(Way::Launch);
+                return Ok(Way::Launch(scales));
             }
-            Ok(()) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
+            Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
         // A pair that nobody multiplies has a reason of its own.
@@ -237,8 +237,8 @@ impl<'a> GroupedGemmArgs<'a> {
 
 /// How groups are multiplied.
 enum Way {
-    /// One launch of our kernels for sm_90.
-    Launch,
+    /// One launch of our kernels for sm_90, which read scales so.
+    Launch(Sm90Scales),
     /// One product a slot, and why not the other.
     Slots(String),
 }
@@ -252,7 +252,7 @@ impl GroupedGemmArgs<'_> {
         let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
         let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.scheme(), self.b.scheme());
         match self.way(handle)? {
-            Way::Launch => Ok(format!(
+            Way::Launch(_) => Ok(format!(
                 "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
                 self.chosen(handle.device().sm_count as usize)
             )),
@@ -306,9 +306,10 @@ impl Handle {
                 kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
             })?;
         }
-        if let Way::Slots(_) = way {
-            return slots::multiply(self, args);
-        }
+        let layout = match way {
+            Way::Launch(scales) => scales,
+            Way::Slots(_) => return slots::multiply(self, args),
+        };
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
@@ -334,7 +335,7 @@ impl Handle {
             k,
             a: Sm90Operand { codes: &a.codes, scales: &a.scales },
             b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-            layout: Sm90Scales::Blocks,
+            layout,
             d: &d,
             d_stride,
             d_type,

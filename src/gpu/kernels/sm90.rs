@@ -78,7 +78,7 @@ impl Sm90Config {
         }
     }
 
-    /// `gemm_fp8_block_<configuration>`, with `_grouped` behind it for groups of rows, `gemm_fp8_vector_...` and `gemm_fp8_outer_...`.
+    /// `gemm_fp8_block_<configuration>`, `gemm_fp8_vector_...` and `gemm_fp8_outer_...`, with `_grouped` behind it for groups of rows.
     fn kernel(self, kind: Kind) -> String {
         let name = self.name().replace('-', "_");
         match kind {
@@ -86,6 +86,7 @@ impl Sm90Config {
             Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
             Kind::Vector => format!("gemm_fp8_vector_{name}"),
             Kind::Outer => format!("gemm_fp8_outer_{name}"),
+            Kind::OuterGrouped => format!("gemm_fp8_outer_{name}_grouped"),
         }
     }
 }
@@ -119,16 +120,18 @@ enum Kind {
     Vector,
     /// Scales of rows or whole matrices.
     Outer,
+    /// The same, of groups of rows.
+    OuterGrouped,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Block, Self::Grouped, Self::Vector, Self::Outer];
+    const ALL: [Self; 5] = [Self::Block, Self::Grouped, Self::Vector, Self::Outer, Self::OuterGrouped];
 
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
             Self::Vector => "gemm/sm90_vector",
-            Self::Outer => "gemm/sm90_outer",
+            Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
         }
     }
 }
@@ -222,7 +225,7 @@ pub(crate) struct Sm90Call<'a> {
     pub(crate) a: Sm90Operand<'a>,
     /// E4M3 `[n][k]`, one group after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// How the scales of both lie; those of groups are of blocks.
+    /// How the scales of both lie; those of groups are no vectors on both sides.
     pub(crate) layout: Sm90Scales,
     /// `[m][n]` of `d_type`: BF16, F16 or F32.
     pub(crate) d: &'a Span<'a>,
@@ -331,15 +334,16 @@ impl Sm90Call<'_> {
             Sm90Scales::Blocks => {
                 (ScaleLayout::Vec128.len(m, blocks), groups * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
-            _ if self.groups.is_some() => {
+            Sm90Scales::Vectors if self.groups.is_some() => {
                 return Err(Error::unsupported(
-                    "groups of rows with other scales",
-                    "the kernels of groups read 1x128 and 128x128 scales",
+                    "groups of rows with 1x128 scales on both sides",
+                    "the kernels of groups read 1x128 and 128x128 scales, or those of rows and matrices",
                     "multiply the groups one by one",
                 ));
             }
             Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
-            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { n } else { 1 }),
+            // One for a matrix is that of all groups.
+            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { groups * n } else { 1 }),
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
         self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
@@ -408,7 +412,8 @@ impl Sm90Call<'_> {
 
     fn kind(&self) -> Kind {
         match (self.layout, self.groups) {
-            (Sm90Scales::Outer { .. }, _) => Kind::Outer,
+            (Sm90Scales::Outer { .. }, Some(_)) => Kind::OuterGrouped,
+            (Sm90Scales::Outer { .. }, None) => Kind::Outer,
             (Sm90Scales::Vectors, _) => Kind::Vector,
             (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
             (Sm90Scales::Blocks, None) => Kind::Block,

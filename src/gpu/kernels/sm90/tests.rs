@@ -44,7 +44,7 @@ fn check_places(
             [m.next_multiple_of(4) * k.div_ceil(128), groups * n.div_ceil(128) * k.div_ceil(128).next_multiple_of(4)]
         }
         Sm90Scales::Vectors => [m, n].map(|rows| rows.next_multiple_of(4) * k.div_ceil(128)),
-        Sm90Scales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
+        Sm90Scales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { groups * n } else { 1 }],
     };
     let d = extent(m, n, d_stride);
     let exact: [usize; OPERANDS] =
@@ -112,13 +112,20 @@ fn each_kind_has_kernels_of_its_own() {
     let config = Sm90Config::Tile64x64Two;
     assert_eq!(
         Kind::ALL.map(|kind| config.kernel(kind)),
-        ["block_64x64_two", "block_64x64_two_grouped", "vector_64x64_two", "outer_64x64_two"]
-            .map(|name| format!("gemm_fp8_{name}"))
+        [
+            "block_64x64_two",
+            "block_64x64_two_grouped",
+            "vector_64x64_two",
+            "outer_64x64_two",
+            "outer_64x64_two_grouped"
+        ]
+        .map(|name| format!("gemm_fp8_{name}"))
     );
     for (file, kernel) in [
         (1, "gemm_fp8_block_##NAME,"),
         (1, "gemm_fp8_block_##NAME##_grouped,"),
         (2, "gemm_fp8_outer_##NAME,"),
+        (2, "gemm_fp8_outer_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME,"),
     ] {
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
@@ -219,9 +226,17 @@ fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
             assert!(check(each, [0; OPERANDS], places).unwrap_err().contains("4-byte aligned"));
         }
     }
-    let outer = Sm90Scales::Outer { each: [true, true] };
-    let error = check_places([256, 128, 128], 128, Some((2, 128)), outer, [0; OPERANDS], [0; OPERANDS]).unwrap_err();
-    assert!(error.contains("groups of rows with other scales"), "{error}");
+    // B of groups has scales for the rows of all.
+    let grouped = |layout, lengths| check_places([256, 128, 128], 128, Some((2, 128)), layout, lengths, [0; OPERANDS]);
+    for each in [[true, true], [false, true], [true, false]] {
+        let outer = Sm90Scales::Outer { each };
+        grouped(outer, [0; OPERANDS]).unwrap();
+        let mut lengths = [0; OPERANDS];
+        lengths[3] = -1;
+        assert!(grouped(outer, lengths).unwrap_err().starts_with("scales of B"));
+    }
+    let error = grouped(Sm90Scales::Vectors, [0; OPERANDS]).unwrap_err();
+    assert!(error.contains("groups of rows with 1x128 scales on both sides"), "{error}");
     let check = |lengths, places| check_places([130, 136, 400], 136, None, Sm90Scales::Vectors, lengths, places);
     check([0; OPERANDS], [0; OPERANDS]).unwrap();
     for at in [1, 3] {
