@@ -99,7 +99,7 @@ case $what in
                     gpu_grouped) tests=(each_kernel_once more_than_one any_numbers captured extreme refusals) ;;
                     gpu_sm90) tests=(each_kernel_once groups_are slots_hold no_sense refus) ;;
                     gpu_sm90_epilogue) tests=(each_kernel_once any_place groups_have) ;;
-                    gpu_experts) tests=(between_groups) ;;
+                    gpu_experts) tests=(between_groups slots_of_other_pairs gradients_of_experts) ;;
                     gpu_small_m | gpu_small_m_e2m1) tests=(each_kernel_once not_a_number graphs refus) ;;
                     # Every kernel of a layer, and tokens that are no multiple of anything.
                     gpu_linear) tests=(any_type scales_that_change no_tokens refused) ;;

@@ -101,6 +101,10 @@ __device__ __forceinline__ void store_pair_at(u32 at, float x, float y, u32 barr
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
                  ::"r"(at), "f"(x), "f"(y), "r"(barrier) : "memory");
 }
+// The same, of which all are told by the barrier of the cluster.
+__device__ __forceinline__ void store_pair_in_cluster(u32 at, float x, float y) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
 template <u32 N> __device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <u32 N> __device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 

@@ -18,9 +18,9 @@ template <class Number_, bool NVFP4_, u32 TOKENS_, u32 RING_> struct SmallMTileC
     static constexpr u32 TOKENS = TOKENS_, RING = RING_, ROWS = 128, THREADS = 128;
     // A stage: codes, one or two tiles of scales, A.
     static constexpr u32 SCALES = ROWS * 64, A = SCALES + 1024, STAGE = A + TOKENS * 256, SHARED = RING * STAGE;
-    // In their place at the end: the parts of sums that the block gets, a barrier.
-    static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4, BARRIER = PARTS_BYTES;
-    static_assert(BARRIER + 8 <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
+    // In their place at the end: the parts of sums that the block gets.
+    static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4;
+    static_assert(PARTS_BYTES <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
 };
 
 template <class C> struct SmallMTile {
@@ -140,7 +140,7 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
 template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1Problem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ uint4 tile_shared[];
-    const u32 base = shared_address(tile_shared), arrived = base + C::BARRIER;
+    const u32 base = shared_address(tile_shared);
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::ROWS;
     const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
@@ -167,32 +167,25 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1
     float sum[2][GROUPS][4] = {};
     m.sums(first, sum);
 
-    // The ring is read by nobody any more, in no block of the cluster.
-    __syncthreads();
-    if (ranks > 1) {
-        if (thread == 0) {
-            barrier_init(arrived, 1);
-            barriers_ready();
-            barrier_expect(arrived, C::PARTS_BYTES);
-        }
-        __syncwarp();
-        cluster_sync();
-    }
+    // The ring is read by nobody any more, in no block of the cluster. (There is no room for an mbarrier beside it, and one in its place racecheck takes for
+    // a race with what was read there before the barrier: the cluster's own barrier says when all parts are there.)
+    if (ranks > 1) cluster_sync();
+    else __syncthreads();
     // To each block of the cluster its rows of this part.
     const u32 rows = C::ROWS / ranks;
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        const u32 r = 32 * j + m.lane_row, to = r / rows, barrier = at_rank(arrived, to);
+        const u32 r = 32 * j + m.lane_row, to = r / rows;
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
             const u32 at = base + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + r % rows) * 8;
             const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
-            else store_pair_at(at_rank(at, to), x, y, barrier);
+            else store_pair_in_cluster(at_rank(at, to), x, y);
         }
     }
-    if (ranks == 1) __syncthreads();
-    else barrier_wait(arrived, 0);
+    if (ranks > 1) cluster_sync();
+    else __syncthreads();
     const u32 pitch = TOKENS / 2 * rows * 8;
     for (u32 o = thread; o < rows * ((p.m + 1) / 2); o += C::THREADS) {
         const u32 pair = o / rows, r = o % rows, col = first_row + rank * rows + r, at = base + o * 8;

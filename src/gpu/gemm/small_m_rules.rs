@@ -40,7 +40,7 @@ fn cost(config: SmallMConfig, mnk: [usize; 3], sm_count: usize) -> f64 {
 fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
     let (block, split) = (config.block(), config.split() as usize);
     if block == SmallMBlock::Tile {
-        return cost_of_tiles(split, [m, n, k], sm_count);
+        return cost_of_tiles(split, k);
     }
     let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
     let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
@@ -51,19 +51,13 @@ fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) ->
     walk.max(memory) + 0.6 * walk.min(memory)
 }
 
-/// The same for tiles, of which each reads all of A. Not fitted: from the instructions of a step (516 at 32 columns, of which a multiprocessor issues four
-/// at a time, and 64 to 128 products of the tensor core), as long as configurations are not measured apart.
-fn cost_of_tiles(split: usize, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
-    let block = SmallMBlock::Tile;
-    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
-    let (sms, tokens) = (sm_count.max(1) as f64, m.next_multiple_of(8) as f64);
-    let on_sm = (tiles.min(at_once) * split) as f64 / sms;
-    let step = 260.0 + on_sm * (160.0 + 4.0 * tokens);
-    let walk =
-        tiles.div_ceil(at_once) as f64 * (k.div_ceil(128).div_ceil(split) as f64 * step + 2600.0 + 10.0 * tokens);
-    // A comes from L2, at about twice the memory's rate.
-    let memory = (n as f64 * 0.5625 + (tiles * m) as f64) * k as f64 / 3900.0 * 132.0 / sms;
-    walk.max(memory) + 0.6 * walk.min(memory)
+/// Of tiles, which are compared with tiles alone: how far from the split that should be fastest, the largest that leaves four steps to each part. Made from all splits
+/// at 12 published shapes and m of 16 to 64 (H200, 2026-11, `tiles.md` of the record): the fastest or within 5 % of it in 65 of 72 places, within 15 % in all, 1.3 % behind on average. A fit as for the other
+/// blocks did worse: what slows a multiprocessor is not how often blocks fill it.
+fn cost_of_tiles(split: usize, k: usize) -> f64 {
+    let most = k.div_ceil(128) / 4;
+    let wanted = most.clamp(1, 8).ilog2();
+    f64::from(split.ilog2().abs_diff(wanted)) + if split.ilog2() > wanted { 0.5 } else { 0.0 }
 }
 
 /// The configurations that multiply m rows with weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
@@ -140,15 +134,17 @@ pub(crate) enum Kept {
 /// The same of E2M1 weights. One pass over codes is a walk of few steps where k is short (H200, 2026-11: 22.4 us for 20.8 of MXFP4 weights that are kept,
 /// 16 x 24576 x 1536).
 ///
-/// Above 16 rows each weight is decoded for tiles of more columns, which takes longer than cuBLASLt's product of kept values at nearly every shape, and less
-/// than to make them in each call up to 32 rows, unless k is short (H200, 2026-11, `e2m1-tile-blocks.txt` of the experiments, an earlier kernel: at 32 x 4096 x 7168 23.0 us
-/// for 19.8 and 40.1, at 32 x 32768 x 512 25.0 for 12.7 and 22.4, at 64 x 4096 x 7168 47.9 for 21.6 and 42.3).
-pub(crate) fn is_first_of_e2m1(kept: Kept, [m, _, k]: [usize; 3]) -> bool {
+/// Above 16 rows each weight is decoded for tiles of more columns, which takes longer than cuBLASLt's product of kept values, and less than to make them in each
+/// call, if there are weights enough (H200, 2026-11, `tiles.md` of the record: BF16 x `nvfp4`, 4096 x 7168, 25.5 us at m = 32 for 43.9, 31.5 for 44.9 at 48, 37.6 for 44.8 at
+/// 64; 576 x 7168 16.6 for 15.9 at 48, 7168 x 2048 26.3 for 23.5 and 4096 x 4096 27.4 for 26.7 at 64).
+pub(crate) fn is_first_of_e2m1(kept: Kept, [m, n, k]: [usize; 3]) -> bool {
     match m {
         0..=8 => true,
         9..=16 => kept != Kept::Fused || k >= 2048,
-        17..=32 => kept == Kept::Nothing && k >= 1024,
-        _ => false,
+        _ if kept != Kept::Nothing || k < 1024 => false,
+        17..=32 => true,
+        33..=48 => n * k >= 6 << 20,
+        _ => n * k >= 24 << 20,
     }
 }
 
@@ -227,13 +223,13 @@ mod tests {
         assert!(!order(CodeFormat::E2M1, [1, 8, 32], 1).is_empty());
     }
 
-    /// The more tiles there are, the fewer parts of k fill the GPU; other blocks hold no such m.
+    /// The shorter k is, the fewer parts it has; other blocks hold no such m.
     #[test]
     fn more_rows_are_for_tiles() {
         for m in [17, 32, 33, 64] {
             let splits = |n, k| order(CodeFormat::E2M1, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
             assert_eq!([576, 2112, 4096].map(|n| splits(n, 7168)[0]), [8; 3], "m = {m}");
-            assert!(splits(57344, 8192)[0] < 8, "m = {m}: {:?}", splits(57344, 8192));
+            assert_eq!([splits(7168, 2048), splits(24576, 1536)], [[4, 2, 8, 1], [2, 1, 4, 8]], "m = {m}");
             assert_eq!(splits(4096, 128)[0], 1, "one step has no parts");
             let order = order(CodeFormat::E2M1, [m, 4096, 7168], 132);
             assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::Tile));
@@ -279,7 +275,8 @@ mod tests {
             |m, k| [Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| is_first_of_e2m1(kept, [m, 4096, k]));
         assert_eq!([first(8, 512), first(16, 2048)], [[true; 3]; 2]);
         assert_eq!(first(9, 2016), [true, true, false]);
-        assert_eq!([first(17, 1024), first(32, 7168)], [[true, false, false]; 2]);
-        assert_eq!([first(17, 992), first(33, 7168), first(64, 7168)], [[false; 3]; 3]);
+        assert_eq!([first(17, 1024), first(32, 7168), first(33, 7168), first(64, 7168)], [[true, false, false]; 4]);
+        assert_eq!([first(17, 992), first(33, 992), first(64, 4096)], [[false; 3]; 3]);
+        assert!(is_first_of_e2m1(Kept::Nothing, [48, 1536, 4096]) && !is_first_of_e2m1(Kept::Nothing, [48, 576, 7168]));
     }
 }

@@ -15,6 +15,8 @@ use crate::gpu::device::stream::Queue;
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
+/// Elements of the pieces that the warps of a block take in turns, as `kernels/cast/grouped_turns.cu` has them.
+const TURN: usize = 8 * 256;
 /// Casts by rows of many members have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take
 /// less time than one of longer parts (docs/performance.md).
 const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
@@ -362,13 +364,13 @@ impl Kernels {
         let x = input.x.address;
         if transposed.is_none() {
             let in_turns = family.in_turns(input, members, aligned);
-            let blocks = match (in_turns, which) {
-                (Some(_), _) => CHUNK_BLOCKS,
-                (None, 0) => QUANTIZE_BLOCKS,
-                _ => GRADIENT_BLOCKS,
+            let (pieces, blocks) = match (in_turns, which) {
+                (Some(_), _) => (members.length / TURN, CHUNK_BLOCKS),
+                (None, 0) => (members.length / CHUNK, QUANTIZE_BLOCKS),
+                _ => (members.length / CHUNK, GRADIENT_BLOCKS),
             };
             let kernel = in_turns.map_or_else(|| family.quantize[which].of(input.dtype, aligned), Ok)?;
-            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, blocks);
+            let blocks = self.grouped_blocks(pieces + 2 * members.count, blocks);
             return match forward {
                 None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
                 Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, amax),
