@@ -4,11 +4,11 @@
 
 use crate::epilogue::ActivationGradient;
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
+use crate::format::{DType, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
+use crate::gpu::kernels::{GroupedCast, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 use crate::gpu::matrix::{GroupedDeviceLayout, GroupedPlaces, GroupedTensor};
 
 /// What a grouped quantization reads: values, or the gradient of an activation.
@@ -125,8 +125,7 @@ impl Handle {
     ) -> Result<()> {
         let (out, transposed) = targets(scheme, to)?;
         let Some(layout) = out.as_deref().or(transposed.as_deref()).map(|out| out.layout()) else { return Ok(()) };
-        let (count, length, scales) = (layout.members(), layout.buffer_len(), scheme.scales());
-        let scales_count = scales.count(count);
+        let (count, scales) = (layout.members(), scheme.scales());
         if let Some(forward) = source.forward.as_ref().filter(|forward| forward.layout.members() != count) {
             return Err(Error::shape(
                 "members of x of an activation gradient",
@@ -143,43 +142,36 @@ impl Handle {
         }
         let [scratch, own_amax] = self.grouped_scratch(count, scales)?;
 
-        let (stream, kernels) = (self.queue(), self.kernels());
-        let order = stream.order();
+        let order = self.queue().order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
-        let members = members(layout, &places, &scratch, &clamped);
         let x = source.values.at(&order)?;
         let forward = source.forward.as_ref().map(|forward| ForwardSpans::of(forward, &order)).transpose()?;
-        let forward = forward.as_ref().map(ForwardSpans::of_kernels);
-        let input = GroupedInput { x: &x, dtype: source.dtype, forward };
         let out = out.as_deref().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed.as_deref().map(|out| out.write(&order)).transpose()?;
-        let (out, transposed) = (out.as_ref().map(|o| o.of_kernels()), transposed.as_ref().map(|o| o.of_kernels()));
-        let to = [out.as_ref(), transposed.as_ref()];
         let amax = amax.map(|amax| amax.at(&order)).transpose()?;
-        let what: (Fp8Format, GroupedScales) = (scheme.format(), scales);
-
-        // A call that is refused leaves no work behind, in a capture neither.
-        input.check(&members)?;
-        kernels.plan_grouped(stream, &members, input.forward.as_ref())?;
-        debug_assert_eq!(members.length, length);
-        match how {
+        let numbers;
+        let (factors, raised) = match how {
             How::Given(given) => {
-                let numbers = given.number().at(&order)?;
+                numbers = given.number().at(&order)?;
                 let factors = match given {
                     GivenScale::Decode(_) => GroupedFactors::Decode(&numbers),
                     GivenScale::Encode(_) | GivenScale::Amax(_) => GroupedFactors::Encode(&numbers),
                 };
-                kernels.quantize_grouped(stream, &input, &members, what, factors, to, amax.as_ref())
+                (factors, amax.as_ref())
             }
-            How::Current(recipe) => {
-                let amax = amax.as_ref().unwrap_or(&own_amax);
-                kernels.zero(stream, amax, scales_count * 4)?;
-                kernels.amax_grouped(stream, &input, &members, scales, amax)?;
-                let factors = GroupedFactors::Amax(amax, recipe.member());
-                kernels.quantize_grouped(stream, &input, &members, what, factors, to, None)
-            }
-        }
+            How::Current(recipe) => (GroupedFactors::Amax(amax.as_ref().unwrap_or(&own_amax), recipe.member()), None),
+        };
+        let cast = GroupedCast {
+            input: GroupedInput { x: &x, dtype: source.dtype, forward: forward.as_ref().map(ForwardSpans::of_kernels) },
+            members: members(layout, &places, &scratch, &clamped),
+            format: scheme.format(),
+            scales,
+            factors,
+            to: [&out, &transposed].map(|out| out.as_ref().map(|out| out.of_kernels())),
+            amax: raised,
+        };
+        self.kernels().quantize_grouped(self.queue(), &cast)
     }
 
     /// `y = round(fl(code * scale))` of each member, to a buffer of BF16, F16 or F32 in which members lie as in `q`, by rows also where they
@@ -193,15 +185,13 @@ impl Handle {
         check_wide("dequantized grouped tensor", dtype)?;
         let (layout, scheme) = (q.layout(), q.scheme());
         let [scratch, _] = self.grouped_scratch(layout.members(), scheme.scales())?;
-        let (stream, kernels) = (self.queue(), self.kernels());
-        let order = stream.order();
+        let order = self.queue().order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
         let members = members(layout, &places, &scratch, &clamped);
         let (spans, y) = (q.read(&order)?, y.at(&order)?);
-        kernels.plan_grouped(stream, &members, None)?;
         let what = (scheme.format(), scheme.scales(), scheme.is_transposed());
-        kernels.dequantize_grouped(stream, &spans.of_kernels(), &members, what, &y, dtype)
+        self.kernels().dequantize_grouped(self.queue(), &spans.of_kernels(), &members, what, &y, dtype)
     }
 
     /// Parts of the workspace: scratch of the plan, and amax of members.

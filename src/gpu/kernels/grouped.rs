@@ -64,9 +64,11 @@ impl GroupedKernels {
 
 impl GroupedKernels {
     /// The kernel whose blocks take pieces in turns, where there is one: members are few, so that each block finds itself where they lie.
-    fn in_turns(&self, input: &GroupedInput<'_>, members: &GroupedMembers<'_>, aligned: bool) -> Option<Kernel> {
-        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == input.dtype)?;
-        (aligned && input.forward.is_none() && members.are_few()).then_some(self.quantize_turns[place])
+    fn in_turns(&self, cast: &GroupedCast<'_>) -> Option<Kernel> {
+        let GroupedInput { x, dtype, forward } = &cast.input;
+        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| known == dtype)?;
+        let known = is_buffer_aligned(x) && forward.is_none() && cast.members.are_few();
+        known.then_some(self.quantize_turns[place])
     }
 }
 
@@ -168,14 +170,6 @@ pub(crate) struct GroupedInput<'a> {
     pub(crate) forward: Option<GroupedForward<'a>>,
 }
 
-impl GroupedInput<'_> {
-    /// Whether buffers are as long as members need, and aligned: before any work.
-    pub(crate) fn check(&self, members: &GroupedMembers<'_>) -> Result<()> {
-        check_buffer("input", self.x, members.length, self.dtype)?;
-        self.forward.as_ref().map_or(Ok(()), |forward| forward.checked(members).map(drop))
-    }
-}
-
 /// The second input of an activation's gradient: what the activation was given in the forward pass, members of the same shapes.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupedForward<'a> {
@@ -258,6 +252,64 @@ impl GroupedCodes<'_> {
     }
 }
 
+/// One quantization: `code = sat(fl(v * encode))` of members, by rows, transposed, or both, and the scale of every member.
+pub(crate) struct GroupedCast<'a> {
+    pub(crate) input: GroupedInput<'a>,
+    pub(crate) members: GroupedMembers<'a>,
+    pub(crate) format: Fp8Format,
+    pub(crate) scales: GroupedScales,
+    /// An amax among them is found first, and written.
+    pub(crate) factors: GroupedFactors<'a>,
+    /// By rows, and transposed.
+    pub(crate) to: [Option<GroupedCodes<'a>>; 2],
+    /// Raised to every amax, where factors are given.
+    pub(crate) amax: Option<&'a Span<'a>>,
+}
+
+/// The same as its kernels take it.
+struct Checked {
+    members: Members,
+    forward: Option<Forward>,
+    factors: Factors,
+    codes: [u64; 2],
+}
+
+impl GroupedCast<'_> {
+    /// Everything that may be refused of all its launches, so that a refused call leaves no work behind.
+    fn checked(&self) -> Result<Checked> {
+        let Self { input, members, format, scales, to: [out, transposed], .. } = self;
+        let count = scales.count(members.count);
+        check_buffer("input", input.x, members.length, input.dtype)?;
+        let outputs = [out, transposed].into_iter().flatten();
+        outputs.clone().try_for_each(|out| out.check(members, *scales))?;
+        let unused = Fp8Recipe::new(Fp8Granularity::Tensor, *format);
+        let (factor, kind, recipe, found) = match self.factors {
+            GroupedFactors::Encode(span) => (span, 0, unused, None),
+            GroupedFactors::Decode(span) => (span, 1, unused, None),
+            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format: *format, ..recipe }, Some(span)),
+        };
+        check_floats("factors", factor, count)?;
+        check_floats("amax", self.amax, count)?;
+        let amax = self.amax.into_iter().chain(found).map(|amax| ("amax", amax));
+        let written: Vec<_> =
+            outputs.flat_map(|out| [("codes", out.codes), ("scales", out.scales)]).chain(amax).collect();
+        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &written)?;
+        Ok(Checked {
+            members: members.checked(input.forward.as_ref())?,
+            forward: input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?,
+            factors: Factors {
+                factor: factor.address,
+                scales: address(out.map(|out| out.scales)),
+                scales_t: address(transposed.map(|out| out.scales)),
+                kind,
+                shared: is_shared(*scales),
+                rule: ScaleRule::new(recipe, DType::F32),
+            },
+            codes: [address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes))],
+        })
+    }
+}
+
 fn check_buffer(operand: &str, x: &Span<'_>, length: usize, dtype: DType) -> Result<()> {
     check_bytes(operand, x, length * dtype.bytes())?;
     check_aligned(operand, x, dtype.bytes() as u64)
@@ -273,114 +325,57 @@ fn is_shared(scales: GroupedScales) -> u32 {
 }
 
 impl Kernels {
-    /// Goes before all others: which rows of each member lie where they may, with `forward` only rows that also the second input has room
-    /// for. Nothing where members are few.
-    pub(crate) fn plan_grouped(
-        &self,
-        stream: &Queue,
-        members: &GroupedMembers<'_>,
-        forward: Option<&GroupedForward<'_>>,
-    ) -> Result<()> {
-        let (kernel, checked) = (self.grouped(stream)?.plan, members.checked(forward)?);
+    /// Enqueues a quantization: where members lie, their amax where factors follow from it, and the cast. Refused as a whole or not at all.
+    pub(crate) fn quantize_grouped(&self, stream: &Queue, cast: &GroupedCast<'_>) -> Result<()> {
+        let checked = cast.checked()?;
+        let GroupedCast { members, input, .. } = cast;
+        let family = self.grouped(stream)?;
+        let gradient = usize::from(input.forward.is_some());
+        let by_input = |of: &[ByInput; 2]| of[gradient].of(input.dtype, is_buffer_aligned(input.x));
+        let (amax, turns, rows) = (by_input(&family.amax)?, family.in_turns(cast), by_input(&family.quantize)?);
+        let tiles = by_input(&family.quantize_tiles)?;
+
+        self.plan_grouped(stream, members, checked.members)?;
+        if let GroupedFactors::Amax(to, _) = cast.factors {
+            self.zero(stream, to, cast.scales.count(members.count) * 4)?;
+            let blocks = self.chunk_blocks(members, [CHUNK_BLOCKS, GRADIENT_BLOCKS][gradient]);
+            let Checked { members: m, factors, .. } = checked;
+            match checked.forward {
+                None => enqueue!(stream, amax, blocks, input.x.address, m, factors, to.address)?,
+                Some(forward) => enqueue!(stream, amax, blocks, input.x.address, forward, m, factors, to.address)?,
+            }
+        }
+        let Checked { members: m, forward, factors, codes: [codes, codes_t] } = checked;
+        let (x, raised) = (input.x.address, address(cast.amax));
+        if cast.to[1].is_none() {
+            let (kernel, blocks) = match turns {
+                Some(turns) => (turns, CHUNK_BLOCKS),
+                None => (rows, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient]),
+            };
+            let blocks = self.chunk_blocks(members, blocks);
+            return match forward {
+                None => enqueue!(stream, kernel, blocks, x, m, factors, codes, raised),
+                Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, raised),
+            };
+        }
+        // A tile has at least one element.
+        let blocks = self.grouped_blocks(members.length, [TILE_BLOCKS, GRADIENT_TILE_BLOCKS][gradient]);
+        match forward {
+            None => enqueue!(stream, tiles, blocks, x, m, factors, codes, codes_t, raised),
+            Some(forward) => enqueue!(stream, tiles, blocks, x, forward, m, factors, codes, codes_t, raised),
+        }
+    }
+
+    /// Goes before all others: which rows of each member lie where they may, with a second input only rows that also that has room for.
+    /// Nothing where members are few.
+    fn plan_grouped(&self, stream: &Queue, members: &GroupedMembers<'_>, checked: Members) -> Result<()> {
         if members.are_few() {
             return Ok(());
         }
-        enqueue!(stream, kernel, Blocks::new((1, 1), 1024), checked)
+        enqueue!(stream, self.grouped(stream)?.plan, Blocks::new((1, 1), 1024), checked)
     }
 
-    /// Raises `amax`, one for each member or one that all share, to that of the elements. The members are planned.
-    pub(crate) fn amax_grouped(
-        &self,
-        stream: &Queue,
-        input: &GroupedInput<'_>,
-        members: &GroupedMembers<'_>,
-        scales: GroupedScales,
-        amax: &Span<'_>,
-    ) -> Result<()> {
-        input.check(members)?;
-        check_floats("amax", amax, scales.count(members.count))?;
-        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &[("amax", amax)])?;
-        let kernels = &self.grouped(stream)?.amax;
-        // Neither factors nor a rule are used.
-        let rule = ScaleRule::new(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3), DType::F32);
-        let factors = Factors { factor: 0, scales: 0, scales_t: 0, kind: 0, shared: is_shared(scales), rule };
-        let (m, aligned) = (members.checked(input.forward.as_ref())?, is_buffer_aligned(input.x));
-        let Some(forward) = &input.forward else {
-            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS);
-            let kernel = kernels[0].of(input.dtype, aligned)?;
-            return enqueue!(stream, kernel, blocks, input.x.address, m, factors, amax.address);
-        };
-        let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, GRADIENT_BLOCKS);
-        let kernel = kernels[1].of(input.dtype, aligned)?;
-        enqueue!(stream, kernel, blocks, input.x.address, forward.checked(members)?, m, factors, amax.address)
-    }
-
-    /// `code = sat(fl(v * encode))` of planned members, by rows, transposed, or both, and the scale of every member. Raises `amax` where
-    /// it is wanted.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn quantize_grouped(
-        &self,
-        stream: &Queue,
-        input: &GroupedInput<'_>,
-        members: &GroupedMembers<'_>,
-        (format, scales): (Fp8Format, GroupedScales),
-        factors: GroupedFactors<'_>,
-        [out, transposed]: [Option<&GroupedCodes<'_>>; 2],
-        amax: Option<&Span<'_>>,
-    ) -> Result<()> {
-        input.check(members)?;
-        let outputs = [out, transposed].into_iter().flatten();
-        outputs.clone().try_for_each(|out| out.check(members, scales))?;
-        check_floats("amax", amax, scales.count(members.count))?;
-        let outputs = outputs.flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
-        let outputs: Vec<_> = outputs.chain(amax.map(|amax| ("amax", amax))).collect();
-        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &outputs)?;
-        let unused = Fp8Recipe::new(Fp8Granularity::Tensor, format);
-        let (factor, kind, recipe) = match factors {
-            GroupedFactors::Encode(span) => (span, 0, unused),
-            GroupedFactors::Decode(span) => (span, 1, unused),
-            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format, ..recipe }),
-        };
-        check_floats("factors", factor, scales.count(members.count))?;
-        let factors = Factors {
-            factor: factor.address,
-            scales: address(out.map(|out| out.scales)),
-            scales_t: address(transposed.map(|out| out.scales)),
-            kind,
-            shared: is_shared(scales),
-            rule: ScaleRule::new(recipe, DType::F32),
-        };
-        let family = self.grouped(stream)?;
-        let m = members.checked(input.forward.as_ref())?;
-        let (aligned, amax) = (is_buffer_aligned(input.x), address(amax));
-        let (codes, codes_t) = (address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes)));
-        let which = usize::from(input.forward.is_some());
-        let forward = input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?;
-        let x = input.x.address;
-        if transposed.is_none() {
-            let in_turns = family.in_turns(input, members, aligned);
-            let blocks = match (in_turns, which) {
-                (Some(_), _) => CHUNK_BLOCKS,
-                (None, 0) => QUANTIZE_BLOCKS,
-                _ => GRADIENT_BLOCKS,
-            };
-            let kernel = in_turns.map_or_else(|| family.quantize[which].of(input.dtype, aligned), Ok)?;
-            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, blocks);
-            return match forward {
-                None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
-                Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, amax),
-            };
-        }
-        let kernel = family.quantize_tiles[which].of(input.dtype, aligned)?;
-        // A tile has at least one element.
-        let blocks = self.grouped_blocks(members.length, [TILE_BLOCKS, GRADIENT_TILE_BLOCKS][which]);
-        match forward {
-            None => enqueue!(stream, kernel, blocks, x, m, factors, codes, codes_t, amax),
-            Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, codes_t, amax),
-        }
-    }
-
-    /// `y = round(fl(code * scale))` of planned members, by rows also of transposed codes.
+    /// `y = round(fl(code * scale))` of members, by rows also of transposed codes.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn dequantize_grouped(
         &self,
@@ -395,22 +390,29 @@ impl Kernels {
         check_buffer("output", y, members.length, dtype)?;
         let read = members.numbers().into_iter().chain([("codes", q.codes), ("scales", q.scales)]);
         check_apart(read, &[("output", y)])?;
+        let m = members.checked(None)?;
         let kernel = self.grouped(stream)?.dequantize[usize::from(transposed)].of(dtype, is_buffer_aligned(y))?;
         let blocks = match transposed {
-            false => self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS),
+            false => self.chunk_blocks(members, CHUNK_BLOCKS),
             true => self.grouped_blocks(members.length, TILE_BLOCKS),
         };
+        self.plan_grouped(stream, members, m)?;
         enqueue!(
             stream,
             kernel,
             blocks,
             q.codes.address,
             q.scales.address,
-            members.checked(None)?,
+            m,
             is_shared(scales),
             format_code(format),
             y.address,
         )
+    }
+
+    /// The same for pieces that are chunks.
+    fn chunk_blocks(&self, members: &GroupedMembers<'_>, each: usize) -> Blocks {
+        self.grouped_blocks(members.length / CHUNK + 2 * members.count, each)
     }
 
     /// So many blocks of each multiprocessor, or as many as there can be pieces: how many there are the device knows alone.

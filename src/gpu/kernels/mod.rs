@@ -34,7 +34,7 @@ mod tensor_map;
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
 pub(crate) use epilogue::{EpilogueCall, ScaleVector};
 pub(crate) use fused::{BackwardCall, BackwardTo, NormCall, Strided};
-pub(crate) use grouped::{GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
+pub(crate) use grouped::{GroupedCast, GroupedCodes, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 pub(crate) use grouped_between::GroupPlaces;
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
