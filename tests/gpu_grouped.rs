@@ -396,7 +396,10 @@ fn refused_calls_leave_no_work_behind() {
         // SAFETY: parts of `whole`, which lives to the end of the round, on this handle's stream, which has done its work by then.
         let part = |bytes: usize| unsafe { DeviceBuffer::from_raw(handle.stream(), address, bytes, ()) }.unwrap();
         let (x, mut amax_in_x, apart) = (part(length * 2), part(count * 4), handle.alloc(length * 2).unwrap());
-        let mut y_in_x = part(length * 2);
+        let (mut y_in_x, factors_in_x) = (part(length * 2), part(count * 4));
+        let numbers = |numbers: i64| handle.upload(&vec![numbers; count]).unwrap();
+        let x_places =
+            GroupedDeviceLayout::from_parts(&handle, numbers(1), numbers(1), part(count * 8), length).unwrap();
         let scales = handle.alloc(count * 4).unwrap();
         let mut in_x = GroupedTensor::from_parts(scheme, places.share().unwrap(), part(length), scales).unwrap();
         let mut out = poisoned_grouped(&handle, scheme, &places);
@@ -404,10 +407,17 @@ fn refused_calls_leave_no_work_behind() {
         let mut refused = || {
             let recipe = GroupedRecipe::new(scheme);
             let source = |values| GroupedSource::new(values, DType::Bf16).unwrap();
+            let silu = ActivationGradient::Silu;
+            let gradient = |x, places| source(&apart).of_activation(silu, x, DType::Bf16, places).unwrap();
+            let given = GivenScale::Encode(factors_in_x.view());
             let results = [
                 handle.quantize_grouped_into(&source(&x), recipe, &mut out, Some(&mut amax_in_x.view_mut())),
                 handle.quantize_grouped_into(&source(&x), recipe, &mut in_x, Some(&mut amax.view_mut())),
                 handle.dequantize_grouped_into(&in_x, &mut y_in_x.view_mut(), DType::Bf16),
+                // The second input, its offsets, and given scales are read while codes are written, too.
+                handle.quantize_grouped_into(&gradient(&x, &places), recipe, &mut in_x, None),
+                handle.quantize_grouped_into(&gradient(&apart, &x_places), recipe, &mut in_x, None),
+                handle.quantize_grouped_with_scales_into(&source(&apart), scheme, &given, &mut in_x, None),
             ];
             for result in results {
                 let said = result.unwrap_err().to_string();

@@ -80,8 +80,9 @@ impl Handle {
     /// The input is read twice. The recipe says whether `to` is transposed, unless it is both.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a buffer is too short, or there are more members than the workspace has room for, above a million;
-    /// [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with different layouts.
+    /// [`Error::Shape`] if a buffer is too short, what is written lies where something else is read or written, or there are more members than
+    /// the workspace has room for, above a million; [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with
+    /// different layouts. Nothing has been written then.
     pub fn quantize_grouped_into<'a>(
         &self,
         source: &GroupedSource<'_>,

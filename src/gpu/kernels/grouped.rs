@@ -138,10 +138,7 @@ impl GroupedMembers<'_> {
         check_aligned("scratch", self.scratch, 8)?;
         check_bytes("count of clamped members", self.clamped, 4)?;
         check_aligned("count of clamped members", self.clamped, 4)?;
-        let (offsets, forward_length) = match forward {
-            None => (0, 0),
-            Some(forward) => (forward.checked(self)?.offsets, forward.length as u64),
-        };
+        let (offsets, forward_length) = forward.map_or((0, 0), |second| (second.offsets.address, second.length as u64));
         let (scratch, each) = (self.scratch.address, count as u64 * 8);
         let [fitting, chunks, tiles] = match self.are_few() {
             true => [0; 3],
@@ -181,12 +178,15 @@ pub(crate) struct GroupedForward<'a> {
     pub(crate) length: usize,
 }
 
-/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`.
+/// What messages call it.
+const SECOND_INPUT: &str = "x of an activation gradient";
+const SECOND_OFFSETS: &str = "offsets of x";
+
+/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`; where its members begin is among [`Members`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Forward {
     x: u64,
-    offsets: u64,
     dtype: u32,
     of: u32,
     aligned: u32,
@@ -200,9 +200,9 @@ impl GroupedForward<'_> {
             DType::F32 => 2,
             other => return Err(Error::dtype("x", other, "is not one of bf16, f16, f32", "convert it first")),
         };
-        check_buffer("x of an activation gradient", self.x, self.length, self.dtype)?;
-        check_bytes("offsets of x", self.offsets, members.count * 8)?;
-        check_aligned("offsets of x", self.offsets, 8)?;
+        check_buffer(SECOND_INPUT, self.x, self.length, self.dtype)?;
+        check_bytes(SECOND_OFFSETS, self.offsets, members.count * 8)?;
+        check_aligned(SECOND_OFFSETS, self.offsets, 8)?;
         let of = match self.of {
             ActivationGradient::Relu => 0,
             ActivationGradient::Gelu => 1,
@@ -211,7 +211,7 @@ impl GroupedForward<'_> {
             ActivationGradient::SquaredRelu => 4,
         };
         let aligned = u32::from(is_buffer_aligned(self.x));
-        Ok(Forward { x: self.x.address, offsets: self.offsets.address, dtype, of, aligned })
+        Ok(Forward { x: self.x.address, dtype, of, aligned })
     }
 }
 
@@ -275,6 +275,26 @@ struct Checked {
 }
 
 impl GroupedCast<'_> {
+    /// That nothing is written where something is read, or where something else is written: blocks do both at the same time.
+    fn check_apart(&self) -> Result<()> {
+        let Self { input, members, to: [out, transposed], .. } = self;
+        let (given, found) = match self.factors {
+            GroupedFactors::Encode(span) | GroupedFactors::Decode(span) => (Some(span), self.amax),
+            GroupedFactors::Amax(span, _) => (None, Some(span)),
+        };
+        let second =
+            input.forward.iter().flat_map(|forward| [(SECOND_INPUT, forward.x), (SECOND_OFFSETS, forward.offsets)]);
+        let read = members.numbers().into_iter().chain([("input", input.x)]).chain(second);
+        let read = read.chain(given.map(|given| ("given scales", given)));
+        let plain = out.iter().flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
+        let turned = transposed.iter();
+        let turned =
+            turned.flat_map(|out| [("transposed codes", out.codes), ("scales of transposed codes", out.scales)]);
+        let written: Vec<_> = plain.chain(turned).chain(found.map(|amax| ("amax", amax))).collect();
+        check_apart(read, &written)?;
+        (1..written.len()).try_for_each(|i| check_apart(written[..i].iter().copied(), &written[i..=i]))
+    }
+
     /// Everything that may be refused of all its launches, so that a refused call leaves no work behind.
     fn checked(&self) -> Result<Checked> {
         let Self { input, members, format, scales, to: [out, transposed], .. } = self;
@@ -283,17 +303,14 @@ impl GroupedCast<'_> {
         let outputs = [out, transposed].into_iter().flatten();
         outputs.clone().try_for_each(|out| out.check(members, *scales))?;
         let unused = Fp8Recipe::new(Fp8Granularity::Tensor, *format);
-        let (factor, kind, recipe, found) = match self.factors {
-            GroupedFactors::Encode(span) => (span, 0, unused, None),
-            GroupedFactors::Decode(span) => (span, 1, unused, None),
-            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format: *format, ..recipe }, Some(span)),
+        let (factor, kind, recipe) = match self.factors {
+            GroupedFactors::Encode(span) => (span, 0, unused),
+            GroupedFactors::Decode(span) => (span, 1, unused),
+            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format: *format, ..recipe }),
         };
         check_floats("factors", factor, count)?;
         check_floats("amax", self.amax, count)?;
-        let amax = self.amax.into_iter().chain(found).map(|amax| ("amax", amax));
-        let written: Vec<_> =
-            outputs.flat_map(|out| [("codes", out.codes), ("scales", out.scales)]).chain(amax).collect();
-        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &written)?;
+        self.check_apart()?;
         Ok(Checked {
             members: members.checked(input.forward.as_ref())?,
             forward: input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?,
@@ -427,7 +444,7 @@ mod tests {
 
     #[test]
     fn mirrors_have_the_size_of_what_they_mirror() {
-        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 32));
+        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 24));
     }
 
     #[test]
@@ -443,6 +460,63 @@ mod tests {
         assert!(GroupedMembers { clamped: &Span::unguarded(64, 3), ..members }.checked(None).is_err());
         assert_eq!(GroupedMembers::scratch_bytes(usize::MAX), None);
         assert!(GroupedMembers::scratch_bytes(1 << 20).unwrap() + (4 << 20) <= 32 << 20);
+    }
+
+    /// Parts of memory, of which one lies where another does.
+    fn refusal_of(cast: impl Fn(&[Span<'_>; 11]) -> Result<()>, moved: usize, onto: usize) -> String {
+        let place = |i: usize| Span::unguarded(if i == moved { onto } else { i } as u64 * 4096 + 4096, 24);
+        cast(&std::array::from_fn(place)).map_or_else(|refused| refused.to_string(), |()| String::new())
+    }
+
+    #[test]
+    fn nothing_is_written_where_others_read_or_write() {
+        let scratch = Span::unguarded(1 << 20, 24 * 3 + 16);
+        let names = [
+            "rows of the layout",
+            "columns of the layout",
+            "offsets of the layout",
+            "input",
+            SECOND_INPUT,
+            SECOND_OFFSETS,
+            "codes",
+            "scales",
+            "transposed codes",
+            "scales of transposed codes",
+            "amax",
+        ];
+        let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+        let cast = |[rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax]: &[Span<'_>; 11],
+                    given: Option<&Span<'_>>| {
+            let of = ActivationGradient::Silu;
+            let second = GroupedForward { of, x: x2, dtype: DType::Bf16, offsets: offsets2, length: 12 };
+            let clamped = &Span::unguarded(64, 4);
+            GroupedCast {
+                input: GroupedInput { x, dtype: DType::Bf16, forward: Some(second) },
+                members: GroupedMembers { count: 3, length: 12, rows, cols, offsets, scratch: &scratch, clamped },
+                format: Fp8Format::E4M3,
+                scales: GroupedScales::PerMember,
+                factors: given.map_or(GroupedFactors::Amax(amax, rule), GroupedFactors::Encode),
+                to: [Some(GroupedCodes { codes, scales }), Some(GroupedCodes { codes: codes_t, scales: scales_t })],
+                amax: given.map(|_| amax),
+            }
+            .checked()
+            .map(drop)
+        };
+        let found = |parts: &[Span<'_>; 11]| cast(parts, None);
+        let given = |parts: &[Span<'_>; 11]| cast(parts, Some(&Span::unguarded(1 << 16, 12)));
+        assert_eq!([refusal_of(found, 0, 0), refusal_of(given, 0, 0)], ["", ""]);
+        for (moved, onto) in (6..11).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
+            for said in [refusal_of(found, moved, onto), refusal_of(given, moved, onto)] {
+                let says = said.contains("overlap") && said.contains(names[moved]) && said.contains(names[onto]);
+                assert!(says, "{} at {}: {said:?}", names[moved], names[onto]);
+            }
+        }
+        for written in 6..11 {
+            let said = refusal_of(|parts| cast(parts, Some(&Span::unguarded(parts[written].address + 8, 12))), 0, 0);
+            assert!(said.contains("given scales") && said.contains(names[written]), "{}: {said:?}", names[written]);
+        }
+        // Two that are read may lie together: an activation of its own gradient.
+        assert_eq!(refusal_of(found, 4, 3), "");
     }
 
     #[test]
