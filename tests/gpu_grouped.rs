@@ -3,6 +3,8 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_grouped/delayed.rs"]
+mod delayed;
 #[path = "common/grouped.rs"]
 mod grouped;
 

@@ -1,10 +1,11 @@
-//! Grouped tensors on the device: `Handle::{quantize_grouped_into, quantize_grouped_with_scales_into, dequantize_grouped_into}`.
+//! Grouped tensors on the device: `Handle::{quantize_grouped_into, quantize_grouped_with_scales_into, delayed_update_grouped_into,
+//! dequantize_grouped_into}`.
 //!
 //! The bytes of members are those of [`crate::reference`]; gaps are neither read nor written.
 
 use crate::epilogue::ActivationGradient;
 use crate::error::{Error, Result};
-use crate::format::{DType, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
+use crate::format::{DType, DelayedScaling, Fp8Format, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
@@ -98,7 +99,8 @@ impl Handle {
     /// elements too, or one if they are shared; of either the other is `fl(1 / given)`. Allocates nothing, waits for nothing, reads nothing
     /// back: safe inside graph capture. The input is read once.
     ///
-    /// `amax`, where given, is raised to every amax of `v` before scaling; the caller sets it to zero first.
+    /// `amax`, where given, is raised to every amax of `v` before scaling; the caller sets it to zero first, or takes row 0 of a history that
+    /// [`Handle::delayed_update_grouped_into`] clears.
     ///
     /// # Errors
     /// As [`Handle::quantize_grouped_into`]; [`Error::Shape`] for another number of scales; [`Error::Unsupported`] if an amax is given.
@@ -114,6 +116,49 @@ impl Handle {
             return Err(scales.needs_recipe());
         }
         self.quantize_members(source, scheme, How::Given(scales), to.into(), amax)
+    }
+
+    /// Ends a step of delayed scaling: the encode factors of the next step, in place, of every scale of a grouped tensor.
+    /// [`reference::delayed_update_grouped`](crate::reference::delayed_update_grouped) on the device, and its bits:
+    ///
+    /// ```text
+    /// amax      = max over i of history[i][t], or history[0][t]                            NaN ignored
+    /// encode[t] = min(fl(fl(MAX * 2^-margin) / amax), FLT_MAX)     kept if amax is 0, infinite or NaN
+    /// history   : every column rotated by one row, row 0 set to 0                  for the next step
+    /// ```
+    ///
+    /// `encode`: FP32, one for each scale; as many numbers as it has are the scales, also none. `history`: FP32 `[window][scales]`, row 0 that of
+    /// the step that ends: what [`Handle::quantize_grouped_with_scales_into`] raised as its `amax` ([`DeviceBytesMut::part`]). Begin with
+    /// factors of 1 and a history of zeros. A scale whose amax in row 0 is 0 keeps its factor and its column, as in TransformerEngine's update
+    /// of a whole model (`common/recipe/delayed_scaling.cu`, `amax_and_scale_update_after_reduction`): an expert without tokens forgets nothing.
+    ///
+    /// One launch. Allocates nothing, waits for nothing, reads nothing back: safe inside graph capture, where each launch of the graph ends a
+    /// step of its own; the kernels are loaded by [`GroupedTensor::zeros`], or by [`Handle::load_kernels`] of
+    /// [`KernelFamily::Grouped`](crate::KernelFamily).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless the history has `window` numbers for each of `encode`'s, or if the two overlap.
+    #[doc(alias = "amax_and_scale_update_after_reduction")]
+    pub fn delayed_update_grouped_into(
+        &self,
+        history: &mut DeviceBytesMut<'_>,
+        encode: &mut DeviceBytesMut<'_>,
+        format: Fp8Format,
+        scaling: DelayedScaling,
+    ) -> Result<()> {
+        let scales = encode.len() / 4;
+        let wanted = scaling.window().checked_mul(encode.len());
+        if !encode.len().is_multiple_of(4) || wanted != Some(history.len()) {
+            return Err(Error::shape(
+                "amax history of a grouped tensor",
+                format!("{} bytes beside {} bytes of encode factors", history.len(), encode.len()),
+                format!("must be {} rows of as many FP32 numbers as there are factors", scaling.window()),
+                "pass a row for each step of the window and a column for each scale",
+            ));
+        }
+        let order = self.queue().order();
+        let (history, encode) = (history.at(&order)?, encode.at(&order)?);
+        self.kernels().delayed_update_grouped(self.queue(), (scaling, format), scales, &history, &encode)
     }
 
     fn quantize_members(

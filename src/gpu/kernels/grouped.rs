@@ -37,6 +37,7 @@ pub(super) struct GroupedKernels {
     /// Of codes by rows, then of transposed ones.
     dequantize: [ByInput; 2],
     pub(super) clear_between: Kernel,
+    pub(super) delayed_update: Kernel,
 }
 
 impl GroupedKernels {
@@ -58,6 +59,7 @@ impl GroupedKernels {
             ],
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
             clear_between: modules.file("cast/grouped_between")?.kernel("clear_between_groups")?,
+            delayed_update: modules.file("cast/grouped_delayed")?.kernel("delayed_update_grouped")?,
         })
     }
 }

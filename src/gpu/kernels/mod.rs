@@ -15,6 +15,7 @@ mod fp8;
 mod fused;
 mod grouped;
 mod grouped_between;
+mod grouped_delayed;
 mod image;
 mod launch;
 mod linear;
