@@ -434,7 +434,8 @@ fn refused_calls_leave_no_work_behind() {
             refused();
             handle.amax_into(&MatRef::new(&three, DType::F32, 1, 16)?, &mut found.view_mut())
         });
-        handle.launch(&graph.unwrap()).unwrap();
+        let graph = graph.unwrap();
+        handle.launch(&graph).unwrap();
         assert_eq!(handle.read::<f32>(&found.view()).unwrap(), [3.0]);
         assert_eq!(places.clamped(&handle).unwrap(), 0, "{count} members");
         assert!(handle.read::<f32>(&amax.view()).unwrap().iter().all(|amax| *amax == 7e30), "{count} members");
