@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use scaled_gemm::{
     BlockScaleRule, Cadence, CastBytes, CastGroup, CastMatrix, CastRecipe, CastScales, CastScheme, CastSource,
-    CodeFormat, DType, DeviceBuffer, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity, Fp8Recipe,
-    Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme, GroupedSource,
+    CodeFormat, DType, DelayedScaling, DeviceBuffer, DeviceBytes, ErrorMath, ErrorMetric, Fp8Format, Fp8Granularity,
+    Fp8Recipe, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme, GroupedSource,
     GroupedTensor, GroupedTo, Handle, MatMut, MatRef, Nvfp4Options, Nvfp4Recipe, QuantMatrix, QuantizeTo, Recipe,
     RmsNormArgs, Scheme, SourceActivation, SwigluGradientsInto, SwigluSource, Times, VecRef, cast_bytes,
     quantize_bytes,
@@ -209,6 +209,19 @@ fn grouped(handle: &Handle) {
             time_at(handle, cadence, sets, |i| {
                 let both = GroupedTo::Both(&mut out[i], &mut turned[i]);
                 handle.quantize_grouped_with_scales_into(&source(i)?, scheme, &given, both, None)
+            })
+        });
+        let (delayed, row) = (DelayedScaling::default(), shapes.len() * 4);
+        let mut history: Vec<_> = (0..sets).map(|_| handle.alloc(delayed.window() * row).unwrap()).collect();
+        let mut next = handle.upload(&vec![4.0f32; shapes.len()]).unwrap();
+        let label = format!("given scales, amax, and the update of {} steps", delayed.window());
+        section.row(&label, elements * 3 + delayed.window() * row * 2, |cadence| {
+            time_at(handle, cadence, sets, |i| {
+                let mut past = history[i].view_mut();
+                let mut amax = past.part(0..row)?;
+                handle.quantize_grouped_with_scales_into(&source(i)?, scheme, &given, &mut out[i], Some(&mut amax))?;
+                drop(amax);
+                handle.delayed_update_grouped_into(&mut past, &mut next.view_mut(), Fp8Format::E4M3, delayed)
             })
         });
         section.row("one matrix, current scaling", elements * 5, |cadence| {

@@ -7,11 +7,11 @@ mod common;
 
 use common::*;
 use ndarray::{Array2, ArrayView2, s};
-use scaled_gemm::reference::sqnr_db;
+use scaled_gemm::reference::{self, sqnr_db};
 use scaled_gemm::{
     DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedGemmArgs, GroupedRows,
-    GroupedWeightGradient, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Scheme,
-    VecRef,
+    GroupedWeightGradient, Handle, HostQuantMatrix, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo,
+    Recipe, Scheme, VecRef,
 };
 
 /// What rows hold that nobody may have written.
@@ -170,6 +170,69 @@ fn what_lies_between_groups_becomes_zeros() {
     refused(6, 5, &["slots of 6", "multiple of 4"]);
     refused(8, 6, &["counts of groups", "40 bytes", "48"]);
     refused(12, 5, &["5 groups, slots of 12 rows, in 40"]);
+}
+
+/// Codes, scales and block scales of `count` rows from row `from` on, which begins a tile of 128.
+fn parts_of(q: &HostQuantMatrix, from: usize, count: usize) -> (Vec<u8>, Vec<u32>, Vec<u8>) {
+    let (scheme, rows) = (q.scheme(), q.rows());
+    let row = q.logical_codes().len() / rows;
+    let codes = q.logical_codes()[from * row..(from + count) * row].to_vec();
+    let ([_, across], tall) = (scheme.scale_grid(rows, K), scheme.spec().group_rows.size(rows));
+    let scales = &q.logical_scales()[from / tall * across..(from + count).div_ceil(tall) * across];
+    let [_, blocks] = scheme.block_grid(rows, K);
+    let block_scales = q.logical_block_scales()[from * blocks..(from + count) * blocks].to_vec();
+    (codes, scales.iter().map(|scale| scale.to_bits()).collect(), block_scales)
+}
+
+/// One cast of the whole padded buffer, behind zeros for what lies between: of each group the bytes that the reference gives for its rows
+/// alone, whatever the counts of a launch are.
+#[test]
+fn casts_behind_zeros_between_groups_are_those_of_each_group() {
+    let Some(handle) = handle() else { return };
+    handle.load_kernels(&[KernelFamily::Grouped]).unwrap();
+    let (rows, starts) = (ROOM.iter().sum::<usize>(), starts());
+    let places = handle.upload(&starts.map(|start| start as i64)).unwrap();
+    let mut rng = Noise::new(53);
+    for format in Fp8Format::ALL {
+        for scheme in [
+            Scheme::Fp8Group128x128(format),
+            Scheme::Fp8Group1x128(format),
+            Scheme::Fp8Row(format),
+            Scheme::Mxfp8(format),
+            Scheme::Mxfp4,
+        ] {
+            let mut tokens = handle.alloc(rows * K * 2).unwrap();
+            let mut counts = handle.upload(&[0i64; EXPERTS]).unwrap();
+            let mut clamped = handle.upload(&[77u32]).unwrap();
+            let mut q = QuantMatrix::zeros(&handle, scheme, rows, K).unwrap();
+            let graph = capture_owned(&handle, || {
+                let groups = GroupedRows::Contiguous { starts: places.view(), counts: counts.view() };
+                let mut x = MatMut::new(&mut tokens, DType::Bf16, rows, K)?;
+                handle.clear_between_groups(&mut x, EXPERTS, &groups, Some(&mut clamped.view_mut()))?;
+                let x = MatRef::new(&tokens, DType::Bf16, rows, K)?;
+                handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Plain(&mut q))
+            });
+            let graph = graph.unwrap();
+            for found in [[100, 256, 0, 133, 1], [0; EXPERTS], ROOM, [1, 2, 128, 300, 77]] {
+                let mut x = spread(&mut rng, rows, K, DType::Bf16);
+                for (g, (start, count)) in starts.into_iter().zip(found).enumerate() {
+                    // Larger than all numbers of a group, and a number: it would decide scales.
+                    x.slice_mut(s![start + count..start + ROOM[g], ..]).fill(3e38);
+                }
+                handle.write(&mut tokens.view_mut(), &bytes_of(DType::Bf16, x.iter())).unwrap();
+                handle.write(&mut counts.view_mut(), &found.map(|count| count as i64)).unwrap();
+                handle.launch(&graph).unwrap();
+                let got = q.to_host(&handle).unwrap();
+                for (start, count) in starts.into_iter().zip(found).filter(|(_, count)| *count > 0) {
+                    let own = x.slice(s![start..start + count, ..]);
+                    let want = reference::quantize(own, DType::Bf16, Recipe::new(scheme)).unwrap();
+                    let same = parts_of(&got, start, count) == parts_of(&want, 0, count);
+                    assert!(same, "{scheme}, counts {found:?}, the {count} rows from {start} on");
+                }
+                assert_eq!(handle.read::<u32>(&clamped.view()).unwrap(), [0], "{scheme}, counts {found:?}");
+            }
+        }
+    }
 }
 
 /// Each slot, and each group's matrix, has the same largest number, so that it has the scales alone that it has among all.

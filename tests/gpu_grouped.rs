@@ -3,15 +3,18 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "gpu_grouped/delayed.rs"]
+mod delayed;
 #[path = "common/grouped.rs"]
 mod grouped;
 
 use common::*;
 use grouped::*;
+use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, GroupedView, dequantize_grouped, quantize_grouped, quantize_grouped_with_scales};
 use scaled_gemm::{
-    ActivationGradient, DType, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout, GroupedRecipe,
-    GroupedScheme, GroupedSource, GroupedTensor, GroupedTo, KernelFamily,
+    ActivationGradient, DType, DeviceBuffer, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout,
+    GroupedRecipe, GroupedScheme, GroupedSource, GroupedTensor, GroupedTo, KernelFamily, MatRef,
 };
 
 /// Small, for runs under a sanitizer: each kernel.
@@ -372,6 +375,79 @@ fn captured() {
         for member in layout.members() {
             assert_same_values(&back[member.range()], &want_back[member.range()], 1, &what);
         }
+    }
+}
+
+/// Everything is checked before the first launch: a refused call has set no amax to zero, counted no member and written no code, and of one in a
+/// capture nothing is launched.
+#[test]
+fn refused_calls_leave_no_work_behind() {
+    let Some(handle) = handle() else { return };
+    handle.load_kernels(&[KernelFamily::Grouped, KernelFamily::Fp8]).unwrap();
+    let scheme = GroupedScheme::new(Fp8Format::E4M3);
+    // Of few members, and of so many that a plan goes before.
+    for count in [70, 600] {
+        let layout = with_gaps(&many(count), 5);
+        let length = layout.buffer_len();
+        let mut places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
+        // Any kernel would count them.
+        handle.write(&mut places.rows_mut(), &vec![-1i64; count]).unwrap();
+        let before = bytes_of(DType::Bf16, &values(&layout, DType::Bf16, 1));
+        let whole = upload(&handle, &before);
+        let address = whole.device_ptr(handle.stream()).0;
+        // SAFETY: parts of `whole`, which lives to the end of the round, on this handle's stream, which has done its work by then.
+        let part = |bytes: usize| unsafe { DeviceBuffer::from_raw(handle.stream(), address, bytes, ()) }.unwrap();
+        let (x, mut amax_in_x, apart) = (part(length * 2), part(count * 4), handle.alloc(length * 2).unwrap());
+        let (mut y_in_x, factors_in_x) = (part(length * 2), part(count * 4));
+        let numbers = |numbers: i64| handle.upload(&vec![numbers; count]).unwrap();
+        let x_places =
+            GroupedDeviceLayout::from_parts(&handle, numbers(1), numbers(1), part(count * 8), length).unwrap();
+        let scales = handle.alloc(count * 4).unwrap();
+        let mut in_x = GroupedTensor::from_parts(scheme, places.share().unwrap(), part(length), scales).unwrap();
+        let mut out = poisoned_grouped(&handle, scheme, &places);
+        let mut amax = handle.upload(&vec![7e30f32; count]).unwrap();
+        let mut refused = || {
+            let recipe = GroupedRecipe::new(scheme);
+            let source = |values| GroupedSource::new(values, DType::Bf16).unwrap();
+            let silu = ActivationGradient::Silu;
+            let gradient = |x, places| source(&apart).of_activation(silu, x, DType::Bf16, places).unwrap();
+            let given = GivenScale::Encode(factors_in_x.view());
+            let results = [
+                handle.quantize_grouped_into(&source(&x), recipe, &mut out, Some(&mut amax_in_x.view_mut())),
+                handle.quantize_grouped_into(&source(&x), recipe, &mut in_x, Some(&mut amax.view_mut())),
+                handle.dequantize_grouped_into(&in_x, &mut y_in_x.view_mut(), DType::Bf16),
+                // The second input, its offsets, and given scales are read while codes are written, too.
+                handle.quantize_grouped_into(&gradient(&x, &places), recipe, &mut in_x, None),
+                handle.quantize_grouped_into(&gradient(&apart, &x_places), recipe, &mut in_x, None),
+                handle.quantize_grouped_with_scales_into(&source(&apart), scheme, &given, &mut in_x, None),
+            ];
+            for result in results {
+                let said = result.unwrap_err().to_string();
+                assert!(said.contains("overlap"), "{said}");
+            }
+        };
+        refused();
+        // What the graph holds beside nothing of those.
+        let three = handle.upload(&[3.0f32; 16]).unwrap();
+        let mut found = handle.alloc(4).unwrap();
+        let graph = capture_owned(&handle, || {
+            refused();
+            handle.amax_into(&MatRef::new(&three, DType::F32, 1, 16)?, &mut found.view_mut())
+        });
+        let graph = graph.unwrap();
+        handle.launch(&graph).unwrap();
+        assert_eq!(handle.read::<f32>(&found.view()).unwrap(), [3.0]);
+        assert_eq!(places.clamped(&handle).unwrap(), 0, "{count} members");
+        assert!(handle.read::<f32>(&amax.view()).unwrap().iter().all(|amax| *amax == 7e30), "{count} members");
+        assert!(handle.read_bytes(&out.codes()).unwrap().iter().all(|code| *code == POISON), "{count} members");
+        assert!(handle.stream().clone_dtoh(&whole).unwrap() == before, "{count} members");
+
+        // The same call, not refused.
+        let source = GroupedSource::new(&apart, DType::Bf16).unwrap();
+        let to = Some(&mut amax.view_mut());
+        handle.quantize_grouped_into(&source, GroupedRecipe::new(scheme), &mut out, to).unwrap();
+        assert!(handle.read::<f32>(&amax.view()).unwrap().iter().all(|amax| *amax == 0.0), "{count} members");
+        assert_eq!(places.clamped(&handle).unwrap(), count);
     }
 }
 

@@ -7,7 +7,7 @@ mod quantize;
 
 use common::*;
 use ndarray::Array2;
-use quantize::{INPUTS, Source, check_dequantize, check_shapes, check_strides, grid};
+use quantize::{INPUTS, Source, check_dequantize, check_empty, check_shapes, check_strides, grid};
 use scaled_gemm::reference;
 use scaled_gemm::{
     Basis, DType, DeviceBytes, DeviceBytesMut, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, GivenScale, Handle,
@@ -28,6 +28,28 @@ fn every_recipe_type_and_shape() {
     let Some(handle) = handle() else { return };
     let shapes = grid(&[1, 3, 16, 17, 130, 144, 272], &[16, 144, 576, 1040]);
     check_shapes(&handle, &mut Noise::new(1), shapes, &recipes());
+}
+
+#[test]
+fn matrices_without_elements() {
+    let Some(handle) = handle() else { return };
+    check_empty(&handle, &Recipe::all(quantize::stochastic(7, 3)));
+    // One given scale: written, and no amax raised.
+    for dtype in INPUTS {
+        for scale in [GivenScale::Encode(0.0371), GivenScale::Decode(2.0)] {
+            given(&handle, &Array2::zeros((0, 64)), dtype, Fp8Format::E4M3, scale);
+            given(&handle, &Array2::zeros((16, 0)), dtype, Fp8Format::E5M2, scale);
+        }
+    }
+    // Rows without elements have an amax, too.
+    let nothing = upload(&handle, &[]);
+    let x = MatRef::new(&nothing, DType::Bf16, 3, 0).unwrap();
+    let mut each = handle.stream().clone_htod(&[f32::NAN; 4]).unwrap();
+    handle.row_amax_into(&x, &mut DeviceBytesMut::from(&mut each.slice_mut(..3))).unwrap();
+    let got = handle.stream().clone_dtoh(&each).unwrap();
+    assert!(got[..3] == [0.0; 3] && got[3].is_nan(), "{got:?}");
+    handle.row_amax_into(&MatRef::new(&nothing, DType::Bf16, 0, 64).unwrap(), &mut (&mut each).into()).unwrap();
+    assert!(handle.stream().clone_dtoh(&each).unwrap()[..3] == [0.0; 3]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ __device__ __forceinline__ u64 forward_room(const GroupedMembers& m, u64 t) {
     return begin < 0 || (u64)begin >= end ? 0 : end - (u64)begin;
 }
 
-// Extents of a member: begin + rows * cols is at most `length`.
+// Extents of a member: begin + rows * cols is at most `length`, and rows * cols at most `forward_length` where there is a second input.
 struct Extents {
     u64 begin, rows, cols;
 };
@@ -91,7 +91,8 @@ __device__ __forceinline__ Few& few_of_block() {
     return few;
 }
 
-// By all 256 threads of a block. The numbers are read once: what others write meanwhile cannot lead outside.
+// By all 256 threads of a block. The numbers are read once: what others write meanwhile cannot lead outside. A second input's offsets alone are read
+// again, by its `enter`.
 template <class UNITS> __device__ __forceinline__ void plan_few(const GroupedMembers& m, Few& few) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, length = (u32)m.length;
     constexpr u32 NONE = 0xFFFFFFFFu;
@@ -204,11 +205,13 @@ template <class UNITS> struct Walk {
 
     __device__ __forceinline__ u64 before(u32 member) const { return m.fitting ? UNITS::before(m)[member] : few.before[member]; }
 
-    // Those of member t. Of numbers that have not changed since `plan_grouped` they are the plan's; of others they lie in the buffer all the same.
+    // Those of member t. Of numbers that have not changed since `plan_grouped` they are the plan's; of others they lie in the buffer all the same, and are no
+    // more elements than a second input has.
     __device__ __forceinline__ Extents extents() const {
         if (!m.fitting) return {few.begin[t], few.rows[t], few.cols[t]};
         const u64 begin = within(m.offsets[t], m.length), cols = m.cols[t] < 0 ? 0 : (u64)m.cols[t];
-        return {begin, cols == 0 ? 0 : min(m.fitting[t], (m.length - begin) / cols), cols};
+        const u64 room = m.forward ? min(m.length - begin, m.forward_length) : m.length - begin;
+        return {begin, cols == 0 ? 0 : min(m.fitting[t], room / cols), cols};
     }
 
     __device__ __forceinline__ bool any() const { return unit < last; }
@@ -278,8 +281,8 @@ struct RaiseAmax {
 };
 
 // A source: `load` eight elements at a multiple of eight, as `Raw`; `values` makes numbers of them; `one` is the number of an element.
-// `enter` is called once for each member. Places count from the start of the buffer. AT_ONCE: eights that a thread asks for together; AHEAD:
-// it asks for the next ones before it computes.
+// `enter` is called once for each member, with extents as `Walk` gives them. Places count from the start of the buffer. AT_ONCE: eights that a
+// thread asks for together; AHEAD: it asks for the next ones before it computes.
 //
 // ALIGNED: the buffer begins at a multiple of 16 bytes, and so do eight elements at a multiple of eight, whatever member they are of.
 // Of 16-bit types; half as many of FP32. Before sm_90 the compiler has no registers for four.
@@ -294,7 +297,7 @@ template <class T, bool ALIGNED> struct PlainSource {
     static constexpr u32 AT_ONCE = !ALIGNED ? 1 : EIGHTS_16 * 2 / sizeof(T);
     static constexpr bool AHEAD = AT_ONCE > 1;
     const T* x;
-    __device__ __forceinline__ void enter(u32, u64) {}
+    __device__ __forceinline__ void enter(const GroupedMembers&, u32, const Extents&) {}
     __device__ __forceinline__ Raw load(u64 at) const { return ::load<ALIGNED>(x + at); }
     __device__ __forceinline__ void values(const Raw& raw, float (&v)[8]) const { unpack(raw, v); }
     __device__ __forceinline__ float one(u64 at) const { return to_float(x[at]); }
@@ -342,7 +345,7 @@ __device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m
             begin = e.begin;
             end = e.begin + e.rows * e.cols;
             at = e.begin / 8 * 8 + (walk.unit - walk.first) * CHUNK;
-            source.enter(walk.t, e.begin);
+            source.enter(m, walk.t, e);
         }
         const auto take = [&](const typename S::Raw& raw, u64 here) {
             float v[8];
@@ -457,7 +460,7 @@ __device__ __forceinline__ void grouped_tiles(S source, const GroupedMembers& m,
         Turned turned(memory, SIDE >> wide);
         // Whether every row, and every column, begins at a multiple of eight elements.
         const bool eights = e.begin % 8 == 0 && e.cols % 8 == 0, eights_t = e.begin % 8 == 0 && e.rows % 8 == 0;
-        source.enter(walk.t, e.begin);
+        source.enter(m, walk.t, e);
         float amax = 0.0f;
         for (u64 at = walk.unit - walk.first; at < walk.stop - walk.first; at++) {
             const Tile tile(e, wide, at);

@@ -4,11 +4,10 @@
 
 // The second input: what the activation was given in the forward pass. Members have the extents of the gradient's, which alone are asked.
 struct GroupedForward {
-    const void* x;       // a buffer of its own
-    const i64* offsets;  // [members]: where its members begin; `plan_grouped` has checked those of members that have elements
-    u32 dtype;           // 0: BF16, 1: F16, 2: F32
-    u32 of;              // GRADIENT_RELU and its like (activation_gradient.cuh)
-    u32 aligned;         // 1: the buffer begins at a multiple of 16 bytes
+    const void* x;  // a buffer of its own, [GroupedMembers::forward_length] at least
+    u32 dtype;      // 0: BF16, 1: F16, 2: F32
+    u32 of;         // GRADIENT_RELU and its like (activation_gradient.cuh)
+    u32 aligned;    // 1: the buffer begins at a multiple of 16 bytes
 };
 
 template <class T, bool ALIGNED> struct GradientSource {
@@ -24,8 +23,10 @@ template <class T, bool ALIGNED> struct GradientSource {
     bool eights;  // eight of x begin at a multiple of 16 bytes where those of the gradient do
 
     __device__ __forceinline__ GradientSource(const T* g, const GroupedForward& forward) : g(g), forward(forward), shift(0), eights(false) {}
-    __device__ __forceinline__ void enter(u32 t, u64 begin) {
-        shift = forward.offsets[t] - (i64)begin;
+    // The offset is read again, as are those that `Walk` reads: of one that has changed since the plan the member's elements lie in x all the same.
+    __device__ __forceinline__ void enter(const GroupedMembers& m, u32 t, const Extents& e) {
+        const u64 last = m.forward_length - e.rows * e.cols;
+        shift = (i64)within(m.forward[t], last) - (i64)e.begin;
         eights = forward.aligned && shift % 8 == 0;
     }
     __device__ __forceinline__ Raw load(u64 at) const {

@@ -1,5 +1,5 @@
 // Delayed scaling: the factors of the next step from the amax of past steps. Mirror of src/reference/delayed.rs.
-#include "base/types.cuh"
+#include "base/delayed.cuh"
 
 // Mirror of DelayedRule in src/gpu/kernels/linear.rs.
 struct DelayedRule {
@@ -28,12 +28,7 @@ extern "C" __global__ void __launch_bounds__(1024) delayed_update(
         for (u32 i = threadIdx.x; i < rule.window; i += blockDim.x) amax = fmaxf(amax, steps[i]);
         amax = block_max(amax, scratch);
     }
-    if (threadIdx.x == 0) {
-        float factor = encode[tensor];
-        if (amax > 0.0f && __float_as_uint(amax) < 0x7F800000u) factor = __fdiv_rn(rule.range[tensor], amax);
-        if (__float_as_uint(factor) == 0x7F800000u) factor = __uint_as_float(0x7F7FFFFFu);
-        encode[tensor] = factor;
-    }
+    if (threadIdx.x == 0) encode[tensor] = delayed_factor(rule.range[tensor], amax, encode[tensor]);
     // A stretch is read whole before it is written; the one behind it is read later, and not yet written.
     for (u32 first = 0; first < rule.window; first += blockDim.x) {
         const u32 i = first + threadIdx.x;

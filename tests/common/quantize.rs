@@ -175,6 +175,24 @@ pub fn check_strides(
     }
 }
 
+/// Every recipe on matrices without rows and without columns, packed and at a stride, in every direction, and back: no code, but the scales that
+/// the reference has.
+pub fn check_empty(handle: &Handle, recipes: &[Recipe]) {
+    for (rows, cols) in [(0, 64), (16, 0)] {
+        for dtype in INPUTS {
+            for (gap, offset) in [(0, 0), (16, 0), (16, 1)] {
+                let x = Source::strided(handle, Array2::zeros((rows, cols)), dtype, cols + gap, offset);
+                recipes.iter().for_each(|recipe| x.check(handle, *recipe));
+            }
+        }
+        for scheme in Scheme::ALL {
+            let (q, mut y) = (QuantMatrix::zeros(handle, scheme, rows, cols).unwrap(), poisoned(handle, 64));
+            let mut y = MatMut::new(&mut y, DType::F32, rows, cols).unwrap();
+            handle.dequantize_into(&q, &mut y).unwrap_or_else(|e| panic!("{rows} x {cols} {scheme}, back: {e}"));
+        }
+    }
+}
+
 /// Every recipe on aligned rows and others, in every direction, and back for the plain ones: small, for runs under a sanitizer.
 pub fn check_once(handle: &Handle, rng: &mut Noise, recipes: &[Recipe], plain: &[Recipe]) {
     for (rows, cols) in [(48, 144), (3, 1040)] {

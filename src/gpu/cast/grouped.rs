@@ -1,14 +1,15 @@
-//! Grouped tensors on the device: `Handle::{quantize_grouped_into, quantize_grouped_with_scales_into, dequantize_grouped_into}`.
+//! Grouped tensors on the device: `Handle::{quantize_grouped_into, quantize_grouped_with_scales_into, delayed_update_grouped_into,
+//! dequantize_grouped_into}`.
 //!
 //! The bytes of members are those of [`crate::reference`]; gaps are neither read nor written.
 
 use crate::epilogue::ActivationGradient;
 use crate::error::{Error, Result};
-use crate::format::{DType, Fp8Format, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
+use crate::format::{DType, DelayedScaling, Fp8Format, GivenScale, GroupedRecipe, GroupedScales, GroupedScheme};
 use crate::gpu::device::memory::{DeviceBytes, DeviceBytesMut, Span};
 use crate::gpu::device::stream::Order;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
+use crate::gpu::kernels::{GroupedCast, GroupedFactors, GroupedForward, GroupedInput, GroupedMembers};
 use crate::gpu::matrix::{GroupedDeviceLayout, GroupedPlaces, GroupedTensor};
 
 /// What a grouped quantization reads: values, or the gradient of an activation.
@@ -80,8 +81,9 @@ impl Handle {
     /// The input is read twice. The recipe says whether `to` is transposed, unless it is both.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a buffer is too short, or there are more members than the workspace has room for, above a million;
-    /// [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with different layouts.
+    /// [`Error::Shape`] if a buffer is too short, what is written lies where something else is read or written, or there are more members than
+    /// the workspace has room for, above a million; [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with
+    /// different layouts. Nothing has been written then.
     pub fn quantize_grouped_into<'a>(
         &self,
         source: &GroupedSource<'_>,
@@ -97,7 +99,8 @@ impl Handle {
     /// elements too, or one if they are shared; of either the other is `fl(1 / given)`. Allocates nothing, waits for nothing, reads nothing
     /// back: safe inside graph capture. The input is read once.
     ///
-    /// `amax`, where given, is raised to every amax of `v` before scaling; the caller sets it to zero first.
+    /// `amax`, where given, is raised to every amax of `v` before scaling; the caller sets it to zero first, or takes row 0 of a history that
+    /// [`Handle::delayed_update_grouped_into`] clears.
     ///
     /// # Errors
     /// As [`Handle::quantize_grouped_into`]; [`Error::Shape`] for another number of scales; [`Error::Unsupported`] if an amax is given.
@@ -115,6 +118,49 @@ impl Handle {
         self.quantize_members(source, scheme, How::Given(scales), to.into(), amax)
     }
 
+    /// Ends a step of delayed scaling: the encode factors of the next step, in place, of every scale of a grouped tensor.
+    /// [`reference::delayed_update_grouped`](crate::reference::delayed_update_grouped) on the device, and its bits:
+    ///
+    /// ```text
+    /// amax      = max over i of history[i][t], or history[0][t]                            NaN ignored
+    /// encode[t] = min(fl(fl(MAX * 2^-margin) / amax), FLT_MAX)     kept if amax is 0, infinite or NaN
+    /// history   : every column rotated by one row, row 0 set to 0                  for the next step
+    /// ```
+    ///
+    /// `encode`: FP32, one for each scale; as many numbers as it has are the scales, also none. `history`: FP32 `[window][scales]`, row 0 that of
+    /// the step that ends: what [`Handle::quantize_grouped_with_scales_into`] raised as its `amax` ([`DeviceBytesMut::part`]). Begin with
+    /// factors of 1 and a history of zeros. A scale whose amax in row 0 is 0 keeps its factor and its column, as in TransformerEngine's update
+    /// of a whole model (`common/recipe/delayed_scaling.cu`, `amax_and_scale_update_after_reduction`): an expert without tokens forgets nothing.
+    ///
+    /// One launch. Allocates nothing, waits for nothing, reads nothing back: safe inside graph capture, where each launch of the graph ends a
+    /// step of its own; the kernels are loaded by [`GroupedTensor::zeros`], or by [`Handle::load_kernels`] of
+    /// [`KernelFamily::Grouped`](crate::KernelFamily).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] unless the history has `window` numbers for each of `encode`'s, or if the two overlap.
+    #[doc(alias = "amax_and_scale_update_after_reduction")]
+    pub fn delayed_update_grouped_into(
+        &self,
+        history: &mut DeviceBytesMut<'_>,
+        encode: &mut DeviceBytesMut<'_>,
+        format: Fp8Format,
+        scaling: DelayedScaling,
+    ) -> Result<()> {
+        let scales = encode.len() / 4;
+        let wanted = scaling.window().checked_mul(encode.len());
+        if !encode.len().is_multiple_of(4) || wanted != Some(history.len()) {
+            return Err(Error::shape(
+                "amax history of a grouped tensor",
+                format!("{} bytes beside {} bytes of encode factors", history.len(), encode.len()),
+                format!("must be {} rows of as many FP32 numbers as there are factors", scaling.window()),
+                "pass a row for each step of the window and a column for each scale",
+            ));
+        }
+        let order = self.queue().order();
+        let (history, encode) = (history.at(&order)?, encode.at(&order)?);
+        self.kernels().delayed_update_grouped(self.queue(), (scaling, format), scales, &history, &encode)
+    }
+
     fn quantize_members(
         &self,
         source: &GroupedSource<'_>,
@@ -125,8 +171,7 @@ impl Handle {
     ) -> Result<()> {
         let (out, transposed) = targets(scheme, to)?;
         let Some(layout) = out.as_deref().or(transposed.as_deref()).map(|out| out.layout()) else { return Ok(()) };
-        let (count, length, scales) = (layout.members(), layout.buffer_len(), scheme.scales());
-        let scales_count = scales.count(count);
+        let (count, scales) = (layout.members(), scheme.scales());
         if let Some(forward) = source.forward.as_ref().filter(|forward| forward.layout.members() != count) {
             return Err(Error::shape(
                 "members of x of an activation gradient",
@@ -143,43 +188,36 @@ impl Handle {
         }
         let [scratch, own_amax] = self.grouped_scratch(count, scales)?;
 
-        let (stream, kernels) = (self.queue(), self.kernels());
-        let order = stream.order();
+        let order = self.queue().order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
-        let members = members(layout, &places, &scratch, &clamped);
         let x = source.values.at(&order)?;
         let forward = source.forward.as_ref().map(|forward| ForwardSpans::of(forward, &order)).transpose()?;
-        let forward = forward.as_ref().map(ForwardSpans::of_kernels);
-        let input = GroupedInput { x: &x, dtype: source.dtype, forward };
         let out = out.as_deref().map(|out| out.write(&order)).transpose()?;
         let transposed = transposed.as_deref().map(|out| out.write(&order)).transpose()?;
-        let (out, transposed) = (out.as_ref().map(|o| o.of_kernels()), transposed.as_ref().map(|o| o.of_kernels()));
-        let to = [out.as_ref(), transposed.as_ref()];
         let amax = amax.map(|amax| amax.at(&order)).transpose()?;
-        let what: (Fp8Format, GroupedScales) = (scheme.format(), scales);
-
-        // A call that is refused leaves no work behind, in a capture neither.
-        input.check(&members)?;
-        kernels.plan_grouped(stream, &members, input.forward.as_ref())?;
-        debug_assert_eq!(members.length, length);
-        match how {
+        let numbers;
+        let (factors, raised) = match how {
             How::Given(given) => {
-                let numbers = given.number().at(&order)?;
+                numbers = given.number().at(&order)?;
                 let factors = match given {
                     GivenScale::Decode(_) => GroupedFactors::Decode(&numbers),
                     GivenScale::Encode(_) | GivenScale::Amax(_) => GroupedFactors::Encode(&numbers),
                 };
-                kernels.quantize_grouped(stream, &input, &members, what, factors, to, amax.as_ref())
+                (factors, amax.as_ref())
             }
-            How::Current(recipe) => {
-                let amax = amax.as_ref().unwrap_or(&own_amax);
-                kernels.zero(stream, amax, scales_count * 4)?;
-                kernels.amax_grouped(stream, &input, &members, scales, amax)?;
-                let factors = GroupedFactors::Amax(amax, recipe.member());
-                kernels.quantize_grouped(stream, &input, &members, what, factors, to, None)
-            }
-        }
+            How::Current(recipe) => (GroupedFactors::Amax(amax.as_ref().unwrap_or(&own_amax), recipe.member()), None),
+        };
+        let cast = GroupedCast {
+            input: GroupedInput { x: &x, dtype: source.dtype, forward: forward.as_ref().map(ForwardSpans::of_kernels) },
+            members: members(layout, &places, &scratch, &clamped),
+            format: scheme.format(),
+            scales,
+            factors,
+            to: [&out, &transposed].map(|out| out.as_ref().map(|out| out.of_kernels())),
+            amax: raised,
+        };
+        self.kernels().quantize_grouped(self.queue(), &cast)
     }
 
     /// `y = round(fl(code * scale))` of each member, to a buffer of BF16, F16 or F32 in which members lie as in `q`, by rows also where they
@@ -193,15 +231,13 @@ impl Handle {
         check_wide("dequantized grouped tensor", dtype)?;
         let (layout, scheme) = (q.layout(), q.scheme());
         let [scratch, _] = self.grouped_scratch(layout.members(), scheme.scales())?;
-        let (stream, kernels) = (self.queue(), self.kernels());
-        let order = stream.order();
+        let order = self.queue().order();
         let places = layout.read(&order)?;
         let clamped = layout.count(&order)?;
         let members = members(layout, &places, &scratch, &clamped);
         let (spans, y) = (q.read(&order)?, y.at(&order)?);
-        kernels.plan_grouped(stream, &members, None)?;
         let what = (scheme.format(), scheme.scales(), scheme.is_transposed());
-        kernels.dequantize_grouped(stream, &spans.of_kernels(), &members, what, &y, dtype)
+        self.kernels().dequantize_grouped(self.queue(), &spans.of_kernels(), &members, what, &y, dtype)
     }
 
     /// Parts of the workspace: scratch of the plan, and amax of members.

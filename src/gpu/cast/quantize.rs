@@ -151,16 +151,27 @@ impl Handle {
             (Fp8Granularity::Tensor, plain, transposed) => {
                 let (state, factor) = self.amax_state();
                 kernels.amax_tensor(stream, &input, recipe, &state, Some(&factor), None)?;
-                let factor = Some(Factor::Computed(&factor));
-                if x.cols() == 0 {
-                    return Ok(());
+                let factor = Factor::Computed(&factor);
+                if empty {
+                    // Either has a scale all the same.
+                    let mut both = [plain, transposed].into_iter().flatten();
+                    return both
+                        .try_for_each(|out| kernels.quantize_tensor(stream, &input, recipe.format, factor, out, None));
                 }
-                let (plain, transposed) = (plain.as_ref(), transposed.as_ref());
+                let (factor, plain, transposed) = (Some(factor), plain.as_ref(), transposed.as_ref());
                 kernels.quantize_tiles(stream, &input, recipe, factor, [None; 2], plain, transposed, sums)
             }
-            // Without elements there are no groups, but per-row scales exist for every row.
-            (Fp8Granularity::Row, Some(out), _) if x.cols() == 0 && x.rows() > 0 => {
-                kernels.quantize_row(stream, &input, recipe, out)
+            // Without elements there are no groups, but per-row scales exist for every row of either.
+            (Fp8Granularity::Row, plain, transposed) if empty => {
+                let turned = Input { rows: x.cols(), cols: 0, row_stride: 0, ..input };
+                for (x, out) in [(&input, plain), (&turned, transposed)] {
+                    if let Some(out) = out
+                        && x.rows > 0
+                    {
+                        kernels.quantize_row(stream, x, recipe, out)?;
+                    }
+                }
+                Ok(())
             }
             _ if empty => Ok(()),
             (Fp8Granularity::Row, plain, transposed) => {
@@ -379,10 +390,7 @@ impl Handle {
         let recipe = Fp8Recipe::new(Fp8Granularity::Tensor, format);
         let cols = transposed_cols(recipe.into(), x.rows());
         check_target("transposed target", out, recipe.scheme(), x.cols(), cols)?;
-        if x.rows() == 0 || x.cols() == 0 {
-            return Ok(());
-        }
-        let stream = self.queue();
+        let (stream, kernels) = (self.queue(), self.kernels());
         let order = stream.order();
         let source = x.data().at(&order)?;
         let input = input(x, &source);
@@ -390,10 +398,15 @@ impl Handle {
         let spans = out.write(&order)?;
         let target = output(&spans);
         let number = scale.number().at(&order)?;
-        let factor = Some(factor(scale, &number)?);
+        let factor = factor(scale, &number)?;
         let sums = sums.map(|sums| sums.write(&order)).transpose()?;
-        let sums = sums.as_ref();
-        self.kernels().quantize_tiles(stream, &input, recipe, factor, [None; 2], None, Some(&target), sums)?;
+        if x.rows() == 0 || x.cols() == 0 {
+            // The scale alone.
+            kernels.quantize_tensor(stream, &input, format, factor, &target, None)?;
+        } else {
+            let (factor, sums) = (Some(factor), sums.as_ref());
+            kernels.quantize_tiles(stream, &input, recipe, factor, [None; 2], None, Some(&target), sums)?;
+        }
         drop(order);
         out.set_basis(Basis::Plain);
         Ok(())

@@ -118,8 +118,9 @@ impl Handle {
         })
     }
 
-    /// The gradients of all groups, added to dW, by the plans of [`Handle::scaled_gemm`], which the first call makes. Allocates nothing and waits for nothing
-    /// after that; safe inside graph capture then.
+    /// The gradients of all groups, added to dW, by the plan that [`Handle::scaled_gemm`] makes of one, in the first call. Allocates nothing and waits for
+    /// nothing after that; safe inside graph capture then. The handle keeps its 64 last used plans: where as many others came between, run it once more
+    /// before a capture, which is refused otherwise.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`] for what does not fit together, and another number of groups; those of [`Handle::scaled_gemm`].

@@ -40,6 +40,7 @@ pub(super) struct GroupedKernels {
     dequantize: [ByInput; 2],
     pub(super) clear_between: Kernel,
     pub(super) count_clamped: Kernel,
+    pub(super) delayed_update: Kernel,
 }
 
 impl GroupedKernels {
@@ -63,15 +64,18 @@ impl GroupedKernels {
             dequantize: [rows.by_input("dequantize_grouped")?, tiles.by_input("dequantize_grouped_tiles")?],
             clear_between: between.kernel("clear_between_groups")?,
             count_clamped: between.kernel("count_clamped_groups")?,
+            delayed_update: modules.file("cast/grouped_delayed")?.kernel("delayed_update_grouped")?,
         })
     }
 }
 
 impl GroupedKernels {
     /// The kernel whose blocks take pieces in turns, where there is one: members are few, so that each block finds itself where they lie.
-    fn in_turns(&self, input: &GroupedInput<'_>, members: &GroupedMembers<'_>, aligned: bool) -> Option<Kernel> {
-        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| *known == input.dtype)?;
-        (aligned && input.forward.is_none() && members.are_few()).then_some(self.quantize_turns[place])
+    fn in_turns(&self, cast: &GroupedCast<'_>) -> Option<Kernel> {
+        let GroupedInput { x, dtype, forward } = &cast.input;
+        let place = [DType::Bf16, DType::F16, DType::F32].iter().position(|known| known == dtype)?;
+        let known = is_buffer_aligned(x) && forward.is_none() && cast.members.are_few();
+        known.then_some(self.quantize_turns[place])
     }
 }
 
@@ -141,10 +145,7 @@ impl GroupedMembers<'_> {
         check_aligned("scratch", self.scratch, 8)?;
         check_bytes("count of clamped members", self.clamped, 4)?;
         check_aligned("count of clamped members", self.clamped, 4)?;
-        let (offsets, forward_length) = match forward {
-            None => (0, 0),
-            Some(forward) => (forward.checked(self)?.offsets, forward.length as u64),
-        };
+        let (offsets, forward_length) = forward.map_or((0, 0), |second| (second.offsets.address, second.length as u64));
         let (scratch, each) = (self.scratch.address, count as u64 * 8);
         let [fitting, chunks, tiles] = match self.are_few() {
             true => [0; 3],
@@ -173,14 +174,6 @@ pub(crate) struct GroupedInput<'a> {
     pub(crate) forward: Option<GroupedForward<'a>>,
 }
 
-impl GroupedInput<'_> {
-    /// Whether buffers are as long as members need, and aligned: before any work.
-    pub(crate) fn check(&self, members: &GroupedMembers<'_>) -> Result<()> {
-        check_buffer("input", self.x, members.length, self.dtype)?;
-        self.forward.as_ref().map_or(Ok(()), |forward| forward.checked(members).map(drop))
-    }
-}
-
 /// The second input of an activation's gradient: what the activation was given in the forward pass, members of the same shapes.
 #[derive(Clone, Copy)]
 pub(crate) struct GroupedForward<'a> {
@@ -192,12 +185,15 @@ pub(crate) struct GroupedForward<'a> {
     pub(crate) length: usize,
 }
 
-/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`.
+/// What messages call it.
+const SECOND_INPUT: &str = "x of an activation gradient";
+const SECOND_OFFSETS: &str = "offsets of x";
+
+/// Mirror of `GroupedForward` in `kernels/cast/grouped_gradient.cu`; where its members begin is among [`Members`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Forward {
     x: u64,
-    offsets: u64,
     dtype: u32,
     of: u32,
     aligned: u32,
@@ -211,9 +207,9 @@ impl GroupedForward<'_> {
             DType::F32 => 2,
             other => return Err(Error::dtype("x", other, "is not one of bf16, f16, f32", "convert it first")),
         };
-        check_buffer("x of an activation gradient", self.x, self.length, self.dtype)?;
-        check_bytes("offsets of x", self.offsets, members.count * 8)?;
-        check_aligned("offsets of x", self.offsets, 8)?;
+        check_buffer(SECOND_INPUT, self.x, self.length, self.dtype)?;
+        check_bytes(SECOND_OFFSETS, self.offsets, members.count * 8)?;
+        check_aligned(SECOND_OFFSETS, self.offsets, 8)?;
         let of = match self.of {
             ActivationGradient::Relu => 0,
             ActivationGradient::Gelu => 1,
@@ -222,7 +218,7 @@ impl GroupedForward<'_> {
             ActivationGradient::SquaredRelu => 4,
         };
         let aligned = u32::from(is_buffer_aligned(self.x));
-        Ok(Forward { x: self.x.address, offsets: self.offsets.address, dtype, of, aligned })
+        Ok(Forward { x: self.x.address, dtype, of, aligned })
     }
 }
 
@@ -263,6 +259,81 @@ impl GroupedCodes<'_> {
     }
 }
 
+/// One quantization: `code = sat(fl(v * encode))` of members, by rows, transposed, or both, and the scale of every member.
+pub(crate) struct GroupedCast<'a> {
+    pub(crate) input: GroupedInput<'a>,
+    pub(crate) members: GroupedMembers<'a>,
+    pub(crate) format: Fp8Format,
+    pub(crate) scales: GroupedScales,
+    /// An amax among them is found first, and written.
+    pub(crate) factors: GroupedFactors<'a>,
+    /// By rows, and transposed.
+    pub(crate) to: [Option<GroupedCodes<'a>>; 2],
+    /// Raised to every amax, where factors are given.
+    pub(crate) amax: Option<&'a Span<'a>>,
+}
+
+/// The same as its kernels take it.
+struct Checked {
+    members: Members,
+    forward: Option<Forward>,
+    factors: Factors,
+    codes: [u64; 2],
+}
+
+impl GroupedCast<'_> {
+    /// That nothing is written where something is read, or where something else is written: blocks do both at the same time.
+    fn check_apart(&self) -> Result<()> {
+        let Self { input, members, to: [out, transposed], .. } = self;
+        let (given, found) = match self.factors {
+            GroupedFactors::Encode(span) | GroupedFactors::Decode(span) => (Some(span), self.amax),
+            GroupedFactors::Amax(span, _) => (None, Some(span)),
+        };
+        let second =
+            input.forward.iter().flat_map(|forward| [(SECOND_INPUT, forward.x), (SECOND_OFFSETS, forward.offsets)]);
+        let read = members.numbers().into_iter().chain([("input", input.x)]).chain(second);
+        let read = read.chain(given.map(|given| ("given scales", given)));
+        let plain = out.iter().flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
+        let turned = transposed.iter();
+        let turned =
+            turned.flat_map(|out| [("transposed codes", out.codes), ("scales of transposed codes", out.scales)]);
+        let written: Vec<_> = plain.chain(turned).chain(found.map(|amax| ("amax", amax))).collect();
+        check_apart(read, &written)?;
+        (1..written.len()).try_for_each(|i| check_apart(written[..i].iter().copied(), &written[i..=i]))
+    }
+
+    /// Everything that may be refused of all its launches, so that a refused call leaves no work behind.
+    fn checked(&self) -> Result<Checked> {
+        let Self { input, members, format, scales, to: [out, transposed], .. } = self;
+        let count = scales.count(members.count);
+        check_buffer("input", input.x, members.length, input.dtype)?;
+        let outputs = [out, transposed].into_iter().flatten();
+        outputs.clone().try_for_each(|out| out.check(members, *scales))?;
+        let unused = Fp8Recipe::new(Fp8Granularity::Tensor, *format);
+        let (factor, kind, recipe) = match self.factors {
+            GroupedFactors::Encode(span) => (span, 0, unused),
+            GroupedFactors::Decode(span) => (span, 1, unused),
+            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format: *format, ..recipe }),
+        };
+        check_floats("factors", factor, count)?;
+        check_floats("amax", self.amax, count)?;
+        self.check_apart()?;
+        Ok(Checked {
+            members: members.checked(input.forward.as_ref())?,
+            forward: input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?,
+            factors: Factors {
+                factor: factor.address,
+                scales: address(out.map(|out| out.scales)),
+                scales_t: address(transposed.map(|out| out.scales)),
+                kind,
+                shared: is_shared(*scales),
+                rule: ScaleRule::new(recipe, DType::F32),
+            },
+            codes: [address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes))],
+        })
+    }
+}
+
 fn check_buffer(operand: &str, x: &Span<'_>, length: usize, dtype: DType) -> Result<()> {
     check_bytes(operand, x, length * dtype.bytes())?;
     check_aligned(operand, x, dtype.bytes() as u64)
@@ -278,114 +349,58 @@ fn is_shared(scales: GroupedScales) -> u32 {
 }
 
 impl Kernels {
-    /// Goes before all others: which rows of each member lie where they may, with `forward` only rows that also the second input has room
-    /// for. Nothing where members are few.
-    pub(crate) fn plan_grouped(
-        &self,
-        stream: &Queue,
-        members: &GroupedMembers<'_>,
-        forward: Option<&GroupedForward<'_>>,
-    ) -> Result<()> {
-        let (kernel, checked) = (self.grouped(stream)?.plan, members.checked(forward)?);
+    /// Enqueues a quantization: where members lie, their amax where factors follow from it, and the cast. Refused as a whole or not at all.
+    pub(crate) fn quantize_grouped(&self, stream: &Queue, cast: &GroupedCast<'_>) -> Result<()> {
+        let checked = cast.checked()?;
+        let GroupedCast { members, input, .. } = cast;
+        let family = self.grouped(stream)?;
+        let gradient = usize::from(input.forward.is_some());
+        let by_input = |of: &[ByInput; 2]| of[gradient].of(input.dtype, is_buffer_aligned(input.x));
+        let (amax, turns, rows) = (by_input(&family.amax)?, family.in_turns(cast), by_input(&family.quantize)?);
+        let tiles = by_input(&family.quantize_tiles)?;
+
+        self.plan_grouped(stream, members, checked.members)?;
+        if let GroupedFactors::Amax(to, _) = cast.factors {
+            self.zero(stream, to, cast.scales.count(members.count) * 4)?;
+            let blocks = self.chunk_blocks(members, [CHUNK_BLOCKS, GRADIENT_BLOCKS][gradient]);
+            let Checked { members: m, factors, .. } = checked;
+            match checked.forward {
+                None => enqueue!(stream, amax, blocks, input.x.address, m, factors, to.address)?,
+                Some(forward) => enqueue!(stream, amax, blocks, input.x.address, forward, m, factors, to.address)?,
+            }
+        }
+        let Checked { members: m, forward, factors, codes: [codes, codes_t] } = checked;
+        let (x, raised) = (input.x.address, address(cast.amax));
+        if cast.to[1].is_none() {
+            let (kernel, blocks) = match turns {
+                Some(turns) => {
+                    (turns, self.grouped_blocks(members.length / TURN + 2 * members.count, CHUNK_BLOCKS))
+                }
+                None => (rows, self.chunk_blocks(members, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient])),
+            };
+            return match forward {
+                None => enqueue!(stream, kernel, blocks, x, m, factors, codes, raised),
+                Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, raised),
+            };
+        }
+        // A tile has at least one element.
+        let blocks = self.grouped_blocks(members.length, [TILE_BLOCKS, GRADIENT_TILE_BLOCKS][gradient]);
+        match forward {
+            None => enqueue!(stream, tiles, blocks, x, m, factors, codes, codes_t, raised),
+            Some(forward) => enqueue!(stream, tiles, blocks, x, forward, m, factors, codes, codes_t, raised),
+        }
+    }
+
+    /// Goes before all others: which rows of each member lie where they may, with a second input only rows that also that has room for.
+    /// Nothing where members are few.
+    fn plan_grouped(&self, stream: &Queue, members: &GroupedMembers<'_>, checked: Members) -> Result<()> {
         if members.are_few() {
             return Ok(());
         }
-        enqueue!(stream, kernel, Blocks::new((1, 1), 1024), checked)
+        enqueue!(stream, self.grouped(stream)?.plan, Blocks::new((1, 1), 1024), checked)
     }
 
-    /// Raises `amax`, one for each member or one that all share, to that of the elements. The members are planned.
-    pub(crate) fn amax_grouped(
-        &self,
-        stream: &Queue,
-        input: &GroupedInput<'_>,
-        members: &GroupedMembers<'_>,
-        scales: GroupedScales,
-        amax: &Span<'_>,
-    ) -> Result<()> {
-        input.check(members)?;
-        check_floats("amax", amax, scales.count(members.count))?;
-        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &[("amax", amax)])?;
-        let kernels = &self.grouped(stream)?.amax;
-        // Neither factors nor a rule are used.
-        let rule = ScaleRule::new(Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3), DType::F32);
-        let factors = Factors { factor: 0, scales: 0, scales_t: 0, kind: 0, shared: is_shared(scales), rule };
-        let (m, aligned) = (members.checked(input.forward.as_ref())?, is_buffer_aligned(input.x));
-        let Some(forward) = &input.forward else {
-            let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS);
-            let kernel = kernels[0].of(input.dtype, aligned)?;
-            return enqueue!(stream, kernel, blocks, input.x.address, m, factors, amax.address);
-        };
-        let blocks = self.grouped_blocks(members.length / CHUNK + 2 * members.count, GRADIENT_BLOCKS);
-        let kernel = kernels[1].of(input.dtype, aligned)?;
-        enqueue!(stream, kernel, blocks, input.x.address, forward.checked(members)?, m, factors, amax.address)
-    }
-
-    /// `code = sat(fl(v * encode))` of planned members, by rows, transposed, or both, and the scale of every member. Raises `amax` where
-    /// it is wanted.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn quantize_grouped(
-        &self,
-        stream: &Queue,
-        input: &GroupedInput<'_>,
-        members: &GroupedMembers<'_>,
-        (format, scales): (Fp8Format, GroupedScales),
-        factors: GroupedFactors<'_>,
-        [out, transposed]: [Option<&GroupedCodes<'_>>; 2],
-        amax: Option<&Span<'_>>,
-    ) -> Result<()> {
-        input.check(members)?;
-        let outputs = [out, transposed].into_iter().flatten();
-        outputs.clone().try_for_each(|out| out.check(members, scales))?;
-        check_floats("amax", amax, scales.count(members.count))?;
-        let outputs = outputs.flat_map(|out| [("codes", out.codes), ("scales", out.scales)]);
-        let outputs: Vec<_> = outputs.chain(amax.map(|amax| ("amax", amax))).collect();
-        check_apart(members.numbers().into_iter().chain([("input", input.x)]), &outputs)?;
-        let unused = Fp8Recipe::new(Fp8Granularity::Tensor, format);
-        let (factor, kind, recipe) = match factors {
-            GroupedFactors::Encode(span) => (span, 0, unused),
-            GroupedFactors::Decode(span) => (span, 1, unused),
-            GroupedFactors::Amax(span, recipe) => (span, 3, Fp8Recipe { format, ..recipe }),
-        };
-        check_floats("factors", factor, scales.count(members.count))?;
-        let factors = Factors {
-            factor: factor.address,
-            scales: address(out.map(|out| out.scales)),
-            scales_t: address(transposed.map(|out| out.scales)),
-            kind,
-            shared: is_shared(scales),
-            rule: ScaleRule::new(recipe, DType::F32),
-        };
-        let family = self.grouped(stream)?;
-        let m = members.checked(input.forward.as_ref())?;
-        let (aligned, amax) = (is_buffer_aligned(input.x), address(amax));
-        let (codes, codes_t) = (address(out.map(|out| out.codes)), address(transposed.map(|out| out.codes)));
-        let which = usize::from(input.forward.is_some());
-        let forward = input.forward.as_ref().map(|forward| forward.checked(members)).transpose()?;
-        let x = input.x.address;
-        if transposed.is_none() {
-            let in_turns = family.in_turns(input, members, aligned);
-            let (pieces, blocks) = match (in_turns, which) {
-                (Some(_), _) => (members.length / TURN, CHUNK_BLOCKS),
-                (None, 0) => (members.length / CHUNK, QUANTIZE_BLOCKS),
-                _ => (members.length / CHUNK, GRADIENT_BLOCKS),
-            };
-            let kernel = in_turns.map_or_else(|| family.quantize[which].of(input.dtype, aligned), Ok)?;
-            let blocks = self.grouped_blocks(pieces + 2 * members.count, blocks);
-            return match forward {
-                None => enqueue!(stream, kernel, blocks, x, m, factors, codes, amax),
-                Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, amax),
-            };
-        }
-        let kernel = family.quantize_tiles[which].of(input.dtype, aligned)?;
-        // A tile has at least one element.
-        let blocks = self.grouped_blocks(members.length, [TILE_BLOCKS, GRADIENT_TILE_BLOCKS][which]);
-        match forward {
-            None => enqueue!(stream, kernel, blocks, x, m, factors, codes, codes_t, amax),
-            Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, codes_t, amax),
-        }
-    }
-
-    /// `y = round(fl(code * scale))` of planned members, by rows also of transposed codes.
+    /// `y = round(fl(code * scale))` of members, by rows also of transposed codes.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn dequantize_grouped(
         &self,
@@ -400,22 +415,29 @@ impl Kernels {
         check_buffer("output", y, members.length, dtype)?;
         let read = members.numbers().into_iter().chain([("codes", q.codes), ("scales", q.scales)]);
         check_apart(read, &[("output", y)])?;
+        let m = members.checked(None)?;
         let kernel = self.grouped(stream)?.dequantize[usize::from(transposed)].of(dtype, is_buffer_aligned(y))?;
         let blocks = match transposed {
-            false => self.grouped_blocks(members.length / CHUNK + 2 * members.count, CHUNK_BLOCKS),
+            false => self.chunk_blocks(members, CHUNK_BLOCKS),
             true => self.grouped_blocks(members.length, TILE_BLOCKS),
         };
+        self.plan_grouped(stream, members, m)?;
         enqueue!(
             stream,
             kernel,
             blocks,
             q.codes.address,
             q.scales.address,
-            members.checked(None)?,
+            m,
             is_shared(scales),
             format_code(format),
             y.address,
         )
+    }
+
+    /// The same for pieces that are chunks.
+    fn chunk_blocks(&self, members: &GroupedMembers<'_>, each: usize) -> Blocks {
+        self.grouped_blocks(members.length / CHUNK + 2 * members.count, each)
     }
 
     /// So many blocks of each multiprocessor, or as many as there can be pieces: how many there are the device knows alone.
@@ -430,7 +452,7 @@ mod tests {
 
     #[test]
     fn mirrors_have_the_size_of_what_they_mirror() {
-        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 32));
+        assert_eq!((size_of::<Members>(), size_of::<Factors>(), size_of::<Forward>()), (88, 56, 24));
     }
 
     #[test]
@@ -446,6 +468,63 @@ mod tests {
         assert!(GroupedMembers { clamped: &Span::unguarded(64, 3), ..members }.checked(None).is_err());
         assert_eq!(GroupedMembers::scratch_bytes(usize::MAX), None);
         assert!(GroupedMembers::scratch_bytes(1 << 20).unwrap() + (4 << 20) <= 32 << 20);
+    }
+
+    /// Parts of memory, of which one lies where another does.
+    fn refusal_of(cast: impl Fn(&[Span<'_>; 11]) -> Result<()>, moved: usize, onto: usize) -> String {
+        let place = |i: usize| Span::unguarded(if i == moved { onto } else { i } as u64 * 4096 + 4096, 24);
+        cast(&std::array::from_fn(place)).map_or_else(|refused| refused.to_string(), |()| String::new())
+    }
+
+    #[test]
+    fn nothing_is_written_where_others_read_or_write() {
+        let scratch = Span::unguarded(1 << 20, 24 * 3 + 16);
+        let names = [
+            "rows of the layout",
+            "columns of the layout",
+            "offsets of the layout",
+            "input",
+            SECOND_INPUT,
+            SECOND_OFFSETS,
+            "codes",
+            "scales",
+            "transposed codes",
+            "scales of transposed codes",
+            "amax",
+        ];
+        let rule = Fp8Recipe::new(Fp8Granularity::Tensor, Fp8Format::E4M3);
+        let cast = |[rows, cols, offsets, x, x2, offsets2, codes, scales, codes_t, scales_t, amax]: &[Span<'_>; 11],
+                    given: Option<&Span<'_>>| {
+            let of = ActivationGradient::Silu;
+            let second = GroupedForward { of, x: x2, dtype: DType::Bf16, offsets: offsets2, length: 12 };
+            let clamped = &Span::unguarded(64, 4);
+            GroupedCast {
+                input: GroupedInput { x, dtype: DType::Bf16, forward: Some(second) },
+                members: GroupedMembers { count: 3, length: 12, rows, cols, offsets, scratch: &scratch, clamped },
+                format: Fp8Format::E4M3,
+                scales: GroupedScales::PerMember,
+                factors: given.map_or(GroupedFactors::Amax(amax, rule), GroupedFactors::Encode),
+                to: [Some(GroupedCodes { codes, scales }), Some(GroupedCodes { codes: codes_t, scales: scales_t })],
+                amax: given.map(|_| amax),
+            }
+            .checked()
+            .map(drop)
+        };
+        let found = |parts: &[Span<'_>; 11]| cast(parts, None);
+        let given = |parts: &[Span<'_>; 11]| cast(parts, Some(&Span::unguarded(1 << 16, 12)));
+        assert_eq!([refusal_of(found, 0, 0), refusal_of(given, 0, 0)], ["", ""]);
+        for (moved, onto) in (6..11).flat_map(|moved| (0..moved).map(move |onto| (moved, onto))) {
+            for said in [refusal_of(found, moved, onto), refusal_of(given, moved, onto)] {
+                let says = said.contains("overlap") && said.contains(names[moved]) && said.contains(names[onto]);
+                assert!(says, "{} at {}: {said:?}", names[moved], names[onto]);
+            }
+        }
+        for written in 6..11 {
+            let said = refusal_of(|parts| cast(parts, Some(&Span::unguarded(parts[written].address + 8, 12))), 0, 0);
+            assert!(said.contains("given scales") && said.contains(names[written]), "{}: {said:?}", names[written]);
+        }
+        // Two that are read may lie together: an activation of its own gradient.
+        assert_eq!(refusal_of(found, 4, 3), "");
     }
 
     #[test]

@@ -81,6 +81,7 @@ const HEADERS: [(&str, &str); 32] = [
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
     ("base/e2m1.cuh", include_str!("../../../kernels/base/e2m1.cuh")),
     ("base/layout.cuh", include_str!("../../../kernels/base/layout.cuh")),
+    ("base/delayed.cuh", include_str!("../../../kernels/base/delayed.cuh")),
     ("base/sum.cuh", include_str!("../../../kernels/base/sum.cuh")),
     ("base/activation.cuh", include_str!("../../../kernels/base/activation.cuh")),
     ("base/activation_gradient.cuh", include_str!("../../../kernels/base/activation_gradient.cuh")),

@@ -33,9 +33,10 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// The same as one long row where the rows are contiguous: fewer, fuller blocks.
+    /// The same as one long row where the rows are contiguous: fewer, fuller blocks. Without rows, too, at any stride: of one row without elements
+    /// kernels write the scale.
     pub(super) fn flattened(&self) -> (usize, usize) {
-        if self.row_stride == self.cols { (1, self.rows * self.cols) } else { (self.rows, self.cols) }
+        if self.row_stride == self.cols || self.rows == 0 { (1, self.rows * self.cols) } else { (self.rows, self.cols) }
     }
 }
 

@@ -262,8 +262,12 @@ impl<'a> DeviceBytesMut<'a> {
         }
     }
 
-    /// Some of these bytes, for as long as they are borrowed. What lies past the end is cut off, for the launch checks to find.
-    pub(crate) fn part(&mut self, range: Range<usize>) -> Result<DeviceBytesMut<'_>> {
+    /// Some of these bytes, for as long as they are borrowed: row 0 of an amax history, which a cast raises. What lies past the end is cut off; a
+    /// call for which they are then too few says so.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn part(&mut self, range: Range<usize>) -> Result<DeviceBytesMut<'_>> {
         let range = cut(range, self.bytes);
         let bytes = range.len();
         let source = match &mut self.source {
