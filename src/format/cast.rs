@@ -141,7 +141,7 @@ impl CastScheme {
             return Err(Error::unsupported(
                 "a cast to e5m2",
                 "the rule of these casts is for e4m3 and e2m1",
-                "take e4m3, or Handle::quantize, whose fp8 schemes have e5m2",
+                "take e4m3, or quantize by a recipe of fp8, all of which have e5m2",
             ));
         }
         Ok(Self { format, group, scales: CastScales::RowMajor, transposed: false })
