@@ -1,5 +1,7 @@
 //! What can go wrong, said so that the reader can mend it: operand, numbers, rule, remedy.
 
+use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::format::{Operand, Scheme};
@@ -12,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// Refusals come from this crate's own tables before any library is asked, so a bare
 /// `CUBLAS_STATUS_NOT_SUPPORTED` never reaches a user.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A dimension, length or stride breaks a rule.
@@ -139,7 +141,7 @@ pub enum Error {
         remedy: String,
     },
     /// The operating system refused a file operation.
-    #[error("{path}: {source}", path = shown(path))]
+    #[error("{path}: {source}{remedy}", path = shown(path), remedy = remedy(source.kind()))]
     Io {
         /// The file.
         path: PathBuf,
@@ -156,6 +158,13 @@ pub enum Error {
     },
 }
 
+/// The sentence of `Display`: `main` prints an error that it returns by `Debug`, and so does `unwrap`.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// A [`Error::Shape`] from anything printable.
     pub fn shape(
@@ -170,7 +179,7 @@ impl Error {
     /// A [`Error::DType`] from anything printable.
     pub fn dtype(
         operand: impl Into<String>,
-        found: impl std::fmt::Display,
+        found: impl fmt::Display,
         rule: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
@@ -196,7 +205,42 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
+/// What to do about what the system refused, in whose words there is none.
+fn remedy(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => "; give a file or folder that is there",
+        ErrorKind::PermissionDenied => "; give a file that you may use",
+        ErrorKind::InvalidFilename => "; give a shorter name, of at most 255 bytes on most file systems",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room there, or write to another disk",
+        ErrorKind::FileTooLarge => {
+            "; raise the limit of the shell (ulimit -f), or write to a file system that has such files"
+        }
+        _ => "",
+    }
+}
+
 /// A path as it may go to a terminal: that of a shard is whatever a folder has.
 fn shown(path: &Path) -> String {
     printable(&path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_main_returns_is_a_sentence() {
+        let error: Box<dyn std::error::Error> =
+            Error::shape("B", "n = 250", "must be a multiple of 8", "pad it").into();
+        assert_eq!(format!("{error:?}"), "B: n = 250 must be a multiple of 8; pad it");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_has_a_remedy() {
+        let error = crate::checkpoint::Checkpoint::open("/no/such.safetensors").unwrap_err().to_string();
+        assert!(
+            error.starts_with("/no/such.safetensors: ") && error.ends_with("; give a file or folder that is there"),
+            "{error}"
+        );
+    }
 }

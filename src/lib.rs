@@ -64,10 +64,13 @@
 //! | `fp8-row` x `fp8-row` | sm_90: native, rescaled, and in E4M3 sm90 and, for m up to 32, small-m; other GPUs from sm_89 on: rescaled |
 //! | `fp8-1x128` x `fp8-128x128` | sm_90: native, repeated scales, and in E4M3 sm90 and, for m up to 32, small-m |
 //! | `fp8-128x128` x `fp8-1x128`, `fp8-1x128` x `fp8-1x128` | sm_90: native, and of the second in E4M3 sm90 |
-//! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16 |
+//! | `nvfp4` or `nvfp4-row` x either | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 or F16; sm_90, few rows: small-m |
 //! | `mxfp8` x `mxfp8` | sm_100 and newer: native (never run); sm_80 and newer: dequantized BF16 |
-//! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16 |
-//! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized |
+//! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; sm_90, few rows: small-m |
+//! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized; sm_90, few rows, not `mxfp8`: small-m |
+//!
+//! `small-m` of NVFP4 and MXFP4 weights takes up to 64 rows of A, k a multiple of 32, and is planned up to 16, and up to 32 where B keeps no
+//! dequantized values (docs/performance.md).
 //!
 //! Beside products: casts to groupings that no product reads ([`CastScheme`], [`HostCastMatrix`]; docs/casts.md), producers that are cast unstored (SwiGLU, norms,
 //! activations: [`reference::swiglu`], [`reference::rms_norm`]), many matrices in one buffer ([`GroupedScheme`], [`HostGroupedTensor`]), rows of experts (docs/numerics.md), a
@@ -80,7 +83,7 @@
 )]
 //!
 //! FP8 and MXFP8 codes are E4M3 x E4M3, or E4M3 with E5M2 on either side. D is BF16, F16 or F32, and E4M3 for tensor x tensor.
-//! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8. Feature `cuda` (default) is
+//! The CPU has every pair. Quantizers run on sm_80 and newer. Any m; k a multiple of 16; n of 8, and of 16 for E4M3 output. Feature `cuda` (default) is
 //! the GPU half: it needs nothing of CUDA to build and loads the libraries at run time.
 
 #[macro_use]

@@ -529,7 +529,7 @@ fn nothing_appears_until_the_file_is_whole() {
     let writer = layout().create(&path, &[]).unwrap();
     writer.write("b", &[3, 4]).unwrap();
     assert!(writer.write("b", &[3, 4]).unwrap_err().to_string().contains("written before"));
-    assert!(writer.write("c", &[1]).unwrap_err().to_string().contains("not in the layout"));
+    assert!(writer.write("c", &[1]).unwrap_err().to_string().contains("not in the layout; add it"));
     assert!(writer.write("a", &[1]).unwrap_err().to_string().contains("got 1 bytes"));
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(folder.names().len(), 2);

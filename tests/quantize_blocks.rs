@@ -13,7 +13,7 @@ use scaled_gemm::reference::{
 };
 use scaled_gemm::{
     Basis, BlockScaleRule, BlockShape, CodeFormat, CodeRounding, DType, E4m3Bound, ErrorMath, ErrorMetric, GivenScale,
-    HostQuantMatrix, MxScaleRule, Mxfp4Recipe, Nvfp4Options, Nvfp4Rule, Recipe, Scheme,
+    HostQuantMatrix, MxScaleRule, Mxfp4Recipe, Nvfp4Options, Nvfp4Recipe, Nvfp4Rule, Recipe, Scheme,
 };
 
 #[track_caller]
@@ -167,6 +167,28 @@ fn rows_have_the_bytes_that_they_have_in_the_whole() {
         }
     }
     assert!(parted > 100, "{parted}");
+}
+
+/// Tiles of such a part would be others than those of the whole.
+#[test]
+fn parts_that_begin_within_a_tile_are_refused() {
+    let x = hard(32, 144, DType::Bf16);
+    let whole = GivenScale::Amax(amax(&x));
+    let part = |recipe: Recipe, from| quantize_rows(x.view(), DType::Bf16, recipe, whole, from);
+    let tiles = Nvfp4Options { shape: BlockShape::Tile16x16, ..Nvfp4Options::PLAIN };
+    let tiles: Recipe = Nvfp4Recipe::tensor(tiles).unwrap().into();
+    for (recipe, rows) in [(tiles, 16), (Recipe::new(Scheme::Fp8Group128x128(E4M3)), 128)] {
+        for from in [1, 5, rows - 1, rows + 1, rows + rows / 2] {
+            let error = part(recipe, from).unwrap_err().to_string();
+            let rule = format!("first row of x: {from} must be a multiple of {rows}");
+            assert!(error.contains(&rule) && error.contains("cut the matrix between tiles"), "{error}");
+        }
+        assert!(part(recipe, rows).is_ok() && part(recipe, 3 * rows).is_ok(), "{recipe:?}");
+    }
+    for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4, Scheme::Fp8Tensor(E4M3), Scheme::Fp8Group1x128(E4M3)]
+    {
+        assert!(part(Recipe::new(scheme), 5).is_ok(), "{scheme}");
+    }
 }
 
 #[test]

@@ -100,7 +100,7 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub json: bool,
     /// Seed of the random matrices.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, value_parser = parse_seed, default_value_t = 1)]
     pub seed: u64,
 }
 
@@ -196,7 +196,7 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub hadamard: bool,
     /// nvfp4: round codes at random, reproducibly for a seed; the n-th matrix of the file uses offset n.
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", value_parser = parse_seed)]
     pub stochastic: Option<u64>,
     /// Quantize only the tensors whose name matches this regular expression, whatever they are. Without it the matrices, but for
     /// embeddings, output heads, norms, routers, convolutions, gates of linear attention, layers for images or sound,
@@ -255,6 +255,11 @@ pub struct QuantizeArgs {
     /// Print JSON instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A seed of random numbers.
+fn parse_seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("write a whole number from 0 to {}", u64::MAX))
 }
 
 /// A number of bytes, with or without a unit.

@@ -20,6 +20,9 @@ pub enum Failure {
     Use(String),
 }
 
+/// The remedy of a machine without a usable GPU, which is none where the CPU cannot do it.
+pub const OR_CPU: &str = ", or use --device cpu";
+
 impl Failure {
     /// The same without these words, where they are no remedy.
     pub fn without(self, words: &str) -> Self {
@@ -39,26 +42,9 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let mut message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        // The system's own words have no remedy.
-        match &error {
-            Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
-                message += "; give a file or folder that is there"
-            }
-            Error::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
-                message += "; give a file that you may use";
-            }
-            Error::Io { source, .. } if source.kind() == ErrorKind::InvalidFilename => {
-                message += "; give a shorter name, of at most 255 bytes on most file systems";
-            }
-            Error::Io { source, .. } if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                message += "; make room there, or write to another disk";
-            }
-            Error::Io { source, .. } if source.kind() == ErrorKind::FileTooLarge => {
-                message += "; raise the limit of the shell (ulimit -f), or write to a file system that has such files";
-            }
-            _ => {}
-        }
+        let message = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        // The library has no options.
+        let message = message.replace(", or use the cpu", OR_CPU);
         match error {
             Error::Cublas { .. } | Error::Driver { .. } | Error::Kernel { .. } => Self::Check(message),
             Error::Io { source, .. } if !is_wrong_name(source.kind()) => Self::Check(message),

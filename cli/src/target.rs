@@ -143,8 +143,14 @@ impl QuantizeArgs {
             return refuse(option, reason.into(), format!("leave one of the two out, {option} or --group"));
         }
         if self.format == Some(CodeFormat::E5M2) {
-            let remedy = "take one of these, or --recipe fp8-row --format e5m2 or another recipe of fp8";
-            return refuse("--format e5m2", "the rule of casts is for e4m3 and e2m1".into(), remedy.into());
+            // Of the same groups, where there is one.
+            let recipe = match group {
+                CastGroup::Group1x128 => "fp8-1x128",
+                CastGroup::Tile128x128 => "fp8-128x128",
+                _ => "fp8-row",
+            };
+            let remedy = format!("take one of these, or --recipe {recipe} --format e5m2 or another recipe of fp8");
+            return refuse("--format e5m2", "the rule of casts is for e4m3 and e2m1".into(), remedy);
         }
         let mut scheme = CastScheme::new(self.format.unwrap_or(CodeFormat::E4M3), group)?;
         scheme = scheme.with_scales(self.scales.unwrap_or_default());

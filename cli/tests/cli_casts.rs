@@ -268,7 +268,12 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["--group", "1x32", "--transposed"],
         &["storing transposed codes in groups of 1x32 is not supported", "take 32x1 or 128x1"],
     );
-    refused(&["--group", "1x32", "--format", "e5m2"], &["--format e5m2", "for e4m3 and e2m1", "take one of these"]);
+    refused(
+        &["--group", "1x32", "--format", "e5m2"],
+        &["--format e5m2", "for e4m3 and e2m1", "take one of these, or --recipe fp8-row"],
+    );
+    refused(&["--group", "1x128", "--format", "e5m2"], &["take one of these, or --recipe fp8-1x128 --format e5m2"]);
+    refused(&["--group", "128x128", "--format", "e5m2"], &["or --recipe fp8-128x128 --format e5m2"]);
     refused(&["--group", "1x32", "--scales", "ue8m0", "--power-of-two"], &["powers of two already", "leave it out"]);
     refused(&["--group", "1x48"], &["1x48", "known are 1x16, 1x32"]);
     refused(&["--group", "1x32", "--scales", "swizzled"], &["swizzled", "known are row-major, column-major, ue8m0"]);

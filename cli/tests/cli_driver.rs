@@ -39,7 +39,7 @@ fn a_driver_library_that_lacks_functions_is_refused_and_auto_takes_the_cpu() {
                 folder.0.to_str().unwrap(),
                 function,
                 "install NVIDIA's driver of CUDA 12.4 or newer",
-                "use the cpu",
+                ", or use --device cpu",
             ],
         );
     }

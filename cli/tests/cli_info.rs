@@ -8,6 +8,7 @@ use std::fs;
 use common::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
+use scaled_gemm::CastScales;
 use serde_json::{Value, json};
 
 /// A file of one matrix: codes, their scales, and the scale of the whole.
@@ -48,6 +49,64 @@ fn scales_that_no_quantizer_writes_are_said() {
         let divides = name.ends_with("global_scale");
         assert_eq!(info(&zero, 0.0).status.code(), Some(i32::from(divides)), "{name}");
         assert_eq!(info(&zero, f32::NAN).status.code(), Some(1), "{name}");
+    }
+}
+
+/// (Padding of scales that is NaN was called wrong, and what was wrong was said by its place in the file and by another rule than
+/// that of `dequantize`.)
+#[test]
+fn scales_of_casts_are_said_as_they_are_read_and_their_padding_is_not() {
+    let folder = Folder::new();
+    let (input, q, d) = (folder.file("in.safetensors"), folder.file("q.safetensors"), folder.file("d.safetensors"));
+    // Five rows, in columns of eight; 144 columns are two groups of 128 and five of 32.
+    write(&input, &[f32_tensor("w", [5, 144], 1)]);
+    let options = [("1x128", CastScales::RowMajor), ("1x128", CastScales::ColumnMajor), ("1x32", CastScales::Ue8m0)];
+    for (group, scales) in options {
+        good(&["quantize", &input, "-o", &q, "--group", group, "--scales", scales.name()]);
+        let file = fs::read(&q).unwrap();
+        let (name, width, [r, c]) = {
+            let all = SafeTensors::deserialize(&file).unwrap();
+            let name = all.names().into_iter().find(|name| *name != "w").unwrap().to_string();
+            let is_bytes = scales == CastScales::Ue8m0;
+            (name, if is_bytes { 1 } else { 4 }, if is_bytes { [5, 5] } else { [5, 2] })
+        };
+        let changed = |element: usize, value: &[u8]| {
+            let mut file = file.clone();
+            let data = SafeTensors::deserialize(&file).unwrap().tensor(&name).unwrap().data().as_ptr() as usize;
+            let at = data - file.as_ptr() as usize + element * width;
+            file[at..at + width].copy_from_slice(value);
+            fs::write(&q, file).unwrap();
+        };
+        let read = || run_on("cpu", &["dequantize", &q, "-o", &d]);
+        let nan: Vec<u8> = if width == 1 { vec![0xFF] } else { f32::NAN.to_le_bytes().to_vec() };
+        let elements = scales.bytes(r, c) / width;
+        let mut padding = 0;
+        for element in 0..elements {
+            changed(element, &nan);
+            match scales.position(r, c, element) {
+                None => {
+                    padding += 1;
+                    good(&["info", &q]);
+                    assert_eq!(read().status.code(), Some(0), "{scales} {element}");
+                }
+                Some([row, col]) => {
+                    let words =
+                        format!("{name}: holds NaN as scale ({row}, {col}): every scale is finite, and not negative");
+                    let error = String::from_utf8(read().stderr).unwrap();
+                    assert_words(&wrong(&["info", &q]).0, &[&words, "; quantize the matrix again from finite values"]);
+                    assert_words(&error, &[&words]);
+                }
+            }
+        }
+        assert_eq!(padding > 0, scales != CastScales::RowMajor, "{scales}");
+        if width == 4 {
+            changed(0, &(-1.5f32).to_le_bytes());
+            assert_words(&wrong(&["info", &q]).0, &["holds -1.5 as scale (0, 0): every scale is finite"]);
+            // Whoever reads it takes it.
+            changed(0, &[0; 4]);
+            good(&["info", &q]);
+            assert_eq!(read().status.code(), Some(0));
+        }
     }
 }
 

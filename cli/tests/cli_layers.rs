@@ -252,12 +252,10 @@ fn many_parts_of_many_experts_take_no_time() {
     tensors.extend(expert(0, "w2"));
     let path = folder.file("in");
     model_folder(&path, &borrowed(&tensors), None);
-    let start = std::time::Instant::now();
-    let (text, _) = wrong(&["info", &path]);
+    let (text, _) = within_seconds(10, || wrong(&["info", &path]));
     let first = "m.mlp.experts.1.p0, m.mlp.experts.1.p1, m.mlp.experts.1.p10, ...";
     // All that the others lack of 4000 parts and the one in FP8.
     assert_words(&text, &[&format!("experts lack {} matrices that others of their layer have ({first})", 3999 * 4001)]);
-    assert!(start.elapsed() < std::time::Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 /// (Each module around a layer was looked up by its whole name: ten minutes.)
@@ -269,9 +267,7 @@ fn names_of_a_megabyte_take_no_time() {
     tensors.push((long, Dtype::BF16, vec![16, 16], vec![0; 512]));
     let path = folder.file("in");
     model_folder(&path, &borrowed(&tensors), Some(json!({"quantization_config": {"quant_method": "fp8"}})));
-    let start = std::time::Instant::now();
-    wrong(&["info", &path]);
-    assert!(start.elapsed() < std::time::Duration::from_secs(60), "{:?}", start.elapsed());
+    within_seconds(60, || wrong(&["info", &path]));
 }
 
 /// (Each layer took a million names to look for, sixty megabytes and a second.)
@@ -284,7 +280,5 @@ fn numbers_far_apart_are_no_experts() {
     tensors.push(("b.q_proj.weight_scale", Dtype::F32, vec![1], f32_bytes(&[0.5])));
     let path = folder.file("in");
     model_folder(&path, &tensors, None);
-    let start = std::time::Instant::now();
-    good(&["info", &path]);
-    assert!(start.elapsed() < std::time::Duration::from_secs(30), "{:?}", start.elapsed());
+    within_seconds(30, || good(&["info", &path]));
 }

@@ -264,9 +264,7 @@ fn a_chain_of_torn_groups_is_left_in_one_go() {
     let fuse = r"m\.\d+\.mlp\.experts\.0\.[ab]";
     for end in [0, 3999] {
         let args = ["quantize", &input, "--recipe", "nvfp4", "--dry-run", "--json", "--fuse", fuse, "--exclude"];
-        let start = std::time::Instant::now();
-        let value = json(&[&args[..], &[&format!(r"^m\.{end}\.")]].concat());
-        assert!(start.elapsed().as_secs() < 8, "{:?}", start.elapsed());
+        let value = within_seconds(8, || json(&[&args[..], &[&format!(r"^m\.{end}\.")]].concat()));
         assert_eq!(value["quantized"].as_array().unwrap().len(), 1, "{end}");
         assert_eq!(value["copied"].as_array().unwrap().len(), 8000, "{end}");
     }

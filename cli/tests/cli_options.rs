@@ -26,6 +26,17 @@ fn layered(folder: &Folder) -> String {
     path
 }
 
+/// (It was `invalid digit found in string`.)
+#[test]
+fn a_seed_that_is_none_is_refused_with_the_rule() {
+    let rule = "write a whole number from 0 to 18446744073709551615";
+    for seed in ["x", "-1", "1.5", "18446744073709551616", ""] {
+        assert_words(&bad(2, &["verify", &format!("--seed={seed}")]), &["--seed", rule]);
+        let args = ["quantize", "in", "-o", "out", "--recipe", "nvfp4", &format!("--stochastic={seed}")];
+        assert_words(&bad(2, &args), &["--stochastic", rule]);
+    }
+}
+
 #[test]
 fn what_only_selects_against_the_defaults_is_said_or_refused() {
     let folder = Folder::new();

@@ -3,7 +3,6 @@
 mod common;
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use common::*;
 use serde_json::json;
@@ -266,9 +265,7 @@ fn an_index_of_names_that_no_file_has_is_read_in_no_time() {
     let deep = (0..400).map(|i| (format!("{i}"), json!(format!("{i}/{}x", "a/".repeat(2000)))));
     for map in [json!({"q": "a/".repeat(400_000)}), json!(many), json!(deep.collect::<serde_json::Map<_, _>>())] {
         fs::write(folder.file("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
-        let start = Instant::now();
-        good(&["quantize", &input, "-o", &folder.file("out"), "--recipe", "nvfp4", "--dry-run"]);
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        within_seconds(10, || good(&["quantize", &input, "-o", &folder.file("out"), "--recipe", "nvfp4", "--dry-run"]));
     }
 }
 

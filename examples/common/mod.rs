@@ -26,7 +26,9 @@ pub struct Problem {
 
 /// The problem that the arguments name, and a handle if there is a GPU; says where it runs.
 pub fn begin(name: &str) -> Outcome<(Option<Handle>, Problem)> {
-    let arguments: Vec<usize> = std::env::args().skip(1).map(|a| a.parse()).collect::<std::result::Result<_, _>>()?;
+    let usage = || format!("usage: {name} [M N K], three whole numbers");
+    let arguments = std::env::args().skip(1).map(|a| a.parse().map_err(|_| usage()));
+    let arguments = arguments.collect::<std::result::Result<Vec<usize>, _>>()?;
     let handle = match Handle::new(0) {
         Ok(handle) => Some(handle),
         Err(error @ (Error::NoGpu { .. } | Error::Library { .. })) => {
@@ -39,7 +41,7 @@ pub fn begin(name: &str) -> Outcome<(Option<Handle>, Problem)> {
         (&[m, n, k], _) => [m, n, k],
         ([], Some(_)) => [4096, 4096, 7168],
         ([], None) => [256, 1024, 2048],
-        _ => return Err(format!("usage: {name} [M N K]").into()),
+        _ => return Err(usage().into()),
     };
     let on = handle.as_ref().map_or("the CPU".to_string(), |handle| handle.device().to_string());
     println!("m = {m}, n = {n}, k = {k} on {on}");

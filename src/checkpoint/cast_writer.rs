@@ -1,7 +1,7 @@
 //! [`CastWriter`]: a matrix that was cast, written by rows.
 
 use super::cast_recipe::{cast_codes, cast_scales};
-use super::writer::{CheckpointWriter, TensorWriter};
+use super::writer::{CheckpointWriter, ROWS, SCHEME, TensorWriter};
 use crate::error::Result;
 use crate::format::{CastScales, CastScheme, HostCastMatrix};
 
@@ -31,7 +31,11 @@ pub struct CastWriter<'w> {
 impl<'w> CastWriter<'w> {
     pub(super) fn begin(writer: &'w CheckpointWriter, name: &str) -> Result<Self> {
         let Some(planned) = writer.casts.get(name).copied() else {
-            return Err(writer.refuse(name, "is no cast of the layout".into()));
+            return Err(writer.refuse(
+                name,
+                "is no cast of the layout".into(),
+                "add it by CheckpointLayout::cast, or leave it out",
+            ));
         };
         let PlannedCast { scheme, rows, cols } = planned;
         let begin = |suffix: &str| writer.tensor(&format!("{name}{suffix}"));
@@ -61,7 +65,7 @@ impl<'w> CastWriter<'w> {
         let PlannedCast { scheme, rows, cols } = self.planned;
         if part.scheme() != scheme {
             let found = format!("is cast to {} where the layout says {scheme}", part.scheme());
-            return Err(self.writer.refuse(&self.name, found));
+            return Err(self.writer.refuse(&self.name, found, SCHEME));
         }
         let (first, end) = (self.rows, self.rows + part.rows());
         let [height, _] = scheme.group().extents();
@@ -71,7 +75,7 @@ impl<'w> CastWriter<'w> {
                 "got rows {first} to {end} of {} columns, where the layout says {rows} x {cols}, by whole groups of {height} rows",
                 part.cols()
             );
-            return Err(self.writer.refuse(&self.name, found));
+            return Err(self.writer.refuse(&self.name, found, ROWS));
         }
         let [all, across] = scheme.group().grid(rows, cols);
         let band = first / height;
@@ -82,7 +86,7 @@ impl<'w> CastWriter<'w> {
                 at % across,
                 part.scales()[at]
             );
-            return Err(self.writer.refuse_for(&self.name, found, "quantize finite values"));
+            return Err(self.writer.refuse(&self.name, found, "quantize finite values"));
         }
         if scheme.is_transposed() {
             let of = |rows: usize| rows * scheme.format().bits() / 8;
@@ -119,7 +123,7 @@ impl<'w> CastWriter<'w> {
         let PlannedCast { rows, .. } = self.planned;
         if self.rows != rows {
             let found = format!("got {} rows where the layout says {rows}", self.rows);
-            return Err(self.writer.refuse(&self.name, found));
+            return Err(self.writer.refuse(&self.name, found, ROWS));
         }
         self.codes.append(&self.kept_codes)?;
         self.scales.append(&self.kept_scales)?;

@@ -188,7 +188,7 @@ impl CheckpointLayout {
     /// Starts one file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
     ///
     /// # Errors
-    /// [`Error::File`] for a name given twice, a size that overflows, an output that is one of `sources`, or a quantized matrix
+    /// [`Error::File`] for a name given twice, a size that overflows, a shape that its cast cannot have, an output that is one of `sources`, or a quantized matrix
     /// (of the layout, or one that is read in `sources`) that would be another one, or none, beside the tensors there;
     /// [`Error::Io`], also where the disk has no room for the file.
     pub fn create_in(self, output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
@@ -242,6 +242,17 @@ impl CheckpointLayout {
             reason,
             remedy: remedy.into(),
         };
+        // Whatever is beside it. (What has no element has no scheme.)
+        let sized = self.planned.casts.iter().filter(|(_, cast)| cast.rows > 0 && cast.cols > 0);
+        let refused = sized.filter_map(|(name, cast)| match cast.scheme.check_shape(cast.rows, cast.cols) {
+            Err(Error::Shape { operand, found, rule, remedy }) => {
+                Some((name, format!("{operand}: {found} {rule}"), remedy))
+            }
+            _ => None,
+        });
+        if let Some((name, reason, remedy)) = refused.min() {
+            return Err(refuse(name, reason, &remedy));
+        }
         let too_large = |t: &TensorInfo| refuse(&t.name, format!("{} {:?} is too large", t.dtype, t.shape), "split it");
         let (mut file, mut used) = (0, 0u64);
         let ends: Vec<usize> = self.units.iter().copied().skip(1).chain([self.tensors.len()]).collect();

@@ -3,7 +3,7 @@
 use super::comfy;
 use super::layout::{Planned, dialect_format};
 use super::names::{Dialect, ScaleMeaning, block_scale_tensor, code_tensor, scale_tensor};
-use super::writer::{CheckpointWriter, TensorWriter};
+use super::writer::{CheckpointWriter, ROWS, SCHEME, TensorWriter};
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, Extent, HostQuantMatrix};
 
@@ -24,7 +24,11 @@ pub struct MatrixWriter<'w> {
 impl<'w> MatrixWriter<'w> {
     pub(super) fn begin(writer: &'w CheckpointWriter, name: &str) -> Result<Self> {
         let Some(planned) = writer.matrices.get(name).copied() else {
-            return Err(writer.refuse(name, "is no quantized matrix of the layout".into()));
+            return Err(writer.refuse(
+                name,
+                "is no quantized matrix of the layout".into(),
+                "add it by CheckpointLayout::quantized, or leave it out",
+            ));
         };
         let Planned { scheme, rows, cols, dialect, .. } = planned;
         let begin = |suffix: &str| writer.tensor(&format!("{name}{suffix}"));
@@ -50,7 +54,7 @@ impl<'w> MatrixWriter<'w> {
         let Planned { scheme, basis, rows, cols, .. } = self.planned;
         if (part.scheme(), part.basis()) != (scheme, basis) {
             let found = format!("is {} ({:?}) where the layout says {scheme} ({basis:?})", part.scheme(), part.basis());
-            return Err(self.writer.refuse(&self.name, found));
+            return Err(self.writer.refuse(&self.name, found, SCHEME));
         }
         let end = self.rows + part.rows();
         let group = match scheme.spec().group_rows {
@@ -64,7 +68,7 @@ impl<'w> MatrixWriter<'w> {
                 self.rows,
                 part.cols()
             );
-            return Err(self.writer.refuse(&self.name, found));
+            return Err(self.writer.refuse(&self.name, found, ROWS));
         }
         let (scales, block_scales) = (part.logical_scales(), part.logical_block_scales());
         self.check_finite(&scales, &block_scales)?;
@@ -84,7 +88,7 @@ impl<'w> MatrixWriter<'w> {
             match (scheme.spec().group_rows, self.whole, scales.as_slice()) {
                 (Extent::All, Some(known), [scale]) if known.to_bits() != scale.to_bits() => {
                     let found = format!("has parts with the scales {known} and {scale} of the whole");
-                    return Err(self.writer.refuse(&self.name, found));
+                    return Err(self.writer.refuse(&self.name, found, "quantize all parts with one scale"));
                 }
                 (Extent::All, Some(_), _) => {}
                 (extent, ..) => {
@@ -142,6 +146,6 @@ impl<'w> MatrixWriter<'w> {
         let reason = format!(
             "{found}, because its group holds an infinity, NaN, or values so large that the scale is beyond its format"
         );
-        self.writer.refuse_for(&self.name, reason, remedy)
+        self.writer.refuse(&self.name, reason, remedy)
     }
 }

@@ -528,7 +528,7 @@ impl Listing {
     /// What is said of a cast where products are to read it.
     pub(super) fn no_product(&self, name: &str, scheme: CastScheme) -> Error {
         let found = format!("is cast to {scheme}, which no product reads");
-        self.refuse(name, found, "dequantize it first, or read it as a cast")
+        self.refuse(name, found, "dequantize it first, or quantize the matrix by a recipe in place of a grouping")
     }
 
     /// Refuses scales that are not padded to whole tiles, as ComfyUI has them.

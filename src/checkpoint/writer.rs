@@ -51,6 +51,13 @@ struct Shard {
     data_start: u64,
 }
 
+/// Remedies.
+const ONCE: &str = "write each tensor of the layout once";
+const LENGTH: &str = "write all bytes that a tensor of this type and shape has, or give the layout another shape";
+pub(super) const SCHEME: &str = "quantize it as the layout says, or give the layout the recipe that it has";
+pub(super) const ROWS: &str =
+    "write all rows of the layout once, in order and in whole groups, or give the layout another shape";
+
 /// What has become of a tensor.
 const UNTOUCHED: u8 = 0;
 const BEGUN: u8 = 1;
@@ -115,10 +122,10 @@ impl CheckpointWriter {
     /// [`Error::File`] for a name that is not in the layout, and for one that was begun before.
     pub fn tensor(&self, name: &str) -> Result<TensorWriter<'_>> {
         let Some(place) = self.header.position(name) else {
-            return Err(self.refuse(name, "is not in the layout".into()));
+            return Err(self.refuse(name, "is not in the layout".into(), "add it to the layout, or leave it out"));
         };
         if self.states[place].swap(BEGUN, Ordering::AcqRel) != UNTOUCHED {
-            return Err(self.refuse(name, "was written before".into()));
+            return Err(self.refuse(name, "was written before".into(), ONCE));
         }
         Ok(TensorWriter { writer: self, place, written: 0, done: false })
     }
@@ -132,7 +139,7 @@ impl CheckpointWriter {
             && bytes.len() as u64 != info.bytes()
         {
             let found = format!("got {} bytes where the layout says {}", bytes.len(), info.bytes());
-            return Err(self.refuse(name, found));
+            return Err(self.refuse(name, found, LENGTH));
         }
         let mut tensor = self.tensor(name)?;
         tensor.append(bytes)?;
@@ -197,7 +204,7 @@ impl CheckpointWriter {
         }
         let missing = |state: &AtomicU8| state.load(Ordering::Acquire) != DONE;
         if let Some(i) = self.states.iter().position(missing) {
-            return Err(self.refuse(&self.header.tensors[i].name, "was not written".into()));
+            return Err(self.refuse(&self.header.tensors[i].name, "was not written".into(), ONCE));
         }
         self.writeback.finish().map_err(|(shard, source)| self.failed(shard, source))?;
         for shard in 0..self.shards.len() {
@@ -225,11 +232,7 @@ impl CheckpointWriter {
         }
     }
 
-    pub(super) fn refuse(&self, tensor: &str, reason: String) -> Error {
-        self.refuse_for(tensor, reason, "write each tensor of the layout once")
-    }
-
-    pub(super) fn refuse_for(&self, tensor: &str, reason: String, remedy: &str) -> Error {
+    pub(super) fn refuse(&self, tensor: &str, reason: String, remedy: &str) -> Error {
         let path = match &self.target {
             Target::File(file) => file.path(),
             Target::Folder(folder) => folder.path(),
@@ -260,7 +263,7 @@ impl TensorWriter<'_> {
         let (info, len) = (self.info(), bytes.len() as u64);
         if self.written + len > info.bytes() {
             let found = format!("got {} bytes where the layout says {}", self.written + len, info.bytes());
-            return Err(self.writer.refuse(&info.name, found));
+            return Err(self.writer.refuse(&info.name, found, LENGTH));
         }
         let (writer, shard) = (self.writer, info.file);
         let file = writer.file(shard)?;
@@ -282,7 +285,7 @@ impl TensorWriter<'_> {
         let info = self.info();
         if self.written != info.bytes() {
             let found = format!("got {} bytes where the layout says {}", self.written, info.bytes());
-            return Err(self.writer.refuse(&info.name, found));
+            return Err(self.writer.refuse(&info.name, found, LENGTH));
         }
         self.writer.states[self.place].store(DONE, Ordering::Release);
         self.done = true;

@@ -89,7 +89,7 @@ pub enum CastScales {
 named!(CastScales, "order of a cast's scales", RowMajor => "row-major", ColumnMajor => "column-major", Ue8m0 => "ue8m0");
 
 impl CastScales {
-    /// Bytes of an R x C grid, padding included.
+    /// Bytes of an R x C grid, padding included, of a matrix that [`CastScheme::check_shape`] takes: of larger ones the number overflows.
     pub const fn bytes(self, rows: usize, cols: usize) -> usize {
         match self {
             Self::RowMajor => rows * cols * 4,
@@ -105,6 +105,20 @@ impl CastScales {
             Self::ColumnMajor => col * rows.next_multiple_of(4) + row,
             Self::Ue8m0 => col / 4 * 4 * rows.next_multiple_of(4) + 4 * row + col % 4,
         }
+    }
+
+    /// The scale (row, col) at such a place, none in padding and behind the grid.
+    pub const fn position(self, rows: usize, cols: usize, index: usize) -> Option<[usize; 2]> {
+        if rows == 0 || cols == 0 {
+            return None;
+        }
+        let pitch = rows.next_multiple_of(4);
+        let [row, col] = match self {
+            Self::RowMajor => [index / cols, index % cols],
+            Self::ColumnMajor => [index % pitch, index / pitch],
+            Self::Ue8m0 => [index / 4 % pitch, index / (4 * pitch) * 4 + index % 4],
+        };
+        if row < rows && col < cols { Some([row, col]) } else { None }
     }
 }
 
@@ -127,7 +141,7 @@ impl CastScheme {
             return Err(Error::unsupported(
                 "a cast to e5m2",
                 "the rule of these casts is for e4m3 and e2m1",
-                "take e4m3, or Handle::quantize, whose fp8 schemes have e5m2",
+                "take e4m3, or quantize by a recipe of fp8, all of which have e5m2",
             ));
         }
         Ok(Self { format, group, scales: CastScales::RowMajor, transposed: false })
@@ -182,12 +196,12 @@ impl CastScheme {
         self.transposed
     }
 
-    /// Bytes of the codes of a matrix: no padding.
+    /// Bytes of the codes of a matrix: no padding. Of a shape that [`CastScheme::check_shape`] takes: of larger ones the number overflows.
     pub const fn code_bytes(self, rows: usize, cols: usize) -> usize {
         rows * cols * self.format.bits() / 8
     }
 
-    /// Bytes of its scales, padding included.
+    /// Bytes of its scales, padding included; of such a shape, too.
     pub const fn scale_bytes(self, rows: usize, cols: usize) -> usize {
         let [r, c] = self.group.grid(rows, cols);
         self.scales.bytes(r, c)
@@ -335,7 +349,14 @@ mod tests {
                 for at in 0..rows * cols {
                     let place = scales.index(rows, cols, at / cols, at % cols);
                     assert!(!std::mem::replace(&mut seen[place], true), "{scales} {rows} x {cols}");
+                    assert_eq!(scales.position(rows, cols, place), Some([at / cols, at % cols]), "{scales}");
                 }
+                // Padding, and what is behind all.
+                let mut others = seen.iter().chain(&[false; 9]).enumerate().filter(|(_, seen)| !**seen);
+                assert!(
+                    others.all(|(place, _)| scales.position(rows, cols, place).is_none()),
+                    "{scales} {rows} x {cols}"
+                );
             }
         }
         // numerics.md, golden ue8m0_pack_M3_nk5: row 2, block 4 of 3 x 5.

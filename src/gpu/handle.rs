@@ -220,7 +220,7 @@ impl Handle {
         self.arena.bytes()
     }
 
-    /// Frees the scratch memory, in stream order. A plan that needs some asks for it again in
+    /// Frees the scratch memory, in stream order; waits for nothing. A plan that needs some asks for it again in
     /// [`GemmPlan::prepare`](crate::gpu::GemmPlan::prepare), and refuses to be executed before. A captured graph keeps what it
     /// uses as long as it lives.
     ///
@@ -344,7 +344,8 @@ impl Handle {
         Ok(buffer)
     }
 
-    /// Copies numbers from the host to the front of device memory, in stream order. They have been read when it returns.
+    /// Copies numbers from the host to the front of device memory, in stream order. They have been read when it returns, for which it waits
+    /// where they lie in page-locked memory. Allocates nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] if they are longer than the memory; [`Error::Unsupported`] inside graph capture; [`Error::Driver`].

@@ -24,6 +24,8 @@ mod ignored;
 mod quantization;
 mod select;
 mod text;
+#[cfg(all(test, target_os = "linux"))]
+mod worked;
 
 use std::path::Path;
 

@@ -11,8 +11,8 @@ use super::{mx, nvfp4, parallel};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::{
-    DType, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Mxfp4Recipe, Mxfp8Recipe, Nvfp4Recipe,
-    Recipe, Scheme, codec, pair,
+    BlockShape, DType, Extent, Fp8Format, Fp8Recipe, GivenScale, GroupScale, HostQuantMatrix, Mxfp4Recipe, Mxfp8Recipe,
+    Nvfp4Recipe, Recipe, Scheme, codec, pair,
 };
 
 /// The largest magnitude; NaN ignored, 0 if there is nothing else.
@@ -108,11 +108,11 @@ pub fn quantize_part(
 ///
 /// `whole` matters to `fp8-tensor` and `nvfp4`, which have one scale for the matrix; the others take it from the rows. With a
 /// Hadamard recipe it is that of the transformed data ([`hadamard16_amax`](super::hadamard16_amax)). `first_row` matters to
-/// stochastic recipes, whose random bytes go by the number of a row. Parts of `fp8-128x128`, and those of recipes with tiles, begin
-/// at multiples of their rows.
+/// stochastic recipes, whose random bytes go by the number of a row, and to those with tiles (`fp8-128x128`, 16x16): a part begins at
+/// the first row of a tile, and unless it is the last ends with a whole one.
 ///
 /// # Errors
-/// As [`quantize`].
+/// As [`quantize`]; [`Error::Shape`] for a `first_row` within a tile.
 pub fn quantize_rows(
     x: ArrayView2<f32>,
     source: DType,
@@ -122,6 +122,7 @@ pub fn quantize_rows(
 ) -> Result<HostQuantMatrix> {
     let recipe = recipe.into();
     check(&x, source, recipe)?;
+    check_first_row(first_row, recipe)?;
     match recipe {
         Recipe::Fp8(fp8) if matches!(fp8.scheme(), Scheme::Fp8Tensor(_)) => {
             let factors = match whole {
@@ -164,7 +165,25 @@ pub(super) fn check(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Resul
     pair::check_quantize_cols("x", x.ncols())
 }
 
-/// The same where a second level is given; gives the recipe, of which it is a part.
+/// Refuses a part that begins within a tile: its tiles would not be those of the whole.
+fn check_first_row(first_row: usize, recipe: Recipe) -> Result<()> {
+    let tile = match (recipe, recipe.scheme().spec().group_rows) {
+        (Recipe::Nvfp4(nv), _) if nv.options().shape == BlockShape::Tile16x16 => 16,
+        (_, Extent::Elements(rows)) => rows,
+        (_, Extent::All) => 1,
+    };
+    if first_row.is_multiple_of(tile) {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "first row of x",
+        first_row.to_string(),
+        format!("must be a multiple of {tile}: so many rows share a scale ({}, {recipe})", recipe.scheme()),
+        "cut the matrix between tiles, or use a recipe without them",
+    ))
+}
+
+/// [`check`] where a second level is given; gives the recipe, of which it is a part.
 pub(super) fn check_given(x: &ArrayView2<f32>, source: DType, recipe: Recipe) -> Result<Nvfp4Recipe> {
     check(x, source, recipe)?;
     match recipe {

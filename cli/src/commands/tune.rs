@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::args::{DeviceChoice, TuneArgs, scheme_names};
 use crate::device::{self, Pair};
 use crate::files;
-use crate::output::{Failure, Form, Outcome, count, shown, step_bar};
+use crate::output::{Failure, Form, OR_CPU, Outcome, count, shown, step_bar};
 
 /// Rows of A where none are given: decode to prefill.
 const MS: [usize; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
@@ -14,7 +14,7 @@ pub fn run(args: &TuneArgs, choice: DeviceChoice) -> Result<Outcome, Failure> {
     args.shapes.check_ms(&args.m)?;
     let output = files::create(&args.output)?;
     // Elsewhere the CPU is a way out.
-    let mut device = device::open(choice).map_err(|failure| failure.without(", or use the cpu"))?;
+    let mut device = device::open(choice).map_err(|failure| failure.without(OR_CPU))?;
     device.set_accumulation(args.accumulation)?;
     if args.batch_invariant {
         device.set_batch_invariant()?;

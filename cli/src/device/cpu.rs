@@ -18,7 +18,7 @@ use super::{Activations, Caster, DecodeTime, Device, HostA, Pair, PairTime, Supp
 use crate::args::AccumulationChoice;
 use crate::data::normal;
 use crate::memory;
-use crate::output::{Failure, count};
+use crate::output::{Failure, OR_CPU, count};
 use crate::quantizers::{Producer, Quantizer, has_one_scale};
 use crate::target::Target;
 
@@ -278,7 +278,7 @@ impl Device for Cpu {
     }
 
     fn time_decode(&mut self, _: [usize; 3], _: Pair, _: DType) -> Result<DecodeTime> {
-        let why = self.because.as_ref().map_or(String::new(), |why| why.replace(", or use the cpu", ""));
+        let why = self.because.as_ref().map_or(String::new(), |why| why.replace(OR_CPU, ""));
         let (reason, remedy) = match why.as_str() {
             "" => ("it compares ways of a GPU".to_string(), "use --device cuda, or bench without --decode"),
             why => (
@@ -310,7 +310,7 @@ impl Device for Cpu {
         _step: &mut dyn FnMut(String),
     ) -> std::result::Result<String, Failure> {
         let because = self.because.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-        let because = because.replace(", or use the cpu", "");
+        let because = because.replace(OR_CPU, "");
         Err(Failure::Use(format!(
             "tune chooses among GPU algorithms and the CPU has one; run it on a machine with a GPU{because}"
         )))

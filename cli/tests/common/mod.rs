@@ -4,6 +4,7 @@
 
 pub mod quantized;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,9 +20,30 @@ pub fn program() -> PathBuf {
     if built.exists() { built.to_path_buf() } else { PathBuf::from("./scaled-gemm") }
 }
 
+thread_local! {
+    /// What [`within_seconds`] allows.
+    static SECONDS: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
 /// Runs the program on a device.
 pub fn run_on(device: &str, args: &[&str]) -> Output {
-    Command::new(program()).args(args).args(["--device", device]).output().unwrap()
+    let Some(seconds) = SECONDS.get() else {
+        return Command::new(program()).args(args).args(["--device", device]).output().unwrap();
+    };
+    let script = format!("ulimit -t {seconds} && exec \"$0\" \"$@\"");
+    let mut limited = Command::new("sh");
+    let output = limited.args(["-c", &script]).arg(program()).args(args).args(["--device", device]).output().unwrap();
+    assert!(output.status.code().is_some(), "{args:?}: {}, {seconds} s of processors allowed", output.status);
+    output
+}
+
+/// Each run of the program in this work may take so many seconds of processors, then the system ends it. (By the clock it takes longer
+/// on a machine that does other things too.)
+pub fn within_seconds<T>(seconds: u64, work: impl FnOnce() -> T) -> T {
+    SECONDS.set(Some(seconds));
+    let result = work();
+    SECONDS.set(None);
+    result
 }
 
 /// Standard output of a run on the CPU that must succeed.

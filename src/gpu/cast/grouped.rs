@@ -80,6 +80,35 @@ impl Handle {
     /// `amax`, FP32, where given, receives every amax: one for each member, or one if scales are shared. Scales are written of every member.
     /// The input is read twice. The recipe says whether `to` is transposed, unless it is both.
     ///
+    /// ```no_run
+    /// use half::bf16;
+    /// use scaled_gemm::{
+    ///     DType, Fp8Format, GroupedDeviceLayout, GroupedLayout, GroupedRecipe, GroupedScheme, GroupedSource, GroupedTensor, Handle,
+    /// };
+    ///
+    /// # fn main() -> scaled_gemm::Result<()> {
+    /// let handle = Handle::new(0)?;
+    /// // Three members, one after the other; the second has no rows in this step.
+    /// let layout = GroupedLayout::packed(&[[96, 512], [0, 512], [32, 512]])?;
+    /// let scheme = GroupedScheme::new(Fp8Format::E4M3);
+    /// // Allocated once, for the longest buffer that there will be.
+    /// let places = GroupedDeviceLayout::from_host(&handle, &layout)?;
+    /// let mut q = GroupedTensor::zeros(&handle, scheme, places)?;
+    ///
+    /// let x = handle.upload(&vec![bf16::ONE; layout.buffer_len()])?;
+    /// let source = GroupedSource::new(&x, DType::Bf16)?;
+    /// handle.quantize_grouped_into(&source, GroupedRecipe::new(scheme), &mut q, None)?;
+    /// assert_eq!(q.layout().clamped(&handle)?, 0);
+    ///
+    /// // Other shapes for the same members: in the same memory, also between launches of a captured graph.
+    /// q.layout_mut().write(&handle, &GroupedLayout::packed(&[[16, 512], [64, 512], [48, 512]])?)?;
+    /// handle.quantize_grouped_into(&source, GroupedRecipe::new(scheme), &mut q, None)?;
+    /// // One member as an operand of products, on the host.
+    /// let second = q.to_host(&handle)?.matrix(1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Shape`] if a buffer is too short, what is written lies where something else is read or written, or there are more members than
     /// the workspace has room for, above a million; [`Error::Unsupported`] for a tensor of another scheme than the recipe's, or two with

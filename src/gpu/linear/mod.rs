@@ -314,7 +314,8 @@ impl Linear {
     }
 
     /// Takes what [`Linear::delayed_states`] gave: to go on with a training, or, before [`Linear::update_scales`], with the largest amax of
-    /// all ranks in front of each history. W keeps its codes until [`Linear::refresh`].
+    /// all ranks in front of each history. W keeps its codes until [`Linear::refresh`]. Copies from the host, in stream order;
+    /// allocates there alone, and waits for nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] for histories of another window, [`Error::Unsupported`] for numbers that none can be, a recipe without delayed

@@ -96,7 +96,7 @@ impl GroupedDeviceLayout {
     }
 
     /// Replaces the numbers by those of a layout with as many members, whose buffer is not longer. In stream order: graphs that are launched
-    /// from now on find them.
+    /// from now on find them. Allocates on the host alone, and waits for nothing.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of members, or a longer buffer; [`Error::Unsupported`] inside graph capture.

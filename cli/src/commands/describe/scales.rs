@@ -25,7 +25,7 @@ pub fn problems(input: &Checkpoint, matrices: &[Matrix<'_>]) -> (Vec<String>, Op
             continue;
         }
         read += scale.bytes();
-        found.extend(bad_byte(input, scale, is_bad, what));
+        found.extend(bad_byte(input, matrix, scale, (is_bad, what)));
     }
     let most = bytes(MOST_BLOCKS);
     let note = format!(
@@ -52,25 +52,60 @@ fn blocks<'a>(matrix: &Matrix<'a>) -> Option<(&'a TensorInfo, IsBad, &'static st
 }
 
 /// The first byte that no scale is.
-fn bad_byte(input: &Checkpoint, scale: &TensorInfo, is_bad: IsBad, what: &str) -> Option<String> {
+fn bad_byte(
+    input: &Checkpoint,
+    matrix: &Matrix<'_>,
+    scale: &TensorInfo,
+    (is_bad, what): (IsBad, &str),
+) -> Option<String> {
     let mut at = 0;
     while at < scale.bytes() {
         let mut part = vec![0; (scale.bytes() - at).min(PART) as usize];
         if let Err(e) = input.read(&scale.name, at, &mut part) {
             return Some(e.to_string());
         }
-        if let Some(place) = part.iter().position(|byte| is_bad(*byte)) {
-            let byte = part[place];
-            let element = at + place as u64;
-            return Some(said(input, scale, &format!("byte {byte:#04x} at element {element}, which is {what}")));
+        let said_of = |(place, byte): (usize, &u8)| {
+            let element = at as usize + place;
+            match of_cast(matrix, element) {
+                Place::Element => Some(format!("byte {byte:#04x} at element {element}, which is {what}")),
+                // The one byte that no scale of a cast is.
+                Place::Scale(place) => Some(no_scale(f32::NAN, place)),
+                Place::Padding => None,
+            }
+        };
+        if let Some(found) = part.iter().enumerate().filter(|(_, byte)| is_bad(**byte)).find_map(said_of) {
+            return Some(said(input, scale, &found));
         }
         at += part.len() as u64;
     }
     None
 }
 
+/// What an element of the scales of a matrix is.
+enum Place {
+    /// Of what products read: its number.
+    Element,
+    /// Of a cast, whose order is not that of rows and columns.
+    Scale([usize; 2]),
+    /// Read by nobody.
+    Padding,
+}
+
+/// What is at this place of the stored scales.
+fn of_cast(matrix: &Matrix<'_>, element: usize) -> Place {
+    let Ok((StoredScheme::Cast(scheme), shape)) = &matrix.found else { return Place::Element };
+    let [rows, cols] = *shape.as_slice() else { return Place::Element };
+    let [r, c] = scheme.group().grid(rows, cols);
+    scheme.scales().position(r, c, element).map_or(Place::Padding, Place::Scale)
+}
+
+/// In the words of whoever reads the cast.
+fn no_scale(value: f32, [row, col]: [usize; 2]) -> String {
+    format!("{value} as scale ({row}, {col}): every scale is finite, and not negative")
+}
+
 /// What is wrong with the FP32 scales of a matrix: the first that is no finite number above 0. Zero is right for codes of zero, but
-/// for a divisor.
+/// for a divisor. Of a cast any may be zero.
 fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
     let scheme = matrix.found.as_ref().ok()?.0;
     let [codes, .., scale] = matrix.parts.as_slice() else { return None };
@@ -82,15 +117,25 @@ fn problem(input: &Checkpoint, matrix: &Matrix<'_>) -> Option<String> {
         Ok((values, _)) => values,
         Err(e) => return Some(e.to_string()),
     };
+    let no_number = |value: &f32| !(value.is_finite() && *value >= 0.0);
+    if matches!(scheme, StoredScheme::Cast(_)) {
+        let mut bad = values.iter().enumerate().filter(|(_, value)| no_number(value));
+        let of = |(at, value): (usize, &f32)| match of_cast(matrix, at) {
+            Place::Scale(place) => Some(said(input, scale, &no_scale(*value, place))),
+            Place::Element | Place::Padding => None,
+        };
+        return bad.find_map(of);
+    }
     let divides = scale.name.ends_with("_global_scale");
     let number = |(at, value): (usize, &f32)| {
-        let least = if divides { "above 0" } else { "not negative" };
+        // Of groups of zeros a scale may be zero.
+        let least = if divides || values.len() == 1 { "above 0" } else { "not negative" };
         said(input, scale, &format!("{value} at element {at}, and a scale is finite and {least}"))
     };
     let (at, value) = values.iter().enumerate().find(|(_, value)| !(value.is_finite() && **value > 0.0))?;
     // Of several, those of groups of zeros may be zero.
     if *value == 0.0 && !divides && (values.len() > 1 || !holds_values(input, codes, scheme)) {
-        return values.iter().enumerate().find(|(_, v)| !(v.is_finite() && **v >= 0.0)).map(number);
+        return values.iter().enumerate().find(|(_, value)| no_number(value)).map(number);
     }
     Some(number((at, value)))
 }
