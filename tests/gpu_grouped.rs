@@ -14,7 +14,7 @@ use scaled_gemm::cudarc::driver::DevicePtr;
 use scaled_gemm::reference::{self, GroupedView, dequantize_grouped, quantize_grouped, quantize_grouped_with_scales};
 use scaled_gemm::{
     ActivationGradient, DType, DeviceBuffer, Fp8Format, Fp8Rule, GivenScale, GroupedDeviceLayout, GroupedLayout,
-    GroupedRecipe, GroupedScheme, GroupedSource, GroupedTensor, GroupedTo, KernelFamily, MatRef,
+    GroupedRecipe, GroupedScheme, GroupedSource, GroupedTensor, GroupedTo, Handle, KernelFamily, MatRef,
 };
 
 /// Small, for runs under a sanitizer: each kernel.
@@ -329,16 +329,21 @@ fn places_that_32_bits_hardly_hold() {
 fn captured() {
     let Some(handle) = handle() else { return };
     handle.load_kernels(&[KernelFamily::Grouped]).unwrap();
-    let (count, length) = (70, 40_000);
+    // Members that each block adds up itself, and those that a plan goes before.
+    captured_of(&handle, 70, 40_000);
+    captured_of(&handle, 600, 400_000);
+}
+
+fn captured_of(handle: &Handle, count: usize, length: usize) {
     let planned = GroupedLayout::new(&vec![[0, 0]; count], &vec![0; count], length).unwrap();
-    let mut places = GroupedDeviceLayout::from_host(&handle, &planned).unwrap();
+    let mut places = GroupedDeviceLayout::from_host(handle, &planned).unwrap();
     let scheme = GroupedScheme::new(Fp8Format::E4M3);
-    let mut got = [scheme, scheme.transposed()].map(|scheme| poisoned_grouped(&handle, scheme, &places));
-    let mut given = poisoned_grouped(&handle, scheme.shared(), &places);
+    let mut got = [scheme, scheme.transposed()].map(|scheme| poisoned_grouped(handle, scheme, &places));
+    let mut given = poisoned_grouped(handle, scheme.shared(), &places);
     let mut data = handle.alloc(length * 2).unwrap();
     let scale = handle.upload(&[3.0f32]).unwrap();
     let (mut amax, mut y) = (handle.alloc(count * 4).unwrap(), handle.alloc(length * 4).unwrap());
-    let graph = capture_owned(&handle, || {
+    let graph = capture_owned(handle, || {
         let source = GroupedSource::new(&data, DType::Bf16)?;
         let [rows, cols] = &mut got;
         let both = GroupedTo::Both(rows, cols);
@@ -353,7 +358,7 @@ fn captured() {
         let layout =
             GroupedLayout::new(shapes, &layout.members().iter().map(|m| m.offset()).collect::<Vec<_>>(), length)
                 .unwrap();
-        places.write(&handle, &layout).unwrap();
+        places.write(handle, &layout).unwrap();
         let x = values(&layout, DType::Bf16, round as u64);
         handle.write(&mut data.view_mut(), &bytes_of(DType::Bf16, &x)).unwrap();
         for tensor in got.iter_mut().chain([&mut given]) {
@@ -364,12 +369,12 @@ fn captured() {
         let input = GroupedView::new(&layout, &x).unwrap().into();
         let (want, want_amax) = quantize_grouped(&input, GroupedRecipe::new(scheme)).unwrap();
         let what = format!("launch {round}");
-        assert_tensor(&handle, &got[0], &want, &what);
-        assert_tensor(&handle, &got[1], &want.transpose(), &what);
+        assert_tensor(handle, &got[0], &want, &what);
+        assert_tensor(handle, &got[1], &want.transpose(), &what);
         assert_floats(&handle.read::<f32>(&amax.view()).unwrap(), &want_amax, &what);
         let (shared, _) = quantize_grouped_with_scales(&input, scheme.shared(), GivenScale::Encode(&[3.0])).unwrap();
-        assert_tensor(&handle, &given, &shared, &what);
-        assert_eq!(&got[0].to_host(&handle).unwrap(), &want, "{what}");
+        assert_tensor(handle, &given, &shared, &what);
+        assert_eq!(&got[0].to_host(handle).unwrap(), &want, "{what}");
         let back = handle.read::<f32>(&y.view()).unwrap();
         let want_back = dequantize_grouped(&want, DType::F32);
         for member in layout.members() {

@@ -373,9 +373,7 @@ impl Kernels {
         let (x, raised) = (input.x.address, address(cast.amax));
         if cast.to[1].is_none() {
             let (kernel, blocks) = match turns {
-                Some(turns) => {
-                    (turns, self.grouped_blocks(members.length / TURN + 2 * members.count, CHUNK_BLOCKS))
-                }
+                Some(turns) => (turns, self.grouped_blocks(members.length / TURN + 2 * members.count, CHUNK_BLOCKS)),
                 None => (rows, self.chunk_blocks(members, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient])),
             };
             return match forward {
