@@ -1,7 +1,7 @@
 //! Every formulation that is offered, for each problem whose choice is measured: the records that
 //! `scripts/measured-choices.py` makes src/gpu/gemm/measured.rs from.
 //!
-//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `SCALED_GEMM_MOST_ROWS` no m above it. About three
+//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `NxK,NxK` these, `SCALED_GEMM_MOST_ROWS` no m above it. About three
 //! minutes on an H200.
 //! Formulations of one problem take turns, back to back. All m but 3 and 12 make the tables, which these judge.
 //! Elements of every product are checked against the f64 bound.

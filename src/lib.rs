@@ -69,8 +69,8 @@
 //! | `mxfp4` or `mxfp8` x `mxfp4` | sm_80 and newer: dequantized BF16; sm_90, few rows: small-m |
 //! | BF16 or F16 x `nvfp4`, `nvfp4-row` or `mxfp4`; BF16 x `mxfp8` | sm_80 and newer: dequantized; sm_90, few rows, not `mxfp8`: small-m |
 //!
-//! `small-m` of NVFP4 and MXFP4 weights takes up to 64 rows of A, k a multiple of 32, and is planned up to 16, and up to 32 where B keeps no
-//! dequantized values (docs/performance.md).
+//! `small-m` of NVFP4 and MXFP4 weights takes up to 64 rows of A, k a multiple of 32, and is planned up to 16, and where B keeps no dequantized values for
+//! more (docs/performance.md).
 //!
 //! Beside products: casts to groupings that no product reads ([`CastScheme`], [`HostCastMatrix`]; docs/casts.md), producers that are cast unstored (SwiGLU, norms,
 //! activations: [`reference::swiglu`], [`reference::rms_norm`]), many matrices in one buffer ([`GroupedScheme`], [`HostGroupedTensor`]), rows of experts (docs/numerics.md), a

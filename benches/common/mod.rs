@@ -25,6 +25,10 @@ pub const QUICK: [(usize, usize); 3] = [(4096, 7168), (7168, 2048), (24576, 1536
 pub fn shapes() -> Vec<(usize, usize)> {
     match std::env::var("SCALED_GEMM_SHAPES") {
         Ok(value) if value == "quick" => QUICK.to_vec(),
+        Ok(value) if !value.is_empty() => {
+            let shape = |text: &str| text.split_once('x').and_then(|(n, k)| Some((n.parse().ok()?, k.parse().ok()?)));
+            value.split(',').map(|text| shape(text).unwrap_or_else(|| panic!("SCALED_GEMM_SHAPES={value}: {text} is no n x k"))).collect()
+        }
         _ => scaled_gemm::models::weight_shapes().collect(),
     }
 }

@@ -36,8 +36,8 @@ pub enum Formulation {
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
     /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
     /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
-    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows, and up to 32 where B keeps nothing and
-    /// k is no shorter than 1024; for more it must be asked for, or tuned.
+    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows, and where B keeps nothing and
+    /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned.
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the
     /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
