@@ -27,7 +27,10 @@ pub fn shapes() -> Vec<(usize, usize)> {
         Ok(value) if value == "quick" => QUICK.to_vec(),
         Ok(value) if !value.is_empty() => {
             let shape = |text: &str| text.split_once('x').and_then(|(n, k)| Some((n.parse().ok()?, k.parse().ok()?)));
-            value.split(',').map(|text| shape(text).unwrap_or_else(|| panic!("SCALED_GEMM_SHAPES={value}: {text} is no n x k"))).collect()
+            value
+                .split(',')
+                .map(|text| shape(text).unwrap_or_else(|| panic!("SCALED_GEMM_SHAPES={value}: {text} is no n x k")))
+                .collect()
         }
         _ => scaled_gemm::models::weight_shapes().collect(),
     }

@@ -318,7 +318,7 @@ __device__ __forceinline__ float amax_of(const float (&v)[8], float amax) {
     return amax;
 }
 
-// Blocks of a multiprocessor at once, each with its part of the chunks or tiles, or its warps with pieces in turns: src/gpu/kernels/grouped.rs launches as many, or twice.
+// Blocks of a multiprocessor at once, each with its part of the chunks or tiles, or with pieces in turns: src/gpu/kernels/grouped.rs launches as many, or twice.
 // Four leave 64 registers: what a thread asks for ahead takes 16 to 32.
 constexpr u32 CHUNK_BLOCKS = 4, TILE_BLOCKS_GROUPED = 3;
 constexpr u32 GRADIENT_BLOCKS = 3, GRADIENT_TILE_BLOCKS = 2;

@@ -1,15 +1,21 @@
-// Casts by rows of few members, in pieces that warps take in turns. See grouped.cuh.
+// Casts by rows of few members, in pieces that blocks take in turns. See grouped.cuh.
 //
-// All warps together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12 of one matrix's
-// time (observed: H200, 2026-11). A warp meets another member with nearly each piece, so that what it needs of them all, where they lie and
-// their factors, is in shared memory, and nothing in its loop waits for other warps. Of more members it would have to be read for each
-// piece, which takes longer than it gains: those go the way of `grouped_chunks`.
+// All blocks together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12
+// of one matrix's time, in turns 1.08; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
+// piece, so that what it needs of them all, where they lie and their factors, is in its shared memory, and nothing in its loop waits for the other warps, but
+// where an amax is wanted: of each warp by itself they would be too many. Of more members all that would have to be read for
+// each piece, which takes longer than it gains: those go the way of `grouped_chunks`.
 #include "cast/grouped.cuh"
 
-// A piece is eight neighbours for each lane. Pieces begin at the multiple of eight elements at or before their member's first.
-constexpr u32 PIECE = 32 * 8;
-struct InPieces {
-    static __device__ __forceinline__ u64 units(u64 begin, u64 rows, u64 cols) { return (begin % 8 + rows * cols + PIECE - 1) / PIECE; }
+// A piece is what the threads of a block ask for at once. Pieces begin at the multiple of eight elements at or before their member's first.
+template <class S> struct InPieces {
+    static constexpr u32 STEP = 256 * 8, ELEMENTS = S::AT_ONCE * STEP;
+    static __device__ __forceinline__ u64 units(u64 begin, u64 rows, u64 cols) { return (begin % 8 + rows * cols + ELEMENTS - 1) / ELEMENTS; }
+};
+
+// A piece is [at, at + ELEMENTS) of its member.
+struct Piece {
+    u32 member, at;
 };
 
 // Of all members, or the one that is shared. One of a block, however many formats a kernel has.
@@ -20,87 +26,98 @@ __device__ __forceinline__ float (&factors_of_block())[FEW] {
 
 template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
-    // Pieces that a warp has asked for and not taken yet.
-    constexpr u32 AHEAD = S::AT_ONCE;
+    using Pieces = InPieces<S>;
+    constexpr u32 STEP = Pieces::STEP, AT_ONCE = S::AT_ONCE;
+    __shared__ float scratch[2][32];
+    RaiseAmax raise;
     float (&encode)[FEW] = factors_of_block();
     begin();
+    Few& few = few_of_block();
     // Asked for before the plan, which waits for memory, too.
     const u32 factors = f.shared ? 1 : m.members;
     float own[FEW / 256];
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? grouped_scale(f, threadIdx.x + i * 256).encode : 0.0f;
-    Few& few = few_of_block();
-    plan_few<InPieces>(m, few);
+    plan_few<Pieces>(m, few);
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) encode[threadIdx.x + i * 256] = own[i];
     __syncthreads();
 
-    const u32 lane = threadIdx.x % 32, total = few.before[m.members], step = gridDim.x * 8;
-    const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
-    const auto end_of = [&](u32 member) { return few.begin[member] + few.rows[member] * few.cols[member]; };
-
-    typename S::Raw raw[AHEAD];
-    // Of each piece that was asked for: its member, and the lane's place.
-    u32 member[AHEAD], at[AHEAD];
-    u32 asked = blockIdx.x * 8 + threadIdx.x / 32, last = 0;
-    const auto ask = [&](u32 slot) {
-        if (asked >= total) return;
-        // The last member from the last one on that begins at the piece or before: the next one begins behind it, so that it is not empty.
+    const u32 lane = threadIdx.x % 32, total = few.before[m.members];
+    // The piece's member is the last from `member` on that begins at it or before: the next one begins behind it, so that it is not empty.
+    const auto piece = [&](u32 member, u32 unit) -> Piece {
         u32 behind;
         do {
-            const u32 t = last + 1 + lane;
-            behind = __popc(__ballot_sync(0xFFFFFFFFu, t < m.members && few.before[t] <= asked));
-            last += behind;
+            const u32 t = member + 1 + lane;
+            behind = __popc(__ballot_sync(0xFFFFFFFFu, t < m.members && few.before[t] <= unit));
+            member += behind;
         } while (behind == 32);
-        const u32 begin = few.begin[last], here = begin / 8 * 8 + (asked - few.before[last]) * PIECE + lane * 8;
-        member[slot] = last;
-        at[slot] = here;
-        if (is_whole(here, begin, end_of(last))) raw[slot] = source.load(here);
-        asked += step;
+        return {member, few.begin[member] / 8 * 8 + (unit - few.before[member]) * Pieces::ELEMENTS};
     };
+    // Where the piece's member ends.
+    const auto end_of = [&](const Piece& p) { return few.begin[p.member] + few.rows[p.member] * few.cols[p.member]; };
+    // Element i of a thread's eights.
+    const auto place = [&](const Piece& p, u32 i) { return p.at + threadIdx.x * 8 + i * STEP; };
+    const auto is_whole = [](u32 here, u32 begin, u32 end) { return here >= begin && here + 8 <= end; };
+    const auto ask = [&](const Piece& p, typename S::Raw (&raw)[AT_ONCE]) {
+        const u32 begin = few.begin[p.member], end = end_of(p);
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            if (is_whole(place(p, i), begin, end)) raw[i] = source.load(place(p, i));
+    };
+    const auto in_factors = [&](u32 member) { return f.shared ? 0 : member; };
+
+    u32 unit = blockIdx.x;
+    bool any = unit < total;
+    Piece now = {0, 0};
+    typename S::Raw raw[AT_ONCE], ahead[AT_ONCE];
+    if (any) {
+        now = piece(0, unit);
+        ask(now, raw);
+    }
     float amax = 0.0f;
-    u32 of = 0;
-    const auto raise = [&]() {
-        // Numbers that are not negative are ordered as their bits are.
-        const float of_warp = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
-        if (lane == 0 && of_warp > 0.0f) atomic_max(amax_out + of, of_warp);
-        amax = 0.0f;
-    };
-    const auto take = [&](u32 slot) {
-        const u32 t = member[slot], here = at[slot], begin = few.begin[t], end = end_of(t), factor = f.shared ? 0 : t;
-        const float by = encode[factor];
-        if (amax_out && factor != of) {
-            raise();
-            of = factor;
+    while (any) {
+        unit += gridDim.x;
+        any = unit < total;
+        Piece next = now;
+        if (any) {
+            next = piece(now.member, unit);
+            ask(next, ahead);
         }
-        if (is_whole(here, begin, end)) {
+        const float factor = encode[in_factors(now.member)];
+        const u32 begin = few.begin[now.member], end = end_of(now);
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            const u32 here = place(now, i);
+            if (!is_whole(here, begin, end)) continue;
             float v[8];
-            source.values(raw[slot], v);
+            source.values(raw[i], v);
             if (amax_out) amax = amax_of(v, amax);
-            *(uint2*)(codes + here) = encode_values<FORMAT>(v, by);
-        } else if (here < end) {
-            // A member's first and last eight may be cut.
-            const u32 to = min(here + 8, end);
+            *(uint2*)(codes + here) = encode_values<FORMAT>(v, factor);
+        }
+        // A member's first and last eight may be cut.
+        if (now.at < begin || end - now.at < Pieces::ELEMENTS) {
 #pragma unroll 1
-            for (u32 k = max(here, begin); k < to; k++) {
-                const float v = source.one(k);
-                if (amax_out) amax = fmaxf(amax, fabsf(v));
-                codes[k] = encode_byte<FORMAT>(v, by);
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const u32 here = place(now, i);
+                if (is_whole(here, begin, end)) continue;
+                const u32 to = min(here + 8, end);
+#pragma unroll 1
+                for (u32 k = max(here, begin); k < to; k++) {
+                    const float v = source.one(k);
+                    if (amax_out) amax = fmaxf(amax, fabsf(v));
+                    codes[k] = encode_byte<FORMAT>(v, factor);
+                }
             }
         }
-        __syncwarp();
-    };
-#pragma unroll
-    for (u32 slot = 0; slot < AHEAD; slot++) ask(slot);
-    for (u32 unit = blockIdx.x * 8 + threadIdx.x / 32; unit < total;) {
-#pragma unroll
-        for (u32 slot = 0; slot < AHEAD; slot++) {
-            if (unit < total) take(slot);
-            ask(slot);
-            unit += step;
+        if (amax_out && (!any || in_factors(next.member) != in_factors(now.member))) {
+            raise.raise(amax_out + in_factors(now.member), amax, scratch);
+            amax = 0.0f;
         }
+        now = next;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) raw[i] = ahead[i];
     }
-    if (amax_out) raise();
     write_scales(f, m.members);
 }
 

@@ -12,7 +12,7 @@ use crate::gpu::measure::{Times, Timing};
 pub struct Bf16Gemm(Bf16Product);
 
 impl Bf16Gemm {
-    /// Plans the product; asks cuBLASLt for up to `candidates` algorithms.
+    /// Plans the product; asks cuBLASLt for up to `candidates` algorithms. Allocates on the host alone, and waits for nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) if cuBLASLt offers none; [`Error::Shape`](crate::Error::Shape) for sizes or bytes of a

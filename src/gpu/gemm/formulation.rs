@@ -190,8 +190,14 @@ const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(Fp8Format::E4M3), Scheme
 /// How the kernels for groups of rows read the scales of these, or why they do not multiply them.
 pub(crate) fn grouped_scales(a: Scheme, b: Scheme) -> Result<Sm90Scales, String> {
     let is_e4m3 = |scheme: Scheme| scheme.spec().format == CodeFormat::E4M3 && scheme.spec().block.is_none();
+    // One scale for a matrix and one for each row of the other are no pair that any way multiplies.
+    let is_served = |scales: &Sm90Scales| match scales {
+        Sm90Scales::Blocks => true,
+        Sm90Scales::Vectors => false,
+        Sm90Scales::Outer { each: [of_a, of_b] } => of_a == of_b,
+    };
     let scales = Sm90Scales::of(a.spec().scale_layout, b.spec().scale_layout);
-    match scales.filter(|scales| is_e4m3(a) && is_e4m3(b) && *scales != Sm90Scales::Vectors) {
+    match scales.filter(|scales| is_e4m3(a) && is_e4m3(b) && is_served(scales)) {
         Some(scales) => Ok(scales),
         None => Err(format!("it serves {}", served())),
     }
@@ -377,8 +383,9 @@ mod tests {
         }
         assert!(available(&desc(4, vec, vec), H200, SmallM).unwrap_err().contains("it serves"));
         assert_eq!(grouped_scales(vec, blk), Ok(Sm90Scales::Blocks));
-        assert_eq!(grouped_scales(row, tensor), Ok(Sm90Scales::Outer { each: [true, false] }));
-        assert!(grouped_scales(vec, vec).is_err());
+        assert_eq!(grouped_scales(row, row), Ok(Sm90Scales::Outer { each: [true; 2] }));
+        assert_eq!(grouped_scales(tensor, tensor), Ok(Sm90Scales::Outer { each: [false; 2] }));
+        assert!(grouped_scales(vec, vec).is_err() && grouped_scales(row, tensor).is_err());
         assert!(available(&desc(32, row, row), H200, SmallM).is_ok());
         let long = GemmDesc { k: (1 << 30) + 16, ..desc(1, row, row) };
         assert!(available(&long, H200, SmallM).unwrap_err().contains("k = 1073741840"));

@@ -98,7 +98,8 @@ pub struct Offer {
 }
 
 impl Handle {
-    /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, reserves scratch memory.
+    /// Makes ready `D = epilogue(alpha * A Bᵀ + beta * D)`: picks formulation and algorithm, reserves scratch memory. Allocates where the handle
+    /// has less, and loads kernels at their first use; waits for nothing on the stream.
     ///
     /// A measured record ([`Handle::set_tuning`]) wins; otherwise the measured choices and rules of this crate decide, and
     /// [`GemmPlan::explain`] says which and why. Slow (tens of microseconds and more), and not for graph capture.
@@ -155,7 +156,8 @@ impl Handle {
         self.load_kernels(&[KernelFamily::Epilogue])
     }
 
-    /// The formulations that this GPU and cuBLASLt offer for the problem, in the order of preference. Runs nothing.
+    /// The formulations that this GPU and cuBLASLt offer for the problem, in the order of preference. Runs nothing, allocates on the host alone,
+    /// and waits for nothing.
     ///
     /// # Errors
     /// Those of [`GemmDesc::check`]; [`Error::Pair`] with the reason for each formulation if there is none;
@@ -170,7 +172,8 @@ impl Handle {
         Ok(offered)
     }
 
-    /// Every formulation, in the order of preference, with the reason where it is not offered. Runs nothing.
+    /// Every formulation, in the order of preference, with the reason where it is not offered. Runs nothing, allocates on the host alone,
+    /// and waits for nothing.
     ///
     /// # Errors
     /// Those of [`GemmDesc::check`]; [`Error::Unsupported`] inside graph capture.

@@ -396,15 +396,15 @@ mod tests {
                 assert_eq!(of_short, [true, short, short, true], "{a} x {b}, {kept:?}");
                 assert_eq!(preference(&desc(16, 7168), H200).0[0], SmallM);
                 assert!(preference(&desc(16, 7168), H200).1.contains("one pass over B"));
-                // More rows come first where nothing is kept, also where what is kept would need a pass of the epilogue kernel, and up to 64 where
-                // they are asked for.
+                // More rows come first where nothing is kept, up to 64 where there are weights enough.
                 let first = |m, k| [plain(m, k), desc(m, k)].map(|desc| preference(&desc, H200).0[0] == SmallM);
                 let codes = kept == KeptWeights::Nothing;
                 assert_eq!([(17, 7168), (32, 1024)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
-                assert_eq!([(32, 992), (33, 7168), (64, 7168)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
-                let words = preference(&desc(64, 7168), H200).1;
+                assert_eq!([(33, 7168), (64, 7168)].map(|(m, k)| first(m, k)), [[codes; 2]; 2], "{a} x {b}, {kept:?}");
+                assert_eq!([(32, 992), (33, 1024), (64, 4096)].map(|(m, k)| first(m, k)), [[false; 2]; 3]);
+                let words = preference(&desc(64, 4096), H200).1;
                 assert!(words.contains("small-m is not faster at such shapes"), "{words}");
-                for other in [desc(64, 7168), desc(65, 7168), desc(16, 7152)] {
+                for other in [desc(64, 4096), desc(65, 7168), desc(16, 7152)] {
                     assert_eq!(preference(&other, H200).0, Formulation::ALL, "{other}");
                 }
                 assert!(available(&desc(64, 7168), H200, SmallM).is_ok());

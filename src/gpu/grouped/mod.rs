@@ -88,7 +88,7 @@ pub struct GroupedGemmArgs<'a> {
 }
 
 impl<'a> GroupedGemmArgs<'a> {
-    /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else either of `fp8-row:e4m3` and `fp8-tensor:e4m3`, as B is. B: `groups * n`
+    /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
     /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
     /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
@@ -123,7 +123,7 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that
-    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4. A launch of its own before the product.
+    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4. A launch of its own behind the product.
     pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
         Self { clamped: Some(clamped), ..self }
     }
@@ -298,17 +298,23 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
-        if let Some(clamped) = &mut args.clamped {
+        if let Some(clamped) = &args.clamped {
+            if clamped.len() < 4 {
+                return Err(Error::shape(
+                    "count of clamped groups",
+                    format!("{} bytes", clamped.len()),
+                    "must be 4",
+                    "pass memory of a u32",
+                ));
+            }
             kernels.load(queue, KernelFamily::Grouped)?;
-            let order = queue.order();
-            let clamped = clamped.at(&order)?;
-            args.rows.with_places(args.groups, &order, |places| {
-                kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
-            })?;
         }
         let layout = match way {
             Way::Launch(scales) => scales,
-            Way::Slots(_) => return slots::multiply(self, args),
+            Way::Slots(_) => {
+                slots::multiply(self, &mut args)?;
+                return self.count_clamped(&mut args);
+            }
         };
         let config = args.chosen(self.device().sm_count as usize);
         let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
@@ -346,6 +352,19 @@ impl Handle {
             residual: None,
             groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
         };
-        kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+        kernels.sm90_product(queue, &call, &mut Sm90Maps::default())?;
+        drop(order);
+        self.count_clamped(&mut args)
+    }
+
+    /// Behind the product, so that one that is refused leaves no count.
+    fn count_clamped(&self, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
+        let Some(clamped) = &mut args.clamped else { return Ok(()) };
+        let (queue, kernels) = (self.queue(), self.kernels());
+        let order = queue.order();
+        let clamped = clamped.at(&order)?;
+        args.rows.with_places(args.groups, &order, |places| {
+            kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
+        })
     }
 }

@@ -51,11 +51,11 @@ fn slot_rows(args: &GroupedGemmArgs<'_>) -> usize {
     }
 }
 
-pub(super) fn multiply(handle: &Handle, mut args: GroupedGemmArgs<'_>) -> Result<()> {
-    let rows = slot_rows(&args);
+pub(super) fn multiply(handle: &Handle, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
+    let rows = slot_rows(args);
     let n = args.d.cols();
     for g in 0..args.groups {
-        let [a, b] = operands(&args, rows, g)?;
+        let [a, b] = operands(args, rows, g)?;
         let bias = args.bias.as_ref().map(|bias| bias.part(g * n..(g + 1) * n)).transpose()?;
         let (alpha, activation) = (args.alpha, args.activation);
         let one =

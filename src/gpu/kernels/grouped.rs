@@ -15,8 +15,6 @@ use crate::gpu::device::stream::Queue;
 /// Elements of a chunk, and blocks of each multiprocessor, as `kernels/cast/grouped.cuh` has them.
 const CHUNK: usize = 8192;
 const CHUNK_BLOCKS: usize = 4;
-/// Elements of the pieces that the warps of a block take in turns, as `kernels/cast/grouped_turns.cu` has them.
-const TURN: usize = 8 * 256;
 /// Casts by rows of many members have twice as many blocks as run at once: those of the second half begin where others end early. Both halves together take
 /// less time than one of longer parts (docs/performance.md).
 const QUANTIZE_BLOCKS: usize = 2 * CHUNK_BLOCKS;
@@ -373,9 +371,10 @@ impl Kernels {
         let (x, raised) = (input.x.address, address(cast.amax));
         if cast.to[1].is_none() {
             let (kernel, blocks) = match turns {
-                Some(turns) => (turns, self.grouped_blocks(members.length / TURN + 2 * members.count, CHUNK_BLOCKS)),
-                None => (rows, self.chunk_blocks(members, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient])),
+                Some(turns) => (turns, CHUNK_BLOCKS),
+                None => (rows, [QUANTIZE_BLOCKS, GRADIENT_BLOCKS][gradient]),
             };
+            let blocks = self.chunk_blocks(members, blocks);
             return match forward {
                 None => enqueue!(stream, kernel, blocks, x, m, factors, codes, raised),
                 Some(forward) => enqueue!(stream, kernel, blocks, x, forward, m, factors, codes, raised),

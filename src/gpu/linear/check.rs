@@ -227,7 +227,7 @@ impl Linear {
         if weight.dtype() != DType::F32 {
             return Err(Error::dtype("dW", weight.dtype(), "is not f32", "add gradients up in f32"));
         }
-        Ok(())
+        self.check_stored("dW", weight)
     }
 }
 
