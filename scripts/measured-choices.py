@@ -35,6 +35,7 @@ TABLES = [
     ("REPEATED_SCALES", PAIRS[0], "repeated-scales", ("native",)),
     ("RESCALED", PAIRS[1], "rescaled", ("native",)),
     ("SM90", PAIRS[0], "sm90", ("native", "repeated-scales")),
+    ("SM90_ROWS", PAIRS[1], "sm90", ("native", "rescaled")),
 ]
 ALL_M = sorted([1 << i for i in range(14)] + [3, 12, 48, 192, 768, 3072])
 # What tables of ranges are made from.
@@ -56,7 +57,7 @@ FILL_RULES = list(itertools.product(
     [4096, 7168, 8192],                     # wide
     [65, 129, 257, 513],                    # short_m
     [0, 1024, 2048],                        # short_k
-    [65, 129, 257, 513],                    # least_m
+    [65, 129, 257, 513, 1 << 20],           # least_m; 1 << 20: never
     [90, 94, 96, 98, 100, 102, 105, 110, 125, 150],  # percent
 ))
 
@@ -184,7 +185,7 @@ def fit(gains, shapes, sms, rules, follow, least):
 def choose(name, pair, problem, gains, repeated, sms):
     """Says how good table and rule are; gives the text of the `Measured`."""
     shapes = list(dict.fromkeys((n, k) for n, k, _ in gains))
-    fills = name == "SM90"
+    fills = name.startswith("SM90")
 
     def table_of(n, k):
         measured = [m for m in PLACES if (n, k, m) in gains]
@@ -213,8 +214,7 @@ def choose(name, pair, problem, gains, repeated, sms):
 
     accumulation, out, activation = problem
     yield "    Measured {"
-    if not fills:
-        yield f"        fast: {'true' if accumulation == 'fast' else 'false'},"
+    yield f"        fast: {'true' if accumulation == 'fast' else 'false'},"
     yield f"        out: DType::{out.title()},"
     yield f"        activation: Activation::{activation.title()},"
     fields = zip(FILL_FIELDS if fills else FIELDS, rule)

@@ -34,18 +34,21 @@ fn each_kernel_once() {
 #[test]
 fn more_than_one_for_a_block() {
     let Some(handle) = handle() else { return };
-    let mut shapes = many(2500);
-    shapes.push([1300, 2048]);
-    let layout = with_gaps(&shapes, 5);
-    let x = values(&layout, DType::Bf16, 9);
-    let data = Values::new(&handle, &x, DType::Bf16, 0);
-    let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
-    let input = GroupedView::new(&layout, &x).unwrap().into();
-    let case = Case { layout: &layout, places: &places, input, source: &|| data.source() };
-    let scheme = GroupedScheme::new(Fp8Format::E4M3);
-    case.current(&handle, GroupedRecipe::new(scheme.transposed()), "more than blocks");
-    for scheme in [scheme, scheme.transposed()] {
-        check_back(&handle, &case.given(&handle, scheme, "more than blocks"), "more than blocks");
+    // Blocks take stretches of many members, and pieces of few ones in turns.
+    for count in [2500, 100] {
+        let mut shapes = many(count);
+        shapes.push([1300, 2048]);
+        let layout = with_gaps(&shapes, 5);
+        let x = values(&layout, DType::Bf16, 9);
+        let data = Values::new(&handle, &x, DType::Bf16, 0);
+        let places = GroupedDeviceLayout::from_host(&handle, &layout).unwrap();
+        let input = GroupedView::new(&layout, &x).unwrap().into();
+        let case = Case { layout: &layout, places: &places, input, source: &|| data.source() };
+        let (scheme, what) = (GroupedScheme::new(Fp8Format::E4M3), format!("more than blocks, {count} members"));
+        case.current(&handle, GroupedRecipe::new(scheme.transposed()), &what);
+        for scheme in [scheme, scheme.transposed()] {
+            check_back(&handle, &case.given(&handle, scheme, &what), &what);
+        }
     }
 }
 

@@ -173,8 +173,8 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     assert!(plan.explain().contains("it was asked for"), "{}", plan.explain());
     // First where it was measured to be, or its rule says so; never left out.
     let of = |m| handle.plan(&GemmDesc::new(m, 24576, 1536, VEC, BLK, DType::Bf16)).unwrap();
-    assert_eq!(of(4096).formulation(), Formulation::Sm90);
-    assert!(of(4096).explain().contains("sm90, fused: faster than cuBLASLt's products, "), "{}", of(4096).explain());
+    assert_eq!(of(8192).formulation(), Formulation::Sm90);
+    assert!(of(8192).explain().contains("sm90, fused: faster than cuBLASLt's products, "), "{}", of(8192).explain());
 }
 
 /// A, B and D of a grouped product, with as many rows between groups as there are.

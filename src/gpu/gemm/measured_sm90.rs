@@ -1,7 +1,7 @@
 //! Where our product for sm_90 is faster than both ways of the library: measured m of the shapes of published models, and rules for others.
 //!
 //! Made by `scripts/measured-choices.py`, as [`measured`](super::measured), from one record of an NVIDIA H200:
-//! `benches/record/2026-11-23-nvidia-h200-fea77ce/formulations.md`. Which of the two is faster changes from one wave of tiles to the next: ours
+//! `benches/record/2026-11-25-nvidia-h200-a337ca2/formulations.md`. Which of the two is faster changes from one wave of tiles to the next: ours
 //! are 256 x 128, the library's 128 x 128. So there are no ranges of m: at each m that was measured the record says, and elsewhere the rule.
 
 use crate::epilogue::Activation;
@@ -10,6 +10,8 @@ use crate::gpu::gemm::measured::{Choice, Problem};
 
 /// What was measured of one problem.
 pub(super) struct Measured {
+    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); ours are precise all the same.
+    fast: bool,
     out: DType,
     activation: Activation,
     rule: Rule,
@@ -47,11 +49,19 @@ struct Rule {
 }
 
 /// Whether ours wins. Rows count where `rows` says that they hold here.
-pub(super) fn choose(problem: Problem, [m, n, k]: [usize; 3], sm_count: usize, rows: bool) -> Option<Choice> {
-    let likeness = |t: &Measured| (t.out == problem.out, t.activation == problem.activation, !problem.more);
-    let table = SM90.iter().max_by_key(|t| likeness(t))?;
+pub(super) fn choose(
+    tables: &[Measured],
+    problem: Problem,
+    [m, n, k]: [usize; 3],
+    sm_count: usize,
+    rows: bool,
+) -> Option<Choice> {
+    let likeness = |t: &Measured| {
+        (t.fast == problem.fast, t.activation == problem.activation, t.out == problem.out, !problem.more)
+    };
+    let table = tables.iter().max_by_key(|t| likeness(t))?;
     let by_rule = table.rule.wins([m, n, k], sm_count);
-    if likeness(table) != (true, true, true) {
+    if likeness(table) != (true, true, true, true) {
         return Some(Choice::NearestRule(by_rule));
     }
     let row = table.rows.iter().find(|row| rows && (row.n, row.k) == (n, k) && m <= row.upto && ROWS_OF_A.contains(&m));
@@ -73,37 +83,263 @@ impl Rule {
     }
 }
 
-/// Against the better of the native product and the one of repeated scales. The record's tables of F32 and of SiLU are left out: they are of kernels that
-/// stored F32 slower, and left SiLU to another. Since then F32, F16 and a bias cost ours what they cost the library (H200, 2026-11-25: `bench sm90`).
-pub(super) const SM90: &[Measured] = &[Measured {
-    out: DType::Bf16,
-    activation: Activation::None,
-    rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
-    rows: &[
-        Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
-        Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
-        Row { n: 24576, k: 1536, upto: 8192, wins: &[48, 64, 256, 512, 1024, 2048, 3072, 4096, 8192] },
-        Row {
-            n: 32768,
-            k: 512,
-            upto: 8192,
-            wins: &[1, 2, 3, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192],
-        },
-        Row { n: 7168, k: 16384, upto: 8192, wins: &[512, 1024, 4096, 8192] },
-        Row { n: 4096, k: 7168, upto: 8192, wins: &[192, 768, 1024, 2048, 3072, 4096, 8192] },
-        Row { n: 7168, k: 2048, upto: 8192, wins: &[48, 64, 128, 512, 768, 1024, 4096, 8192] },
-        Row { n: 10240, k: 8192, upto: 8192, wins: &[64, 256, 768, 2048, 4096] },
-        Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 512, 1024, 2048, 3072, 4096, 8192] },
-        Row { n: 57344, k: 8192, upto: 2048, wins: &[512, 1024] },
-        Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 512, 1024, 4096] },
-        Row { n: 1536, k: 2048, upto: 8192, wins: &[512, 768, 1024, 2048, 3072, 4096, 8192] },
-        Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 128, 192, 256, 512, 2048, 3072, 4096, 8192] },
-        Row { n: 10240, k: 5120, upto: 8192, wins: &[48, 64, 256, 768, 2048, 4096] },
-        Row { n: 5120, k: 8192, upto: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
-        Row { n: 51200, k: 5120, upto: 4096, wins: &[3072, 4096] },
-        Row { n: 5120, k: 25600, upto: 8192, wins: &[128, 192, 512, 768, 3072, 4096, 8192] },
-    ],
-}];
+/// Against the better of the native product and the one of repeated scales.
+pub(super) const SM90: &[Measured] = &[
+    Measured {
+        fast: false,
+        out: DType::Bf16,
+        activation: Activation::None,
+        rule: Rule { few: [33, 64], wide: 8192, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[64, 256, 512, 1024, 2048, 3072, 8192] },
+            Row {
+                n: 32768,
+                k: 512,
+                upto: 8192,
+                wins: &[1, 2, 3, 32, 48, 64, 128, 192, 256, 512, 768, 1024, 2048, 3072, 4096, 8192],
+            },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[1024, 4096] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[192, 768, 2048, 3072, 4096, 8192] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[48, 64, 128, 768, 1024, 4096, 8192] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[32, 48, 64, 256, 768, 2048, 4096, 8192] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[1024, 2048] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 1024, 2048, 3072] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[512, 2048, 3072, 4096, 8192] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 192, 256, 512, 3072, 4096, 8192] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 256, 768, 2048, 4096] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[192, 512, 3072, 4096, 8192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[2048] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[3072, 8192] },
+        ],
+    },
+    Measured {
+        fast: false,
+        out: DType::F32,
+        activation: Activation::None,
+        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 96 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[64, 256, 512, 1024, 2048, 8192] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 32, 48, 64, 128, 192, 256, 512, 768, 1024] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[512, 1024] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[192, 768, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[48, 64, 128, 768, 1024, 4096] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[32, 48, 64, 256, 768, 2048, 4096] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 512, 1024, 2048, 3072, 4096] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[512, 1024] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 512, 1024, 2048, 3072, 4096] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[512, 1024, 2048, 3072, 4096, 8192] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 128, 192, 256, 512, 3072, 4096, 8192] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 256, 768, 2048, 4096] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[192, 512, 768, 3072, 4096, 8192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[3072, 4096] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[768, 3072, 4096, 8192] },
+        ],
+    },
+    Measured {
+        fast: false,
+        out: DType::Bf16,
+        activation: Activation::Silu,
+        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[3, 4] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 256, 512] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[4, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[4, 8, 32, 48, 64] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[4, 48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[2, 3, 4, 8, 12, 128, 192, 256, 512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[3, 4, 8, 12, 16, 32, 48, 64] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[4, 8, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[] },
+        ],
+    },
+];
+
+/// Of scales of rows, against the better of the native product and the rescaled one; of these the rules of [`sm90_rules`](super::sm90_rules) are for other places.
+pub(super) const SM90_ROWS: &[Measured] = &[
+    Measured {
+        fast: true,
+        out: DType::Bf16,
+        activation: Activation::None,
+        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[192, 256, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[512] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[64] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 192, 256] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[32, 48, 64, 128, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[48, 64, 192] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[64] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 192] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 128, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[48] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 192] },
+        ],
+    },
+    Measured {
+        fast: true,
+        out: DType::F32,
+        activation: Activation::None,
+        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[192, 256, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[512] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[32, 64] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 192, 256] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[32, 48, 64, 128, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[32, 48, 64, 192] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[64] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 192] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 128, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 128, 192] },
+        ],
+    },
+    Measured {
+        fast: true,
+        out: DType::Bf16,
+        activation: Activation::Silu,
+        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 0, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3, 4, 8, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 512] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[4, 32, 48, 128, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[4, 8, 48, 64] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[4, 8, 32, 48, 64] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 192] },
+        ],
+    },
+    Measured {
+        fast: false,
+        out: DType::Bf16,
+        activation: Activation::None,
+        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[128, 192, 256, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[512, 768, 1024] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[32, 48, 64, 512, 1024, 2048] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 192, 256, 512, 768, 1024] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[32, 48, 64, 128, 192, 256, 2048] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 1024, 4096] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[32, 48, 64, 192, 768] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128, 1024] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[64] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row {
+                n: 1536,
+                k: 2048,
+                upto: 8192,
+                wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 3072, 8192],
+            },
+            Row {
+                n: 2048,
+                k: 768,
+                upto: 8192,
+                wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 3072, 4096, 8192],
+            },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 192, 256, 768] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 128, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[32, 48, 64, 192, 3072] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 192] },
+        ],
+    },
+    Measured {
+        fast: false,
+        out: DType::F32,
+        activation: Activation::None,
+        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 100 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[128, 192, 256, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[512, 768, 1024] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[32, 48, 64] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 192, 256] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[32, 48, 64, 128, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 1024] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[32, 48, 64, 192, 768] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[64] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row {
+                n: 1536,
+                k: 2048,
+                upto: 8192,
+                wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 3072, 8192],
+            },
+            Row {
+                n: 2048,
+                k: 768,
+                upto: 8192,
+                wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512, 3072, 4096],
+            },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[32, 48, 64, 192, 256, 768] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 128, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[32, 48, 64, 192] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 128, 192] },
+        ],
+    },
+    Measured {
+        fast: false,
+        out: DType::Bf16,
+        activation: Activation::Silu,
+        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rows: &[
+            Row { n: 2112, k: 7168, upto: 8192, wins: &[3, 4, 8, 192, 256, 512] },
+            Row { n: 576, k: 7168, upto: 8192, wins: &[4, 512, 768, 1024] },
+            Row { n: 24576, k: 1536, upto: 8192, wins: &[] },
+            Row { n: 32768, k: 512, upto: 8192, wins: &[2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 256, 512] },
+            Row { n: 7168, k: 16384, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 4096, k: 7168, upto: 8192, wins: &[4, 32, 48, 128, 192, 256] },
+            Row { n: 7168, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128] },
+            Row { n: 10240, k: 8192, upto: 8192, wins: &[4, 8, 48, 64] },
+            Row { n: 8192, k: 8192, upto: 8192, wins: &[48, 64, 128] },
+            Row { n: 57344, k: 8192, upto: 2048, wins: &[] },
+            Row { n: 8192, k: 28672, upto: 4096, wins: &[48, 64, 128] },
+            Row { n: 1536, k: 2048, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 2048, k: 768, upto: 8192, wins: &[1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 128, 192, 256, 512] },
+            Row { n: 10240, k: 5120, upto: 8192, wins: &[4, 8, 32, 48, 64] },
+            Row { n: 5120, k: 8192, upto: 8192, wins: &[48, 64, 128, 192] },
+            Row { n: 51200, k: 5120, upto: 4096, wins: &[] },
+            Row { n: 5120, k: 25600, upto: 8192, wins: &[48, 64, 192] },
+        ],
+    },
+];
 
 #[cfg(test)]
 mod tests {
@@ -114,7 +350,7 @@ mod tests {
 
     #[test]
     fn every_published_shape_has_a_row_in_every_table() {
-        for table in SM90 {
+        for table in SM90.iter().chain(SM90_ROWS) {
             let rows: Vec<_> = table.rows.iter().map(|r| (r.n, r.k)).collect();
             assert_eq!(rows, weight_shapes().collect::<Vec<_>>());
             assert!(
@@ -130,19 +366,22 @@ mod tests {
     fn an_m_that_was_measured_is_known_and_others_follow_the_rule() {
         // Of 4096 x 7168 ours won at 768 and 4096 and not at 512. Of 3840 rows both kinds of tiles fill four and eight waves to 10 of 11, of 4224
         // ours fill five, theirs are eight, full.
-        let of = |m| choose(PLAIN, [m, 4096, 7168], 132, true);
+        let of = |m| choose(SM90, PLAIN, [m, 4096, 7168], 132, true);
         assert_eq!([512, 768, 4096].map(of), [false, true, true].map(|wins| Some(Choice::Measured(wins))));
         assert_eq!([3840, 4224].map(of), [true, false].map(|wins| Some(Choice::Rule(wins))));
-        assert_eq!(choose(PLAIN, [4096, 4096, 7168], 132, false), Some(Choice::Rule(true)));
+        assert_eq!(choose(SM90, PLAIN, [4096, 4096, 7168], 132, false), Some(Choice::Rule(true)));
         // The largest B was measured up to 2048 rows.
-        assert!(matches!(choose(PLAIN, [2048, 57344, 8192], 132, true), Some(Choice::Measured(_))));
-        assert!(matches!(choose(PLAIN, [3072, 57344, 8192], 132, true), Some(Choice::Rule(_))));
+        assert!(matches!(choose(SM90, PLAIN, [2048, 57344, 8192], 132, true), Some(Choice::Measured(_))));
+        assert!(matches!(choose(SM90, PLAIN, [3072, 57344, 8192], 132, true), Some(Choice::Rule(_))));
         for other in [
             Problem { out: DType::F16, ..PLAIN },
             Problem { activation: Activation::Gelu, ..PLAIN },
             Problem { more: true, ..PLAIN },
         ] {
-            assert!(matches!(choose(other, [512, 4096, 7168], 132, true), Some(Choice::NearestRule(_))), "{other:?}");
+            assert!(
+                matches!(choose(SM90, other, [512, 4096, 7168], 132, true), Some(Choice::NearestRule(_))),
+                "{other:?}"
+            );
         }
     }
 

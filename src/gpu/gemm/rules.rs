@@ -128,8 +128,11 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let by_rule = match alternative {
-        Formulation::Rescaled => Some(rows_are_ours(desc, mnk, sm_count)),
+    let ours = if alternative == Formulation::Rescaled { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
+    let ours = measured_sm90::choose(ours, problem, mnk, sm_count, facts.measured);
+    let by_rule = match (alternative, ours) {
+        (_, Some(Choice::Measured(_))) => None,
+        (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
         _ if loops_longer(desc, library) => Some(false),
         _ => None,
     };
@@ -143,7 +146,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         }
         None => {}
     }
-    match measured_sm90::choose(problem, mnk, sm_count, facts.measured).map(said) {
+    match ours.map(said) {
         Some((true, at)) => {
             first(Formulation::Sm90);
             (order, format!("faster than cuBLASLt's products, {at}"))
@@ -170,7 +173,8 @@ fn loops_longer(desc: &GemmDesc, library: Formulation) -> bool {
 fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
     let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
     let fits = desc.epilogue.residual.is_none() && outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
-    fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
+    let few = sm90_rules::is_one_round(mnk, sm_count) || sm90_rules::has_few_tiles(mnk, sm_count);
+    fits && (few || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
 }
 
 /// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
@@ -223,9 +227,12 @@ mod tests {
                     let (Choice::Measured(wins) | Choice::Rule(wins) | Choice::NearestRule(wins)) = choice;
                     assert_eq!(matches!(choice, Choice::Measured(_)), facts.measured && n != 9984, "{choice:?}");
                     let wanted = if wins { alternative } else { Native };
-                    let ours = alternative == RepeatedScales && {
-                        let choice = measured_sm90::choose(problem, [m, n, k], sms, facts.measured).unwrap();
-                        said(choice).0
+                    let rows = alternative == Rescaled;
+                    let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
+                    let ours = match measured_sm90::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
+                        Choice::Measured(wins) => wins,
+                        // Of rows the rules are others.
+                        by_rule => !rows && said(by_rule).0,
                     };
                     let wanted = if ours { Sm90 } else { wanted };
                     assert_eq!(first(m, n, k, a, b, facts), wanted, "{m} x {n} x {k} on {facts:?}: {choice:?}");
@@ -259,23 +266,22 @@ mod tests {
         ] {
             assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
         }
-        // A bias and every type cost ours what they cost the library; activations and residuals more.
-        let wide = desc(4096, 24576, 1536, vec, blk);
+        // A bias and every type cost ours what they cost the library; activations and residuals more, also against a pass.
+        let wide = desc(8192, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
         let with = |activation, bias| Epilogue { activation, bias, residual: None };
         for fused in [
             wide.with_epilogue(with(Activation::None, Some(DType::Bf16))),
             GemmDesc { out: DType::F16, ..wide },
-            GemmDesc { out: DType::F32, ..wide },
-            GemmDesc { out: DType::F32, ..wide }.with_accumulate(Accumulate::Add),
-            wide.with_epilogue(with(Activation::Silu, Some(DType::F16))),
             // Of 1x128 scales cuBLASLt wants rows in fours: it pads.
-            GemmDesc { m: 4095, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
+            GemmDesc { m: 8191, ..wide }.with_epilogue(with(Activation::None, Some(DType::Bf16))),
         ] {
             let (order, words) = of(&fused);
             assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
+        let silu = of(&wide.with_epilogue(silu));
+        assert!(silu.0[0] == Native && silu.1.contains("sm90 is not, measured at this shape"), "{silu:?}");
         for slower in [
             wide.with_epilogue(with(Activation::Gelu, None)),
             wide.with_epilogue(with(Activation::Relu, None)),
@@ -290,7 +296,7 @@ mod tests {
         }
         // Scales of rows: precise sums on a long k, and one round of small tiles whatever the sums. Scales of matrices are the library's.
         let precise = |m, n, k, scheme| desc(m, n, k, scheme, scheme).with_accumulation(Accumulation::Precise);
-        let large = precise(4096, 4096, 7168, row);
+        let large = precise(4096, 4096, 7296, row);
         assert_eq!(of(&large).0[0], Sm90);
         assert!(of(&large).1.contains("rule from an H200"));
         let silu = with(Activation::Silu, None);
@@ -298,7 +304,7 @@ mod tests {
             large.with_accumulation(Accumulation::Fast),
             large.with_epilogue(silu),
             precise(4096, 24576, 1536, row),
-            precise(4096, 4096, 7168, Scheme::Fp8Tensor(F)),
+            precise(4096, 4096, 7296, Scheme::Fp8Tensor(F)),
         ] {
             assert_ne!(of(&other).0[0], Sm90, "{other}");
         }
@@ -345,7 +351,7 @@ mod tests {
             (256, 576, Rescaled),
             (512, 576, Sm90),
             (1024, 576, Rescaled),
-            (128, 2112, Sm90),
+            (128, 2112, Rescaled),
             (256, 2112, Sm90),
             (512, 2112, Sm90),
             (128, 4096, Sm90),
