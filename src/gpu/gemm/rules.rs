@@ -173,8 +173,7 @@ fn loops_longer(desc: &GemmDesc, library: Formulation) -> bool {
 fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
     let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
     let fits = desc.epilogue.residual.is_none() && outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
-    let few = sm90_rules::is_one_round(mnk, sm_count) || sm90_rules::has_few_tiles(mnk, sm_count);
-    fits && (few || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
+    fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
 }
 
 /// Of 1x128 x 1x128: where it adds to D, which cuBLASLt 13.1 does not with such scales, and its tiles fill several rounds (observed: H200, 2026-11-25, `bench sm90`: 5 and
