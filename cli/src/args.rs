@@ -448,7 +448,7 @@ pub struct GemmArgs {
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
     /// Rows of D with the same bits whatever the number of rows of A and whichever rows stand beside
-    /// them: sm_90, E4M3 alone; refused elsewhere.
+    /// them: sm_90, E4M3 with scales of 1x128 x 128x128, 1x128 x 1x128, rows or matrices; refused elsewhere.
     #[arg(long)]
     pub batch_invariant: bool,
     /// Measured choices to use: a file that `tune` wrote.
@@ -479,7 +479,8 @@ pub struct TuneArgs {
     /// How precisely the GPU keeps sums of products without groups of 128; the CPU keeps FP32.
     #[arg(long, value_enum, default_value_t)]
     pub accumulation: AccumulationChoice,
-    /// Measure what products with --batch-invariant take; give --schemes that have such products.
+    /// Measure what products with --batch-invariant take, whose records serve no others; give
+    /// --schemes that have such products (fp8-tensor, fp8-row, fp8-1x128, fp8-128x128).
     #[arg(long, requires = "schemes")]
     pub batch_invariant: bool,
     /// JSON file of records to write; one that is there is replaced.

@@ -151,10 +151,13 @@ impl Handle {
     /// [`reference::delayed_update_grouped`](crate::reference::delayed_update_grouped) on the device, and its bits:
     ///
     /// ```text
+    /// history[0][t] = 0: encode[t] and column t stay; else
     /// amax      = max over i of history[i][t], or history[0][t]                            NaN ignored
     /// encode[t] = min(fl(fl(MAX * 2^-margin) / amax), FLT_MAX)     kept if amax is 0, infinite or NaN
-    /// history   : every column rotated by one row, row 0 set to 0                  for the next step
+    /// column t  : rotated by one row, row 0 set to 0                               for the next step
     /// ```
+    ///
+    /// MAX is the largest number of `format`; `scaling` has the margin, the window, and which of the two maxima counts.
     ///
     /// `encode`: FP32, one for each scale; as many numbers as it has are the scales, also none. `history`: FP32 `[window][scales]`, row 0 that of
     /// the step that ends: what [`Handle::quantize_grouped_with_scales_into`] raised as its `amax` ([`DeviceBytesMut::part`]). Begin with
@@ -166,7 +169,8 @@ impl Handle {
     /// [`KernelFamily::Grouped`](crate::KernelFamily).
     ///
     /// # Errors
-    /// [`Error::Shape`] unless the history has `window` numbers for each of `encode`'s, or if the two overlap.
+    /// [`Error::Shape`] unless the history has `window` numbers for each of `encode`'s, or if the two overlap; [`Error::Alignment`] unless both begin at multiples of
+    /// 4 bytes; [`Error::Kernel`] and [`Error::Unsupported`] if the kernels cannot be loaded, in a capture too; [`Error::Driver`] if the launch fails.
     #[doc(alias = "amax_and_scale_update_after_reduction")]
     pub fn delayed_update_grouped_into(
         &self,

@@ -29,14 +29,14 @@ pub enum Formulation {
     /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of
     /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
     /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
-    /// the same bits whatever m is and whichever rows stand beside it. The planner takes other ways for other m, unless
-    /// [`GemmDesc::batch_invariant`] asks for such rows.
+    /// the same bits whatever m is and whichever rows stand beside it. The planner takes other ways for other m: who wants such rows of all
+    /// asks for them by [`GemmDesc::batch_invariant`].
     Sm90,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
     /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
     /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
-    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows, and where B keeps nothing and
+    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows (8 where B keeps values and k is below 2048), and where B keeps nothing and
     /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned.
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the

@@ -123,7 +123,8 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// `clamped`, 4 bytes of device memory, receives how many groups were not taken as their numbers say, as a `u32`: a count below 0, or above the rows that
-    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4. A launch of its own behind the product.
+    /// lie there; rows that begin outside of A, before an earlier group, or at no multiple of 4; groups without rows count as taken. Of slots that are one product each, too, whose
+    /// counts nobody else reads. What it held is overwritten, by a launch of its own behind the product. 4-byte aligned.
     pub fn clamped(self, clamped: DeviceBytesMut<'a>) -> Self {
         Self { clamped: Some(clamped), ..self }
     }

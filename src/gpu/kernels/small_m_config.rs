@@ -20,7 +20,7 @@ pub enum SmallMBlock {
     Four,
     /// E2M1: eight warps, each with an eighth of the block's part of k.
     Eight,
-    /// E2M1: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share.
+    /// E2M1: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
     Tile,
 }
 
