@@ -26,11 +26,10 @@ use crate::gpu::kernels::SmallMScales;
 /// Where rows must be batch-invariant there is one way, and nothing to be weighed.
 pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     if desc.batch_invariant {
-        let mut order = Formulation::ALL.to_vec();
-        order.sort_by_key(|formulation| *formulation != Formulation::Sm90);
+        let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
         return (order, "the one way in which the bits of a row do not depend on m (batch_invariant)".to_string());
     }
-    let (mut order, words) = preference_for_any_m(desc, facts);
+    let (order, words) = preference_for_any_m(desc, facts);
     let (few, mnk) = (Formulation::SmallM, [desc.m, desc.n, desc.k]);
     if available(desc, facts, few).is_err() {
         return (order, words);
@@ -56,9 +55,14 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
     }
-    order.retain(|formulation| *formulation != few);
-    order.insert(0, few);
-    (order, "one pass over B for few rows of A (rule from an H200)".to_string())
+    (led_by(few, order), "one pass over B for few rows of A (rule from an H200)".to_string())
+}
+
+/// The same order behind this formulation.
+fn led_by(first: Formulation, mut order: Vec<Formulation>) -> Vec<Formulation> {
+    order.retain(|formulation| *formulation != first);
+    order.insert(0, first);
+    order
 }
 
 /// What the product of dequantized values finds in B.
@@ -78,11 +82,13 @@ fn kept_values(desc: &GemmDesc) -> Kept {
 
 fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, String) {
     let all = |why: &str| (Formulation::ALL.to_vec(), why.to_string());
-    let (alternative, tables) = match pair_kind(desc) {
+    let (alternative, tables, tables_of_ours) = match pair_kind(desc) {
         PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Blk128) => {
-            (Formulation::RepeatedScales, measured::REPEATED_SCALES)
+            (Formulation::RepeatedScales, measured::REPEATED_SCALES, measured_sm90::SM90)
         }
-        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => (Formulation::Rescaled, measured::RESCALED),
+        PairKind::Fp8(ScaleLayout::Outer, ScaleLayout::Outer) => {
+            (Formulation::Rescaled, measured::RESCALED, measured_sm90::SM90_ROWS)
+        }
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
@@ -90,9 +96,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
         PairKind::Fp8(ScaleLayout::Vec128, ScaleLayout::Vec128) if gradients_are_ours(desc, facts) => {
-            let mut order = Formulation::ALL.to_vec();
-            order.retain(|f| *f != Formulation::Sm90);
-            order.insert(0, Formulation::Sm90);
+            let order = led_by(Formulation::Sm90, Formulation::ALL.to_vec());
             return (order, "adds to D itself, where cuBLASLt needs a pass (rule from an H200)".to_string());
         }
         PairKind::Fp8(..) => return all("cuBLASLt has one way"),
@@ -110,26 +114,19 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
             || desc.out_amax == OutAmax::Store,
     };
     let (mnk, sm_count) = ([desc.m, desc.n, desc.k], facts.sm_count as usize);
-    let mut order = Formulation::ALL.to_vec();
-    let mut first = |formulation: Formulation| {
-        order.retain(|f| *f != formulation);
-        order.insert(0, formulation);
-    };
     let choice = measured::choose(tables, problem, mnk, sm_count, facts.measured);
     let (wins, at) = match choice {
         Some(choice) => said(choice),
         None => return all("nothing was measured"),
     };
-    if wins {
-        first(alternative);
-    }
+    let order = Formulation::ALL.to_vec();
+    let order = if wins { led_by(alternative, order) } else { order };
     let words = format!("{}, {at}", if wins { "faster than native" } else { "fastest" });
     if available(desc, facts, Formulation::Sm90).is_err() {
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours = if alternative == Formulation::Rescaled { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
-    let ours = measured_sm90::choose(ours, problem, mnk, sm_count, facts.measured);
+    let ours = measured_sm90::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
     let by_rule = match (alternative, ours) {
         (_, Some(Choice::Measured(_))) => None,
         (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
@@ -138,8 +135,8 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
     };
     match by_rule {
         Some(true) => {
-            first(Formulation::Sm90);
-            return (order, "faster than cuBLASLt's products, at such shapes (rule from an H200)".to_string());
+            let words = "faster than cuBLASLt's products, at such shapes (rule from an H200)".to_string();
+            return (led_by(Formulation::Sm90, order), words);
         }
         Some(false) => {
             return (order, format!("{words}; sm90 is not, with such an epilogue or shape (rule from an H200)"));
@@ -147,10 +144,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         None => {}
     }
     match ours.map(said) {
-        Some((true, at)) => {
-            first(Formulation::Sm90);
-            (order, format!("faster than cuBLASLt's products, {at}"))
-        }
+        Some((true, at)) => (led_by(Formulation::Sm90, order), format!("faster than cuBLASLt's products, {at}")),
         Some((false, at)) => (order, format!("{words}; sm90 is not, {at}")),
         None => (order, words),
     }
