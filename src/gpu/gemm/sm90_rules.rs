@@ -14,6 +14,9 @@ fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
         Sm90Config::Tile256x128 => (1110, 2600),
         Sm90Config::Tile128x128 => (656, 1800),
+        // `sm90-wide.md` of 2026-11-25-nvidia-h200-wide.
+        Sm90Config::Tile128x192 => (1127, 2600),
+        Sm90Config::Tile64x192 => (859, 1800),
         Sm90Config::Tile64x128 => (524, 1500),
         Sm90Config::Tile64x64 => (450, 1200),
         Sm90Config::Tile64x64Two => (524, 1600),
@@ -37,8 +40,8 @@ pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_
         // A tile does what one of twice the columns does.
         let tile = config.swiglu_tile()?;
         let Cost { block, tile: rest } = match config {
-            Sm90Config::Tile128x128 => Cost { block: 1150, tile: 3000 },
-            _ => Cost { block: 950, tile: 2000 },
+            Sm90Config::Tile128x128 => Cost { block: 1150, tile: 3500 },
+            _ => Cost { block: 1050, tile: 2400 },
         };
         let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
         Some(waves * (k.div_ceil(128) * block + rest))
@@ -70,6 +73,8 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
     match config {
         Sm90Config::Tile256x128
         | Sm90Config::Tile128x128
+        | Sm90Config::Tile128x192
+        | Sm90Config::Tile64x192
         | Sm90Config::Tile64x128
         | Sm90Config::Tile64x64
         | Sm90Config::Tile64x64Two => SumOrder::BlockAfterBlock,
