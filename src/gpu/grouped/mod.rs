@@ -323,33 +323,37 @@ impl Handle {
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
+        let (GroupedRows::Contiguous { counts, .. } | GroupedRows::Masked { counts, .. }) = &*rows;
+        let counts = counts.at(&order)?;
+        let starts;
+        let places = match &*rows {
+            GroupedRows::Contiguous { starts: at, .. } => {
+                starts = at.at(&order)?;
+                Sm90Rows::Starts(&starts)
+            }
+            GroupedRows::Masked { slot_rows, .. } => Sm90Rows::Slots(*slot_rows),
+        };
         let d = d.data_mut().at(&order)?;
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
-        rows.with_places(*groups, &order, |places| {
-            let call = Sm90Call {
-                config,
-                m,
-                n,
-                k,
-                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
-                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-                layout,
-                d: &d,
-                d_stride,
-                d_type,
-                alpha: *alpha,
-                beta: 0.0,
-                bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
-                activation: *activation,
-                residual: None,
-                groups: Some(Sm90Groups {
-                    count: places.groups,
-                    rows: places.starts.map_or(Sm90Rows::Slots(places.slot_rows), Sm90Rows::Starts),
-                    counts: places.counts,
-                }),
-            };
-            kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
-        })?;
+        let call = Sm90Call {
+            config,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &a.codes, scales: &a.scales },
+            b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+            layout,
+            d: &d,
+            d_stride,
+            d_type,
+            alpha: *alpha,
+            beta: 0.0,
+            bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+            activation: *activation,
+            residual: None,
+            groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
+        };
+        kernels.sm90_product(queue, &call, &mut Sm90Maps::default())?;
         drop(order);
         self.count_clamped(&mut args)
     }
