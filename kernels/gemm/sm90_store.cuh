@@ -113,17 +113,37 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     }
 }
 
-// `change(wave, column, half, x, y)` of every pair of sums. (NVRTC takes no generic lambda.)
+// `change(wave, column, half, x, y)` of every pair of sums, row after row. (NVRTC takes no generic lambda.)
 template <class C, class F> __device__ __forceinline__ void sm90_each(Sm90Sums<C>& sum, const F& change) {
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += 8)
+        for (u32 half = 0; half < 2; half++)
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
+            for (u32 c = 0; c < C::WIDE; c += 8) {
                 float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
                 change(wave, c, half, pair[0], pair[1]);
             }
+}
+
+// `change(x, y, other)` of every pair of sums and what lies at its place in a matrix of FP32: four neighbours read a sector of 32 bytes.
+template <class C, class F>
+__device__ __forceinline__ void sm90_each_with(Sm90Sums<C>& sum, const void* matrix, u64 stride, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, const F& change) {
+    const u32 lane = threadIdx.x % 32, first = tile.col + col + 2 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            const float* from = (const float*)matrix + (tile.row + at) * stride + first;
+            __syncwarp();  // for more loads at once than those of a row there are no registers
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8) {
+                if ((int)at >= tile.rows || first + c >= p.n) continue;
+                float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                change(pair[0], pair[1], *(const float2*)(from + c));
+            }
+        }
 }
 
 // The numbers of a bias that a thread's pairs need, from its first column on.
@@ -162,8 +182,13 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
     }
-    // With an old value of D, which comes before it, the bias is added in the loop of sm90_finish.
-    if (p.plain || p.beta != 0.0f) return;
+    if (p.plain) return;
+    if (p.beta != 0.0f) {
+        const float beta = p.beta;
+        sm90_each_with<C>(sum, p.d, p.stride_d, p, tile, row, col, [&](float& x, float& y, float2 old) {
+            x = __fadd_rn(__fmul_rn(beta, old.x), x), y = __fadd_rn(__fmul_rn(beta, old.y), y);
+        });
+    }
     if (p.bias) {
         float bias[C::WIDE / 8][2];
         const u32 start = tile.group * p.group_bias + first;
@@ -172,6 +197,67 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
         else sm90_load_bias<C>(bias, (const float*)p.bias + start, first, p.n);
         sm90_each<C>(sum, [&](u32, u32 c, u32, float& x, float& y) { x = __fadd_rn(x, bias[c / 8][0]), y = __fadd_rn(y, bias[c / 8][1]); });
     }
+}
+
+// Whether the activation of all sums of the warp may be had with `sigmoid_near`. Where |v| is at most 9.6, GELU's argument is at most 79.4.
+template <class C> __device__ __forceinline__ bool sm90_all_near(Sm90Sums<C>& sum, u32 activation) {
+    if (activation <= ACTIVATION_RELU) return true;
+    float largest = 0.0f;
+    sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { largest = fmaxf(largest, fmaxf(fabsf(x), fabsf(y))); });
+    return __all_sync(0xFFFFFFFFu, largest <= (activation == ACTIVATION_GELU ? 9.6f : NEAR));
+}
+
+// The bits of `activate`, of sums that are all near.
+template <class C> __device__ __forceinline__ void sm90_activate(Sm90Sums<C>& sum, u32 activation) {
+    if (activation == ACTIVATION_SILU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) { x = __fmul_rn(x, sigmoid_near(x)), y = __fmul_rn(y, sigmoid_near(y)); });
+    else if (activation == ACTIVATION_GELU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) {
+            x = __fmul_rn(x, sigmoid_near(gelu_tanh_argument(x))), y = __fmul_rn(y, sigmoid_near(gelu_tanh_argument(y)));
+        });
+    else if (activation == ACTIVATION_RELU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) { x = x < 0.0f ? 0.0f : x, y = y < 0.0f ? 0.0f : y; });
+}
+
+// Whether `sm90_add_residual` may read it: rows and columns of a tile are as aligned as the first.
+__device__ __forceinline__ bool sm90_residual_is_aligned(const Sm90Problem& p) {
+    return p.residual_type == 2 ? (u64)p.residual % 8 == 0 && p.stride_residual % 2 == 0 : (u64)p.residual % 16 == 0 && p.stride_residual % 8 == 0;
+}
+
+// A residual of BF16 or F16 comes as sm90_store_direct writes: sixteen bytes of a row for each thread, exchanged among four neighbours.
+template <class T, class C>
+__device__ __forceinline__ void sm90_add_half(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = threadIdx.x % 32, first = tile.col + col + 8 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            const T* from = (const T*)p.residual + (u64)(tile.row + at) * p.stride_residual + first;
+            __syncwarp();
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 32) {
+                uint4 words = {0, 0, 0, 0};
+                if ((int)at < tile.rows && first + c < p.n) words = *(const uint4*)(from + c);
+                u32 w[4] = {words.x, words.y, words.z, words.w};
+                transpose_words(w);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
+                    pair[0] = __fadd_rn(pair[0], to_float(T{(u16)w[i]}));
+                    pair[1] = __fadd_rn(pair[1], to_float(T{(u16)(w[i] >> 16)}));
+                }
+            }
+        }
+}
+
+template <class C>
+__device__ __forceinline__ void sm90_add_residual(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    if (p.residual_type == 0) return sm90_add_half<Bf16, C>(sum, p, tile, row, col);
+    if (p.residual_type == 1) return sm90_add_half<F16, C>(sum, p, tile, row, col);
+    sm90_each_with<C>(sum, p.residual, p.stride_residual, p, tile, row, col, [](float& x, float& y, float2 other) {
+        x = __fadd_rn(x, other.x), y = __fadd_rn(y, other.y);
+    });
 }
 
 // A warp's slab as 16 rows by 32 columns of FP32, swizzled so that a phase of either access meets every bank once: each thread writes pairs
@@ -221,43 +307,15 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
     }
 }
 
-// With an old value of D, an activation or a residual: a loop, so that what they are exists once in the code, whichever part of the sums it is.
+// Activations of sums of which one is far, and residuals that are not aligned: both are rare, so a loop, in which what they are exists once in the code.
 template <class C>
 __device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     constexpr u32 STRIPS = C::WAVES * C::WIDE / 32;
     const Sm90Slab through(slab);
     const u32 lane = threadIdx.x % 32;
-    const bool adds = p.beta != 0.0f;
-    // Of a strip, four numbers of each of the thread's four rows: of D where its old value is added, else of the residual, if they are
-    // aligned. They are asked for a strip ahead.
-    const void* ahead = adds ? p.d : p.residual;
-    const u64 stride = adds ? p.stride_d : p.stride_residual;
-    const u32 type = adds ? 2 : p.residual_type;
-    if ((u64)ahead % (type == 2 ? 16 : 8)) ahead = nullptr;
-    const auto ask = [&](u32 step, uint4 (&words)[4]) {
-        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, c = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        if (!ahead || c >= p.n) return;
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) {
-            if ((int)(at + 4 * r) >= tile.rows) continue;
-            const u64 place = (tile.row + at + 4 * r) * stride + c;
-            if (type == 2) {
-                words[r] = *(const uint4*)((const float*)ahead + place);
-            } else {
-                const uint2 two = *(const uint2*)((const u16*)ahead + place);
-                words[r].x = two.x, words[r].y = two.y;
-            }
-        }
-    };
-    uint4 next[4] = {};
-    ask(0, next);
 #pragma unroll 1
     for (u32 step = 0; step < STRIPS; step++) {
         const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        uint4 words[4];
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) words[r] = next[r];
-        if (step + 1 < STRIPS) ask(step + 1, next);
         __syncwarp();
 #pragma unroll
         for (u32 i = 0; i < STRIPS; i++)
@@ -265,33 +323,12 @@ __device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Pr
             if (i == step) through.template write<C>(sum, i);
         __syncwarp();
 #pragma unroll 1
-        for (u32 r = 0; r < 4; r++) {
-            const uint4 of_row = r == 0 ? words[0] : r == 1 ? words[1] : r == 2 ? words[2] : words[3];
+        for (u32 r = 0; r < 16; r += 4) {
             float v[4], other[4];
-            through.read(4 * r, v);
-            if (to_col >= p.n || (int)(at + 4 * r) >= tile.rows) continue;
-            const u32 to_row = tile.row + at + 4 * r;
-            if (type == 2) {
-                other[0] = __uint_as_float(of_row.x), other[1] = __uint_as_float(of_row.y);
-                other[2] = __uint_as_float(of_row.z), other[3] = __uint_as_float(of_row.w);
-            } else {
-#pragma unroll
-                for (u32 c = 0; c < 4; c++) {
-                    const u16 bits = (u16)((c < 2 ? of_row.x : of_row.y) >> (c % 2 * 16));
-                    other[c] = type == 0 ? to_float(Bf16{bits}) : to_float(F16{bits});
-                }
-            }
-            if (adds) {
-#pragma unroll
-                for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, other[c]), v[c]);
-                if (p.bias) {
-                    float bias[4];
-                    load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
-#pragma unroll
-                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
-                }
-            }
-            if (adds || !ahead) load_residual(p, to_row, to_col, other);
+            through.read(r, v);
+            if (to_col >= p.n || (int)(at + r) >= tile.rows) continue;
+            const u32 to_row = tile.row + at + r;
+            load_residual(p, to_row, to_col, other);
             finish(p, other, v);
             store_numbers(p.d, to_row * p.stride_d + to_col, p.d_type, v);
         }
@@ -308,8 +345,13 @@ __device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     sm90_finish_sums<C>(sum, p, tile, row, col);
-    if (!p.plain && (p.beta != 0.0f || p.activation || p.residual)) sm90_finish<C>(sum, p, tile, row, col, slab);
-    else if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
+    if (!p.plain) {
+        if (!sm90_all_near<C>(sum, p.activation) || (p.residual && !sm90_residual_is_aligned(p)))
+            return sm90_finish<C>(sum, p, tile, row, col, slab);
+        sm90_activate<C>(sum, p.activation);
+        if (p.residual) sm90_add_residual<C>(sum, p, tile, row, col);
+    }
+    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
     else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
     else sm90_store_wide<C>(sum, p, tile, row, col, slab);
 }
