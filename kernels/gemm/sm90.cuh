@@ -12,6 +12,7 @@
 #pragma once
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
+#include "gemm/sm90_cast.cuh"
 #include "gemm/sm90_store.cuh"
 #include "gemm/wgmma.cuh"
 
@@ -33,7 +34,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
     }
 
     __device__ __forceinline__ static u32 across(const Sm90Problem& p) {
-        constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::COLS : C::COLS;
+        constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::OUT_COLS : C::OUT_COLS;
         return (p.n + UNIT - 1) / UNIT;
     }
 
@@ -123,7 +124,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
         if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
         if (C::SHARE == SHARE_B) y = 2 * y + cluster_rank();
         tile.row = row + y * C::ROWS;
-        tile.col = x * C::COLS;
+        tile.col = x * C::OUT_COLS;
         tile.rows = (int)rows - (int)(y * C::ROWS);
         unit += gridDim.x / C::CLUSTER;
         return true;
@@ -166,7 +167,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
             const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
-            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::PARTS : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col
                 : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
@@ -180,15 +181,20 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
                 else
                     copy_box(to_a, a, 128 * block, tile.row, full);
+                // Of two matrices each block of a pair copies one.
                 if (C::SHARE == SHARE_B)
-                    copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * C::B_BOX, full, 3);
+                    copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * (C::PARTS > 1 ? p.n : C::B_BOX), full, 3);
                 else
                     copy_box(to_b, b, 128 * block, group_row + tile.col, full);
+                if (C::SHARE != SHARE_B && C::PARTS > 1)
+                    copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
                 if (SCALED) {
                     copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                     // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
                     const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
-                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, of_block, scale_bytes_b, full);
+                    const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
+                    copy_bytes(to_scales, of_block, scale_bytes_b / C::PARTS, full);
+                    if (C::PARTS > 1) copy_bytes(to_scales + 16, of_block + (u64)(p.n / 128) * p.pitch_b, 16, full);
                 }
                 ring.advance();
             }
@@ -212,7 +218,7 @@ template <class C> struct Sm90Math {
     __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
-        b = wgmma_operand(shared + C::B + across * C::WIDE * 128);
+        b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
@@ -232,7 +238,7 @@ template <class C> struct Sm90Math {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
-        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
+        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::PARTS] = {};
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
@@ -244,7 +250,10 @@ template <class C> struct Sm90Math {
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-                    if (SCALED && !VECTOR) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (SCALED && !VECTOR)
+#pragma unroll
+                        for (u32 part = 0; part < C::PARTS; part++)
+                            tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -256,17 +265,17 @@ template <class C> struct Sm90Math {
                 if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256);
                     high[now] = shared_float(scale + wave * 256 + 32);
-                    if (!VECTOR) low[now] *= tile, high[now] *= tile;
+                    if (!VECTOR) low[now] *= tiles[atom / C::OUT_ATOMS], high[now] *= tiles[atom / C::OUT_ATOMS];
                 }
                 hold(part[now]);
                 wgmma_fence();
 #pragma unroll
                 for (u32 q = 0; q < 4; q++)
-                    wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
+                    wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile;
-                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile;
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tiles[atom / C::OUT_ATOMS];
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tiles[atom / C::OUT_ATOMS];
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -326,7 +335,7 @@ template <class C> struct Sm90Math {
 template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
     const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
-    const u32 row = down * C::TALL, col = across * C::WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
+    const u32 row = down * C::TALL, col = across * C::OUT_WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
     Sm90Math<C> math(shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
@@ -354,7 +363,8 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
+        if (C::END == END_NUMBERS) sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
+        else sm90_store_cast<C>(sum, p, tile, row + 16 * warp, col, slab, shared + C::SLAB + (4 * (across ^ 1) + warp) * C::SLAB_BYTES, i % 2);
     }
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
@@ -416,6 +426,9 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         sm90_block<C, GROUPED>(a, b, p);                                                                                \
     }
 
-#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)       \
-    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES>;  \
+#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    SM90_CONFIG_ENDING(NAME, END_NUMBERS, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+
+#define SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END>;   \
     static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90.rs asks for it");

@@ -41,7 +41,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
             const u32 at = row + 64 * wave + 8 * half + lane / 4;
             T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 32) {
+            for (u32 c = 0; c < C::OUT_WIDE; c += 32) {
                 u32 w[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
         // A vote, for the compiler to know that all lanes go the same way.
         if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
 #pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += 64) {
+        for (u32 c = 0; c < C::OUT_WIDE; c += 64) {
             __syncwarp();
 #pragma unroll
             for (u32 q = 0; q < 4; q++) {
@@ -263,12 +263,15 @@ __device__ __forceinline__ void sm90_add_residual(Sm90Sums<C>& sum, const Sm90Pr
 // A warp's slab as 16 rows by 32 columns of FP32, swizzled so that a phase of either access meets every bank once: each thread writes pairs
 // of rows lane / 4 and the eighth below, and reads four columns of rows lane / 8 and each fourth below.
 struct Sm90Slab {
-    u32 to[4], from;
-    __device__ __forceinline__ explicit Sm90Slab(u32 slab) {
-        const u32 lane = threadIdx.x % 32, row = lane / 4;
-#pragma unroll
-        for (u32 q = 0; q < 4; q++) to[q] = slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
+    u32 slab, from;
+    __device__ __forceinline__ explicit Sm90Slab(u32 slab) : slab(slab) {
+        const u32 lane = threadIdx.x % 32;
         from = slab + lane / 8 * 128 + ((lane % 8) ^ (2 * (lane / 8) & 6)) * 16;
+    }
+    // The thread's pair of columns 8q and on, in its upper row; that below: + 1024.
+    __device__ __forceinline__ u32 place(u32 q) const {
+        const u32 lane = threadIdx.x % 32, row = lane / 4;
+        return slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
     }
     // Strip `i` of the sums: of each 32 columns all waves.
     template <class C> __device__ __forceinline__ void write(const Sm90Sums<C>& sum, u32 i) const {
@@ -276,8 +279,18 @@ struct Sm90Slab {
 #pragma unroll
         for (u32 q = 0; q < 4; q++) {
             const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
-            shared_store_pair(to[q], v[0], v[1]);
-            shared_store_pair(to[q] + 1024, v[2], v[3]);
+            shared_store_pair(place(q), v[0], v[1]);
+            shared_store_pair(place(q) + 1024, v[2], v[3]);
+        }
+    }
+    // What the thread itself wrote, and may have changed.
+    template <class C> __device__ __forceinline__ void take_back(Sm90Sums<C>& sum, u32 i) const {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
+            const float2 upper = shared_pair(place(q)), lower = shared_pair(place(q) + 1024);
+            v[0] = upper.x, v[1] = upper.y, v[2] = lower.x, v[3] = lower.y;
         }
     }
     __device__ __forceinline__ void read(u32 row, float (&v)[4]) const {
@@ -286,13 +299,55 @@ struct Sm90Slab {
     }
 };
 
+// Activations of sums of which one is far, and residuals that are not aligned: rare, so a loop, in which what they are exists once in the code. Registers have
+// no numbers at run time: the loop's step finds its sums in the slab, each thread its own. Of the first `STRIPS` strips.
+template <class C, u32 STRIPS>
+__device__ __forceinline__ void sm90_finish_slowly(Sm90Sums<C>& sum, const Sm90Problem& p, u32 activation, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const Sm90Slab through(slab);
+    const u32 lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll 1
+    for (u32 step = 0; step < STRIPS; step++) {
+#pragma unroll
+        for (u32 i = 0; i < STRIPS; i++)
+            if (i == step) through.template write<C>(sum, i);
+#pragma unroll 1
+        for (u32 j = 0; j < 8; j++) {
+            const u32 place = through.place(j % 4) + j / 4 * 1024;
+            const u32 at = row + 64 * (step % C::WAVES) + lane / 4 + j / 4 * 8, to_col = tile.col + col + 32 * (step / C::WAVES) + 8 * (j % 4) + 2 * (lane % 4);
+            const float2 pair = shared_pair(place);
+            float v[2] = {activate(activation, pair.x), activate(activation, pair.y)};
+            if (p.residual && (int)at < tile.rows && to_col < p.n)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    float other[1];
+                    load_residual(p, tile.row + at, to_col + i, other);
+                    v[i] = __fadd_rn(v[i], other[0]);
+                }
+            shared_store_pair(place, v[0], v[1]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < STRIPS; i++)
+            if (i == step) through.template take_back<C>(sum, i);
+    }
+}
+
+// Activation and residual of sums that alpha, scales, D's old value and bias have been applied to.
+template <class C>
+__device__ __forceinline__ void sm90_finish(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (!sm90_all_near<C>(sum, p.activation) || (p.residual && !sm90_residual_is_aligned(p)))
+        return sm90_finish_slowly<C, C::WAVES * C::WIDE / 32>(sum, p, p.activation, tile, row, col, slab);
+    sm90_activate<C>(sum, p.activation);
+    if (p.residual) sm90_add_residual<C>(sum, p, tile, row, col);
+}
+
 // FP32, sixteen bytes of a row for each thread, eight neighbours 128.
 template <class C>
 __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     const Sm90Slab through(slab);
     const u32 lane = threadIdx.x % 32, at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
 #pragma unroll
-    for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+    for (u32 i = 0; i < C::WAVES * C::OUT_WIDE / 32; i++) {
         const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
         __syncwarp();
         through.template write<C>(sum, i);
@@ -307,51 +362,23 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
     }
 }
 
-// Activations of sums of which one is far, and residuals that are not aligned: both are rare, so a loop, in which what they are exists once in the code.
-template <class C>
-__device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    constexpr u32 STRIPS = C::WAVES * C::WIDE / 32;
-    const Sm90Slab through(slab);
-    const u32 lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (u32 step = 0; step < STRIPS; step++) {
-        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < STRIPS; i++)
-            // Registers have no numbers at run time.
-            if (i == step) through.template write<C>(sum, i);
-        __syncwarp();
-#pragma unroll 1
-        for (u32 r = 0; r < 16; r += 4) {
-            float v[4], other[4];
-            through.read(r, v);
-            if (to_col >= p.n || (int)(at + r) >= tile.rows) continue;
-            const u32 to_row = tile.row + at + r;
-            load_residual(p, to_row, to_col, other);
-            finish(p, other, v);
-            store_numbers(p.d, to_row * p.stride_d + to_col, p.d_type, v);
-        }
-    }
-}
-
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     if (C::STORE == STORE_DIRECT) sm90_store_direct<T, C>(sum, p, tile, row, col);
     else sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
 }
 
+template <class C>
+__device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
+    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
+}
+
 // From sums to D: a warp's part of a tile.
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     sm90_finish_sums<C>(sum, p, tile, row, col);
-    if (!p.plain) {
-        if (!sm90_all_near<C>(sum, p.activation) || (p.residual && !sm90_residual_is_aligned(p)))
-            return sm90_finish<C>(sum, p, tile, row, col, slab);
-        sm90_activate<C>(sum, p.activation);
-        if (p.residual) sm90_add_residual<C>(sum, p, tile, row, col);
-    }
-    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
-    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
-    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
+    if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
+    sm90_store_numbers<C>(sum, p, tile, row, col, slab);
 }

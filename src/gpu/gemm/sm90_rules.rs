@@ -28,6 +28,26 @@ fn cycles(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: us
     waves * (k.div_ceil(128) * block + rest)
 }
 
+/// The configurations whose kernels cast D, or compute SwiGLU of columns that B has two rows for, likewise.
+pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
+    let cycles = |config: Sm90Config| {
+        if !swiglu {
+            return config.stores_codes().then(|| cycles(config, groups, [m, n, k], sm_count));
+        }
+        // A tile does what one of twice the columns does.
+        let tile = config.swiglu_tile()?;
+        let Cost { block, tile: rest } = match config {
+            Sm90Config::Tile128x128 => Cost { block: 1150, tile: 3000 },
+            _ => Cost { block: 950, tile: 2000 },
+        };
+        let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
+        Some(waves * (k.div_ceil(128) * block + rest))
+    };
+    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter_map(|config| Some((cycles(config)?, config))).collect();
+    all.sort_by_key(|(cycles, _)| *cycles);
+    all.into_iter().map(|(_, config)| config).collect()
+}
+
 /// The configurations, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
 pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
     let mut all = Sm90Config::ALL.to_vec();

@@ -9,7 +9,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order, serves, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, Sm90Scales};
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
@@ -88,6 +88,7 @@ impl Sm90Product {
             activation: sum.activation,
             residual: call.residual.as_ref().filter(|_| fused).map(|(span, stride, dtype)| (span, *stride, *dtype)),
             groups: None,
+            end: Sm90End::Numbers,
         };
         call.handle.kernels().sm90_product(call.queue, &product, &mut self.maps)
     }

@@ -3,11 +3,12 @@
 use super::*;
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
     include_str!("../../../../kernels/gemm/sm90_vector.cu"),
+    include_str!("../../../../kernels/gemm/sm90_cast.cu"),
 ];
 
 /// How many operands of a call are checked.
@@ -72,8 +73,22 @@ fn check_places(
             let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
             Sm90Groups { count, rows, counts: &spans[5] }
         }),
+        end: Sm90End::Numbers,
     };
     call.check().map_err(|error| error.to_string())
+}
+
+/// The tile of a row of a table, from its rows on; of D's columns, for each of which B has so many rows.
+fn tile_of(row: &[&str], parts: usize) -> Sm90Tile {
+    let number = |at: usize| -> usize { row[at].parse().unwrap() };
+    let shared_operand = match row[3] {
+        "SHARE_A" => Shared::A,
+        "SHARE_B" => Shared::B,
+        "SHARE_NONE" => Shared::Nothing,
+        other => panic!("{other}"),
+    };
+    let (rows, cols, warpgroups) = (number(0), number(1) / parts, number(2) as u32);
+    Sm90Tile { rows, cols, warpgroups, shared_operand, residents: number(9), shared: number(10) as u32 }
 }
 
 #[test]
@@ -85,25 +100,32 @@ fn the_table_is_that_of_the_kernels() {
         .collect();
     assert_eq!(rows.len(), Sm90Config::ALL.len());
     for (config, row) in Sm90Config::ALL.into_iter().zip(rows) {
-        let number = |at: usize| -> usize { row[at].parse().unwrap() };
-        let cluster = match row[4] {
-            "SHARE_A" => 2,
-            "SHARE_NONE" => 1,
-            other => panic!("{other}: boxes of the other operand would be halved"),
-        };
-        let tile = Sm90Tile {
-            rows: number(1),
-            cols: number(2),
-            warpgroups: number(3) as u32,
-            cluster,
-            residents: number(10),
-            shared: number(11) as u32,
-        };
+        assert_ne!(row[4], "SHARE_B", "{config}: for SwiGLU alone boxes of B are not halved");
+        let tile = tile_of(&row[1..], 1);
         let name = format!("gemm_fp8_block_{}", row[0]);
         assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
         assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
+    }
+}
+
+/// Those of kernels that cast D: of codes the same tiles as of numbers.
+#[test]
+fn the_table_of_casts_is_that_of_the_kernels() {
+    let of_kind = |kind, end: &str, parts| {
+        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'));
+        let rows: Vec<Vec<&str>> =
+            rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
+        let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
+        let known = Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(kind), c.tile_of(kind)?)));
+        assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
+        rows.len()
+    };
+    assert_eq!((of_kind(Kind::Codes, "END_CODES", 1), of_kind(Kind::Swiglu, "END_SWIGLU", 2)), (3, 2));
+    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped] {
+        let kernel = Sm90Config::Tile64x128.kernel(grouped);
+        assert!(kernel.ends_with("_64x128_grouped"), "{kernel}");
     }
 }
 
@@ -117,7 +139,11 @@ fn each_kind_has_kernels_of_its_own() {
             "block_64x64_two_grouped",
             "vector_64x64_two",
             "outer_64x64_two",
-            "outer_64x64_two_grouped"
+            "outer_64x64_two_grouped",
+            "codes_64x64_two",
+            "codes_64x64_two_grouped",
+            "swiglu_64x64_two",
+            "swiglu_64x64_two_grouped"
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
@@ -127,6 +153,8 @@ fn each_kind_has_kernels_of_its_own() {
         (2, "gemm_fp8_outer_##NAME,"),
         (2, "gemm_fp8_outer_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME,"),
+        (4, "gemm_fp8_##NAME,"),
+        (4, "gemm_fp8_##NAME##_grouped,"),
     ] {
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
     }
@@ -135,11 +163,16 @@ fn each_kind_has_kernels_of_its_own() {
 #[test]
 fn problems_have_the_size_that_the_kernels_take() {
     use std::mem::offset_of;
-    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (152, 128));
-    assert!(SOURCES[0].contains("sizeof(Sm90Problem) == 152"));
+    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (184, 128));
+    assert!(SOURCES[0].contains("sizeof(Sm90Problem) == 184"));
     assert_eq!(
-        [offset_of!(Sm90Problem, d), offset_of!(Sm90Problem, alpha), offset_of!(Sm90Problem, bias)],
-        [40, 88, 128]
+        [
+            offset_of!(Sm90Problem, d),
+            offset_of!(Sm90Problem, alpha),
+            offset_of!(Sm90Problem, bias),
+            offset_of!(Sm90Problem, rule)
+        ],
+        [40, 88, 128, 164]
     );
 }
 
@@ -151,6 +184,9 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
     // 3 x 5 tiles, the last along n with a neighbour that has no columns.
     assert_eq!((large.tiles(513, 520), large.tiles(1, 8)), (18, 2));
     assert_eq!(Sm90Config::Tile64x64.tile().tiles(65, 520), 18);
+    // 2 x 5 tiles of SwiGLU, whose neighbours lie along m.
+    let swiglu = Sm90Config::Tile128x128.swiglu_tile().unwrap();
+    assert_eq!((swiglu.tiles(129, 520), swiglu.tiles(257, 128), swiglu.blocks_at_once(133)), (10, 4, 132));
 }
 
 #[test]
@@ -205,6 +241,65 @@ fn what_the_kernel_cannot_touch_is_refused() {
     ] {
         let error = check(shape, stride, slots, [0; OPERANDS]).unwrap_err();
         assert!(error.contains(words), "{shape:?}: {error}");
+    }
+}
+
+/// Products that cast D: what they store, and what they do not do.
+#[test]
+fn casts_of_d_have_codes_and_scales_and_no_more() {
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    type Change = fn(&mut Sm90Call<'_>);
+    let check = |[m, n, k]: [usize; 3], swiglu: bool, d: [usize; 2], recipe, change: Change| {
+        let parts = if swiglu { 2 } else { 1 };
+        let blocks = k.div_ceil(128);
+        let a = [span(m * k), span(m.next_multiple_of(4) * blocks * 4)];
+        let b = [span(parts * n * k), span(parts * n.div_ceil(128) * blocks.next_multiple_of(4) * 4)];
+        let (d, scales, bias) = (span(d[0]), span(d[1]), span(n * 4));
+        let codes = Sm90Codes { scales: &scales, recipe };
+        let mut call = Sm90Call {
+            config: Sm90Config::Tile64x128,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &a[0], scales: &a[1] },
+            b: Sm90Operand { codes: &b[0], scales: &b[1] },
+            layout: Sm90Scales::Blocks,
+            d: &d,
+            d_stride: n,
+            d_type: DType::E4M3,
+            alpha: 1.0,
+            beta: 0.0,
+            bias: (!swiglu).then_some((&bias, DType::F32)),
+            activation: Activation::None,
+            residual: None,
+            groups: None,
+            end: if swiglu { Sm90End::Swiglu(Some(codes)) } else { Sm90End::Codes(codes) },
+        };
+        change(&mut call);
+        call.check().map_err(|error| error.to_string())
+    };
+    for swiglu in [false, true] {
+        let exact = [130 * 256, 132 * 2 * 4];
+        check([130, 256, 400], swiglu, exact, recipe, |_| {}).unwrap();
+        for (at, word) in ["D", "scales of D"].into_iter().enumerate() {
+            let mut short = exact;
+            short[at] -= 1;
+            let error = check([130, 256, 400], swiglu, short, recipe, |_| {}).unwrap_err();
+            assert!(error.starts_with(word) && error.contains("must be at least"), "{error}");
+        }
+        let refused = |n, recipe, change: Change, words: &str| {
+            let error = check([130, n, 400], swiglu, exact, recipe, change).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        };
+        let rows = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3);
+        refused(256, rows, |_| {}, "fp8-row");
+        refused(256, recipe, |call| call.d_stride = 272, "row stride 272");
+        refused(256, recipe, |call| call.beta = 1.0, "old value of D");
+        refused(if swiglu { 64 } else { 72 }, recipe, |_| {}, "must be a multiple of");
+        refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        if swiglu {
+            refused(256, recipe, |call| call.activation = Activation::Relu, "SwiGLU");
+        }
     }
 }
 
