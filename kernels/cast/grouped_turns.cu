@@ -18,6 +18,14 @@ struct Piece {
     u32 member, at;
 };
 
+// Asks for the first pieces of all blocks, as far as no gap and no piece that is cut lies before them: what is early is needed later all the same. It is on its way
+// while the blocks wait for the numbers of members.
+template <class PIECES, class T> __device__ __forceinline__ void prefetch_first(const T* x, u64 length) {
+    constexpr u32 LINES = PIECES::ELEMENTS * sizeof(T) / 128;
+    const u32 line = blockIdx.x * LINES + threadIdx.x;
+    if (threadIdx.x < LINES && line < length * sizeof(T) / 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)x + (u64)line * 128));
+}
+
 // Of all members, or the one that is shared. One of a block, however many formats a kernel has.
 __device__ __forceinline__ float (&factors_of_block())[FEW] {
     __shared__ float factors[FEW];
@@ -38,6 +46,7 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     float own[FEW / 256];
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? grouped_scale(f, threadIdx.x + i * 256).encode : 0.0f;
+    prefetch_first<Pieces>(source.x, m.length);
     plan_few<Pieces>(m, few);
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) encode[threadIdx.x + i * 256] = own[i];
