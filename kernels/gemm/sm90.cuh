@@ -336,9 +336,9 @@ template <class C> struct Sm90Math {
 };
 
 template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
-    const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
+    const u32 blocks = (p.k + 127) / 128;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
-    const u32 row = down * C::TALL, col = across * C::OUT_WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
+    const u32 row = down * C::TALL, col = across * C::OUT_WIDE;
     Sm90Math<C> math(shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
@@ -349,7 +349,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
             math.pass(blocks);
             continue;
         }
-        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp, col);
+        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp_anew(), col);
         Sm90Sums<C> sum;
 #pragma unroll
         for (u32 w = 0; w < C::WAVES; w++)
@@ -366,6 +366,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
+        const u32 warp = warp_anew(), slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
         if (C::END == END_NUMBERS) sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
         else sm90_store_cast<C>(sum, p, tile, row + 16 * warp, col, slab, shared + C::SLAB + (4 * (across ^ 1) + warp) * C::SLAB_BYTES, i % 2);
     }

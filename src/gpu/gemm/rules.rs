@@ -126,7 +126,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours = measured_sm90::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
+    let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
     let by_rule = match (alternative, ours) {
         (_, Some(Choice::Measured(_))) => None,
         (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
@@ -222,7 +222,7 @@ mod tests {
                     let wanted = if wins { alternative } else { Native };
                     let rows = alternative == Rescaled;
                     let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
-                    let ours = match measured_sm90::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
+                    let ours = match measured::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
                         Choice::Measured(wins) => wins,
                         // Of rows the rules are others.
                         by_rule => !rows && said(by_rule).0,

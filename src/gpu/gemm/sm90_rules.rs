@@ -58,7 +58,8 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     all
 }
 
-/// How a configuration adds up an element of D: those of one order give it the same bits.
+/// How a configuration adds up an element of D: those of one order give it the same bits. All have one order today: the match of [`sum_order`] asks whoever
+/// adds a configuration, and [`serves`] keeps one with another order out of batch-invariant plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SumOrder {
     /// One block of 128 along k after the other, from the first: `sum = fma(p, scale, sum)` (`sum + p` with scales of rows and matrices) in FP32, from 0.
