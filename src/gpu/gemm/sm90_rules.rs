@@ -133,8 +133,8 @@ mod tests {
     /// The fastest of each, in run 2 (H200): microseconds after a pause stand beside those that were near it.
     #[test]
     fn what_was_fastest_comes_first() {
-        use Sm90Config::{Tile64x64, Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
-        let cases: [([usize; 3], &[Sm90Config]); 12] = [
+        use Sm90Config::{Tile64x64, Tile64x64Two, Tile64x128, Tile64x192, Tile128x128, Tile128x192, Tile256x128};
+        let cases: [([usize; 3], &[Sm90Config]); 15] = [
             ([128, 4096, 7168], &[Tile64x64]),                // 16.5; 19.0, 19.4, 25.0
             ([256, 4096, 7168], &[Tile64x128, Tile64x64Two]), // 19.7, 19.8; 24.1, 31.7
             ([512, 4096, 7168], &[Tile128x128]),              // 25.3; 37.4, 37.7, 39.1
@@ -147,6 +147,9 @@ mod tests {
             ([4096, 7168, 16384], &[Tile256x128]),            // 672; 828
             ([4096, 24576, 1536], &[Tile256x128]),            // 252; 278
             ([8192, 8192, 8192], &[Tile256x128]),             // 784; 939
+            ([96, 18432, 7168], &[Tile128x192]),              // 37.5; 54.2
+            ([64, 18432, 7168], &[Tile64x192]),               // 36.9; 46.0
+            ([128, 18432, 7168], &[Tile128x192]),             // 38.4; 53.6
         ];
         for (mnk, fastest) in cases {
             let order = order(1, mnk, 132);
