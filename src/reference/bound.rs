@@ -324,6 +324,10 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
     // The last term: products of scales and sums may pass through FP32 subnormals.
     let (mut v, mut tol) = (sum, error + power(-140));
+    if inputs.added().is_some() {
+        // The sum, the old value and the new one may each count as 0 below 2^-126 (`sm90` with beta = 1 lets the L2 cache add).
+        tol += 3.0 * power(-126);
+    }
     let mut add = |v: &mut f64, x: f64| {
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);
