@@ -422,9 +422,15 @@ mod tests {
         );
         assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row(&[[4096, 8192]]).wins(m).unwrap()), [true; 4]);
         assert_eq!([3073, 4096, 4097].map(|m| row(&[[1, 4096]]).wins(m).unwrap()), [true, true, false]);
-        assert_eq!([128, 129, 192, 193, 256].map(|m| row(&[[192, 192]]).wins(m).unwrap()), [false, true, true, false, false]);
+        assert_eq!(
+            [128, 129, 192, 193, 256].map(|m| row(&[[192, 192]]).wins(m).unwrap()),
+            [false, true, true, false, false]
+        );
         let two = row(&[[1, 512], [1024, 2048]]);
-        assert_eq!([512, 513, 768, 769, 2048, 2049].map(|m| two.wins(m).unwrap()), [true, false, false, true, true, false]);
+        assert_eq!(
+            [512, 513, 768, 769, 2048, 2049].map(|m| two.wins(m).unwrap()),
+            [true, false, false, true, true, false]
+        );
         assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(&[]).wins(*m).unwrap()));
     }
 
