@@ -18,6 +18,8 @@ const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
 const B: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
 /// Hidden layers of an expert and a dense layer of DeepSeek-V3 and of a layer of Llama-3-70B.
 const LAYERS: [[usize; 2]; 3] = [[2048, 7168], [18432, 7168], [28672, 8192]];
+/// Alpha with SwiGLU: sums of some thousands of products of normal numbers become as large as one of them, as gates are. Larger ones than 80 go a slower way.
+const SMALL: f32 = 1.0 / 64.0;
 const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
 
 enum Way {
@@ -58,15 +60,15 @@ impl Way {
                 plan.execute(handle, GemmArgs::new(a, b, MatMut::new(&mut to.d, DType::Bf16, m, both)?))
             }
             Self::ThenSwiglu(plan) => {
-                plan.execute(handle, GemmArgs::new(a, b, MatMut::new(&mut to.d, DType::Bf16, m, both)?))?;
+                plan.execute(handle, GemmArgs::new(a, b, MatMut::new(&mut to.d, DType::Bf16, m, both)?).alpha(SMALL))?;
                 let x = MatRef::new(&to.d, DType::Bf16, m, both)?;
                 handle.quantize_source_into(SwigluSource::new(&x)?, recipe(), &mut to.hidden)
             }
-            Self::Swiglu(config) => {
-                handle.fused_gemm(FusedGemmArgs::swiglu(a, b, &mut to.hidden).recipe(recipe()).config(*config))
-            }
+            Self::Swiglu(config) => handle
+                .fused_gemm(FusedGemmArgs::swiglu(a, b, &mut to.hidden).alpha(SMALL).recipe(recipe()).config(*config)),
             Self::SwigluBf16 => {
-                handle.fused_gemm(FusedGemmArgs::swiglu(a, b, MatMut::new(&mut to.d, DType::Bf16, m, both / 2)?))
+                let d = MatMut::new(&mut to.d, DType::Bf16, m, both / 2)?;
+                handle.fused_gemm(FusedGemmArgs::swiglu(a, b, d).alpha(SMALL))
             }
             Self::Codes(config) => {
                 handle.fused_gemm(FusedGemmArgs::quantized(a, b, &mut to.both).recipe(recipe()).config(*config))

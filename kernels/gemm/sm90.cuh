@@ -39,8 +39,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
     }
 
     __device__ __forceinline__ static u32 down(u32 rows) {
-        constexpr u32 UNIT = C::SHARE == SHARE_B ? 2 * C::ROWS : C::ROWS;
-        return (rows + UNIT - 1) / UNIT;
+        return (rows + C::ROWS - 1) / C::ROWS;
     }
 
     // Where the rows of group `first` + lane start, and how many, all lanes of a warp together; `largest`: the largest start of the groups before, and then
@@ -122,7 +121,6 @@ template <class C, bool GROUPED> struct Sm90Walk {
         const u32 height = min(p.raster, down(rows) - band * p.raster);
         u32 x = in_band / height, y = band * p.raster + in_band - x * height;
         if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
-        if (C::SHARE == SHARE_B) y = 2 * y + cluster_rank();
         tile.row = row + y * C::ROWS;
         tile.col = x * C::OUT_COLS;
         tile.rows = (int)rows - (int)(y * C::ROWS);
@@ -167,7 +165,7 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
             const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
-            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::PARTS : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col
                 : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
@@ -181,20 +179,17 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
                 else
                     copy_box(to_a, a, 128 * block, tile.row, full);
-                // Of two matrices each block of a pair copies one.
-                if (C::SHARE == SHARE_B)
-                    copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * (C::PARTS > 1 ? p.n : C::B_BOX), full, 3);
-                else
-                    copy_box(to_b, b, 128 * block, group_row + tile.col, full);
-                if (C::SHARE != SHARE_B && C::PARTS > 1)
-                    copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
+                copy_box(to_b, b, 128 * block, group_row + tile.col, full);
+                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
                 if (SCALED) {
                     copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                     // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
                     const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
                     const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
-                    copy_bytes(to_scales, of_block, scale_bytes_b / C::PARTS, full);
-                    if (C::PARTS > 1) copy_bytes(to_scales + 16, of_block + (u64)(p.n / 128) * p.pitch_b, 16, full);
+                    copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
+                    // Of the second matrix, or of the next tile.
+                    const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
+                    if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
                 }
                 ring.advance();
             }
@@ -214,8 +209,9 @@ template <class C> struct Sm90Math {
     u32 scale_a;  // the thread's first scale there
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     Sm90Ring<C> ring;
+    u32 odd;      // of a tile in two tiles of scales: it begins amid the first
 
-    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
+    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}), odd(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
@@ -233,12 +229,18 @@ template <class C> struct Sm90Math {
         }
     }
 
+    // The 128x128 scale of an atom.
+    __device__ __forceinline__ float tile_of(const float (&tiles)[C::SCALE_PARTS], u32 atom) const {
+        if (C::SPAN == 1) return tiles[atom / C::OUT_ATOMS];
+        return atom == 0 || (atom == 1 && !odd) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
+    }
+
     // `BLOCKS` k-blocks from `block` on.
     template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
-        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::PARTS] = {};
+        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
@@ -252,7 +254,7 @@ template <class C> struct Sm90Math {
                     scale = scale_a + stage * C::SCALES_A_BYTES;
                     if (SCALED && !VECTOR)
 #pragma unroll
-                        for (u32 part = 0; part < C::PARTS; part++)
+                        for (u32 part = 0; part < C::SCALE_PARTS; part++)
                             tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
@@ -265,7 +267,7 @@ template <class C> struct Sm90Math {
                 if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256);
                     high[now] = shared_float(scale + wave * 256 + 32);
-                    if (!VECTOR) low[now] *= tiles[atom / C::OUT_ATOMS], high[now] *= tiles[atom / C::OUT_ATOMS];
+                    if (!VECTOR) low[now] *= tile_of(tiles, atom), high[now] *= tile_of(tiles, atom);
                 }
                 hold(part[now]);
                 wgmma_fence();
@@ -274,8 +276,8 @@ template <class C> struct Sm90Math {
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tiles[atom / C::OUT_ATOMS];
-                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tiles[atom / C::OUT_ATOMS];
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of(tiles, atom);
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of(tiles, atom);
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -318,6 +320,7 @@ template <class C> struct Sm90Math {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
+        if (C::SPAN > 1) odd = __shfl_sync(0xFFFFFFFFu, work.y / 64 % 2, 0);
         return {work.x, work.y, (int)work.z, work.w};
     }
 

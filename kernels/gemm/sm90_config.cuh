@@ -3,10 +3,9 @@
 #pragma once
 #include "base/types.cuh"
 
-// What a cluster of two blocks shares: nothing (no cluster), A (neighbours along n), or B (neighbours along m).
+// What a cluster of two blocks shares: nothing (no cluster), or A (neighbours along n). Shared B, of neighbours along m, was never faster.
 constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
-constexpr u32 SHARE_B = 2;
 
 // What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, or 1x128 scales of both; or scales of rows or whole matrices, at the end.
 constexpr u32 SCALES_BLOCK = 0;
@@ -23,7 +22,7 @@ constexpr u32 END_NUMBERS = 0;
 constexpr u32 END_CODES = 1;
 constexpr u32 END_SWIGLU = 2;
 
-template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64 or 128, of SwiGLU as many again
+template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128 or 192, of SwiGLU twice 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
           u32 ATOM_,      // columns of one product: 64 or 128
@@ -41,7 +40,7 @@ struct Sm90Config {
     // Matrices in B, of each of which a tile and a warpgroup take equal parts; columns of D in them, and atoms.
     static constexpr u32 PARTS = END == END_SWIGLU ? 2 : 1, OUT_COLS = COLS / PARTS, OUT_WIDE = WIDE / PARTS, OUT_ATOMS = ATOMS / PARTS;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
-    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : OUT_COLS;
+    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS;  // rows that a copy brings
     static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
@@ -50,9 +49,12 @@ struct Sm90Config {
     static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
+    // Tiles of 128x128 scales along n that a tile lies in: of 192 columns two, of which each atom has one.
+    static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN;
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
-    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 64 == 0 && OUT_COLS <= 128, "a tile lies in one tile of scales");
+    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 64 == 0, "whole atoms");
+    static_assert(OUT_COLS <= 128 || (OUT_COLS == 192 && ATOM == 64 && ACROSS == 1), "an atom lies in one tile of scales");
     static_assert(END == END_NUMBERS || (OUT_COLS == 128 && SCALES == SCALES_BLOCK), "a row of a tile is a group; each part of B has one scale");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
 };

@@ -10,7 +10,7 @@ use super::fp8::ScaleRule;
 use super::grouped_between::GroupPlaces;
 use super::launch::{Blocks, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
-use super::sm90_config::{Kind, Shared, Sm90Config, Sm90Tile};
+use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -369,7 +369,7 @@ impl Sm90Call<'_> {
         check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
     }
 
-    /// A's and B's boxes. Where a cluster shares an operand, each block copies a half of its rows: of SwiGLU one of B's two matrices.
+    /// A's and B's boxes: of A the part of a block of a cluster, of B the rows of one matrix.
     fn maps(&self, tile: Sm90Tile) -> [MatrixMap; 2] {
         let map = |rows, box_rows| MatrixMap {
             element: MapElement::U8,
@@ -380,8 +380,7 @@ impl Sm90Call<'_> {
             box_cols: 128,
             swizzle: Swizzle::Bytes128,
         };
-        let a_rows = if tile.shared_operand == Shared::A { tile.rows / 2 } else { tile.rows };
-        [map(self.m, a_rows), map(self.group_count() * self.parts() * self.n, tile.cols)]
+        [map(self.m, tile.rows / tile.cluster), map(self.group_count() * self.parts() * self.n, tile.cols)]
     }
 
     fn kind(&self) -> Kind {
@@ -476,7 +475,7 @@ impl Sm90Call<'_> {
         let at_once = tile.blocks_at_once(sm_count);
         // How many tiles groups have, the device alone knows.
         let grid = if self.groups.is_some() { at_once } else { at_once.min(tile.tiles(self.m, self.n)) };
-        Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster() as u32).shared(tile.shared)
+        Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster as u32).shared(tile.shared)
     }
 }
 

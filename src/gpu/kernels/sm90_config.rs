@@ -17,6 +17,12 @@ pub enum Sm90Config {
     /// 128 x 128, two neighbours share A.
     #[serde(rename = "128x128")]
     Tile128x128,
+    /// 128 x 192: up to 128 rows on a wide B, whose tiles are then one round.
+    #[serde(rename = "128x192")]
+    Tile128x192,
+    /// 64 x 192, one warpgroup: up to 64 rows on a wide B.
+    #[serde(rename = "64x192")]
+    Tile64x192,
     /// 64 x 128, half of the columns for each warpgroup.
     #[serde(rename = "64x128")]
     Tile64x128,
@@ -29,7 +35,8 @@ pub enum Sm90Config {
 }
 
 named!(
-    Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128", Tile64x128 => "64x128",
+    Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128",
+    Tile128x192 => "128x192", Tile64x192 => "64x192", Tile64x128 => "64x128",
     Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
 );
 
@@ -40,43 +47,34 @@ pub(crate) struct Sm90Tile {
     pub(crate) cols: usize,
     /// Warpgroups that multiply; one more copies.
     pub(super) warpgroups: u32,
-    /// What neighbours that form a cluster share.
-    pub(crate) shared_operand: Shared,
+    /// Neighbours along n that form a cluster, each with its part of A's rows: 2, or 1 for none.
+    pub(crate) cluster: usize,
     /// Blocks on a multiprocessor.
     pub(crate) residents: usize,
     /// Dynamic shared memory in bytes.
     pub(super) shared: u32,
 }
 
-/// What the two blocks of a cluster share, each of which copies a half of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shared {
-    /// Nothing: there is no cluster.
-    Nothing,
-    /// A: they are neighbours along n.
-    A,
-    /// B: they are neighbours along m.
-    B,
-}
-
 impl Sm90Config {
     /// Tile, threads and memory.
     pub(crate) fn tile(self) -> Sm90Tile {
         match self {
-            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, Shared::A, 1, 220_288),
-            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, Shared::A, 1, 220_352),
-            Self::Tile64x128 => Sm90Tile::of(64, 128, 2, Shared::Nothing, 1, 220_416),
-            Self::Tile64x64 => Sm90Tile::of(64, 64, 1, Shared::Nothing, 1, 212_352),
-            Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, Shared::Nothing, 2, 110_784),
+            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 220_288),
+            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 2, 1, 220_352),
+            Self::Tile128x192 => Sm90Tile::of(128, 192, 2, 1, 1, 228_768),
+            Self::Tile64x192 => Sm90Tile::of(64, 192, 1, 1, 1, 212_160),
+            Self::Tile64x128 => Sm90Tile::of(64, 128, 2, 1, 1, 220_416),
+            Self::Tile64x64 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352),
+            Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_784),
         }
     }
 
     /// The same of a kernel for SwiGLU, where there is one: of columns of D, for each of which B has two rows.
     pub(crate) fn swiglu_tile(self) -> Option<Sm90Tile> {
         match self {
-            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, Shared::B, 1, 220_288)),
-            Self::Tile64x128 => Some(Sm90Tile::of(64, 128, 2, Shared::Nothing, 1, 228_768)),
-            Self::Tile256x128 | Self::Tile64x64 | Self::Tile64x64Two => None,
+            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, 1, 1, 220_288)),
+            Self::Tile64x128 => Some(Sm90Tile::of(64, 128, 2, 1, 1, 228_768)),
+            _ => None,
         }
     }
 
@@ -112,29 +110,18 @@ impl Sm90Config {
 }
 
 impl Sm90Tile {
-    fn of(rows: usize, cols: usize, warpgroups: u32, shared_operand: Shared, residents: usize, shared: u32) -> Self {
-        Self { rows, cols, warpgroups, shared_operand, residents, shared }
-    }
-
-    /// Blocks of a cluster: 2, or 1 for none.
-    pub(crate) fn cluster(&self) -> usize {
-        if self.shared_operand == Shared::Nothing { 1 } else { 2 }
+    fn of(rows: usize, cols: usize, warpgroups: u32, cluster: usize, residents: usize, shared: u32) -> Self {
+        Self { rows, cols, warpgroups, cluster, residents, shared }
     }
 
     /// Blocks that run at once: whole clusters.
     pub(crate) fn blocks_at_once(&self, sm_count: usize) -> usize {
-        let cluster = self.cluster();
-        (sm_count * self.residents / cluster * cluster).max(cluster)
+        (sm_count * self.residents / self.cluster * self.cluster).max(self.cluster)
     }
 
     /// Tiles of an m x n product, counted as blocks take them: clusters are whole.
     pub(crate) fn tiles(&self, m: usize, n: usize) -> usize {
-        let (down, across) = (m.div_ceil(self.rows), n.div_ceil(self.cols));
-        match self.shared_operand {
-            Shared::Nothing => down * across,
-            Shared::A => down * across.next_multiple_of(2),
-            Shared::B => down.next_multiple_of(2) * across,
-        }
+        m.div_ceil(self.rows) * n.div_ceil(self.cols * self.cluster) * self.cluster
     }
 
     /// Tiles along m that are walked before the next along n, so that what blocks of a moment read stays in L2 (measured: 8 and 16 are

@@ -81,14 +81,13 @@ fn check_places(
 /// The tile of a row of a table, from its rows on; of D's columns, for each of which B has so many rows.
 fn tile_of(row: &[&str], parts: usize) -> Sm90Tile {
     let number = |at: usize| -> usize { row[at].parse().unwrap() };
-    let shared_operand = match row[3] {
-        "SHARE_A" => Shared::A,
-        "SHARE_B" => Shared::B,
-        "SHARE_NONE" => Shared::Nothing,
-        other => panic!("{other}"),
+    let cluster = match row[3] {
+        "SHARE_A" => 2,
+        "SHARE_NONE" => 1,
+        other => panic!("{other}: boxes of the other operand would be halved"),
     };
     let (rows, cols, warpgroups) = (number(0), number(1) / parts, number(2) as u32);
-    Sm90Tile { rows, cols, warpgroups, shared_operand, residents: number(9), shared: number(10) as u32 }
+    Sm90Tile { rows, cols, warpgroups, cluster, residents: number(9), shared: number(10) as u32 }
 }
 
 #[test]
@@ -100,7 +99,6 @@ fn the_table_is_that_of_the_kernels() {
         .collect();
     assert_eq!(rows.len(), Sm90Config::ALL.len());
     for (config, row) in Sm90Config::ALL.into_iter().zip(rows) {
-        assert_ne!(row[4], "SHARE_B", "{config}: for SwiGLU alone boxes of B are not halved");
         let tile = tile_of(&row[1..], 1);
         let name = format!("gemm_fp8_block_{}", row[0]);
         assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
@@ -184,9 +182,9 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
     // 3 x 5 tiles, the last along n with a neighbour that has no columns.
     assert_eq!((large.tiles(513, 520), large.tiles(1, 8)), (18, 2));
     assert_eq!(Sm90Config::Tile64x64.tile().tiles(65, 520), 18);
-    // 2 x 5 tiles of SwiGLU, whose neighbours lie along m.
+    // SwiGLU has no clusters.
     let swiglu = Sm90Config::Tile128x128.swiglu_tile().unwrap();
-    assert_eq!((swiglu.tiles(129, 520), swiglu.tiles(257, 128), swiglu.blocks_at_once(133)), (10, 4, 132));
+    assert_eq!((swiglu.tiles(129, 520), swiglu.tiles(257, 128), swiglu.blocks_at_once(133)), (10, 3, 133));
 }
 
 #[test]
