@@ -462,20 +462,21 @@ fn a_refused_pass_leaves_no_amax() {
     // Nor one whose matrices begin where no product stores.
     let words = |operand| [operand, "16-byte aligned"];
     let mut whole = y.buffer.view_mut();
-    let skewed = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 32).unwrap();
-    refused(layer.forward_saving_into(&handle, &x.matrix(), skewed, &mut saved), &words("Y"));
-    assert_eq!(layer.delayed_states(&handle).unwrap(), before);
+    let odd = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 32).unwrap();
+    refused(layer.forward_saving_into(&handle, &x.matrix(), odd, &mut saved), &words("Y"));
     layer.forward_saving_into(&handle, &x.matrix(), target(5, 32).matrix(), &mut saved).unwrap();
-    let before = layer.delayed_states(&handle).unwrap();
     let mut whole = dx.buffer.view_mut();
-    let skewed = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 48).unwrap();
-    refused(layer.backward_into(&handle, &dy.matrix(), &saved, skewed, gradients.views()), &words("dX"));
-    assert_eq!(layer.delayed_states(&handle).unwrap(), before);
+    let odd = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 48).unwrap();
+    refused(layer.backward_into(&handle, &dy.matrix(), &saved, odd, gradients.views()), &words("dX"));
     let mut whole = gradients.weight.buffer.view_mut();
     let weight = MatMut::new(whole.part(4..7000).unwrap(), DType::F32, 32, 48).unwrap();
-    let skewed = LinearGradientsInto { weight, bias: None };
-    refused(layer.backward_into(&handle, &dy.matrix(), &saved, target(5, 48).matrix(), skewed), &words("dW"));
-    assert_eq!(layer.delayed_states(&handle).unwrap(), before);
+    let odd = LinearGradientsInto { weight, bias: None };
+    refused(layer.backward_into(&handle, &dy.matrix(), &saved, target(5, 48).matrix(), odd), &words("dW"));
+    assert_eq!(
+        layer.delayed_states(&handle).unwrap(),
+        before,
+        "X of the one that was not refused had that amax before"
+    );
 }
 
 #[test]
