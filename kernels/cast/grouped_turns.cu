@@ -1,7 +1,7 @@
 // Casts by rows of few members, in pieces that blocks take in turns. See grouped.cuh.
 //
 // All blocks together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12
-// of one matrix's time, in turns 1.07; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
+// of one matrix's time, in turns 1.055; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
 // piece, so that what it needs of them all, where they lie and their factors, is in its shared memory, and nothing in its loop waits for the other warps, but
 // where an amax is wanted: of each warp by itself they would be too many. Of more members all that would have to be read for
 // each piece, which takes longer than it gains: those go the way of `grouped_chunks`.

@@ -349,7 +349,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
             math.pass(blocks);
             continue;
         }
-        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp_anew(), col);
+        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
         Sm90Sums<C> sum;
 #pragma unroll
         for (u32 w = 0; w < C::WAVES; w++)
@@ -366,7 +366,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        const u32 warp = warp_anew(), slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
+        const u32 warp = sm90_warp<C>(), slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
         if (C::END == END_NUMBERS) sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
         else sm90_store_cast<C>(sum, p, tile, row + 16 * warp, col, slab, shared + C::SLAB + (4 * (across ^ 1) + warp) * C::SLAB_BYTES);
     }

@@ -5,16 +5,17 @@
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 
-// The lane, and the warp of its warpgroup, asked for again: what the end of a tile computes of those that are known is computed before the loop over k, and
-// takes registers there.
-__device__ __forceinline__ u32 lane_anew() {
+// The lane, and the warp of its warpgroup. Between two vectors of scales the loop over k has no register left: what the end of a tile computes of numbers that are
+// known is computed before it and kept, and so they are asked for again.
+template <class C> __device__ __forceinline__ u32 sm90_lane() {
+    if constexpr (C::SCALES != SCALES_VECTOR) return threadIdx.x % 32;
     u32 lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
-__device__ __forceinline__ u32 warp_anew() {
-    u32 thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+template <class C> __device__ __forceinline__ u32 sm90_warp() {
+    u32 thread = threadIdx.x;
+    if constexpr (C::SCALES == SCALES_VECTOR) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread / 32 % 4;
 }
 
@@ -45,7 +46,7 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
 // From registers: each thread sixteen bytes of a row, four neighbours 64.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = lane_anew();
+    const u32 lane = sm90_lane<C>();
     const u32 first = tile.col + col + 8 * (lane % 4);
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
@@ -70,7 +71,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 // Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    const u32 lane = lane_anew(), in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
+    const u32 lane = sm90_lane<C>(), in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
     const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
 
 // What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
 template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = lane_anew(), to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
+    const u32 lane = sm90_lane<C>(), to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
     const auto touch = [](const void* at) { asm volatile("{.reg .u32 unused; ld.global.u16 unused, [%0];}" ::"l"(at) : "memory"); };
     if (C::SCALES == SCALES_OUTER) {
         const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
@@ -146,7 +147,7 @@ template <class C, class F> __device__ __forceinline__ void sm90_each(Sm90Sums<C
 // `change(x, y, other)` of every pair of sums and what lies at its place in a matrix of FP32: four neighbours read a sector of 32 bytes.
 template <class C, class F>
 __device__ __forceinline__ void sm90_each_with(Sm90Sums<C>& sum, const void* matrix, u64 stride, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, const F& change) {
-    const u32 lane = lane_anew(), first = tile.col + col + 2 * (lane % 4);
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 2 * (lane % 4);
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
@@ -163,14 +164,16 @@ __device__ __forceinline__ void sm90_each_with(Sm90Sums<C>& sum, const void* mat
         }
 }
 
-// Whether all that follows alpha and scales is D's old value, once: gradients that are added up.
-__device__ __forceinline__ bool sm90_only_adds(const Sm90Problem& p) { return p.beta == 1.0f && !p.bias && !p.activation && !p.residual; }
+// Whether all that follows alpha is D's old value, once: gradients of weights that are added up, whose operands have two vectors of scales.
+template <class C> __device__ __forceinline__ bool sm90_only_adds(const Sm90Problem& p) {
+    return C::SCALES == SCALES_VECTOR && p.beta == 1.0f && !p.bias && !p.activation && !p.residual;
+}
 
 // Sums go to the L2 cache, which adds them to an FP32 D: nothing is read back, and no warp waits for memory at the end of its tile (0.91 of the time of a
 // product of 14336 x 4096 x 8192 that reads D; observed: H200, 2026-11). One rounding to nearest, as the addition here, but subnormal numbers count as 0.
 // In pairs of columns as they lie in registers: sixteen bytes through shared memory took as long.
 template <class C> __device__ __forceinline__ void sm90_add_to(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = lane_anew(), first = tile.col + col + 2 * (lane % 4);
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 2 * (lane % 4);
     sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
         const u32 at = row + 64 * wave + 8 * half + lane / 4;
         if ((int)at < tile.rows && first + c < p.n)
@@ -190,7 +193,7 @@ template <class C, class T> __device__ __forceinline__ void sm90_load_bias(float
 // Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = lane_anew(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
+    const u32 lane = sm90_lane<C>(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
     if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
@@ -215,7 +218,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
     }
-    if (p.plain || sm90_only_adds(p)) return;
+    if (p.plain || sm90_only_adds<C>(p)) return;
     if (p.beta != 0.0f) {
         const float beta = p.beta;
         sm90_each_with<C>(sum, p.d, p.stride_d, p, tile, row, col, [&](float& x, float& y, float2 old) {
@@ -260,7 +263,7 @@ __device__ __forceinline__ bool sm90_residual_is_aligned(const Sm90Problem& p) {
 // A residual of BF16 or F16 comes as sm90_store_direct writes: sixteen bytes of a row for each thread, exchanged among four neighbours.
 template <class T, class C>
 __device__ __forceinline__ void sm90_add_half(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = lane_anew(), first = tile.col + col + 8 * (lane % 4);
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 8 * (lane % 4);
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
@@ -298,12 +301,12 @@ __device__ __forceinline__ void sm90_add_residual(Sm90Sums<C>& sum, const Sm90Pr
 struct Sm90Slab {
     u32 slab, from;
     __device__ __forceinline__ explicit Sm90Slab(u32 slab) : slab(slab) {
-        const u32 lane = lane_anew();
+        const u32 lane = threadIdx.x % 32;
         from = slab + lane / 8 * 128 + ((lane % 8) ^ (2 * (lane / 8) & 6)) * 16;
     }
     // The thread's pair of columns 8q and on, in its upper row; that below: + 1024.
     __device__ __forceinline__ u32 place(u32 q) const {
-        const u32 lane = lane_anew(), row = lane / 4;
+        const u32 lane = threadIdx.x % 32, row = lane / 4;
         return slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
     }
     // Strip `i` of the sums: of each 32 columns all waves.
@@ -337,7 +340,7 @@ struct Sm90Slab {
 template <class C, u32 STRIPS>
 __device__ __forceinline__ void sm90_finish_slowly(Sm90Sums<C>& sum, const Sm90Problem& p, u32 activation, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     const Sm90Slab through(slab);
-    const u32 lane = lane_anew();
+    const u32 lane = sm90_lane<C>();
     __syncwarp();
 #pragma unroll 1
     for (u32 step = 0; step < STRIPS; step++) {
@@ -378,7 +381,7 @@ __device__ __forceinline__ void sm90_finish(Sm90Sums<C>& sum, const Sm90Problem&
 template <class C>
 __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     const Sm90Slab through(slab);
-    const u32 lane = lane_anew(), at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
+    const u32 lane = sm90_lane<C>(), at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
 #pragma unroll
     for (u32 i = 0; i < C::WAVES * C::OUT_WIDE / 32; i++) {
         const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
@@ -412,7 +415,7 @@ __device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     sm90_finish_sums<C>(sum, p, tile, row, col);
-    if (sm90_only_adds(p)) return sm90_add_to<C>(sum, p, tile, row, col);
+    if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
     if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
     sm90_store_numbers<C>(sum, p, tile, row, col, slab);
 }
