@@ -1,51 +1,80 @@
-// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all rows of A.
+// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all
+// rows of A.
 //
-// A block takes the 128 rows of B that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
+// A block takes 128 rows of B, those that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
 // come to a ring of stages in shared memory, as more rows of A than 16 are too much to be read by each warp for itself, or to wait in registers. Which of B's
-// numbers a lane decodes, and so the order in which the tensor core adds, is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows, its lane l
-// 32 columns from 32 (l % 4) on. What a lane wants of A at once, eight neighbours, are the units that threads copy; as codes make pairs of a number and the
-// fourth behind it, who copied a unit puts it in that order, once for the four warps.
-// At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k in the place of the ring, and adds them in
-// the order of k: the order of sums depends on k and the split alone, and a row of D has the same bits whatever stands beside it.
+// numbers a lane decodes is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows, its lane l 32 columns from 32 (l % 4) on, eight after eight, of
+// which one product takes four and the next one the others. What a lane wants of A at once, eight neighbours, are the units that threads copy. Four
+// neighbouring E4M3 codes are two pairs of neighbours; E2M1 codes make pairs of a number and the fourth behind it, and who copied a unit of A puts
+// it in that order, once for the four warps.
+// FP32 scales of 128 columns multiply the sum over those (weights_of_block). At the end every block of the cluster takes an equal part of the 128 rows, gets
+// the sums of all parts of k in the place of the ring, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
+// has the same bits whatever stands beside it.
 #pragma once
 #include "gemm/async_copy.cuh"
-#include "gemm/small_m_e2m1.cuh"
+#include "gemm/small_m_e4m3.cuh"
+
+// How B is stored: its codes, and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
+enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 
 // TOKENS: columns of a product, at least m. RING: stages.
-template <class Number_, bool NVFP4_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
     using Number = Number_;
-    static constexpr bool NVFP4 = NVFP4_;
+    static constexpr Weights WEIGHTS = WEIGHTS_;
+    static constexpr bool NVFP4 = WEIGHTS == Weights::NVFP4, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
+    // Bytes that multiply each weight; FP32 numbers that multiply sums of 128 columns.
+    static constexpr bool BLOCK_SCALES = E2M1 || WEIGHTS == Weights::MXFP8;
+    static constexpr bool GROUP_SCALES = WEIGHTS == Weights::FP8_1X128 || WEIGHTS == Weights::FP8_128X128;
     static constexpr u32 TOKENS = TOKENS_, RING = RING_, ROWS = 128, THREADS = 128;
-    // A stage: codes, one or two tiles of scales, A.
-    static constexpr u32 SCALES = ROWS * 64, A = SCALES + 1024, STAGE = A + TOKENS * 256, SHARED = RING * STAGE;
+    // Codes of 128 columns of a row: their bytes, and units of 16 of them.
+    static constexpr u32 PITCH = E2M1 ? 64 : 128, UNITS = PITCH / 16;
+    // A stage: codes, scales (tiles of 512 bytes, or FP32 numbers of rows), A.
+    static constexpr u32 SCALES = ROWS * PITCH, A = SCALES + (E2M1 ? 1024 : 512), STAGE = A + TOKENS * 256, SHARED = RING * STAGE;
     // In their place at the end: the parts of sums that the block gets.
     static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4;
     static_assert(PARTS_BYTES <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
+    static_assert(!E2M1 || TOKENS % 16 == 0, "units of A are arranged by twos");
 };
 
 template <class C> struct SmallMTile {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8;
-    const SmallME2m1Problem& p;
-    u32 ring, end;    // steps of k, of the block
-    u32 row_of_b;     // of what this thread copies: rows 32 apart
+    const SmallMWeightsProblem& p;
+    u32 ring, end;      // steps of k, of the block
+    u32 first_row;      // of the block
+    u32 row_of_b;       // of what this thread copies: rows 128 / UNITS apart
+    u32 codes_to;       // and where that goes in a stage
     const u8* codes;
-    const u8* scales;
-    u32 unit;         // columns of A, and rows eight apart
+    const char* scales; // of all that this thread copies
+    u32 unit;           // columns of A, and rows eight apart
     const u16* a;
-    u32 lane_row;     // what it multiplies: rows 32 apart
-    u32 lane_a;       // where its units of A lie in a stage
-    u32 chunk, pick;  // its columns of 128, and their scales of a row's
+    u32 lane_row;       // what it multiplies: rows 32 apart
+    u32 lane_a;         // where its units of A lie in a stage
+    u32 chunk, pick;    // its columns of 128, and their scales of a row's
+
+    __device__ __forceinline__ void load_scales(u32 step, u32 to) const {
+        const u32 thread = threadIdx.x;
+        if constexpr (C::WEIGHTS == Weights::FP8_128X128) {
+            if (thread == 0) copy_4(to, scales + (u64)step * 4, true);
+        } else if constexpr (C::WEIGHTS == Weights::FP8_1X128) {
+            if (thread < 32) copy_16(to + thread * 16, scales + (u64)step * p.scale_pitch * 4, first_row + thread * 4 < p.n);
+        } else if constexpr (C::BLOCK_SCALES) {
+            // A tile has 64 columns of NVFP4, 128 of the others.
+            const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
+            if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + thread * 16, scales + (u64)tile * 512, tile < p.scale_pitch);
+        }
+    }
 
     __device__ __forceinline__ void load(u32 step, u32 slot) const {
+        constexpr u32 APART = 128 / C::UNITS;
         const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
-        const bool codes_inside = col + thread % 4 * 32 < p.k;
+        const bool codes_inside = col + thread % C::UNITS * APART < p.k;
+        const u32 pitch = C::E2M1 ? p.k / 2 : p.k;
+        const u8* codes_from = codes + (u64)step * C::PITCH;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++)
-            copy_16(to + (thread + 128 * j) * 16, codes + (u64)(32 * j) * (p.k / 2) + (u64)step * 64, codes_inside && row_of_b + 32 * j < p.n);
-        // A tile has 64 columns of NVFP4, 128 of MXFP4.
-        const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
-        if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + C::SCALES + thread * 16, scales + (u64)tile * 512, tile < p.scale_tiles);
+        for (u32 j = 0; j < C::UNITS; j++)
+            copy_16(to + codes_to + j * APART * C::PITCH, codes_from + (u64)(APART * j) * pitch, codes_inside && row_of_b + APART * j < p.n);
+        load_scales(step, to + C::SCALES);
         const bool a_inside = col + unit < p.k;
         const u16* from = a + col;
 #pragma unroll
@@ -72,39 +101,79 @@ template <class C> struct SmallMTile {
         }
     }
 
+    // Where a lane's unit of codes lies, of a row: E4M3 rows alternate, so that no bank is met twice.
+    __device__ __forceinline__ static u32 place_of_codes(u32 row, u32 unit) { return row * C::PITCH + (C::E2M1 ? unit : unit ^ row % 2) * 16; }
+
+    // `w`: of the four times eight columns of a lane.
+    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32 (&pairs)[4]) const {
+        if constexpr (C::E2M1) {
+            numbers_of<C::NVFP4>(Number(), word(weights, w), by[w / 2], pairs);
+        } else {
+            neighbours_of(Number(), word(weights, w % 2 * 2), word(weights, w % 2 * 2 + 1), pairs);
+            if constexpr (C::BLOCK_SCALES)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) pairs[i] = product_of_pairs(Number(), pairs[i], by[0]);
+        }
+    }
+
+    // Adds the products of a step to the sums: of the tensor core's two products of 16 rows, by groups of eight rows of A.
     __device__ __forceinline__ void multiply(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
-        uint4 weights[4];
+        u32 by[4][2] = {};
+        if constexpr (C::BLOCK_SCALES) {
+            uint4 scale = shared_vector(stage + C::SCALES + lane_row * 16 + (C::NVFP4 ? chunk / 64 * 512 : 0));
+            // Beyond k codes and A are zeros, and scales what fills their tile up.
+            if (step * 128 + chunk >= p.k) scale = {0, 0, 0, 0};
+            scales_of<C::NVFP4>(Number(), scale, pick, by);
+        }
+        // A lane's units of codes, one after the other, each with its part of the four times eight columns.
+        constexpr u32 PIECES = C::UNITS / 4, EACH = 4 / PIECES;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) weights[j] = shared_vector(stage + (32 * j + lane_row) * 64 + chunk / 2);
-        uint4 scale = shared_vector(stage + C::SCALES + lane_row * 16 + (C::NVFP4 ? chunk / 64 * 512 : 0));
-        // Beyond k codes and A are zeros, and scales what fills their tile up.
-        if (step * 128 + chunk >= p.k) scale = {0, 0, 0, 0};
-        u32 by[4][2];
-        scales_of<C::NVFP4>(Number(), scale, pick, by);
+        for (u32 piece = 0; piece < PIECES; piece++) {
+            uint4 weights[4];
 #pragma unroll
-        for (u32 w = 0; w < 4; w++) {
-            u32 upper[2][4], lower[2][4];
+            for (u32 j = 0; j < 4; j++) weights[j] = shared_vector(stage + place_of_codes(32 * j + lane_row, chunk / 32 * PIECES + piece));
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                numbers_of<C::NVFP4>(Number(), word(weights[2 * half], w), by[2 * half][w / 2], upper[half]);
-                numbers_of<C::NVFP4>(Number(), word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower[half]);
-            }
-            const u32 at = stage + (lane_a ^ w * 64);
-#pragma unroll
-            for (u32 t = 0; t < GROUPS; t++) {
-                const uint4 x = shared_vector(at + t * 2048);
+            for (u32 w = piece * EACH; w < (piece + 1) * EACH; w++) {
+                u32 upper[2][4], lower[2][4];
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    const u32(&u)[4] = upper[half];
-                    const u32(&l)[4] = lower[half];
-                    multiply_16(Number(), sum[half][t], u[0], l[0], u[1], l[1], x.x, x.y);
-                    multiply_16(Number(), sum[half][t], u[2], l[2], u[3], l[3], x.z, x.w);
+                    numbers(weights[2 * half], w, by[2 * half], upper[half]);
+                    numbers(weights[2 * half + 1], w, by[2 * half + 1], lower[half]);
+                }
+                const u32 at = stage + (lane_a ^ w * 64);
+#pragma unroll
+                for (u32 t = 0; t < GROUPS; t++) {
+                    const uint4 x = shared_vector(at + t * 2048);
+#pragma unroll
+                    for (u32 half = 0; half < 2; half++) {
+                        const u32(&u)[4] = upper[half];
+                        const u32(&l)[4] = lower[half];
+                        multiply_16(Number(), sum[half][t], u[0], l[0], u[1], l[1], x.x, x.y);
+                        multiply_16(Number(), sum[half][t], u[2], l[2], u[3], l[3], x.z, x.w);
+                    }
                 }
             }
         }
     }
 
-    // The sums over the block's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
+    // The same for weights whose scales multiply the sums of 128 columns.
+    __device__ __forceinline__ void multiply_group(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
+        float of_group[2][GROUPS][4] = {};
+        multiply(step, stage, of_group);
+        float by[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * j + lane_row) * 4 : 0));
+#pragma unroll
+        for (u32 half = 0; half < 2; half++)
+#pragma unroll
+            for (u32 t = 0; t < GROUPS; t++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    sum[half][t][i] = __fmaf_rn(of_group[half][t][i], by[2 * half + i / 2], sum[half][t][i]);
+    }
+
+    // The sums over the block's part of k.
     __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++) {
@@ -116,12 +185,13 @@ template <class C> struct SmallMTile {
         for (u32 step = first; step < end; step++) {
             const u32 stage = ring + slot * C::STAGE;
             copies_wait<C::RING - 2>();
-            arrange(stage);
+            if constexpr (C::E2M1) arrange(stage);
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             __syncthreads();
             if (step + C::RING - 1 < end) load(step + C::RING - 1, slot == 0 ? C::RING - 1 : slot - 1);
             else copies_commit();
-            multiply(step, stage, sum);
+            if constexpr (C::GROUP_SCALES) multiply_group(step, stage, sum);
+            else multiply(step, stage, sum);
             slot = slot + 1 == C::RING ? 0 : slot + 1;
         }
     }
@@ -137,7 +207,7 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
     return v;
 }
 
-template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1Problem& p) {
+template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ uint4 tile_shared[];
     const u32 base = shared_address(tile_shared);
@@ -146,12 +216,19 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1
     const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
+    const u32 row = thread / C::UNITS;
+    // FP32 scales lie by rows (1x128), or by columns (128x128).
+    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(first_row + thread % 32 * 4) * 4
+                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(first_row / 128) * p.scale_pitch * 4
+                                                            : (u64)(first_row / 128) * p.scale_pitch * 512 + thread % 32 * 16;
     const SmallMTile<C> m = {p,
                              base,
                              (u32)((u64)steps * (rank + 1) / ranks),
-                             first_row + thread / 4,
-                             once(p.b + (u64)(first_row + thread / 4) * (p.k / 2) + thread % 4 * 16),
-                             once(p.block_scales + (u64)(first_row / 128) * p.scale_tiles * 512 + thread % 32 * 16),
+                             first_row,
+                             first_row + row,
+                             SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
+                             once(p.b + (u64)(first_row + row) * (C::E2M1 ? p.k / 2 : p.k) + thread % C::UNITS * 16),
+                             once((const char*)p.scales + scales),
                              unit,
                              once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
                              warp * 8 + lane / 4,
