@@ -1,6 +1,7 @@
 //! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
 
 use crate::epilogue::Activation;
+use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -48,9 +49,12 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
             SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
         }
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
-            small_m_rules::is_first_of_e2m1(kept_values(desc), mnk)
-        }
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => match desc.b.spec().format {
+            CodeFormat::E2M1 => small_m_rules::is_first_of_e2m1(kept_values(desc), mnk),
+            _ => small_m_rules::is_first_of_e4m3(kept_values(desc), mnk),
+        },
+        // There is no other.
+        PairKind::WeightOnlyFp8 => true,
     };
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
@@ -92,6 +96,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
+        PairKind::WeightOnlyFp8 => return all("no library multiplies plain activations by FP8 weights"),
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }

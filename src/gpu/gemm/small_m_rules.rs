@@ -1,15 +1,15 @@
-//! [`order`]: which configuration of our products of few rows is tried first; [`is_first`] and, for E2M1 weights, [`is_first_of_e2m1`]: where they are tried before all other ways. Pure.
+//! [`order`]: which configuration of our products of few rows is tried first; [`is_first`] and, for weights that are decoded, [`is_first_of_e2m1`] and
+//! [`is_first_of_e4m3`]: where they are tried before all other ways. Pure.
 
-use crate::format::CodeFormat;
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMScales};
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales};
 
-/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of other codes.
+/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of decoded weights.
 fn step(block: SmallMBlock) -> Option<f64> {
     match block {
         SmallMBlock::One => Some(186.0),
         SmallMBlock::OneDeep => Some(285.0),
         SmallMBlock::Two => Some(311.0),
-        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile => None,
+        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
     }
 }
 
@@ -39,8 +39,10 @@ fn cost(config: SmallMConfig, mnk: [usize; 3], sm_count: usize) -> f64 {
 /// 12 and 16 (H200, 2026-11), where it takes the fastest or one within 10 % of it, 0.8 % behind on average.
 fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
     let (block, split) = (config.block(), config.split() as usize);
-    if block == SmallMBlock::Tile {
-        return cost_of_tiles(split, k);
+    match block {
+        SmallMBlock::Tile => return cost_of_tiles(split, k),
+        SmallMBlock::TileE4m3 => return cost_of_e4m3_tiles(config, [m, n, k], sm_count),
+        _ => {}
     }
     let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
     let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
@@ -60,11 +62,19 @@ fn cost_of_tiles(split: usize, k: usize) -> f64 {
     f64::from(split.ilog2().abs_diff(wanted)) + if split.ilog2() > wanted { 0.5 } else { 0.0 }
 }
 
-/// The configurations that multiply m rows with weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
+/// Of E4M3 weights.
+fn cost_of_e4m3_tiles(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
+    let (block, split) = (config.block(), config.split() as usize);
+    let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
+    let steps = k.div_ceil(128).div_ceil(split) as f64;
+    tiles.div_ceil(at_once) as f64 * (steps * 400.0 + 2600.0)
+}
+
+/// The configurations that multiply m rows of these operands, the one that should be fastest first. Of FP8: where even unsplit blocks outnumber their
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
-pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
+pub(crate) fn order(operands: SmallMOperands, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
     let [m, n, k] = mnk;
-    let mut all: Vec<_> = SmallMConfig::all(codes).filter(|config| m <= config.block().most_rows()).collect();
+    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| m <= config.block().most_rows()).collect();
     // As many parts of k in twice as many blocks of half the warps cost the same by the formula. Measured, the larger block is up to 8 % faster for at
     // most 8 rows where clusters are small, and else up to 16 % slower.
     let behind = |config: SmallMConfig| match config.block() {
@@ -83,8 +93,8 @@ pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<
     });
     // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.
     all.sort_by_key(|config| m <= SmallMBlock::Four.most_rows() && config.block() == SmallMBlock::Tile);
-    let e4m3 = codes == CodeFormat::E4M3;
-    if e4m3 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
+    let fp8 = operands == SmallMOperands::Fp8;
+    if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
     all
@@ -148,6 +158,11 @@ pub(crate) fn is_first_of_e2m1(kept: Kept, [m, n, k]: [usize; 3]) -> bool {
     }
 }
 
+/// The same of E4M3 weights with block scales; those with FP32 scales have no other way.
+pub(crate) fn is_first_of_e4m3(kept: Kept, [m, _, _]: [usize; 3]) -> bool {
+    m <= 16 || kept == Kept::Nothing
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,12 +192,12 @@ mod tests {
             ([1, 32768, 512], &[(One, 1)]),                         // 6.29; 8.25
         ];
         for (mnk, fastest) in cases {
-            let order = order(CodeFormat::E4M3, mnk, 132);
+            let order = order(SmallMOperands::Fp8, mnk, 132);
             let first = (order[0].block(), order[0].split());
             assert!(fastest.contains(&first), "{mnk:?}: {first:?}");
             let mut all = order;
             all.sort();
-            assert_eq!(all, SmallMConfig::all(CodeFormat::E4M3).collect::<Vec<_>>(), "none is lost");
+            assert_eq!(all, SmallMConfig::all(SmallMOperands::Fp8).collect::<Vec<_>>(), "none is lost");
         }
     }
 
@@ -210,32 +225,32 @@ mod tests {
         ];
         let mut others = Vec::new();
         for (mnk, fastest) in cases {
-            let mut order = order(CodeFormat::E2M1, mnk, 132);
+            let mut order = order(SmallMOperands::E2m1Weights, mnk, 132);
             let first = (order[0].block(), order[0].split());
             if !fastest.contains(&first) {
                 others.push((mnk, first));
             }
             assert!(order[8..].iter().all(|config| config.block() == Tile), "tiles are for more rows");
             order.sort();
-            assert_eq!(order, SmallMConfig::all(CodeFormat::E2M1).collect::<Vec<_>>(), "none is lost");
+            assert_eq!(order, SmallMConfig::all(SmallMOperands::E2m1Weights).collect::<Vec<_>>(), "none is lost");
         }
         assert_eq!(others, []);
-        assert!(!order(CodeFormat::E2M1, [1, 8, 32], 1).is_empty());
+        assert!(!order(SmallMOperands::E2m1Weights, [1, 8, 32], 1).is_empty());
     }
 
     /// The shorter k is, the fewer parts it has; other blocks hold no such m.
     #[test]
     fn more_rows_are_for_tiles() {
         for m in [17, 32, 33, 64] {
-            let splits = |n, k| order(CodeFormat::E2M1, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
+            let splits = |n, k| order(SmallMOperands::E2m1Weights, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
             assert_eq!([576, 2112, 4096].map(|n| splits(n, 7168)[0]), [8; 3], "m = {m}");
             assert_eq!([splits(7168, 2048), splits(24576, 1536)], [[4, 2, 8, 1], [2, 1, 4, 8]], "m = {m}");
             assert_eq!(splits(4096, 128)[0], 1, "one step has no parts");
-            let order = order(CodeFormat::E2M1, [m, 4096, 7168], 132);
+            let order = order(SmallMOperands::E2m1Weights, [m, 4096, 7168], 132);
             assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::Tile));
         }
-        assert_eq!(order(CodeFormat::E4M3, [32, 4096, 7168], 132).len(), 12);
-        assert!(order(CodeFormat::E2M1, [65, 4096, 7168], 132).is_empty());
+        assert_eq!(order(SmallMOperands::Fp8, [32, 4096, 7168], 132).len(), 12);
+        assert!(order(SmallMOperands::E2m1Weights, [65, 4096, 7168], 132).is_empty());
     }
 
     #[test]
@@ -245,7 +260,7 @@ mod tests {
         assert_eq!(waves(config(SmallMBlock::Two, 2), [1, 4096, 7168], 132), 64.0 / 132.0);
         assert_eq!(waves(config(SmallMBlock::Two, 4), [1, 4096, 7168], 132), 64.0 / 61.0);
         assert!(waves(config(SmallMBlock::Two, 8), [1, 64, 16], 1).is_finite());
-        assert!(!order(CodeFormat::E4M3, [1, 8, 16], 1).is_empty());
+        assert!(!order(SmallMOperands::Fp8, [1, 8, 16], 1).is_empty());
     }
 
     #[test]

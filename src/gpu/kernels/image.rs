@@ -75,7 +75,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 33] = [
+const HEADERS: [(&str, &str); 34] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -108,6 +108,7 @@ const HEADERS: [(&str, &str); 33] = [
     ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
+    ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
 ];
 
