@@ -49,9 +49,9 @@ template <class C> struct SmallMTile {
     const SmallMWeightsProblem& p;
     u32 ring, end;      // steps of k, of the block
     u32 first_row;      // of the block
-    u32 row_of_b;       // of what this thread copies: rows THREADS / UNITS apart
-    u32 codes_to;       // and where that goes in a stage
-    const u8* codes;
+    u32 codes_to;       // where in a stage what this thread copies goes: rows THREADS / UNITS apart
+    const u8* codes;    // of the first of them, and bytes from there to the others
+    u32 further[C::UNITS * C::ROWS / C::THREADS];
     const char* scales; // of all that this thread copies
     u32 unit;           // columns of A, and rows A_ROWS apart
     const u16* a;
@@ -77,11 +77,9 @@ template <class C> struct SmallMTile {
         constexpr u32 APART = C::THREADS / C::UNITS;
         const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
         const bool codes_inside = col + thread % C::UNITS * (128 / C::UNITS) < p.k;
-        const u32 pitch = C::E2M1 ? p.k / 2 : p.k;
-        const u8* codes_from = codes + (u64)step * C::PITCH;
+        const u8* codes_from = once(codes + (u64)step * C::PITCH);
 #pragma unroll
-        for (u32 j = 0; j < C::ROWS / APART; j++)
-            copy_16(to + codes_to + j * APART * C::PITCH, codes_from + (u64)(APART * j) * pitch, codes_inside && row_of_b + APART * j < p.n);
+        for (u32 j = 0; j < C::ROWS / APART; j++) copy_16(to + codes_to + j * APART * C::PITCH, codes_from + further[j], codes_inside);
         load_scales(step, to + C::SCALES);
         const bool a_inside = col + unit < p.k;
         const u16* from = a + col;
@@ -226,26 +224,32 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
-    const u32 row = thread / C::UNITS;
+    // In the place of rows beyond the last that one: their sums are not stored.
+    const u32 row = thread / C::UNITS, at_row = min(first_row + row, p.n - 1), pitch = C::E2M1 ? p.k / 2 : p.k;
     // FP32 scales lie by rows (1x128), or by columns (128x128).
     const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(first_row + thread % 32 * 4) * 4
                        : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(first_row / 128) * p.scale_pitch * 4
                                                             : (u64)(first_row / 128) * p.scale_pitch * 512 + thread % 32 * 16;
-    const SmallMTile<C> m = {p,
-                             base,
-                             (u32)((u64)steps * (rank + 1) / ranks),
-                             first_row,
-                             first_row + row,
-                             SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
-                             once(p.b + (u64)(first_row + row) * (C::E2M1 ? p.k / 2 : p.k) + thread % C::UNITS * 16),
-                             once((const char*)p.scales + scales),
-                             unit,
-                             once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
-                             warp % 4 * 8 + lane / 4,
-                             warp / 4 * 2,
-                             C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
-                             lane % 4 * 32,
-                             pick_of<C::NVFP4>(lane)};
+    SmallMTile<C> m = {p,
+                       base,
+                       (u32)((u64)steps * (rank + 1) / ranks),
+                       first_row,
+                       SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
+                       once(p.b + (u64)at_row * pitch + thread % C::UNITS * 16),
+                       {},
+                       once((const char*)p.scales + scales),
+                       unit,
+                       once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
+                       warp % 4 * 8 + lane / 4,
+                       warp / 4 * 2,
+                       C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
+                       lane % 4 * 32,
+                       pick_of<C::NVFP4>(lane)};
+#pragma unroll
+    for (u32 j = 0; j < C::UNITS * C::ROWS / C::THREADS; j++) {
+        m.further[j] = (min(first_row + row + C::THREADS / C::UNITS * j, p.n - 1) - at_row) * pitch;
+        keep(m.further[j]);
+    }
     // What the end reads of vectors: on its way to L2 while B is read.
     if (thread < 4 && first_row + 32 * thread < p.n) {
         const u32 at = first_row + 32 * thread;
@@ -291,14 +295,14 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     if (ranks == 1) __syncthreads();
     else if constexpr (C::OWN_PARTS) barrier_wait(arrived, 0);
     else cluster_sync();
-    const u32 pitch = TOKENS / 2 * rows * 8;
+    const u32 parts_pitch = TOKENS / 2 * rows * 8;
     for (u32 o = thread; o < rows * ((p.m + 1) / 2); o += C::THREADS) {
         const u32 pair = o / rows, r = o % rows, col = first_row + rank * rows + r, at = parts + o * 8;
         if (col >= p.n) continue;
-        const float2 both = ranks == 1   ? sum_of_parts<1>(at, pitch)
-                            : ranks == 2 ? sum_of_parts<2>(at, pitch)
-                            : ranks == 4 ? sum_of_parts<4>(at, pitch)
-                                         : sum_of_parts<8>(at, pitch);
+        const float2 both = ranks == 1   ? sum_of_parts<1>(at, parts_pitch)
+                            : ranks == 2 ? sum_of_parts<2>(at, parts_pitch)
+                            : ranks == 4 ? sum_of_parts<4>(at, parts_pitch)
+                                         : sum_of_parts<8>(at, parts_pitch);
 #pragma unroll 1
         for (u32 token = 2 * pair; token < min(2 * pair + 2, p.m); token++) {
             float v[1] = {token % 2 ? both.y : both.x}, residual[1];
