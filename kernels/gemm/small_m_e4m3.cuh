@@ -7,13 +7,14 @@ __device__ __forceinline__ u32 bf16_of_f16(u32 pair) {
     // What BF16 drops of FP32 numbers is zeros here.
     return __byte_perm(__float_as_uint(to_float(F16{(u16)pair})), __float_as_uint(to_float(F16{(u16)(pair >> 16)})), 0x7632);
 }
-__device__ __forceinline__ u32 number_pair(Bf16, u32 codes) { return bf16_of_f16(f16_of_e4m3(codes)); }
-__device__ __forceinline__ u32 number_pair(F16, u32 codes) { return f16_of_e4m3(codes); }
 
-// Eight codes of a row as four pairs of neighbours.
-template <class Number> __device__ __forceinline__ void neighbours_of(Number number, u32 low, u32 high, u32 (&pairs)[4]) {
-    pairs[0] = number_pair(number, low);
-    pairs[1] = number_pair(number, low >> 16);
-    pairs[2] = number_pair(number, high);
-    pairs[3] = number_pair(number, high >> 16);
+// Four codes of a row as two pairs of neighbours.
+__device__ __forceinline__ void neighbours_of(F16, u32 codes, u32& first, u32& second) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(first), "=r"(second) : "r"(codes));
+}
+__device__ __forceinline__ void neighbours_of(Bf16, u32 codes, u32& first, u32& second) {
+    neighbours_of(F16(), codes, first, second);
+    first = bf16_of_f16(first);
+    second = bf16_of_f16(second);
 }

@@ -49,12 +49,13 @@ template <class C> struct SmallMTile {
     const SmallMWeightsProblem& p;
     u32 ring, end;      // steps of k, of the block
     u32 first_row;      // of the block
-    u32 codes_to;       // where in a stage what this thread copies goes: rows THREADS / UNITS apart
+    u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows THREADS / UNITS apart, and A_ROWS
+    u32 codes_end, a_end;  // steps in which its columns are within k
     const u8* codes;    // of the first of them, and bytes from there to the others
     u32 further[C::UNITS * C::ROWS / C::THREADS];
     const char* scales; // of all that this thread copies
-    u32 unit;           // columns of A, and rows A_ROWS apart
     const u16* a;
+    u32 a_copies;       // its rows of A: what is beyond m is no part of a result
     u32 lane_row;       // what it multiplies: rows 32 apart, from `quarter` times 32 on
     u32 quarter;
     u32 lane_a;         // where its units of A lie in a stage
@@ -75,19 +76,16 @@ template <class C> struct SmallMTile {
 
     __device__ __forceinline__ void load(u32 step, u32 slot) const {
         constexpr u32 APART = C::THREADS / C::UNITS;
-        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
-        const bool codes_inside = col + thread % C::UNITS * (128 / C::UNITS) < p.k;
+        const u32 at = slot * C::STAGE;
         const u8* codes_from = once(codes + (u64)step * C::PITCH);
 #pragma unroll
-        for (u32 j = 0; j < C::ROWS / APART; j++) copy_16(to + codes_to + j * APART * C::PITCH, codes_from + further[j], codes_inside);
-        load_scales(step, to + C::SCALES);
-        const bool a_inside = col + unit < p.k;
-        const u16* from = a + col;
+        for (u32 j = 0; j < C::ROWS / APART; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
+        load_scales(step, ring + at + C::SCALES);
+        const u16* from = once(a + (u64)step * 128);
 #pragma unroll
         for (u32 j = 0; j < A_TIMES; j++) {
-            // What is beyond m is no part of a result.
-            if (thread / 16 + A_ROWS * j < p.m) copy_16(to + C::A + (thread + C::THREADS * j) * 16, from, a_inside);
-            from = once(from + A_ROWS * p.stride_a);
+            if (j < a_copies) copy_16(at + a_to + C::THREADS * j * 16, from, step < a_end);
+            if (j + 1 < A_TIMES) from = once(from + A_ROWS * p.stride_a);
         }
         copies_commit();
     }
@@ -115,7 +113,8 @@ template <class C> struct SmallMTile {
         if constexpr (C::E2M1) {
             numbers_of<C::NVFP4>(Number(), word(weights, w), by[w / 2], pairs);
         } else {
-            neighbours_of(Number(), word(weights, w % 2 * 2), word(weights, w % 2 * 2 + 1), pairs);
+            neighbours_of(Number(), word(weights, w % 2 * 2), pairs[0], pairs[1]);
+            neighbours_of(Number(), word(weights, w % 2 * 2 + 1), pairs[2], pairs[3]);
             if constexpr (C::BLOCK_SCALES)
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) pairs[i] = product_of_pairs(Number(), pairs[i], by[0]);
@@ -205,6 +204,9 @@ template <class C> struct SmallMTile {
     }
 };
 
+// Steps of 128 of k, from the first on, in which this column of each is within k.
+__device__ __forceinline__ u32 steps_within(u32 k, u32 column) { return k > column ? (k - column + 127) / 128 : 0; }
+
 // The sums of a row of B and two rows of A, over all parts of k in their order.
 template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 pitch) {
     float2 each[PARTS], v = {0.0f, 0.0f};
@@ -234,12 +236,15 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
                        base,
                        (u32)((u64)steps * (rank + 1) / ranks),
                        first_row,
-                       SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
+                       base + SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
+                       base + C::A + thread * 16,
+                       steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
+                       steps_within(p.k, unit),
                        once(p.b + (u64)at_row * pitch + thread % C::UNITS * 16),
                        {},
                        once((const char*)p.scales + scales),
-                       unit,
                        once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
+                       p.m > thread / 16 ? (p.m - thread / 16 + SmallMTile<C>::A_ROWS - 1) / SmallMTile<C>::A_ROWS : 0,
                        warp % 4 * 8 + lane / 4,
                        warp / 4 * 2,
                        C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
@@ -250,6 +255,12 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         m.further[j] = (min(first_row + row + C::THREADS / C::UNITS * j, p.n - 1) - at_row) * pitch;
         keep(m.further[j]);
     }
+    // Made again at each use they would cost as much as the copies.
+    keep(m.codes_to);
+    keep(m.a_to);
+    keep(m.codes_end);
+    keep(m.a_end);
+    keep(m.a_copies);
     // What the end reads of vectors: on its way to L2 while B is read.
     if (thread < 4 && first_row + 32 * thread < p.n) {
         const u32 at = first_row + 32 * thread;
