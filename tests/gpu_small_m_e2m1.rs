@@ -11,8 +11,8 @@ use common::*;
 use ndarray::{Array2, s};
 use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
-    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights,
-    MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
+    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights, MatMut,
+    MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
 };
 use small_m_weights::*;
 

@@ -382,10 +382,14 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     };
     let desc = |m, (a, b): Pair| GemmDesc::new(m, 520, 576, a, b, DType::Bf16);
     for pair in PAIRS {
-        refused(ask(desc(65, pair)), &["small-m", &format!("at most 64 rows of A with {} weights, and m = 65", pair.1)]);
+        refused(
+            ask(desc(65, pair)),
+            &["small-m", &format!("at most 64 rows of A with {} weights, and m = 65", pair.1)],
+        );
     }
     // No other way multiplies those of FP8 and plain rows: each says why.
-    let why = ["at most 64 rows of A", "dequantized-bf16", "FP32 scales are not exact in bf16"];
+    let why =
+        ["at most 64 rows of A", "dequantized-bf16", "FP32 scales are not exact in bf16", "64 rows of it at a time"];
     refused(handle.plan(&desc(65, (BF16, TILES))), &why);
     // A record of it is for its own weights.
     let record = ask(desc(7, (BF16, TILES))).unwrap().record().unwrap().to_json().unwrap();
@@ -393,8 +397,7 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
         let mut value: serde_json::Value = serde_json::from_str(&record).unwrap();
         *value.pointer_mut("/algorithm/small-m/block").unwrap() = block.name().into();
         let forged = TuneRecord::from_json(&value.to_string()).unwrap();
-        let planned =
-            handle.plan_with(&desc(7, (BF16, TILES)), &PlanOptions::default().with_record(forged));
+        let planned = handle.plan_with(&desc(7, (BF16, TILES)), &PlanOptions::default().with_record(forged));
         refused(planned, &["tuning record refused", "small-m has no such algorithm for bf16 x fp8-128x128"]);
     }
     // An A that is not 16-byte aligned, one whose rows are not, and one of another type.

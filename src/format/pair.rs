@@ -84,9 +84,9 @@ fn plain_refusal(a: DType, spec: &SchemeSpec) -> Option<&'static str> {
         (DType::F16, Reach::Mxfp8) => Some(
             "the E8M0 scales of MXFP8 reach from 2^-127 to 2^127 and leave the range of F16, in which B would be multiplied",
         ),
-        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) if spec.format == Fp8Format::E5M2 => {
-            Some("FP8 weights with FP32 scales multiply plain activations as E4M3; E5M2 weights multiply FP8 activations")
-        }
+        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) if spec.format == Fp8Format::E5M2 => Some(
+            "FP8 weights with FP32 scales multiply plain activations as E4M3; E5M2 weights multiply FP8 activations",
+        ),
         (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => None,
     }
 }

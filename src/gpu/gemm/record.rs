@@ -393,8 +393,8 @@ mod tests {
     use super::*;
     use crate::epilogue::{Activation, Epilogue};
     use crate::format::{DType, Fp8Format, Operand, Scheme};
-    use crate::gpu::kernels::SmallMOperands;
     use crate::gpu::gemm::desc::Accumulation;
+    use crate::gpu::kernels::SmallMOperands;
 
     fn environment() -> Environment {
         Environment {

@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn more_rows_are_for_tiles() {
         for m in [17, 32, 33, 64] {
-            let splits = |n, k| order(SmallMOperands::E2m1Weights, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
+            let splits =
+                |n, k| order(SmallMOperands::E2m1Weights, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
             assert_eq!([576, 2112, 4096].map(|n| splits(n, 7168)[0]), [8; 3], "m = {m}");
             assert_eq!([splits(7168, 2048), splits(24576, 1536)], [[4, 2, 8, 1], [2, 1, 4, 8]], "m = {m}");
             assert_eq!(splits(4096, 128)[0], 1, "one step has no parts");

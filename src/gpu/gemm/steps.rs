@@ -86,7 +86,8 @@ impl Product {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM)
-                if Some(config.block().operands()) == small_m_operands(desc) && desc.m <= config.block().most_rows() =>
+                if Some(config.block().operands()) == small_m_operands(desc)
+                    && desc.m <= config.block().most_rows() =>
             {
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, sm_count, *config)))))
             }

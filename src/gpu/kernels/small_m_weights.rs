@@ -68,7 +68,10 @@ impl SmallMWeights {
     /// Rows of A and B that have a kernel.
     fn served() -> impl Iterator<Item = (Self, DType)> {
         let types = [DType::Bf16, DType::F16];
-        Self::ALL.into_iter().flat_map(move |weights| types.map(|a| (weights, a))).filter(|(weights, a)| weights.multiplies(*a))
+        Self::ALL
+            .into_iter()
+            .flat_map(move |weights| types.map(|a| (weights, a)))
+            .filter(|(weights, a)| weights.multiplies(*a))
     }
 
     fn name(self) -> &'static str {
@@ -125,7 +128,9 @@ impl SmallMWeightsKernels {
         {
             let file = modules.file(file)?;
             for serves in SmallMWeights::served().filter(|(weights, _)| weights.operands() == operands) {
-                for (block, tokens) in SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t))) {
+                for (block, tokens) in
+                    SmallMBlock::of(operands).flat_map(|block| block.widths().iter().map(move |t| (block, *t)))
+                {
                     let kernel = file.kernel_with_shared(&name(block, tokens, serves), block.shared(tokens))?;
                     kernels.push(SmallMWeightsKernel { block, tokens, serves, kernel });
                 }
@@ -229,7 +234,11 @@ impl SmallMWeightsCall<'_> {
             Some(scales) => {
                 check_bytes("scales of B in the sum", scales, bytes)?;
                 // Those of 128x128 are copied one at a time, others 16 bytes.
-                check_aligned("scales of B in the sum", scales, if weights == SmallMWeights::Fp8Tiles { 4 } else { 16 })?;
+                check_aligned(
+                    "scales of B in the sum",
+                    scales,
+                    if weights == SmallMWeights::Fp8Tiles { 4 } else { 16 },
+                )?;
             }
             None if bytes > 0 => {
                 let rule = format!("{} weights have scales in the sum", weights.name());
@@ -360,10 +369,7 @@ mod tests {
             name(SmallMBlock::Eight, 16, (SmallMWeights::Mxfp4, DType::Bf16)),
             "gemm_small_m_mxfp4_bf16_16_eight"
         );
-        assert_eq!(
-            name(SmallMBlock::Tile, 48, (SmallMWeights::Nvfp4, DType::F16)),
-            "gemm_small_m_nvfp4_f16_48_tile"
-        );
+        assert_eq!(name(SmallMBlock::Tile, 48, (SmallMWeights::Nvfp4, DType::F16)), "gemm_small_m_nvfp4_f16_48_tile");
         assert_eq!(
             name(SmallMBlock::TileE4m3, 8, (SmallMWeights::Fp8Tiles, DType::Bf16)),
             "gemm_small_m_fp8_128x128_bf16_8_tile_e4m3"
@@ -374,7 +380,8 @@ mod tests {
         Span::unguarded(0x7F00_0000_0000, bytes)
     }
 
-    const NAMES: [&str; 8] = ["A", "B", "scales of B in the sum", "scales of A", "scales of B", "bias", "residual", "D"];
+    const NAMES: [&str; 8] =
+        ["A", "B", "scales of B in the sum", "scales of A", "scales of B", "bias", "residual", "D"];
 
     /// What is wrong with a call whose operands are as long as it needs, and so many bytes longer.
     fn check(
@@ -431,8 +438,13 @@ mod tests {
     fn every_length_and_place_is_checked() {
         use SmallMBlock::{Eight, Four, Tile, TileE4m3};
         use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4};
-        let of_e2m1 =
-            [(Four, [1, 8, 32]), (Eight, [7, 136, 416]), (Four, [16, 64, 128]), (Tile, [3, 64, 32]), (Tile, [64, 136, 416])];
+        let of_e2m1 = [
+            (Four, [1, 8, 32]),
+            (Eight, [7, 136, 416]),
+            (Four, [16, 64, 128]),
+            (Tile, [3, 64, 32]),
+            (Tile, [64, 136, 416]),
+        ];
         let of_e4m3 = [(TileE4m3, [1, 8, 32]), (TileE4m3, [7, 136, 416]), (TileE4m3, [64, 72, 1056])];
         for kind in [
             (Nvfp4, true),
@@ -472,7 +484,9 @@ mod tests {
         }
         let fp8 = |shape, strides| check(TileE4m3, shape, (Fp8, false), strides, [0; 8], [0; 8]);
         assert_eq!(fp8([1, 8, 16], (16, 8)), "");
-        assert!(fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64"));
+        assert!(
+            fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64")
+        );
         let of = |block, shape, strides| check(block, shape, (Nvfp4, true), strides, [0; 8], [0; 8]);
         let why = |shape, strides| of(SmallMBlock::Four, shape, strides);
         let many = why([17, 64, 128], (128, 64));
