@@ -117,7 +117,7 @@ fn every_code_and_scale() {
         let code = |i: usize, j: usize| {
             let code = ((j * 5 + i * 3) % 256) as u8;
             let largest = if b == MX && byte(i * 16 + j / 32) > 246 { 0x3F } else { 0x7F };
-let code = if code & 0x7F == 0x7F { code ^ 1 } else { code };
+            let code = if code & 0x7F == 0x7F { code ^ 1 } else { code };
             code & (0x80 | largest)
         };
         let codes: Vec<u8> = (0..n * k).map(|at| code(at / k, at % k)).collect();

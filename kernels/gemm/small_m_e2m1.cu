@@ -19,19 +19,19 @@
 SMALL_M(four, 4, 6, 4)
 SMALL_M(eight, 8, 3, 2)
 
-#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, WARPS, RING, BLOCKS)                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                                             \
+#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         begin();                                                                                                                 \
-        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, WARPS, RING>>(p);                                        \
+        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
     }
 #define SMALL_M_TILES(tokens, ...)                                                                                               \
     SMALL_M_TILE_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                           \
     SMALL_M_TILE_KERNEL(nvfp4, NVFP4, f16, F16, tokens, __VA_ARGS__)                                                             \
     SMALL_M_TILE_KERNEL(mxfp4, MXFP4, bf16, Bf16, tokens, __VA_ARGS__)
 
-// columns, name, warps, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
-SMALL_M_TILES(16, tile, 4, 3, 4)
-SMALL_M_TILES(32, tile, 4, 3, 4)
-SMALL_M_TILES(48, tile, 4, 3, 3)
-SMALL_M_TILES(64, tile, 4, 3, 3)
+// columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
+SMALL_M_TILES(16, tile, 3, 4)
+SMALL_M_TILES(32, tile, 3, 4)
+SMALL_M_TILES(48, tile, 3, 3)
+SMALL_M_TILES(64, tile, 3, 3)

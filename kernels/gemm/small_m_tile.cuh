@@ -3,7 +3,7 @@
 //
 // A block takes 128 rows of B, those that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
 // come to a ring of stages in shared memory, as more rows of A than 16 are too much to be read by each warp for itself, or to wait in registers. Which of B's
-// numbers a lane decodes is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows (of eight warps each two of the four), its lane l 32 columns from 32 (l % 4) on, eight after eight, of
+// numbers a lane decodes is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows, its lane l 32 columns from 32 (l % 4) on, eight after eight, of
 // which one product takes four and the next one the others. What a lane wants of A at once, eight neighbours, are the units that threads copy. Four
 // neighbouring E4M3 codes are two pairs of neighbours; E2M1 codes make pairs of a number and the fourth behind it, and who copied a unit of A puts
 // it in that order, once for the four warps.
@@ -17,17 +17,15 @@
 // How B is stored: its codes, and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
 enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 
-// TOKENS: columns of a product, at least m. WARPS: four with 32 rows of B each, or eight with 16. RING: stages.
-template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 WARPS_, u32 RING_> struct SmallMTileConfig {
+// TOKENS: columns of a product, at least m. RING: stages.
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
     using Number = Number_;
     static constexpr Weights WEIGHTS = WEIGHTS_;
     static constexpr bool NVFP4 = WEIGHTS == Weights::NVFP4, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
     // Bytes that multiply each weight; FP32 numbers that multiply sums of 128 columns.
     static constexpr bool BLOCK_SCALES = E2M1 || WEIGHTS == Weights::MXFP8;
     static constexpr bool GROUP_SCALES = WEIGHTS == Weights::FP8_1X128 || WEIGHTS == Weights::FP8_128X128;
-    static constexpr u32 TOKENS = TOKENS_, WARPS = WARPS_, RING = RING_, ROWS = 128, THREADS = 32 * WARPS;
-    // Of the tensor core's 16 rows of B, a warp's; and of A, eights.
-    static constexpr u32 HALVES = 8 / WARPS, GROUPS = TOKENS / 8;
+    static constexpr u32 TOKENS = TOKENS_, RING = RING_, ROWS = 128, THREADS = 128;
     // Codes of 128 columns of a row: their bytes, and units of 16 of them.
     static constexpr u32 PITCH = E2M1 ? 64 : 128, UNITS = PITCH / 16;
     // A stage: codes, scales (tiles of 512 bytes, or FP32 numbers of rows), A.
@@ -38,26 +36,24 @@ template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 WARPS_, u32 RING_> s
     static constexpr bool OWN_PARTS = !E2M1 && TOKENS <= 16;
     static constexpr u32 PARTS = OWN_PARTS ? RING * STAGE : 0, BARRIER = PARTS + PARTS_BYTES, SHARED = OWN_PARTS ? BARRIER + 16 : RING * STAGE;
     static_assert(PARTS_BYTES <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
-    static_assert(WARPS == 4 || WARPS == 8, "a lane has four rows of B, or two");
 };
 
 template <class C> struct SmallMTile {
     using Number = typename C::Number;
-    static constexpr u32 HALVES = C::HALVES, GROUPS = C::GROUPS;
-    // Copies of A: rows of all threads at once, and how often.
-    static constexpr u32 A_ROWS = C::THREADS / 16, A_TIMES = (C::TOKENS + A_ROWS - 1) / A_ROWS;
+    static constexpr u32 GROUPS = C::TOKENS / 8;
+    // Rows of B that all threads copy at once.
+    static constexpr u32 APART = C::THREADS / C::UNITS;
     const SmallMWeightsProblem& p;
     u32 ring, end;      // steps of k, of the block
     u32 first_row;      // of the block
-    u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows THREADS / UNITS apart, and A_ROWS
+    u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows APART apart, and of A eight
     u32 codes_end, a_end;  // steps in which its columns are within k
     const u8* codes;    // of the first of them, and bytes from there to the others
-    u32 further[C::UNITS * C::ROWS / C::THREADS];
+    u32 further[C::UNITS];
     const char* scales; // of all that this thread copies
     const u16* a;
     u32 a_copies;       // its rows of A: what is beyond m is no part of a result
-    u32 lane_row;       // what it multiplies: rows 32 apart, from `quarter` times 32 on
-    u32 quarter;
+    u32 lane_row;       // what it multiplies: rows 32 apart
     u32 lane_a;         // where its units of A lie in a stage
     u32 chunk, pick;    // its columns of 128, and their scales of a row's
 
@@ -75,17 +71,16 @@ template <class C> struct SmallMTile {
     }
 
     __device__ __forceinline__ void load(u32 step, u32 slot) const {
-        constexpr u32 APART = C::THREADS / C::UNITS;
         const u32 at = slot * C::STAGE;
         const u8* codes_from = once(codes + (u64)step * C::PITCH);
 #pragma unroll
-        for (u32 j = 0; j < C::ROWS / APART; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
+        for (u32 j = 0; j < C::UNITS; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
         load_scales(step, ring + at + C::SCALES);
         const u16* from = once(a + (u64)step * 128);
 #pragma unroll
-        for (u32 j = 0; j < A_TIMES; j++) {
-            if (j < a_copies) copy_16(at + a_to + C::THREADS * j * 16, from, step < a_end);
-            if (j + 1 < A_TIMES) from = once(from + A_ROWS * p.stride_a);
+        for (u32 j = 0; j < GROUPS; j++) {
+            if (j < a_copies) copy_16(at + a_to + j * 2048, from, step < a_end);
+            if (j + 1 < GROUPS) from = once(from + 8 * p.stride_a);
         }
         copies_commit();
     }
@@ -94,14 +89,13 @@ template <class C> struct SmallMTile {
     __device__ __forceinline__ void arrange(u32 stage) const {
         // Two at a time: as many as there are would take registers that the sums need.
 #pragma unroll
-        for (u32 j = 0; j < A_TIMES; j += 2) {
-            const u32 at = stage + C::A + (threadIdx.x + C::THREADS * j) * 16, row = threadIdx.x / 16 + A_ROWS * j;
-            const bool second = j + 1 < A_TIMES && row + A_ROWS < p.m;
+        for (u32 j = 0; j < GROUPS; j += 2) {
+            const u32 at = stage + C::A + threadIdx.x * 16 + j * 2048;
             uint4 x, y;
-            if (row < p.m) x = shared_vector(at);
-            if (second) y = shared_vector(at + C::THREADS * 16);
-            if (row < p.m) shared_store(at, pairs_of(x));
-            if (second) shared_store(at + C::THREADS * 16, pairs_of(y));
+            if (j < a_copies) x = shared_vector(at);
+            if (j + 1 < a_copies) y = shared_vector(at + 2048);
+            if (j < a_copies) shared_store(at, pairs_of(x));
+            if (j + 1 < a_copies) shared_store(at + 2048, pairs_of(y));
         }
     }
 
@@ -122,28 +116,27 @@ template <class C> struct SmallMTile {
     }
 
     // Adds the products of a step to the sums: of the tensor core's two products of 16 rows, by groups of eight rows of A.
-    __device__ __forceinline__ void multiply(u32 step, u32 stage, float (&sum)[HALVES][GROUPS][4]) const {
+    __device__ __forceinline__ void multiply(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
         u32 by[4][2] = {};
         if constexpr (C::BLOCK_SCALES) {
             uint4 scale = shared_vector(stage + C::SCALES + lane_row * 16 + (C::NVFP4 ? chunk / 64 * 512 : 0));
             // Beyond k codes and A are zeros, and scales what fills their tile up.
             if (step * 128 + chunk >= p.k) scale = {0, 0, 0, 0};
-            if (HALVES == 1 && quarter) scale = {scale.z, scale.w, 0, 0};
             scales_of<C::NVFP4>(Number(), scale, pick, by);
         }
         // A lane's units of codes, one after the other, each with its part of the four times eight columns.
         constexpr u32 PIECES = C::UNITS / 4, EACH = 4 / PIECES;
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; piece++) {
-            uint4 weights[2 * HALVES];
+            uint4 weights[4];
 #pragma unroll
-            for (u32 j = 0; j < 2 * HALVES; j++)
-                weights[j] = shared_vector(stage + place_of_codes(32 * (quarter + j) + lane_row, chunk / 32 * PIECES + piece));
+            for (u32 j = 0; j < 4; j++)
+                weights[j] = shared_vector(stage + place_of_codes(32 * j + lane_row, chunk / 32 * PIECES + piece));
 #pragma unroll
             for (u32 w = piece * EACH; w < (piece + 1) * EACH; w++) {
-                u32 upper[HALVES][4], lower[HALVES][4];
+                u32 upper[2][4], lower[2][4];
 #pragma unroll
-                for (u32 half = 0; half < HALVES; half++) {
+                for (u32 half = 0; half < 2; half++) {
                     numbers(weights[2 * half], w, by[2 * half], upper[half]);
                     numbers(weights[2 * half + 1], w, by[2 * half + 1], lower[half]);
                 }
@@ -152,7 +145,7 @@ template <class C> struct SmallMTile {
                 for (u32 t = 0; t < GROUPS; t++) {
                     const uint4 x = shared_vector(at + t * 2048);
 #pragma unroll
-                    for (u32 half = 0; half < HALVES; half++) {
+                    for (u32 half = 0; half < 2; half++) {
                         const u32(&u)[4] = upper[half];
                         const u32(&l)[4] = lower[half];
                         multiply_16(Number(), sum[half][t], u[0], l[0], u[1], l[1], x.x, x.y);
@@ -164,15 +157,15 @@ template <class C> struct SmallMTile {
     }
 
     // The same for weights whose scales multiply the sums of 128 columns.
-    __device__ __forceinline__ void multiply_group(u32 step, u32 stage, float (&sum)[HALVES][GROUPS][4]) const {
-        float of_group[HALVES][GROUPS][4] = {};
+    __device__ __forceinline__ void multiply_group(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
+        float of_group[2][GROUPS][4] = {};
         multiply(step, stage, of_group);
-        float by[2 * HALVES];
+        float by[4];
 #pragma unroll
-        for (u32 j = 0; j < 2 * HALVES; j++)
-            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * (quarter + j) + lane_row) * 4 : 0));
+        for (u32 j = 0; j < 4; j++)
+            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * j + lane_row) * 4 : 0));
 #pragma unroll
-        for (u32 half = 0; half < HALVES; half++)
+        for (u32 half = 0; half < 2; half++)
 #pragma unroll
             for (u32 t = 0; t < GROUPS; t++)
 #pragma unroll
@@ -181,7 +174,7 @@ template <class C> struct SmallMTile {
     }
 
     // The sums over the block's part of k.
-    __device__ __forceinline__ void sums(u32 first, float (&sum)[HALVES][GROUPS][4]) const {
+    __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++) {
             if (first + i < end) load(first + i, i);
@@ -218,7 +211,7 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
 }
 
 template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p) {
-    constexpr u32 TOKENS = C::TOKENS, HALVES = C::HALVES, GROUPS = C::GROUPS;
+    constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ uint4 tile_shared[];
     const u32 base = shared_address(tile_shared), parts = base + C::PARTS, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -244,15 +237,14 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
                        {},
                        once((const char*)p.scales + scales),
                        once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
-                       p.m > thread / 16 ? (p.m - thread / 16 + SmallMTile<C>::A_ROWS - 1) / SmallMTile<C>::A_ROWS : 0,
-                       warp % 4 * 8 + lane / 4,
-                       warp / 4 * 2,
+                       p.m > thread / 16 ? (p.m - thread / 16 + 7) / 8 : 0,
+                       warp * 8 + lane / 4,
                        C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
                        lane % 4 * 32,
                        pick_of<C::NVFP4>(lane)};
 #pragma unroll
-    for (u32 j = 0; j < C::UNITS * C::ROWS / C::THREADS; j++) {
-        m.further[j] = (min(first_row + row + C::THREADS / C::UNITS * j, p.n - 1) - at_row) * pitch;
+    for (u32 j = 0; j < C::UNITS; j++) {
+        m.further[j] = (min(first_row + row + SmallMTile<C>::APART * j, p.n - 1) - at_row) * pitch;
         keep(m.further[j]);
     }
     // Made again at each use they would cost as much as the copies.
@@ -275,7 +267,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         __syncwarp();
         cluster_arrive_relaxed();
     }
-    float sum[HALVES][GROUPS][4] = {};
+    float sum[2][GROUPS][4] = {};
     m.sums(first, sum);
 
     if constexpr (C::OWN_PARTS) {
@@ -292,8 +284,8 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     // To each block of the cluster its rows of this part.
     const u32 rows = C::ROWS / ranks;
 #pragma unroll
-    for (u32 j = 0; j < 2 * HALVES; j++) {
-        const u32 r = 32 * (m.quarter + j) + m.lane_row, to = r / rows;
+    for (u32 j = 0; j < 4; j++) {
+        const u32 r = 32 * j + m.lane_row, to = r / rows;
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
             const u32 at = parts + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + r % rows) * 8;

@@ -10,7 +10,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    E2M1_K_MULTIPLE, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, WEIGHTS_MOST_K, most_rows,
+    E2M1_K_MULTIPLE, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, most_k_power, most_rows,
 };
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
@@ -278,8 +278,8 @@ pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
         return Err(format!("it serves at most {most} rows of A with {} weights, and m = {}", desc.b, desc.m));
     }
     // What the kernels check, before it is planned: their numbers have 32 bits.
-    let (most_k, power) = if operands == SmallMOperands::Fp8 { (MOST_LENGTH, 30) } else { (WEIGHTS_MOST_K, 26) };
-    if desc.n > MOST_LENGTH || desc.k > most_k {
+    let power = most_k_power(operands);
+    if desc.n > MOST_LENGTH || desc.k > 1 << power {
         return Err(format!("it serves n up to 2^30 and k up to 2^{power}, and n = {}, k = {}", desc.n, desc.k));
     }
     if operands == SmallMOperands::E2m1Weights && !desc.k.is_multiple_of(E2M1_K_MULTIPLE) {
@@ -534,7 +534,7 @@ mod tests {
             }
             let why = |desc: &GemmDesc, way| available(desc, H200, way).unwrap_err();
             assert!(why(&of(65, 7168), SmallM).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));
-            assert!(why(&of(1, (1 << 26) + 16), SmallM).contains("k up to 2^26, and n = 4096, k = 67108880"));
+            assert!(why(&of(1, (1 << 25) + 16), SmallM).contains("k up to 2^25, and n = 4096, k = 33554448"));
             let invariant = of(1, 7168).with_batch_invariant(true);
             assert!(why(&invariant, SmallM).contains("at most 64 rows of A, and the parts"));
             if b != mx {

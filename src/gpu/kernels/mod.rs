@@ -46,7 +46,7 @@ pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
-pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, WEIGHTS_MOST_K};
+pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;

@@ -37,7 +37,7 @@ pub enum SmallMBlock {
     Eight,
     /// E2M1 weights: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
     Tile,
-    /// E4M3 weights: eight warps, which share the block's 128 rows of B and the rows of A likewise.
+    /// E4M3 weights: the same, at any m up to 64.
     TileE4m3,
 }
 
@@ -53,9 +53,9 @@ pub(super) enum Shape {
     E4m3 { warpgroups: usize, steps: usize, stages: usize },
     /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: warps; blocks on a multiprocessor with at most eight rows of A, and with more.
     E2m1 { warps: usize, residents: [usize; 2] },
-    /// Mirror of the other table there, and of that in `kernels/gemm/small_m_e4m3.cu`: E4M3 codes, else E2M1; warps; stages of the ring; blocks on a
+    /// Mirror of the other table there, and of that in `kernels/gemm/small_m_e4m3.cu`: E4M3 codes, else E2M1; stages of the ring; blocks on a
     /// multiprocessor for each of the [`SmallMBlock::widths`].
-    Tile { e4m3: bool, warps: usize, stages: usize, residents: [usize; 4] },
+    Tile { e4m3: bool, stages: usize, residents: [usize; 4] },
 }
 
 impl SmallMBlock {
@@ -80,8 +80,8 @@ impl SmallMBlock {
             Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
             Self::Four => Shape::E2m1 { warps: 4, residents: [6, 4] },
             Self::Eight => Shape::E2m1 { warps: 8, residents: [3, 2] },
-            Self::Tile => Shape::Tile { e4m3: false, warps: 4, stages: 3, residents: [4, 4, 3, 3] },
-            Self::TileE4m3 => Shape::Tile { e4m3: true, warps: 8, stages: 3, residents: [3, 3, 2, 1] },
+            Self::Tile => Shape::Tile { e4m3: false, stages: 3, residents: [4, 4, 3, 3] },
+            Self::TileE4m3 => Shape::Tile { e4m3: true, stages: 3, residents: [3, 3, 3, 2] },
         }
     }
 
@@ -117,7 +117,8 @@ impl SmallMBlock {
     pub(super) fn threads(self) -> u32 {
         match self.shape() {
             Shape::E4m3 { warpgroups, .. } => 128 * warpgroups as u32,
-            Shape::E2m1 { warps, .. } | Shape::Tile { warps, .. } => 32 * warps as u32,
+            Shape::E2m1 { warps, .. } => 32 * warps as u32,
+            Shape::Tile { .. } => 128,
         }
     }
 
@@ -278,7 +279,7 @@ mod tests {
         let residents = |block: SmallMBlock| [1, 8, 16, 32].map(|m| block.residents(m));
         let of_tiles = [1, 16, 17, 32, 33, 48, 49, 64].map(|m| SmallMBlock::Tile.residents(m));
         assert_eq!(of_tiles, [4, 4, 4, 4, 3, 3, 3, 3]);
-        assert_eq!([1, 8, 9, 16, 17, 64].map(|m| SmallMBlock::TileE4m3.residents(m)), [3, 3, 3, 3, 2, 1]);
+        assert_eq!([1, 8, 9, 16, 17, 64].map(|m| SmallMBlock::TileE4m3.residents(m)), [3, 3, 3, 3, 3, 2]);
         assert_eq!([1, 9, 16, 17, 33].map(|m| SmallMBlock::TileE4m3.tokens(m)), [8, 16, 16, 32, 64]);
         assert_eq!(residents(SmallMBlock::One), [4, 4, 4, 3]);
         assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 3, 2]);

@@ -15,8 +15,14 @@ use crate::gpu::device::stream::Queue;
 
 /// With E2M1 codes k is a multiple of this: their rows are read 16 bytes at a time.
 pub(crate) const E2M1_K_MULTIPLE: usize = 32;
-/// Of k: the bytes from one row of codes to another of its tile have 32 bits.
-pub(crate) const WEIGHTS_MOST_K: usize = 1 << 26;
+/// Of k, as a power of two: the bytes from one row of codes to another of its tile have 32 bits.
+pub(crate) const fn most_k_power(operands: SmallMOperands) -> u32 {
+    match operands {
+        SmallMOperands::Fp8 => 30,
+        SmallMOperands::E2m1Weights => 26,
+        SmallMOperands::E4m3Weights => 25,
+    }
+}
 
 /// How B is stored: its codes, and the scales that are a part of the sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,8 +219,9 @@ impl SmallMWeightsCall<'_> {
         }
         // Numbers in the kernel have 32 bits; the grid has 31.
         let blocks = block.tiles(n) * self.config.split() as usize;
-        if n > MOST_LENGTH || k > WEIGHTS_MOST_K || blocks >= 1 << 31 {
-            let rule = "n must be at most 2^30, k at most 2^26";
+        let power = most_k_power(weights.operands());
+        if n > MOST_LENGTH || k > 1 << power || blocks >= 1 << 31 {
+            let rule = format!("n must be at most 2^30, k at most 2^{power}");
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
         }
         if !matches!(self.a_type, DType::Bf16 | DType::F16) {
@@ -334,9 +341,9 @@ mod tests {
         };
         assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
         let tiles = |block: SmallMBlock| match block.shape() {
-            Shape::Tile { warps, stages, residents, .. } => {
+            Shape::Tile { stages, residents, .. } => {
                 let name = block.name().replace('-', "_");
-                let row = |(tokens, blocks)| format!("{tokens}, {name}, {warps}, {stages}, {blocks}");
+                let row = |(tokens, blocks)| format!("{tokens}, {name}, {stages}, {blocks}");
                 block.widths().iter().zip(residents).map(row).collect()
             }
             Shape::E4m3 { .. } | Shape::E2m1 { .. } => Vec::new(),
@@ -484,6 +491,7 @@ mod tests {
         }
         let fp8 = |shape, strides| check(TileE4m3, shape, (Fp8, false), strides, [0; 8], [0; 8]);
         assert_eq!(fp8([1, 8, 16], (16, 8)), "");
+        assert!(fp8([1, 8, (1 << 25) + 16], ((1 << 25) + 16, 8)).contains("k at most 2^25"));
         assert!(
             fp8([1, 8, 24], (24, 8)).contains("multiple of 16") && fp8([65, 8, 16], (16, 8)).contains("at most 64")
         );
