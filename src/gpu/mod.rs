@@ -39,7 +39,7 @@ pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};
 pub use handle::{Handle, LibraryInfo};
 
-pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig};
+pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig, SmallMOperands};
 pub use linear::{Linear, LinearGradientsInto, QuantizedGradient, SavedInput};
 pub use matrix::{
     CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,

@@ -1,6 +1,7 @@
 //! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
 
 use crate::epilogue::Activation;
+use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -48,9 +49,12 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
             SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
         }
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
-            small_m_rules::is_first_of_e2m1(kept_values(desc), mnk)
-        }
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => match desc.b.spec().format {
+            CodeFormat::E2M1 => small_m_rules::is_first_of_e2m1(kept_values(desc), mnk),
+            _ => small_m_rules::is_first_of_e4m3(kept_values(desc), mnk),
+        },
+        // There is no other.
+        PairKind::WeightOnlyFp8 => true,
     };
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
@@ -92,6 +96,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
+        PairKind::WeightOnlyFp8 => return all("no library multiplies plain activations by FP8 weights"),
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
@@ -411,6 +416,42 @@ mod tests {
                 assert!(available(&desc(65, 7168), H200, SmallM).is_err());
             }
         }
+    }
+
+    /// FP8 weights of plain activations have no other way; MXFP8 weights come as codes where few rows multiply them, or nothing is kept.
+    #[test]
+    fn few_rows_of_e4m3_weights_come_as_codes() {
+        use Formulation::{DequantizedBf16, SmallM};
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        let all = Epilogue { bias: Some(DType::F32), activation: Activation::Gelu, residual: Some(DType::F16) };
+        let first = |desc: GemmDesc| {
+            let (order, words) = preference(&desc, H200);
+            (order.into_iter().find(|way| available(&desc, H200, *way).is_ok()), words)
+        };
+        let fp8 = [Scheme::Fp8Tensor(F), Scheme::Fp8Row(F), Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)];
+        for (a, b) in fp8.into_iter().flat_map(|b| [(bf16, b), (f16, b)]) {
+            let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::F16).with_epilogue(all);
+            for m in [1, 16, 17, 64] {
+                let (way, words) = first(desc(m));
+                assert_eq!((way, words.contains("one pass over B")), (Some(SmallM), true), "{a} x {b}: {words}");
+            }
+            let (way, words) = first(desc(65));
+            assert!(way.is_none() && words.contains("no library multiplies plain activations"), "{words}");
+        }
+        let mx = Scheme::Mxfp8(F);
+        for a in [bf16, mx.into(), Scheme::Mxfp8(Fp8Format::E5M2).into()] {
+            let desc = |m| GemmDesc::new(m, 4096, 7168, a, mx, DType::Bf16);
+            let kept = |m| desc(m).with_kept(KeptWeights::Dequantized(DType::Bf16));
+            for m in [1, 16] {
+                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM); 2], "{a}");
+            }
+            for m in [17, 64] {
+                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM), Some(DequantizedBf16)], "{a}");
+            }
+            assert_eq!(first(desc(65)).0, Some(DequantizedBf16));
+        }
+        let wide = GemmDesc::new(1, 4096, 7168, bf16, Scheme::Mxfp8(Fp8Format::E5M2), DType::Bf16);
+        assert_eq!(first(wide).0, Some(DequantizedBf16));
     }
 
     /// The same way and finish for every m, whatever comes first where nobody asks; and none for pairs and GPUs without it.

@@ -29,8 +29,8 @@ mod sm90;
 mod sm90_config;
 mod small_m;
 mod small_m_config;
-mod small_m_e2m1;
 mod small_m_end;
+mod small_m_weights;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -45,9 +45,9 @@ pub(crate) use sm90::{Sm90Call, Sm90Codes, Sm90End, Sm90Groups, Sm90Maps, Sm90Op
 pub use sm90_config::Sm90Config;
 pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
-pub use small_m_config::{SmallMBlock, SmallMConfig};
-pub(crate) use small_m_e2m1::{E2M1_K_MULTIPLE, E2M1_MOST_K, OuterScales, SmallME2m1Call};
+pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
+pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -79,7 +79,7 @@ pub(crate) struct Kernels {
 }
 
 /// Products of few rows: with E4M3 weights, and with E2M1 ones.
-type SmallMFamily = (small_m::SmallMKernels, small_m_e2m1::SmallME2m1Kernels);
+type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -195,7 +195,7 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            Ok((small_m::SmallMKernels::of(modules)?, small_m_e2m1::SmallME2m1Kernels::of(modules)?))
+            Ok((small_m::SmallMKernels::of(modules)?, small_m_weights::SmallMWeightsKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }
