@@ -55,7 +55,8 @@ impl Whole<'_> {
         check_dw(dw, groups, dy.rows(), x.rows())?;
         match rows {
             GroupedRows::Masked { slot_rows, .. }
-                if !slot_rows.is_multiple_of(128) || slot_rows.checked_mul(groups).is_none_or(|all| all > dy.cols()) =>
+                if !slot_rows.is_multiple_of(128)
+                    || slot_rows.checked_mul(groups).is_none_or(|all| all > dy.cols()) =>
             {
                 Err(Error::shape(
                     "rows of dY and X",
