@@ -1,4 +1,4 @@
-// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says, with all that follows the sums.
+// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows or of k that lie where device memory says, with all that follows the sums.
 //
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
@@ -18,7 +18,7 @@
 
 // The tiles of a block, in order, for the producer warp, which tells the others. Groups are walked 32 at a time, one in each lane: no
 // memory is asked for, empty ones cost nothing, and any number of them will do.
-template <class C, bool GROUPED> struct Sm90Walk {
+template <class C, u32 GROUPED> struct Sm90Walk {
     const Sm90Problem& p;
     u32 unit;  // the tile of a block, or those of a pair
     u32 first_group, base, end, upto, units, start, count, largest;
@@ -42,18 +42,26 @@ template <class C, bool GROUPED> struct Sm90Walk {
         return (rows + C::ROWS - 1) / C::ROWS;
     }
 
+    // The same of a group: of one along k all of D's, if it has any of k.
+    __device__ __forceinline__ static u32 units_of(const Sm90Problem& p, u32 count) {
+        if (GROUPED == GROUPS_OF_K) return count > 0 ? down(p.m) * across(p) : 0;
+        return down(count) * across(p);
+    }
+
     // Where the rows of group `first` + lane start, and how many, all lanes of a warp together; `largest`: the largest start of the groups before, and then
     // of these. A group has rows up to the next one's start at the most, and one that starts before an earlier one, or outside of A, has none: no two share a row.
+    // Of k likewise, in blocks of 128: no two share a block, as each starts with one.
     __device__ __forceinline__ static void load_32(const Sm90Problem& p, u32 first, u32& largest, u32& start, u32& count) {
-        const u32 lane = threadIdx.x % 32, g = first + lane;
+        constexpr u32 STEP = GROUPED == GROUPS_OF_K ? 128 : 4;
+        const u32 lane = threadIdx.x % 32, g = first + lane, all = GROUPED == GROUPS_OF_K ? p.k : p.m;
         i64 at = 0, end = 0, rows = 0;
         if (g < p.groups) {
             at = p.starts ? p.starts[g] : (i64)g * p.slot_rows;
-            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)p.m;
+            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)all;
             rows = p.counts[g];
         }
-        end = end < (i64)p.m ? end : (i64)p.m;
-        u32 so_far = at < 0 ? 0 : at < (i64)p.m ? (u32)at : p.m;
+        end = end < (i64)all ? end : (i64)all;
+        u32 so_far = at < 0 ? 0 : at < (i64)all ? (u32)at : all;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
             const u32 before = __shfl_up_sync(0xFFFFFFFFu, so_far, step);
@@ -61,7 +69,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
         }
         so_far = max(so_far, largest);
         largest = __shfl_sync(0xFFFFFFFFu, so_far, 31);
-        const bool any = rows > 0 && at == (i64)so_far && at < end && at % 4 == 0;
+        const bool any = rows > 0 && at == (i64)so_far && at < end && at % STEP == 0;
         start = any ? (u32)at : 0;
         count = any ? (u32)(rows < end - at ? rows : end - at) : 0;
     }
@@ -75,7 +83,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
             for (u32 g = 0; g < p.groups; g += 32) {
                 u32 start, count;
                 load_32(p, g, largest, start, count);
-                all += down(count) * across(p);
+                all += units_of(p, count);
             }
 #pragma unroll
             for (u32 step = 16; step > 0; step /= 2) all += __shfl_xor_sync(0xFFFFFFFFu, all, step);
@@ -87,7 +95,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
 
     __device__ __forceinline__ void load_groups() {
         load_32(p, first_group, largest, start, count);
-        units = down(count) * across(p);
+        units = units_of(p, count);
         upto = units;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
@@ -113,6 +121,12 @@ template <class C, bool GROUPED> struct Sm90Walk {
             row = __shfl_sync(0xFFFFFFFFu, start, lane);
             rows = __shfl_sync(0xFFFFFFFFu, count, lane);
             tile.group = first_group + lane;
+            if (GROUPED == GROUPS_OF_K) {
+                tile.first_block = row / 128;
+                tile.blocks = (rows + 127) / 128;
+                row = tile.group * p.m;
+                rows = p.m;
+            }
         } else if (unit >= down(p.m) * across(p)) {
             return false;
         }
@@ -152,33 +166,38 @@ template <class C> struct Sm90Ring {
     }
 };
 
-template <class C, bool GROUPED>
+template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const Sm90Problem& p, u32 shared) {
+    constexpr bool OF_K = GROUPED == GROUPS_OF_K;
     const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
     Sm90Tile tile;
     while (walk.next(tile)) {
         if (threadIdx.x % 32 == 0) {
-            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED ? tile.group * p.group_b : 0;
+            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
+            // Of A, which all groups of k share, as they do B.
+            const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
+            const u32 first = OF_K ? tile.first_block : 0, end = OF_K ? first + tile.blocks : blocks;
             // Of a tile without rows, whichever: its sums are not stored.
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
-            const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            const u32 scale_row = SCALED ? min(row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
             const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col
-                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            for (u32 block = 0; block < blocks; block++) {
+                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            for (u32 block = first; block < end; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, tile.group});
+                if (block == first)
+                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
                 barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + scale_bytes_b);
                 if (C::SHARE == SHARE_A)
-                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
+                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, row + rank * C::A_BOX, full, 3);
                 else
-                    copy_box(to_a, a, 128 * block, tile.row, full);
+                    copy_box(to_a, a, 128 * block, row, full);
                 copy_box(to_b, b, 128 * block, group_row + tile.col, full);
                 if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
                 if (SCALED) {
@@ -315,13 +334,14 @@ template <class C> struct Sm90Math {
         }
     }
 
-    // What the producer says with the first stage of a tile.
-    __device__ __forceinline__ Sm90Tile next() {
+    // What the producer says with the first stage of a tile; its last word is the group, or how many blocks of k the tile has.
+    template <u32 GROUPED> __device__ __forceinline__ Sm90Tile next() {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
         if (C::SPAN > 1) odd = __shfl_sync(0xFFFFFFFFu, work.y / 64 % 2, 0);
-        return {work.x, work.y, (int)work.z, work.w};
+        if (GROUPED == GROUPS_OF_K) return {work.x, work.y, (int)work.z, 0, 0, __shfl_sync(0xFFFFFFFFu, work.w, 0)};
+        return {work.x, work.y, (int)work.z, work.w, 0, 0};
     }
 
     // The stages of a tile of which the warpgroup has no row.
@@ -335,8 +355,8 @@ template <class C> struct Sm90Math {
     }
 };
 
-template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
-    const u32 blocks = (p.k + 127) / 128;
+template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
+    u32 blocks = (p.k + 127) / 128;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
     const u32 row = down * C::TALL, col = across * C::OUT_WIDE;
     Sm90Math<C> math(shared, down, across);
@@ -344,7 +364,8 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
     for (u32 i = 0; i < tiles; i++) {
-        const Sm90Tile tile = math.next();
+        const Sm90Tile tile = math.template next<GROUPED>();
+        if (GROUPED == GROUPS_OF_K) blocks = tile.blocks;
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
             math.pass(blocks);
             continue;
@@ -375,7 +396,7 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #endif
 }
 
-template <class C, bool GROUPED>
+template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;

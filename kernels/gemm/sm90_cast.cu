@@ -5,8 +5,8 @@
 
 #define SM90(NAME, END, ...)                                  \
     SM90_CONFIG_ENDING(NAME, END, SCALES_BLOCK, __VA_ARGS__)  \
-    SM90_KERNEL(gemm_fp8_##NAME, Config_##NAME, false)        \
-    SM90_KERNEL(gemm_fp8_##NAME##_grouped, Config_##NAME, true)
+    SM90_KERNEL(gemm_fp8_##NAME, Config_##NAME, GROUPS_NONE)  \
+    SM90_KERNEL(gemm_fp8_##NAME##_grouped, Config_##NAME, GROUPS_OF_ROWS)
 
 // Sm90Config in src/gpu/kernels/sm90_config.rs mirrors the table; a test of sm90.rs reads these lines. Rows of B of SwiGLU are those of both matrices.
 // name, what becomes of the sums; rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory

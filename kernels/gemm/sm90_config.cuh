@@ -22,6 +22,11 @@ constexpr u32 END_NUMBERS = 0;
 constexpr u32 END_CODES = 1;
 constexpr u32 END_SWIGLU = 2;
 
+// What groups share among themselves: nothing, D being one product; the rows of A and D, each group having a B of its own; or k, each having a D of its own.
+constexpr u32 GROUPS_NONE = 0;
+constexpr u32 GROUPS_OF_ROWS = 1;
+constexpr u32 GROUPS_OF_K = 2;
+
 template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128 or 192, of SwiGLU twice 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
@@ -61,14 +66,14 @@ struct Sm90Config {
 
 // Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.
 struct Sm90Problem {
-    u32 m, n, k;            // rows of A in all groups; columns of D
+    u32 m, n, k;            // rows of A in all groups, or of each group's D; columns of D; k in all groups
     u32 raster;             // tiles along m that are walked before the next along n
     const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
     const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: of rows, `b_step` apart
     u32 pitch_a, pitch_b;
     void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;
-    // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
+    // Groups: rows `starts[g]` (a multiple of 4; of k, of 128) or g * slot_rows, and the next `counts[g]`.
     const i64* starts;
     const i64* counts;
     u32 groups, slot_rows;
@@ -95,6 +100,7 @@ struct Sm90Tile {
     u32 row, col;  // of D
     int rows;      // of the tile that belong to D; none where negative
     u32 group;
+    u32 first_block, blocks;  // of groups of k: the tile's part of it, in blocks of 128
 };
 
 // The sums of a warpgroup: waves of 64 rows, atoms of columns, and a thread's part of each.

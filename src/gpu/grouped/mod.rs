@@ -1,11 +1,12 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie; of other pairs, and on other GPUs, one product a slot (`slots`). `weight`:
-//! gradients of the matrices, one product a group. `between`: what lies between groups becomes zeros.
+//! gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
 
 mod between;
 mod slots;
 mod weight;
+mod whole;
 
 pub use weight::GroupedWeightGradient;
 

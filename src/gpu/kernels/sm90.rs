@@ -1,16 +1,16 @@
 //! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128
-//! scales, whole or of groups of rows, with 1x128 scales on both sides, and with scales of rows or whole matrices; what they store are numbers, or codes
-//! with 1x128 scales, or either of SwiGLU of two products.
+//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of k, and with scales of rows or whole matrices; what they store are
+//! numbers, or codes with 1x128 scales, or either of SwiGLU of two products.
 
 use cudarc::driver::sys::CUtensorMap;
 
 use super::Kernels;
 use super::epilogue::{activation_code, wide_code};
 use super::fp8::ScaleRule;
-use super::grouped_between::GroupPlaces;
 use super::launch::{Blocks, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
+use super::sm90_groups::{Sm90Along, Sm90Groups, Sm90Rows};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -53,30 +53,6 @@ pub(crate) struct Sm90Operand<'a> {
     pub(crate) scales: &'a Span<'a>,
 }
 
-/// Where groups of rows lie in A and D. Counts are 64-bit integers on the device; no more rows are taken than lie there.
-#[derive(Clone, Copy)]
-pub(crate) struct Sm90Groups<'a> {
-    pub(crate) count: usize,
-    pub(crate) rows: Sm90Rows<'a>,
-    pub(crate) counts: &'a Span<'a>,
-}
-
-/// Where a group of rows begins.
-#[derive(Clone, Copy)]
-pub(crate) enum Sm90Rows<'a> {
-    /// At a row that the device says, 64-bit integers. A group is left out whose row is negative, beyond A, or no multiple of 4.
-    Starts(&'a Span<'a>),
-    /// At the group's number times this many rows, of which it has no more.
-    Slots(usize),
-}
-
-impl<'a> From<GroupPlaces<'a>> for Sm90Groups<'a> {
-    fn from(places: GroupPlaces<'a>) -> Self {
-        let rows = places.starts.map_or(Sm90Rows::Slots(places.slot_rows), Sm90Rows::Starts);
-        Self { count: places.groups, rows, counts: places.counts }
-    }
-}
-
 /// Where E4M3 codes with 1x128 scales go: the codes in the place of D, [`ScaleLayout::Vec128`] scales here.
 #[derive(Clone, Copy)]
 pub(crate) struct Sm90Codes<'a> {
@@ -97,21 +73,22 @@ pub(crate) enum Sm90End<'a> {
 }
 
 /// One product: `D = residual + activation(alpha * A B^T + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says, or what `end` says
-/// of it; or for groups the same of `A_g`, `B_g` and `bias_g`.
+/// of it; or for groups of rows the same of `A_g`, `B_g` and `bias_g`, for groups of k that of `A_g`, `B_g` and `D_g` without the rest.
 pub(crate) struct Sm90Call<'a> {
     pub(crate) config: Sm90Config,
-    /// Rows of A and D, those of all groups and between them.
+    /// Rows of A and D, those of all groups and between them; of groups of k those of each group's D.
     pub(crate) m: usize,
     /// Columns of D: rows of B, of each group; of SwiGLU half of them.
     pub(crate) n: usize,
+    /// That of all groups and between them, where they divide it.
     pub(crate) k: usize,
     /// E4M3 `[m][k]`.
     pub(crate) a: Sm90Operand<'a>,
-    /// E4M3 `[n][k]`, one group after the other.
+    /// E4M3 `[n][k]`, one group of rows after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// How the scales of both lie; those of groups are no vectors on both sides.
+    /// How the scales of both lie; vectors on both sides are for groups of k, all others for groups of rows.
     pub(crate) layout: Sm90Scales,
-    /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes.
+    /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes. One group of k after the other.
     pub(crate) d: &'a Span<'a>,
     pub(crate) d_stride: usize,
     pub(crate) d_type: DType,
@@ -194,6 +171,15 @@ impl Sm90Call<'_> {
         self.groups.map_or(1, |groups| groups.count)
     }
 
+    /// How many matrices lie in B, or one behind the other in D, for groups.
+    fn matrices(&self) -> [usize; 2] {
+        match self.groups {
+            None => [1, 1],
+            Some(Sm90Groups { along: Sm90Along::Rows, count, .. }) => [count, 1],
+            Some(Sm90Groups { along: Sm90Along::K, count, .. }) => [1, count],
+        }
+    }
+
     /// Matrices in B, of each group.
     fn parts(&self) -> usize {
         if matches!(self.end, Sm90End::Swiglu(_)) { 2 } else { 1 }
@@ -211,7 +197,7 @@ impl Sm90Call<'_> {
     /// [`ScaleLayout::Vec128`] are padded, of B those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
-        let (groups, parts) = (self.group_count(), self.parts());
+        let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
         let shape = || format!("m = {m}, n = {n}, k = {k}, {groups} groups");
         if k == 0 || !k.is_multiple_of(16) || !n.is_multiple_of(8) {
             let rule = "k must be a multiple of 16 above 0, n a multiple of 8";
@@ -221,34 +207,28 @@ impl Sm90Call<'_> {
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
         let tile = Sm90Config::Tile64x64.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
-        if ![Some(m), Some(k), Some(groups), n.checked_mul(groups * parts), tiles()].into_iter().all(fits) {
+        if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
             return Err(Error::shape(
                 "A and B",
                 shape(),
-                "m, k, the groups, the rows of B and the tiles of 64 x 64 of all groups must be below 2^31",
+                "k, the groups, the rows of B and D and the tiles of 64 x 64 of all groups must be below 2^31",
                 "split the product",
             ));
         }
-        self.groups.map_or(Ok(()), |groups| groups.check(m, n))?;
+        self.groups.map_or(Ok(()), |groups| groups.check([m, n, k]))?;
+        self.check_along()?;
         self.check_end()?;
         let blocks = k_blocks(k);
         let (a_scales, b_scales) = match self.layout {
             Sm90Scales::Blocks => {
-                (ScaleLayout::Vec128.len(m, blocks), groups * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
-            }
-            Sm90Scales::Vectors if self.groups.is_some() => {
-                return Err(Error::unsupported(
-                    "groups of rows with 1x128 scales on both sides",
-                    "the kernels of groups read 1x128 and 128x128 scales, or those of rows and matrices",
-                    "multiply the groups one by one",
-                ));
+                (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
             Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
             // One for a matrix is that of all groups.
-            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { groups * n } else { 1 }),
+            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { of_b * n } else { 1 }),
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
-        self.check_operand(["B", "scales of B"], self.b, groups * parts * n, b_scales)?;
+        self.check_operand(["B", "scales of B"], self.b, of_b * parts * n, b_scales)?;
         if self.codes().is_some() {
             return self.check_codes();
         }
@@ -263,9 +243,34 @@ impl Sm90Call<'_> {
                 "pad the rows of D",
             ));
         }
-        check_bytes("D", self.d, extent(m, n, self.d_stride) * self.d_type.bytes())?;
+        check_bytes("D", self.d, extent(m * of_d, n, self.d_stride) * self.d_type.bytes())?;
         check_aligned("D", self.d, 16)?;
         self.check_epilogue()
+    }
+
+    /// Whether there is a kernel of such groups.
+    fn check_along(&self) -> Result<()> {
+        let vectors = self.layout == Sm90Scales::Vectors;
+        let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
+        let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
+            Some(Sm90Along::Rows) if vectors => (
+                "groups of rows with 1x128 scales on both sides",
+                "the kernels of groups of rows read 1x128 and 128x128 scales, or those of rows and matrices",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if !vectors => (
+                "groups of k with other scales than 1x128 on both sides",
+                "the kernels of groups of k read these alone",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if more => (
+                "a bias, an activation or a residual with groups of k",
+                "what is added up is the products alone",
+                "apply it to D in a call of its own",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(what, reason, remedy))
     }
 
     /// Whether a kernel ends so: with 128x128 scales of B, and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
@@ -380,7 +385,7 @@ impl Sm90Call<'_> {
             box_cols: 128,
             swizzle: Swizzle::Bytes128,
         };
-        [map(self.m, tile.rows / tile.cluster), map(self.group_count() * self.parts() * self.n, tile.cols)]
+        [map(self.m, tile.rows / tile.cluster), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
     }
 
     fn kind(&self) -> Kind {
@@ -393,7 +398,8 @@ impl Sm90Call<'_> {
         match (self.layout, self.groups) {
             (Sm90Scales::Outer { .. }, Some(_)) => Kind::OuterGrouped,
             (Sm90Scales::Outer { .. }, None) => Kind::Outer,
-            (Sm90Scales::Vectors, _) => Kind::Vector,
+            (Sm90Scales::Vectors, Some(_)) => Kind::VectorOfK,
+            (Sm90Scales::Vectors, None) => Kind::Vector,
             (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
             (Sm90Scales::Blocks, None) => Kind::Block,
         }
@@ -476,52 +482,6 @@ impl Sm90Call<'_> {
         // How many tiles groups have, the device alone knows.
         let grid = if self.groups.is_some() { at_once } else { at_once.min(tile.tiles(self.m, self.n)) };
         Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster as u32).shared(tile.shared)
-    }
-}
-
-impl Sm90Groups<'_> {
-    fn check(&self, m: usize, n: usize) -> Result<()> {
-        if !n.is_multiple_of(128) {
-            return Err(Error::shape(
-                "B",
-                format!("n = {n} rows for each of {} groups", self.count),
-                "must be a multiple of 128: no 128x128 scale belongs to two groups",
-                "pad the rows of each group's B with zeros",
-            ));
-        }
-        let numbers = [("counts of groups", Some(self.counts)), ("starts of groups", self.starts())];
-        for (name, span) in numbers {
-            let Some(span) = span else { continue };
-            if span.bytes < self.count * 8 {
-                return Err(Error::shape(
-                    name,
-                    format!("{} bytes for {} groups", span.bytes, self.count),
-                    format!("must be at least {}: one 64-bit integer for each group", self.count * 8),
-                    "pass as many numbers as there are groups",
-                ));
-            }
-            check_aligned(name, span, 8)?;
-        }
-        match self.rows {
-            Sm90Rows::Slots(rows)
-                if !rows.is_multiple_of(4) || rows.checked_mul(self.count).is_none_or(|all| all > m) =>
-            {
-                Err(Error::shape(
-                    "rows of A",
-                    format!("{m} rows for {} slots of {rows}", self.count),
-                    "must hold every slot, each of a multiple of 4 rows",
-                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn starts(&self) -> Option<&Span<'_>> {
-        match self.rows {
-            Sm90Rows::Starts(starts) => Some(starts),
-            Sm90Rows::Slots(_) => None,
-        }
     }
 }
 

@@ -88,17 +88,20 @@ impl Sm90Config {
         match kind {
             Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
             Kind::Codes | Kind::CodesGrouped => self.stores_codes().then(|| self.tile()),
-            Kind::Block | Kind::Grouped | Kind::Vector | Kind::Outer | Kind::OuterGrouped => Some(self.tile()),
+            Kind::Block | Kind::Grouped | Kind::Vector | Kind::VectorOfK | Kind::Outer | Kind::OuterGrouped => {
+                Some(self.tile())
+            }
         }
     }
 
-    /// `gemm_fp8_block_<configuration>` and its like, with `_grouped` behind it for groups of rows.
+    /// `gemm_fp8_block_<configuration>` and its like, with `_grouped` behind it for groups of rows, `_k_grouped` for groups of k.
     pub(super) fn kernel(self, kind: Kind) -> String {
         let name = self.name().replace('-', "_");
         match kind {
             Kind::Block => format!("gemm_fp8_block_{name}"),
             Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
             Kind::Vector => format!("gemm_fp8_vector_{name}"),
+            Kind::VectorOfK => format!("gemm_fp8_vector_{name}_k_grouped"),
             Kind::Outer => format!("gemm_fp8_outer_{name}"),
             Kind::OuterGrouped => format!("gemm_fp8_outer_{name}_grouped"),
             Kind::Codes => format!("gemm_fp8_codes_{name}"),
@@ -140,6 +143,8 @@ pub(super) enum Kind {
     Grouped,
     /// 1x128 scales on both sides.
     Vector,
+    /// The same, of groups of k.
+    VectorOfK,
     /// Scales of rows or whole matrices.
     Outer,
     /// The same, of groups of rows.
@@ -155,10 +160,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Block,
         Self::Grouped,
         Self::Vector,
+        Self::VectorOfK,
         Self::Outer,
         Self::OuterGrouped,
         Self::Codes,
@@ -170,7 +176,7 @@ impl Kind {
     fn file(self) -> &'static str {
         match self {
             Self::Block | Self::Grouped => "gemm/sm90_block",
-            Self::Vector => "gemm/sm90_vector",
+            Self::Vector | Self::VectorOfK => "gemm/sm90_vector",
             Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
             Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
         }

@@ -71,7 +71,7 @@ fn check_places(
         residual: Some((&spans[8], d_stride, DType::F16)),
         groups: slots.map(|(count, slot_rows)| {
             let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
-            Sm90Groups { count, rows, counts: &spans[5] }
+            Sm90Groups { count, along: Sm90Along::Rows, rows, counts: &spans[5] }
         }),
         end: Sm90End::Numbers,
     };
@@ -136,6 +136,7 @@ fn each_kind_has_kernels_of_its_own() {
             "block_64x64_two",
             "block_64x64_two_grouped",
             "vector_64x64_two",
+            "vector_64x64_two_k_grouped",
             "outer_64x64_two",
             "outer_64x64_two_grouped",
             "codes_64x64_two",
@@ -151,6 +152,7 @@ fn each_kind_has_kernels_of_its_own() {
         (2, "gemm_fp8_outer_##NAME,"),
         (2, "gemm_fp8_outer_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME,"),
+        (3, "gemm_fp8_vector_##NAME##_k_grouped,"),
         (4, "gemm_fp8_##NAME,"),
         (4, "gemm_fp8_##NAME##_grouped,"),
     ] {
@@ -338,5 +340,101 @@ fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
         assert!(check(lengths, places).unwrap_err().contains("must be at least"));
         places[at] = 8;
         assert!(check([0; OPERANDS], places).unwrap_err().contains("16-byte aligned"));
+    }
+}
+
+/// Of groups of k A and B are one matrix each, and D has one for each group: of the formats of others, and epilogues, there are no kernels.
+#[test]
+fn groups_of_k_have_one_a_and_b_and_many_d() {
+    type Change = fn(&mut Sm90Call<'_>);
+    let check = |[m, n, k]: [usize; 3], (count, slot): (usize, usize), lengths: [isize; 7], change: Change| {
+        let scales = |rows: usize| rows.next_multiple_of(4) * k.div_ceil(128) * 4;
+        let exact = [m * k, scales(m), n * k, scales(n), count * m * n * 4, count * 8, count * 8];
+        let spans = exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize));
+        let spans: Vec<_> = spans.collect();
+        let mut call = Sm90Call {
+            config: Sm90Config::Tile256x128,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &spans[0], scales: &spans[1] },
+            b: Sm90Operand { codes: &spans[2], scales: &spans[3] },
+            layout: Sm90Scales::Vectors,
+            d: &spans[4],
+            d_stride: n,
+            d_type: DType::F32,
+            alpha: 1.0,
+            beta: 1.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            groups: Some(Sm90Groups {
+                count,
+                along: Sm90Along::K,
+                rows: if slot == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot) },
+                counts: &spans[5],
+            }),
+            end: Sm90End::Numbers,
+        };
+        change(&mut call);
+        assert_eq!(call.kind(), Kind::VectorOfK);
+        let [a, b] = call.maps(call.config.tile());
+        assert_eq!(([a.rows, a.cols], [b.rows, b.cols]), ([m, k], [n, k]));
+        call.check().map_err(|error| error.to_string())
+    };
+    fn same(_: &mut Sm90Call<'_>) {}
+    // Rows of B are not divided among groups: any multiple of 8.
+    for (shape, groups) in [([130, 136, 768], (3, 256)), ([130, 136, 784], (3, 256)), ([130, 136, 400], (3, 0))] {
+        check(shape, groups, [0; 7], same).unwrap();
+        for at in 0..if groups.1 == 0 { 7 } else { 6 } {
+            let mut lengths = [0; 7];
+            lengths[at] = -1;
+            let error = check(shape, groups, lengths, same).unwrap_err();
+            assert!(error.starts_with(NAMES[at]) && error.contains("must be at least"), "{error}");
+        }
+    }
+    let refused = |shape, groups, change: Change, words: &str| {
+        let error = check(shape, groups, [0; 7], change).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    };
+    let shape = [128, 128, 512];
+    refused(shape, (4, 132), same, "512 for 4 slots of 132");
+    refused(shape, (5, 128), same, "512 for 5 slots of 128");
+    refused([1 << 16, 128, 512], (1 << 15, 0), same, "below 2^31");
+    let bias: Change = |call| call.bias = Some((Box::leak(Box::new(span(512))), DType::F32));
+    refused(shape, (4, 128), bias, "with groups of k");
+    refused(shape, (4, 128), |call| call.activation = Activation::Relu, "with groups of k");
+    refused(shape, (4, 128), |call| call.d_type = DType::Bf16, "beta");
+}
+
+/// And none of other scales.
+#[test]
+fn groups_of_k_have_1x128_scales_on_both_sides() {
+    let all = span(1 << 20);
+    let operand = Sm90Operand { codes: &all, scales: &all };
+    let call = |layout, along| Sm90Call {
+        config: Sm90Config::Tile64x64,
+        m: 128,
+        n: 128,
+        k: 512,
+        a: operand,
+        b: operand,
+        layout,
+        d: &all,
+        d_stride: 128,
+        d_type: DType::F32,
+        alpha: 1.0,
+        beta: 1.0,
+        bias: None,
+        activation: Activation::None,
+        residual: None,
+        groups: Some(Sm90Groups { count: 1, along, rows: Sm90Rows::Slots(128), counts: &all }),
+        end: Sm90End::Numbers,
+    };
+    call(Sm90Scales::Vectors, Sm90Along::K).check().unwrap();
+    call(Sm90Scales::Blocks, Sm90Along::Rows).check().unwrap();
+    for layout in [Sm90Scales::Blocks, Sm90Scales::Outer { each: [true; 2] }] {
+        let error = call(layout, Sm90Along::K).check().unwrap_err().to_string();
+        assert!(error.contains("groups of k with other scales"), "{error}");
     }
 }
