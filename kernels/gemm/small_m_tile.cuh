@@ -37,15 +37,19 @@ template <class C> struct SmallMTile {
     u32 lane_a;       // where its units of A lie in a stage
     u32 chunk, pick;  // its columns of 128, and their scales of a row's
 
-    __device__ __forceinline__ void load(u32 step, u32 slot) const {
-        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
-        const bool codes_inside = col + thread % 4 * 32 < p.k;
+    __device__ __forceinline__ void load_weights(u32 step, u32 slot) const {
+        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x;
+        const bool codes_inside = step * 128 + thread % 4 * 32 < p.k;
 #pragma unroll
         for (u32 j = 0; j < 4; j++)
             copy_16(to + (thread + 128 * j) * 16, codes + (u64)(32 * j) * (p.k / 2) + (u64)step * 64, codes_inside && row_of_b + 32 * j < p.n);
         // A tile has 64 columns of NVFP4, 128 of MXFP4.
         const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
         if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + C::SCALES + thread * 16, scales + (u64)tile * 512, tile < p.scale_tiles);
+    }
+
+    __device__ __forceinline__ void load_a(u32 step, u32 slot) const {
+        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
         const bool a_inside = col + unit < p.k;
         const u16* from = a + col;
 #pragma unroll
@@ -54,7 +58,6 @@ template <class C> struct SmallMTile {
             if (thread / 16 + 8 * j < p.m) copy_16(to + C::A + (thread + 128 * j) * 16, from, a_inside);
             from = once(from + 8 * p.stride_a);
         }
-        copies_commit();
     }
 
     // The units that this thread has copied.
@@ -106,10 +109,21 @@ template <class C> struct SmallMTile {
 
     // The sums over the block's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
     __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
+        // Groups of copies are counted as if each stage had one: weights that came before the wait belong to the first.
+        if (p.loads_early) {
+#pragma unroll
+            for (u32 i = 0; i < C::RING - 1; i++)
+                if (first + i < end) load_weights(first + i, i);
+        }
+        begin();
+        if (p.releases) release();
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++) {
-            if (first + i < end) load(first + i, i);
-            else copies_commit();
+            if (first + i < end) {
+                if (!p.loads_early) load_weights(first + i, i);
+                load_a(first + i, i);
+            }
+            copies_commit();
         }
         u32 slot = 0;
 #pragma unroll 1
@@ -119,8 +133,12 @@ template <class C> struct SmallMTile {
             arrange(stage);
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             __syncthreads();
-            if (step + C::RING - 1 < end) load(step + C::RING - 1, slot == 0 ? C::RING - 1 : slot - 1);
-            else copies_commit();
+            if (step + C::RING - 1 < end) {
+                const u32 free = slot == 0 ? C::RING - 1 : slot - 1;
+                load_weights(step + C::RING - 1, free);
+                load_a(step + C::RING - 1, free);
+            }
+            copies_commit();
             multiply(step, stage, sum);
             slot = slot + 1 == C::RING ? 0 : slot + 1;
         }

@@ -1,7 +1,7 @@
 //! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices.
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, enqueue};
+use super::launch::{Blocks, Kernel, enqueue, seal};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
 use super::small_m_config::{SmallMBlock, SmallMConfig, most_rows, no_such_block};
@@ -9,6 +9,7 @@ use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
+use crate::gpu::device::chain::Link;
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -18,7 +19,11 @@ fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
 }
 
 /// The kernels of the file.
-pub(super) struct SmallMKernels(Vec<SmallMKernel>);
+pub(super) struct SmallMKernels {
+    all: Vec<SmallMKernel>,
+    /// Of products of all weights.
+    end_of_chain: Kernel,
+}
 
 struct SmallMKernel {
     block: SmallMBlock,
@@ -38,7 +43,7 @@ impl SmallMKernels {
                 kernels.push(SmallMKernel { block, tokens, blocks, kernel });
             }
         }
-        Ok(Self(kernels))
+        Ok(Self { all: kernels, end_of_chain: file.kernel("gemm_small_m_end_of_chain")? })
     }
 }
 
@@ -94,6 +99,8 @@ struct SmallMProblem {
     residual_type: u32,
     d_type: u32,
     activation: u32,
+    releases: u32,
+    loads_early: u32,
     alpha: f32,
     beta: f32,
     a: u64,
@@ -143,7 +150,7 @@ impl SmallMCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self) -> Result<SmallMProblem> {
+    fn problem(&self, link: Link) -> Result<SmallMProblem> {
         let each = match self.layout {
             SmallMScales::Blocks => [false; 2],
             SmallMScales::Outer { each } => each,
@@ -161,6 +168,8 @@ impl SmallMCall<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
+            releases: u32::from(link.releases),
+            loads_early: u32::from(link.loads_early),
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.codes[0].address,
@@ -186,11 +195,22 @@ impl Kernels {
         }
         let (block, split) = (call.config.block(), call.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
-        let kernels = &self.small_m(stream)?.0.0;
+        let kernels = &self.small_m(stream)?.0.all;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, CodeFormat::E4M3))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem()?)
+        let link = stream.link(&[call.codes[1], call.scales[1]]);
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(link)?)?;
+        self.close_link(stream, link, &call.end)
+    }
+
+    /// After the launch of a product that was a link of a chain.
+    pub(super) fn close_link(&self, stream: &Queue, link: Link, end: &SmallMEnd<'_>) -> Result<()> {
+        if link.releases {
+            let last = self.small_m(stream)?.0.end_of_chain;
+            stream.released(&[end.d], seal(last));
+        }
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use super::small_m_config::{SmallMBlock, SmallMConfig, no_such_block, too_many_r
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, CodeFormat, DType};
+use crate::gpu::device::chain::Link;
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -96,6 +97,8 @@ struct SmallME2m1Problem {
     residual_type: u32,
     d_type: u32,
     activation: u32,
+    releases: u32,
+    loads_early: u32,
     scale_tiles: u32,
     alpha: f32,
     beta: f32,
@@ -162,7 +165,7 @@ impl SmallME2m1Call<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self) -> Result<SmallME2m1Problem> {
+    fn problem(&self, link: Link) -> Result<SmallME2m1Problem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
         Ok(SmallME2m1Problem {
@@ -175,6 +178,8 @@ impl SmallME2m1Call<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
+            releases: u32::from(link.releases),
+            loads_early: u32::from(link.loads_early),
             scale_tiles: self.scale_tiles() as u32,
             alpha: self.end.alpha,
             beta: self.end.beta,
@@ -207,7 +212,9 @@ impl Kernels {
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem()?)
+        let link = stream.link(&[call.codes, call.block_scales]);
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(link)?)?;
+        self.close_link(stream, link, &call.end)
     }
 }
 
