@@ -18,7 +18,9 @@ struct SmallMProblem {
     u32 b_step, a_step;     // elements from the scale of a row to the next: 1, or 0 for one number; not of blocks
     u32 pitch_a, pitch_b;   // of blocks: from the scales of 128 columns to the next, and of 128 rows
     u32 bias_type, residual_type, d_type, activation;
-    u32 releases, loads_early;  // 1 in links of chains: see `release` of base/launch.cuh
+    // In links of chains: with how many stages left the next kernel is released (0: by the end), and whether weights are loaded before the wait.
+    // See `release` of base/launch.cuh.
+    u32 releases, loads_early;
     float alpha, beta;
     const u8* a;            // E4M3 [m][k]
     const u8* b;            // E4M3 [n][k]
@@ -120,9 +122,10 @@ template <class C> struct SmallM {
         for (u32 a = 0; a < ATOMS; a++)
 #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sum[a][i] = 0.0f;
-        const u32 stages = (count + STEPS - 1) / STEPS;
+        const u32 stages = (count + STEPS - 1) / STEPS, release_at = p.releases ? stages - min(stages, p.releases) : stages;
         u32 slot = 0;
         for (u32 i = 0; i < stages; i++) {
+            if (i == release_at) release();
             copies_wait<RING - 2>();
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
@@ -185,7 +188,6 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
             if (i < stages) m.template load<true, false>(i, i);
     }
     begin();
-    if (p.releases) release();
 #pragma unroll
     for (u32 i = 0; i < C::RING - 1; i++) {
         if (i < stages) {

@@ -17,7 +17,7 @@ struct SmallME2m1Problem {
     u32 m, n, k;         // k at most 2^26
     u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
     u32 bias_type, residual_type, d_type, activation;
-    u32 releases, loads_early;  // 1 in links of chains: see `release` of base/launch.cuh
+    u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_tiles;  // tiles of block scales along k
     float alpha, beta;
     const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
