@@ -18,12 +18,19 @@ __device__ __forceinline__ void prefetch(const void* p, unsigned int lane_bytes)
     if (threadIdx.x * lane_bytes % 128 == 0) asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Lets the next kernel be made resident, and run up to its own wait, when all blocks have called this or ended. Behind `begin()`, and only where the
-// launch says that the next kernel waits: src/gpu/device/chain.rs, which also says why order holds over any number of kernels. A cuBLASLt product
+// Lets the next kernel be made resident, and run up to its own wait, when all blocks have called this or ended. Behind `begin()` but for `begin_link`, and
+// only where the launch says that the next kernel waits: src/gpu/device/chain.rs, which also says why order holds over any number of kernels. A cuBLASLt product
 // behind such a kernel gave wrong results under load (observed: H200, cuBLASLt 13.1.0, 2026-11; its kernels seem not to wait before they read
 // 1x128 scales). Before its own wait a kernel may load what the launch says that the one before does not write: its weights.
 __device__ __forceinline__ void release() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// `begin()` of a small kernel between products of a chain, which releases the next one at once: the product behind it loads its weights while the one
+// before it runs. Neither writes them, as the launch has found.
+__device__ __forceinline__ void begin_link(unsigned int releases) {
+    if (releases) release();
+    begin();
 }

@@ -156,7 +156,7 @@ __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
 // A lane's codes, of 64 bytes of a row: with those of the next steps, as memory is faster in longer pieces.
 __device__ __forceinline__ uint4 load_codes_of_row(const void* p) {
     uint4 v;
-    asm volatile("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 

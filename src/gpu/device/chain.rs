@@ -9,7 +9,8 @@
 //! Why order holds over any number of links: a kernel's wait ends when the kernel before it has ended and its memory is visible, and that one
 //! could not end before its own wait did. So what follows a wait sees all that was enqueued before. And each product releases behind its
 //! wait, when all blocks of the grid have passed it: what its successor does before *its* wait runs beside this one kernel, and behind all before it.
-//! So the successor may there load what the one kernel does not write: its weights. Whether it is that kernel, and nothing of somebody else's, that the
+//! A small quantizer between two products releases at once: then it runs beside the quantizer and the product before that.
+//! So the successor may there load what these do not write: its weights. Whether it is they, and nothing of somebody else's, that the
 //! launch follows, the capture says ([`CapturePlace`]): it names the node.
 //!
 //! Outside of captures nothing releases: nobody tells what was enqueued before, and events would come between.
@@ -28,15 +29,17 @@ use crate::error::Result;
 /// Enqueues a kernel that begins when all before it has ended.
 pub(crate) type Seal = Box<dyn Fn(&Queue) -> Result<()> + Send>;
 
-/// The last kernel of a capture, where it releases its successor.
+/// The last kernel of a capture, where it is a link of a chain.
 struct Tail {
     capture: u64,
-    /// `None` where the capture did not tell it.
+    /// `None` where the capture did not tell it, or the next kernel may run beside others than are known.
     node: Option<usize>,
     /// Serial number of the queue that enqueued it.
     queue: u64,
-    writes: SmallVec<[Range<u64>; 2]>,
-    seal: Seal,
+    /// What is written by all that the next kernel may run beside before its wait.
+    writes: SmallVec<[Range<u64>; 4]>,
+    /// Of a kernel that releases its successor.
+    seal: Option<Seal>,
 }
 
 /// The tails of a context: at most one for each capture.
@@ -47,13 +50,20 @@ pub(crate) struct Tails {
     all: Mutex<Vec<Tail>>,
 }
 
-/// What a kernel may do as a link of a chain.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Link {
-    /// Release its successor, behind its own wait.
-    pub(crate) releases: bool,
-    /// Load its weights before its wait.
+/// What a link follows.
+pub(crate) struct Follows {
+    /// A link, which writes none of its weights: it may load them before its wait.
     pub(crate) loads_early: bool,
+    /// What a kernel behind it runs beside, too, if this one releases it before its own wait.
+    pub(crate) beside: Beside,
+}
+
+/// What a kernel may run beside before its wait, apart from the one before it.
+pub(crate) enum Beside {
+    Nothing,
+    /// Kernels that write this.
+    Writers(SmallVec<[Range<u64>; 4]>),
+    Unknown,
 }
 
 /// An open scope of [`Queue::enter_chain`].
@@ -93,13 +103,15 @@ impl Tails {
         self.change(|all| all.iter().position(|tail| tail.capture == capture).map(|at| all.swap_remove(at)))
     }
 
-    /// Whether work at this place may load these bytes at once, while the kernel before it runs: that is the tail, and writes none of them.
-    fn lets_load(&self, place: CapturePlace, bytes: &[&Span<'_>]) -> bool {
-        let written = |tail: &Tail| bytes.iter().any(|span| tail.writes.iter().any(|write| overlap(write, &range(span))));
+    /// What work at this place follows.
+    fn followed(&self, place: CapturePlace, weights: &[&Span<'_>]) -> Follows {
         self.change(|all| {
-            all.iter().any(|tail| {
-                tail.capture == place.capture && tail.node.is_some() && tail.node == place.after && !written(tail)
-            })
+            let tail = all
+                .iter()
+                .find(|tail| tail.capture == place.capture && tail.node.is_some() && tail.node == place.after);
+            let Some(tail) = tail else { return Follows { loads_early: false, beside: Beside::Unknown } };
+            let written = weights.iter().any(|span| tail.writes.iter().any(|write| overlap(write, &range(span))));
+            Follows { loads_early: !written, beside: Beside::Writers(tail.writes.clone()) }
         })
     }
 }
@@ -133,28 +145,33 @@ impl Queue {
         Ok(())
     }
 
-    /// What the kernel that is enqueued next may do, of which these are the weights: all that it would load before its wait.
-    pub(crate) fn link(&self, weights: &[&Span<'_>]) -> Link {
+    /// Whether the kernel that is enqueued next may be a link of a chain, and then what it follows. `weights`: all that it would load before its
+    /// wait.
+    pub(crate) fn link(&self, weights: &[&Span<'_>]) -> Option<Follows> {
         if self.chains.get() == 0 {
-            return Link::default();
+            return None;
         }
-        let Some(place) = capture_place(&self.stream) else { return Link::default() };
-        let loads_early = self.tracking.tails.lets_load(place, weights);
-        tracing::trace!(queue = self.serial, loads_early, "link of a chain");
-        Link { releases: true, loads_early }
+        let place = capture_place(&self.stream)?;
+        Some(self.tracking.tails.followed(place, weights))
     }
 
-    /// A kernel was enqueued that releases its successor and writes this.
-    pub(crate) fn released(&self, writes: &[&Span<'_>], seal: Seal) {
+    /// A link was enqueued: it writes this, and if there is a seal, releases its successor. `beside`: what the next kernel runs beside, apart from
+    /// this one; nothing where it releases behind its wait.
+    pub(crate) fn linked(&self, writes: &[&Span<'_>], beside: Beside, seal: Option<Seal>) {
         let Some(CapturePlace { capture, after }) = capture_place(&self.stream) else { return };
-        let writes = writes.iter().map(|span| range(span)).collect();
+        let own = writes.iter().map(|span| range(span));
+        let (node, writes) = match beside {
+            Beside::Nothing => (after, own.collect()),
+            Beside::Writers(others) => (after, own.chain(others).collect()),
+            Beside::Unknown => (None, own.collect()),
+        };
         self.tracking.tails.change(|all| {
             all.retain(|tail| tail.capture != capture);
-            all.push(Tail { capture, node: after, queue: self.serial, writes, seal });
+            all.push(Tail { capture, node, queue: self.serial, writes, seal });
         });
     }
 
-    /// A kernel was enqueued that waits for the one before it and does not release its successor: what comes behind it is in order.
+    /// A kernel was enqueued that waits for the one before it, and is no link: what comes behind it is in order.
     pub(crate) fn in_order(&self) {
         if !self.tracking.tails.none()
             && let Some(place) = capture_place(&self.stream)
@@ -170,6 +187,7 @@ impl Queue {
         }
         let Some(place) = capture_place(&self.stream) else { return Ok(()) };
         let Some(tail) = self.tracking.tails.take(place.capture) else { return Ok(()) };
-        (tail.seal)(self).inspect_err(|_| self.tracking.tails.change(|all| all.push(tail)))
+        let sealed = tail.seal.as_ref().map_or(Ok(()), |seal| seal(self));
+        sealed.inspect_err(|_| self.tracking.tails.change(|all| all.push(tail)))
     }
 }

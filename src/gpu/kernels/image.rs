@@ -229,9 +229,11 @@ mod tests {
             let first = body.find(access).unwrap_or(usize::MAX);
             assert!(wait < first, "{name}: {access} comes before griddepcontrol.wait");
         }
-        // A kernel that releases its successor has waited: what that one loads at once is then written by nobody but this kernel.
+        // A kernel that releases its successor has waited: what that one loads at once is then written by nobody but this kernel. Quantizers between
+        // products tell what else is written beside it.
+        let between = ["quantize_fp8_1x128_small_", "quantize_fp8_row_"].iter().any(|start| name.starts_with(start));
         let release = body.find("griddepcontrol.launch_dependents").unwrap_or(usize::MAX);
-        assert!(wait < release, "{name}: griddepcontrol.launch_dependents comes before griddepcontrol.wait");
+        assert!(between || wait < release, "{name}: griddepcontrol.launch_dependents comes before griddepcontrol.wait");
     }
 
     #[test]
@@ -244,7 +246,7 @@ mod tests {
         assert_waits_before_memory(good.0, good.1);
         assert_waits_before_memory("gemm_small_m_early", early.1);
         assert_eq!((good.0, early.0, never.0, hasty.0), ("good", "early", "never", "hasty"));
-        for (name, body) in [early, never, hasty, ("gemm_small_m_never", never.1)] {
+        for (name, body) in [early, never, hasty, ("gemm_small_m_never", never.1), ("gemm_small_m_hasty", hasty.1)] {
             assert!(std::panic::catch_unwind(|| assert_waits_before_memory(name, body)).is_err(), "{name}");
         }
     }

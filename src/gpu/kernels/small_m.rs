@@ -9,7 +9,7 @@ use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
-use crate::gpu::device::chain::Link;
+use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -150,7 +150,7 @@ impl SmallMCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self, link: Link) -> Result<SmallMProblem> {
+    fn problem(&self, place: &InChain) -> Result<SmallMProblem> {
         let each = match self.layout {
             SmallMScales::Blocks => [false; 2],
             SmallMScales::Outer { each } => each,
@@ -168,8 +168,8 @@ impl SmallMCall<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
-            releases: u32::from(link.releases),
-            loads_early: u32::from(link.loads_early),
+            releases: place.releases,
+            loads_early: u32::from(place.loads_early),
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.codes[0].address,
@@ -193,25 +193,57 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let (block, split) = (call.config.block(), call.config.split());
+        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes[1], call.scales[1]]);
+        let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
         let kernels = &self.small_m(stream)?.0.all;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, CodeFormat::E4M3))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let link = stream.link(&[call.codes[1], call.scales[1]]);
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(link)?)?;
-        self.close_link(stream, link, &call.end)
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        self.enqueued(stream, &place, &call.end)
     }
 
-    /// After the launch of a product that was a link of a chain.
-    pub(super) fn close_link(&self, stream: &Queue, link: Link, end: &SmallMEnd<'_>) -> Result<()> {
-        if link.releases {
-            let last = self.small_m(stream)?.0.end_of_chain;
-            stream.released(&[end.d], seal(last));
+    /// How the next product is enqueued: as a link, if it is in the scope of a chain. `weights`: all that it would load before its wait.
+    pub(super) fn in_chain(
+        &self,
+        stream: &Queue,
+        config: SmallMConfig,
+        mnk: [usize; 3],
+        weights: &[&Span<'_>],
+    ) -> InChain {
+        let link = stream.link(weights).and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
+        match link {
+            Some((Follows { loads_early, .. }, (config, releases))) => {
+                tracing::trace!(loads_early, releases, %config, "link of a chain");
+                InChain { config, releases, loads_early, link: true }
+            }
+            None => InChain { config, releases: 0, loads_early: false, link: false },
+        }
+    }
+
+    /// After its launch.
+    pub(super) fn enqueued(&self, stream: &Queue, place: &InChain, end: &SmallMEnd<'_>) -> Result<()> {
+        if place.link {
+            let seal = self.end_of_chain().filter(|_| place.releases > 0);
+            stream.linked(&[end.d], Beside::Nothing, seal);
         }
         Ok(())
     }
+
+    /// What ends a chain; `None` before products of few rows are loaded.
+    pub(super) fn end_of_chain(&self) -> Option<Seal> {
+        self.small_m.get().map(|family| seal(family.0.end_of_chain))
+    }
+}
+
+/// How a product is enqueued.
+pub(super) struct InChain {
+    pub(super) config: SmallMConfig,
+    /// With so many stages left; 0: not before its end.
+    pub(super) releases: u32,
+    pub(super) loads_early: bool,
+    link: bool,
 }
 
 #[cfg(test)]

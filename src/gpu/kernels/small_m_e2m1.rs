@@ -4,11 +4,11 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
+use super::small_m::InChain;
 use super::small_m_config::{SmallMBlock, SmallMConfig, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, CodeFormat, DType};
-use crate::gpu::device::chain::Link;
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -165,7 +165,7 @@ impl SmallME2m1Call<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self, link: Link) -> Result<SmallME2m1Problem> {
+    fn problem(&self, place: &InChain) -> Result<SmallME2m1Problem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
         Ok(SmallME2m1Problem {
@@ -178,8 +178,8 @@ impl SmallME2m1Call<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
-            releases: u32::from(link.releases),
-            loads_early: u32::from(link.loads_early),
+            releases: place.releases,
+            loads_early: u32::from(place.loads_early),
             scale_tiles: self.scale_tiles() as u32,
             alpha: self.end.alpha,
             beta: self.end.beta,
@@ -206,15 +206,15 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let (block, split, serves) = (call.config.block(), call.config.split(), (call.format, call.a_type));
+        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes, call.block_scales]);
+        let (block, split, serves) = (place.config.block(), place.config.split(), (call.format, call.a_type));
         let tokens = block.tokens(call.m);
         let kernels = &self.small_m(stream)?.1.0;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        let link = stream.link(&[call.codes, call.block_scales]);
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(link)?)?;
-        self.close_link(stream, link, &call.end)
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        self.enqueued(stream, &place, &call.end)
     }
 }
 

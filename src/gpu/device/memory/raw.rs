@@ -63,7 +63,8 @@ fn capture_info() -> Option<CaptureInfo> {
         if driver_version().ok()? < 12000 {
             return None;
         }
-        let (mut function, mut status) = (std::ptr::null_mut(), sys::CUdriverProcAddressQueryResult_enum::CU_GET_PROC_ADDRESS_SUCCESS);
+        let (mut function, mut status) =
+            (std::ptr::null_mut(), sys::CUdriverProcAddressQueryResult_enum::CU_GET_PROC_ADDRESS_SUCCESS);
         let name = c"cuStreamGetCaptureInfo";
         // SAFETY: the name ends with a NUL, and both places outlive the call, which writes one value to each.
         let asked = unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, 12000, 0, &mut status) };
@@ -81,8 +82,7 @@ pub(in crate::gpu) fn capture_place(stream: &CudaStream) -> Option<CapturePlace>
     let (mut status, mut capture) = (CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
     let (mut graph, mut nodes, mut count) = (std::ptr::null_mut(), std::ptr::null(), 0);
     // SAFETY: the stream is alive (borrowed), and the driver writes one value to each place, which outlive the call.
-    let answer =
-        unsafe { info(stream.cu_stream(), &mut status, &mut capture, &mut graph, &mut nodes, &mut count) };
+    let answer = unsafe { info(stream.cu_stream(), &mut status, &mut capture, &mut graph, &mut nodes, &mut count) };
     if answer != sys::CUresult::CUDA_SUCCESS || status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
         return None;
     }
