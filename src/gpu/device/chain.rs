@@ -191,3 +191,66 @@ impl Queue {
         sealed.inspect_err(|_| self.tracking.tails.change(|all| all.push(tail)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: CapturePlace = CapturePlace { capture: 7, after: Some(70) };
+
+    fn tails(node: Option<usize>, writes: &[Range<u64>]) -> Tails {
+        let tails = Tails::default();
+        let tail = Tail { capture: 7, node, queue: 1, writes: writes.iter().cloned().collect(), seal: None };
+        tails.change(|all| all.push(tail));
+        tails
+    }
+
+    fn early(tails: &Tails, place: CapturePlace, address: u64, bytes: usize) -> bool {
+        tails.followed(place, &[&Span::unguarded(1 << 40, 16), &Span::unguarded(address, bytes)]).loads_early
+    }
+
+    #[test]
+    fn weights_are_loaded_early_behind_a_link_that_does_not_write_them() {
+        let behind = tails(Some(70), &[100..200, 300..400]);
+        for (address, bytes, want) in [
+            (0, 100, true),
+            (0, 101, false),
+            (199, 1, false),
+            (200, 100, true),
+            (350, 1, false),
+            (400, 8, true),
+            (0, 500, false),
+        ] {
+            assert_eq!(early(&behind, PLACE, address, bytes), want, "{address}, {bytes}");
+        }
+        // Something came between, several nodes come before, or it is another capture.
+        for other in [
+            CapturePlace { after: Some(71), ..PLACE },
+            CapturePlace { after: None, ..PLACE },
+            CapturePlace { capture: 8, ..PLACE },
+        ] {
+            assert!(!early(&behind, other, 0, 8), "{other:?}");
+        }
+        assert!(
+            !early(&tails(None, &[]), CapturePlace { after: None, ..PLACE }, 0, 8),
+            "two that are not known are not the same"
+        );
+        assert!(!early(&Tails::default(), PLACE, 0, 8));
+    }
+
+    #[test]
+    fn what_is_written_beside_is_handed_on() {
+        let Beside::Writers(writes) = tails(Some(70), &[100..200]).followed(PLACE, &[]).beside else {
+            panic!("it follows")
+        };
+        assert_eq!(writes[..], [100..200]);
+        assert!(matches!(Tails::default().followed(PLACE, &[]).beside, Beside::Unknown));
+    }
+
+    #[test]
+    fn a_tail_is_taken_once() {
+        let tails = tails(Some(70), &[]);
+        assert!(!tails.none() && tails.take(8).is_none());
+        assert!(tails.take(7).is_some() && tails.none() && tails.take(7).is_none());
+    }
+}
