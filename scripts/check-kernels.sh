@@ -2,7 +2,8 @@
 # Compiles every kernel for every GPU with build.rs's own flags, under which warnings and register spills are errors, and
 # looks into the images: one for each kernels/*/*.cu, machine code for every GPU of build.rs that can run it, and PTX for later ones,
 # compiled for 90 or above: below, kernels do not wait for the one before them (kernels/base/launch.cuh). No machine code may have
-# a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says.
+# a maximum of packed 16-bit floats: amax is exact, in FP32 or by integers; that the search finds one, a kernel that has it says. None may touch memory
+# before it waits for the kernel before (ptxas moves `ld.global.nc` over the wait), but for products of few rows, which load weights.
 # Needs nvcc and cuobjdump, e.g. after: eval "$(scripts/cuda-toolchain.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -53,19 +54,24 @@ def contents(image):
         at += head + payload
 
 
-def narrow_maxima(image):
-    """Functions of machine code by GPU, and those of them with a maximum of two 16-bit floats."""
+def faults(image):
+    """Functions of machine code by GPU, those of them with a maximum of two 16-bit floats, and those that touch memory before they wait."""
     listing = subprocess.run(["cuobjdump", "-sass", image], check=True, capture_output=True, text=True).stdout
-    gpu, function, functions, narrow = None, None, {}, set()
+    gpu, function, functions, narrow, early, waited = None, None, {}, set(), set(), False
     for line in listing.splitlines():
         if found := re.match(r"arch = sm_(\d+)", line):
             gpu = int(found[1])
         elif found := re.match(r"\s+Function : (\S+)", line):
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])
+            waited = gpu < 90
         elif re.search(r"\bV?HMNMX2?\b", line):
             narrow.add(function)
-    return functions, narrow
+        elif "ACQBULK" in line:
+            waited = True
+        elif not waited and re.search(r"\b(LDG|STG|LDGSTS|ATOMG|REDG|UBLKCP|UTMALDG)\b", line):
+            early.add(function)
+    return functions, narrow, {name for name in early if not name.startswith("gemm_small_m_")}
 
 
 # That a maximum of packed 16-bit floats is found where there is one, on every GPU.
@@ -73,6 +79,13 @@ CONTROL = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 extern "C" __global__ void largest_bf16(__nv_bfloat162 *x) { x[0] = __hmax2(x[1], x[2]); }
 extern "C" __global__ void largest_f16(__half2 *x) { x[0] = __hmax2(x[1], x[2]); }
+extern "C" __global__ void hasty(float *x) {
+    x[0] = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    x[1] = 1;
+}
 """
 failed = False
 with tempfile.TemporaryDirectory() as folder:
@@ -81,10 +94,14 @@ with tempfile.TemporaryDirectory() as folder:
     for gpu in sorted(set(re.findall(r'"(sm_\d+a?)"', pathlib.Path("build.rs").read_text()))):
         image = source.with_name(f"{gpu}.cubin")
         subprocess.run([os.environ.get("NVCC", "nvcc"), "-std=c++17", f"-arch={gpu}", "-cubin", "-o", image, source], check=True)
-        functions, narrow = narrow_maxima(image)
+        functions, narrow, early = faults(image)
         found = {name.split()[0] for name in narrow}
         if found != {"largest_bf16", "largest_f16"}:
             print(f"{gpu}: the maximum of packed 16-bit floats was found in {sorted(found)} of largest_bf16 and largest_f16: this check sees nothing there")
+            failed = True
+        # The two others never wait.
+        if int(re.search(r"\d+", gpu)[0]) >= 90 and {name.split()[0] for name in early} != {"largest_bf16", "largest_f16", "hasty"}:
+            print(f"{gpu}: what touches memory before it waits was not found: {sorted(early)}")
             failed = True
 
 for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
@@ -102,12 +119,15 @@ for source in sorted(pathlib.Path("kernels").glob("*/*.cu")):
     names = " ".join(f"sm_{gpu}" for gpu in sorted(code)) + "".join(f" + PTX {gpu}" for gpu in ptx)
     print(f"{source}: {image.stat().st_size} bytes, {names}" + ("" if good else f"; wanted {sorted(wanted)}" + " and PTX for 90 or above" * (last == LATER)))
     failed = failed or not good
-    functions, narrow = narrow_maxima(image)
+    functions, narrow, early = faults(image)
     if set(functions) != code or len({len(names) for names in functions.values()}) != 1:
         print(f"{source}: functions were disassembled for {sorted(functions)}, not for each of {sorted(code)}, or not as many")
         failed = True
     for name in sorted(narrow):
         print(f"{source}: {name} has a maximum of packed 16-bit floats")
+        failed = True
+    for name in sorted(early):
+        print(f"{source}: {name} touches memory before it waits for the kernel before it: not by ld.global.nc, __ldg or const __restrict__")
         failed = True
 if failed:
     # What nvcc said, which the build only warns of: NVRTC would take over at run time.

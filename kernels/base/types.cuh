@@ -43,11 +43,13 @@ template <class T> __device__ __forceinline__ T* once(T* p) {
     return p;
 }
 
-// Sixteen bytes of an input through the read-only path. Not `L1::no_allocate`: with it, mixed with stores, these
-// kernels lost 5 % of their bandwidth (observed: H200, 2026-11, 4.30 against 3.98 TB/s).
+// Sixteen bytes of an input. Not by `ld.global.nc`: that promises memory which nobody writes while the kernel runs, and the kernel before may still
+// write it until `begin()` returns. ptxas takes the promise, and moves such loads over the wait (nvcc 13.0: in 27 kernels, whose address a
+// prefetch had computed; behind a kernel that releases early they read old numbers in each run). scripts/check-kernels.sh looks for them.
+// Not `L1::no_allocate`: with it, mixed with stores, these kernels lost 5 % of their bandwidth (observed: H200, 2026-11, 4.30 against 3.98 TB/s).
 __device__ __forceinline__ uint4 load_stream(const void* p) {
     uint4 v;
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
@@ -73,9 +75,22 @@ template <class T> __device__ __forceinline__ Vec8<T> load8_changing(const T* p)
 template <class T> __device__ __forceinline__ void load8_if(bool wanted, Vec8<T>& v, const T* p) {
 #pragma unroll
     for (u32 i = 0; i < sizeof(T) / 2; i++)
-        asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];}"
+        asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
                      : "+r"(v.q[i].x), "+r"(v.q[i].y), "+r"(v.q[i].z), "+r"(v.q[i].w)
                      : "l"((const char*)p + 16 * i), "r"((u32)wanted));
+}
+
+// Not `*p`: where a kernel declares its input `const` and `__restrict__`, that is an `ld.global.nc`.
+__device__ __forceinline__ u32 load_word(const u32* p) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ u32 load_two(const u16* p) {
+    u16 low, high;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(low) : "l"(p));
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(high) : "l"(p + 1));
+    return low | (u32)high << 16;
 }
 
 // The same from an address that is not 16-byte aligned.
@@ -83,11 +98,11 @@ template <class T> __device__ __forceinline__ Vec8<T> load8_unaligned(const T* p
     Vec8<T> v;
     if constexpr (sizeof(T) == 4) {
         const u32* w = (const u32*)p;
-        v.q[0] = {w[0], w[1], w[2], w[3]};
-        v.q[1] = {w[4], w[5], w[6], w[7]};
+        v.q[0] = {load_word(w), load_word(w + 1), load_word(w + 2), load_word(w + 3)};
+        v.q[1] = {load_word(w + 4), load_word(w + 5), load_word(w + 6), load_word(w + 7)};
     } else {
         const u16* h = (const u16*)p;
-        v.q[0] = {h[0] | (u32)h[1] << 16, h[2] | (u32)h[3] << 16, h[4] | (u32)h[5] << 16, h[6] | (u32)h[7] << 16};
+        v.q[0] = {load_two(h), load_two(h + 2), load_two(h + 4), load_two(h + 6)};
     }
     return v;
 }

@@ -65,13 +65,14 @@ FOR_EACH_TYPE(QUANTIZE_1X128, 2)
 
 // The same for small matrices: sixteen lanes a group, one load each, so that more of the GPU shares the work.
 template <class T, bool ALIGNED, u32 FORMAT>
-__device__ __forceinline__ void quantize_1x128_small(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, u8* codes, float* scales) {
+__device__ __forceinline__ void quantize_1x128_small(const T* x, u64 x_stride, u32 rows, u32 cols, const ScaleRule& rule, u8* codes, float* scales,
+                                                     u32 releases) {
     const u64 row = blockIdx.y;
     const u32 col = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     const T* in = x + row * x_stride + col;
     const bool inside = row < rows && col < cols;
     if (inside) prefetch(in, 8 * sizeof(T));
-    begin();
+    begin_link(releases);
     const Vec8<T> data = inside ? load<ALIGNED>(in) : zero8<T>();
     const GroupScale s = group_scale(rule, lanes_max<16>(amax8(data, 0.0f)));
     if (col >= cols) return;
@@ -79,17 +80,18 @@ __device__ __forceinline__ void quantize_1x128_small(const T* x, u64 x_stride, u
     *(uint2*)(codes + row * cols + col) = encode_scaled<FORMAT>(data, s.encode);
 }
 
-#define QUANTIZE_1X128_SMALL(name, T, ALIGNED, ...)                                                                       \
-    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_1x128_small_##name(                                    \
-        const T* __restrict__ x,     /* [rows][cols], row stride x_stride elements */                                     \
-        u64 x_stride, u32 rows,                                                                                           \
-        u32 cols,                    /* multiple of 16 */                                                                 \
-        ScaleRule rule,                                                                                                   \
-        u8* __restrict__ codes,      /* [rows rounded up to 4][cols], 16-byte aligned, padding written as 0 */            \
-        float* __restrict__ scales)  /* VEC128, padding written as 0 */                                                   \
-    {                                                                                                                     \
-        if (rule.format == E4M3) quantize_1x128_small<T, ALIGNED, E4M3>(x, x_stride, rows, cols, rule, codes, scales);    \
-        else quantize_1x128_small<T, ALIGNED, E5M2>(x, x_stride, rows, cols, rule, codes, scales);                        \
+#define QUANTIZE_1X128_SMALL(name, T, ALIGNED, ...)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) quantize_fp8_1x128_small_##name(                                          \
+        const T* __restrict__ x,     /* [rows][cols], row stride x_stride elements */                                           \
+        u64 x_stride, u32 rows,                                                                                                 \
+        u32 cols,                    /* multiple of 16 */                                                                       \
+        ScaleRule rule,                                                                                                         \
+        u8* __restrict__ codes,      /* [rows rounded up to 4][cols], 16-byte aligned, padding written as 0 */                  \
+        float* __restrict__ scales,  /* VEC128, padding written as 0 */                                                         \
+        u32 releases)                /* 1 in a chain: the next kernel, at once */                                               \
+    {                                                                                                                           \
+        if (rule.format == E4M3) quantize_1x128_small<T, ALIGNED, E4M3>(x, x_stride, rows, cols, rule, codes, scales, releases);\
+        else quantize_1x128_small<T, ALIGNED, E5M2>(x, x_stride, rows, cols, rule, codes, scales, releases);                    \
     }
 FOR_EACH_TYPE(QUANTIZE_1X128_SMALL)
 

@@ -6,7 +6,7 @@
 // code = sat(fl(x * encode(row amax))). One block a row; the row stays in registers between amax and cast,
 // VECTORS vectors of eight elements in each thread. VECTORS = 0: the row is read twice (rows too long for registers).
 template <class T, int VECTORS, bool ALIGNED, u32 FORMAT>
-__device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols, const ScaleRule& rule, u8* codes, float* scales) {
+__device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols, const ScaleRule& rule, u8* codes, float* scales, u32 releases) {
     __shared__ float scratch[32];
     const u64 row = blockIdx.x;
     const u32 vectors = cols / 8;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
             if (v < vectors) prefetch(in + 8 * v, 8 * sizeof(T));
         }
     }
-    begin();
+    begin_link(releases);
     float amax = 0.0f;
     if constexpr (VECTORS > 0) {
         Vec8<T> data[VECTORS];
@@ -55,10 +55,11 @@ __device__ __forceinline__ void quantize_row(const T* x, u64 x_stride, u32 cols,
         u32 cols,                    /* multiple of 16 */                                                                 \
         ScaleRule rule,                                                                                                   \
         u8* __restrict__ codes,      /* [rows][cols], 16-byte aligned */                                                  \
-        float* __restrict__ scales)  /* [rows] */                                                                         \
+        float* __restrict__ scales,  /* [rows] */                                                                         \
+        u32 releases)                /* 1 in a chain: the next kernel, at once */                                         \
     {                                                                                                                     \
-        if (rule.format == E4M3) quantize_row<T, VECTORS, ALIGNED, E4M3>(x, x_stride, cols, rule, codes, scales);         \
-        else quantize_row<T, VECTORS, ALIGNED, E5M2>(x, x_stride, cols, rule, codes, scales);                             \
+        if (rule.format == E4M3) quantize_row<T, VECTORS, ALIGNED, E4M3>(x, x_stride, cols, rule, codes, scales, releases);\
+        else quantize_row<T, VECTORS, ALIGNED, E5M2>(x, x_stride, cols, rule, codes, scales, releases);                   \
     }
 FOR_EACH_TYPE(QUANTIZE_ROW, 0)
 FOR_EACH_TYPE(QUANTIZE_ROW, 1)

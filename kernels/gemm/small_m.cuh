@@ -18,6 +18,9 @@ struct SmallMProblem {
     u32 b_step, a_step;     // elements from the scale of a row to the next: 1, or 0 for one number; not of blocks
     u32 pitch_a, pitch_b;   // of blocks: from the scales of 128 columns to the next, and of 128 rows
     u32 bias_type, residual_type, d_type, activation;
+    // In links of chains: with how many stages left the next kernel is released (0: by the end), and whether weights are loaded before the wait.
+    // See `release` of base/launch.cuh.
+    u32 releases, loads_early;
     float alpha, beta;
     const u8* a;            // E4M3 [m][k]
     const u8* b;            // E4M3 [n][k]
@@ -65,32 +68,35 @@ template <class C> struct SmallM {
     const float* scales_b;
 
     // 16 rows of B for each warp and atom, four at a time, eight lanes for the 128 bytes of one; A likewise.
-    __device__ __forceinline__ void load_step(u32 step, u32 to, u32 scales_to) const {
+    // Of a step its weights, which are B and its scales, or what the kernel before may have written, or both.
+    template <bool WEIGHTS, bool REST> __device__ __forceinline__ void load_step(u32 step, u32 to, u32 scales_to) const {
         const u32 block = first + step, col = block * 128 + chunk * 16;
         const bool inside = step < count && col < p.k;
+        if (WEIGHTS) {
 #pragma unroll
-        for (u32 j = 0; j < 4 * ATOMS; j++) {
-            const u32 r = row + 4 * j;
-            copy_16(to + r * 128 + ((chunk ^ r % 8) * 16), b + (u64)(4 * j) * p.k + col, inside && row_of_b + 4 * j < p.n);
+            for (u32 j = 0; j < 4 * ATOMS; j++) {
+                const u32 r = row + 4 * j;
+                copy_16(to + r * 128 + ((chunk ^ r % 8) * 16), b + (u64)(4 * j) * p.k + col, inside && row_of_b + 4 * j < p.n);
+            }
+            if (C::BLOCKS && thread == 127) copy_4(scales_to + TOKENS * 4, scales_b + block, step < count);
         }
+        if (REST) {
 #pragma unroll
-        for (u32 j = 0; j < (TOKENS * 8 + 127) / 128; j++) {
-            const u32 token = (thread + j * 128) / 8;
-            // What is beyond m is no part of a result.
-            if (token < p.m && token < TOKENS)
-                copy_16(to + C::B_BYTES + token * 128 + ((chunk ^ token % 8) * 16), p.a + (u64)token * p.k + col, inside);
-        }
-        if (C::BLOCKS) {
-            if (thread * 4 < p.m) copy_16(scales_to + thread * 16, p.scales_a + (u64)block * p.pitch_a + thread * 4, step < count);
-            if (thread == 127) copy_4(scales_to + TOKENS * 4, scales_b + block, step < count);
+            for (u32 j = 0; j < (TOKENS * 8 + 127) / 128; j++) {
+                const u32 token = (thread + j * 128) / 8;
+                // What is beyond m is no part of a result.
+                if (token < p.m && token < TOKENS)
+                    copy_16(to + C::B_BYTES + token * 128 + ((chunk ^ token % 8) * 16), p.a + (u64)token * p.k + col, inside);
+            }
+            if (C::BLOCKS && thread * 4 < p.m)
+                copy_16(scales_to + thread * 16, p.scales_a + (u64)block * p.pitch_a + thread * 4, step < count);
         }
     }
 
-    __device__ __forceinline__ void load(u32 stage, u32 slot) const {
+    template <bool WEIGHTS, bool REST> __device__ __forceinline__ void load(u32 stage, u32 slot) const {
 #pragma unroll
         for (u32 s = 0; s < STEPS; s++)
-            load_step(stage * STEPS + s, ring + slot * C::STAGE + s * C::STEP, scales + slot * C::SCALES_STAGE + s * C::SCALES_STEP);
-        copies_commit();
+            load_step<WEIGHTS, REST>(stage * STEPS + s, ring + slot * C::STAGE + s * C::STEP, scales + slot * C::SCALES_STAGE + s * C::SCALES_STEP);
     }
 
     __device__ __forceinline__ void promote(const float (&d)[TOKENS / 2], float (&sum)[TOKENS / 2], u32 at, float scale) const {
@@ -116,9 +122,10 @@ template <class C> struct SmallM {
         for (u32 a = 0; a < ATOMS; a++)
 #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sum[a][i] = 0.0f;
-        const u32 stages = (count + STEPS - 1) / STEPS;
+        const u32 stages = (count + STEPS - 1) / STEPS, release_at = p.releases ? stages - min(stages, p.releases) : stages;
         u32 slot = 0;
         for (u32 i = 0; i < stages; i++) {
+            if (i == release_at) release();
             copies_wait<RING - 2>();
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
@@ -139,8 +146,8 @@ template <class C> struct SmallM {
             }
             wgmma_commit();
             // While they run.
-            if (i + RING - 1 < stages) load(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
-            else copies_commit();
+            if (i + RING - 1 < stages) load<true, true>(i + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+            copies_commit();
             wgmma_wait<0>();
 #pragma unroll
             for (u32 s = 0; s < STEPS; s++) {
@@ -174,10 +181,20 @@ template <class C> __device__ __forceinline__ void small_m(const SmallMProblem& 
         barriers_ready();
     }
     const u32 stages = (m.count + C::STEPS - 1) / C::STEPS;
+    // Groups of copies are counted as if each stage had one: weights that came before the wait belong to the first.
+    if (p.loads_early) {
+#pragma unroll
+        for (u32 i = 0; i < C::RING - 1; i++)
+            if (i < stages) m.template load<true, false>(i, i);
+    }
+    begin();
 #pragma unroll
     for (u32 i = 0; i < C::RING - 1; i++) {
-        if (i < stages) m.load(i, i);
-        else copies_commit();
+        if (i < stages) {
+            if (p.loads_early) m.template load<false, true>(i, i);
+            else m.template load<true, true>(i, i);
+        }
+        copies_commit();
     }
     // What the end reads of vectors: on its way to L2 while B is read.
     if (threadIdx.x % 8 == 0 && threadIdx.x < C::ROWS && first_row + threadIdx.x < p.n) {

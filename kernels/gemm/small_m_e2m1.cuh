@@ -17,6 +17,7 @@ struct SmallMWeightsProblem {
     u32 m, n, k;         // k at most 2^26
     u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
     u32 bias_type, residual_type, d_type, activation;
+    u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
                       // those of 128 rows (128x128)
     float alpha, beta;
@@ -156,7 +157,7 @@ __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
 // A lane's codes, of 64 bytes of a row: with those of the next steps, as memory is faster in longer pieces.
 __device__ __forceinline__ uint4 load_codes_of_row(const void* p) {
     uint4 v;
-    asm volatile("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 
@@ -196,11 +197,14 @@ template <class C> struct SmallME2m1 {
     }
 
     // The sums over the warp's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
-    __device__ __forceinline__ void sums(float (&sum)[2][GROUPS][4]) const {
+    __device__ __forceinline__ void sums(const SmallMWeightsProblem& p, float (&sum)[2][GROUPS][4]) const {
         uint4 weights[4], scale, numbers[4][GROUPS];
         const u16* next_a[GROUPS];
+        if (p.loads_early && first < end) load_codes(first, weights, scale);
+        begin();
+        if (p.releases) release();
         if (first < end) {
-            load_codes(first, weights, scale);
+            if (!p.loads_early) load_codes(first, weights, scale);
             a_from(first, next_a);
 #pragma unroll
             for (u32 w = 0; w < 4; w++) load_a(next_a, w, numbers[w]);
@@ -281,7 +285,7 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
         if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
     }
     float sum[2][GROUPS][4] = {};
-    m.sums(sum);
+    m.sums(p, sum);
 
     // To each block of the cluster its rows of this part. Some may be here before their number is announced: they count all the same.
     cluster_wait();

@@ -47,6 +47,8 @@ pub struct Timing {
     pub flush: bool,
     /// What is timed borrows cudarc slices ([`Timing::borrowing`]).
     borrows: bool,
+    /// From this competitor on, graphs are captured in a scope of [`Handle::chain`].
+    chained_from: usize,
 }
 
 /// Untimed turns at the start: an idle GPU takes this long to raise its clocks (14 % slower without them, observed: H200).
@@ -60,10 +62,16 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 impl Timing {
     /// Graphs of four calls, eleven launches with a pause after each.
-    pub const PAUSES: Self = Self { cadence: Cadence::Pauses, calls: 4, launches: 11, flush: false, borrows: false };
+    pub const PAUSES: Self = Self {
+        cadence: Cadence::Pauses,
+        calls: 4,
+        launches: 11,
+        flush: false,
+        borrows: false,
+        chained_from: usize::MAX,
+    };
     /// Graphs of 24 calls, 15 launches back to back.
-    pub const SUSTAINED: Self =
-        Self { cadence: Cadence::Sustained, calls: 24, launches: 15, flush: false, borrows: false };
+    pub const SUSTAINED: Self = Self { cadence: Cadence::Sustained, calls: 24, launches: 15, ..Self::PAUSES };
 
     /// The method of this cadence.
     pub const fn of(cadence: Cadence) -> Self {
@@ -91,6 +99,11 @@ impl Timing {
     /// The same with one call a graph, and the L2 cache overwritten before each.
     pub const fn flushed(self) -> Self {
         Self { flush: true, ..self }
+    }
+
+    /// The same with the calls of these competitors, from this number on, as links of chains ([`Handle::chain`]).
+    pub const fn chained_from(self, competitor: usize) -> Self {
+        Self { chained_from: competitor, ..self }
     }
 
     /// The same for calls that use cudarc slices or bare addresses too, which must stay alive and at their places until
@@ -141,7 +154,7 @@ impl Timing {
     ) -> Result<Vec<Times>> {
         let lead = Lead::new(handle, self.flush)?;
         let runners: Vec<Runner> = (0..competitors)
-            .map(|who| self.runner(handle, &lead, &mut |call| enqueue(who, call)))
+            .map(|who| self.runner(handle, &lead, who >= self.chained_from, &mut |call| enqueue(who, call)))
             .collect::<Result<_>>()?;
         let warm_up = Instant::now();
         while warm_up.elapsed() < WARM_UP && !runners.is_empty() {
@@ -162,10 +175,22 @@ impl Timing {
     }
 
     /// A graph that is long enough. The first calls come before the capture: they load their kernels.
-    fn runner(&self, handle: &Handle, lead: &Lead, enqueue: &mut dyn FnMut(usize) -> Result<()>) -> Result<Runner> {
+    fn runner(
+        &self,
+        handle: &Handle,
+        lead: &Lead,
+        chained: bool,
+        enqueue: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<Runner> {
         let calls = if self.flush { 1 } else { self.calls.max(1) };
         (0..calls.min(3)).try_for_each(&mut *enqueue)?;
-        let graph = capture(handle, self.borrows, &mut || (0..calls).try_for_each(&mut *enqueue))?;
+        let mut graph_of = |calls: usize| {
+            capture(handle, self.borrows, &mut || {
+                let mut all = || (0..calls).try_for_each(&mut *enqueue);
+                if chained { handle.chain(all) } else { all() }
+            })
+        };
+        let graph = graph_of(calls)?;
         let runner = Runner { graph, calls };
         runner.launch(handle, lead)?.microseconds()?;
         let us = runner.launch(handle, lead)?.microseconds()?;
@@ -173,8 +198,7 @@ impl Timing {
         if self.flush || rounds < 2 {
             return Ok(runner);
         }
-        let graph = capture(handle, self.borrows, &mut || (0..rounds * calls).try_for_each(&mut *enqueue))?;
-        Ok(Runner { graph, calls: rounds * calls })
+        Ok(Runner { graph: graph_of(rounds * calls)?, calls: rounds * calls })
     }
 
     /// One launch of each.

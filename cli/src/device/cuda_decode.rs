@@ -57,31 +57,34 @@ pub(super) fn time(cuda: &mut Cuda, mnk: [usize; 3], pair: Pair, out: DType) -> 
     let mut kept = kept_way(cuda, mnk, pair, out, &plans, &sets)?;
     let mut baseline = Bf16Gemm::new(&cuda.handle, m, n, k, BASELINE_CANDIDATES)?;
     cuda.choose_baseline(&mut baseline, &mut sets, mnk, Cadence::Sustained)?;
-    let timing = borrowing(Timing::SUSTAINED).over(sets.d.len());
-    // The baseline, quantization of A with the planned product, every way, and that of weights kept dequantized.
+    // The baseline, quantization of A with the planned product, every way, and that of weights kept dequantized; then, as links of chains, the
+    // planned product, and quantization of A with it.
     let ways = 2 + plans.len();
-    let taken =
-        timing.in_turns(&cuda.handle, ways + usize::from(kept.is_some()), |who, call| match (who, &mut kept) {
-            (0, _) => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
-            (1, _) => {
-                cuda.quantize_a(&mut sets, call)?;
-                cuda.execute(&mut plans[0], &mut sets, call)
-            }
-            (_, Some((plan, b))) if who == ways => {
-                swap(&mut sets.b, b);
-                let done = cuda.execute(plan, &mut sets, call);
-                swap(&mut sets.b, b);
-                done
-            }
-            _ => cuda.execute(&mut plans[who - 2], &mut sets, call),
-        })?;
+    let chained = ways + usize::from(kept.is_some());
+    let timing = borrowing(Timing::SUSTAINED).over(sets.d.len()).chained_from(chained);
+    let taken = timing.in_turns(&cuda.handle, chained + 2, |who, call| match (who, &mut kept) {
+        (0, _) => cuda.multiply_plain(&mut baseline, &mut sets, mnk, call),
+        (who, _) if who == 1 || who == chained + 1 => {
+            cuda.quantize_a(&mut sets, call)?;
+            cuda.execute(&mut plans[0], &mut sets, call)
+        }
+        (who, _) if who == chained => cuda.execute(&mut plans[0], &mut sets, call),
+        (_, Some((plan, b))) if who == ways => {
+            swap(&mut sets.b, b);
+            let done = cuda.execute(plan, &mut sets, call);
+            swap(&mut sets.b, b);
+            done
+        }
+        _ => cuda.execute(&mut plans[who - 2], &mut sets, call),
+    })?;
     let us: Vec<f64> = taken.iter().map(|times| times.median()).collect();
     let name = |plan: &GemmPlan| format!("{} {}", plan.formulation(), plan.finish());
     let mut names: Vec<String> = plans.iter().map(name).collect();
     names.extend(kept.iter().map(|(plan, _)| format!("{}, weights kept dequantized", name(plan))));
-    let ways = names.into_iter().zip(us[2..].iter().copied()).collect();
+    let ways = names.into_iter().zip(us[2..chained].iter().copied()).collect();
     let error = cuda.error_of(&mut plans[0], &mut sets)?;
     let b = &sets.b[0];
     let weight_bytes = b.codes().len() + b.block_scales().len() + b.scales().len();
-    Ok(DecodeTime { baseline_us: us[0], both_us: us[1], ways, weight_bytes, error })
+    let chained_us = [us[chained], us[chained + 1]];
+    Ok(DecodeTime { baseline_us: us[0], both_us: us[1], chained_us, ways, weight_bytes, error })
 }

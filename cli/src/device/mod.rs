@@ -130,6 +130,8 @@ pub struct DecodeTime {
     pub baseline_us: f64,
     /// Microseconds of the quantization of A and the product as it is planned; of the product where A is plain.
     pub both_us: f64,
+    /// Microseconds of the planned product, and of quantization and product, as links of a chain.
+    pub chained_us: [f64; 2],
     /// Each way that serves, and its microseconds; the planned one first.
     pub ways: Vec<(String, f64)>,
     /// Bytes of the weights: codes and scales.

@@ -132,9 +132,10 @@ impl Queue {
             None => enqueue(),
             Some(error) => Err(driver("recording an event", error)),
         };
-        let (kept, graph, log) = {
+        let (kept, settled, graph, log) = {
             // Not in the middle of a call of another handle on this stream.
             let _turn = self.turn();
+            let settled = self.settle();
             // What cudarc could tell nobody yet, its next call would return in the place of its work.
             let kept = self.context().check_err();
             let log = self.log.replace(None).filter(|log| {
@@ -144,7 +145,7 @@ impl Queue {
                 }
                 ours
             });
-            (kept, self.end(), log)
+            (kept, settled, self.end(), log)
         };
         drop(capturing);
         Memory::free_deferred(self.context());
@@ -159,6 +160,7 @@ impl Queue {
             }
             (enqueued, _) => enqueued?,
         }
+        settled?;
         kept.map_err(|e| driver("capturing", e))?;
         // Also of one that another thread broke, whose log is none of ours any more.
         if let Some(Err(e)) = graph {

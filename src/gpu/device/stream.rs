@@ -10,6 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use smallvec::SmallVec;
 
+use super::chain::Tails;
 use super::graph::Log;
 use super::memory::raw::{UncountedStream, is_capturing};
 use super::memory::{Guard, Memory, driver};
@@ -37,6 +38,8 @@ pub(crate) struct Queue {
     pub(super) log: RefCell<Option<Log>>,
     /// Memory that only this queue uses, and that any captured work may use: workspace, scratch.
     private: RefCell<Vec<Weak<Memory>>>,
+    /// Scopes of [`Queue::enter_chain`] that are open.
+    pub(super) chains: Cell<usize>,
 }
 
 /// Who captures a stream at the moment.
@@ -88,7 +91,7 @@ impl Queue {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let (log, private) = (RefCell::new(None), RefCell::new(Vec::new()));
-        Ok(Self { stream, id, serial, idle, tracking, first, log, private })
+        Ok(Self { stream, id, serial, idle, tracking, first, log, private, chains: Cell::new(0) })
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
@@ -168,6 +171,8 @@ pub(crate) struct Tracking {
     turn: ReentrantMutex<()>,
     /// The first stream, as long as anybody may rely on its order.
     first: Mutex<Weak<First>>,
+    /// Of chains of all its streams.
+    pub(super) tails: Tails,
 }
 
 /// The first stream of a context. Its queues hold it, and all memory that was used in its order without an event: a stream that
@@ -197,7 +202,7 @@ impl Tracking {
         let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let (several, turn) = (AtomicBool::new(false), ReentrantMutex::new(()));
-            Arc::new(Tracking { several, turn, first: Mutex::new(Weak::new()) })
+            Arc::new(Tracking { several, turn, first: Mutex::new(Weak::new()), tails: Tails::default() })
         };
         contexts.get_or_insert_default().entry(context.cu_ctx() as usize).or_insert_with(new).clone()
     }

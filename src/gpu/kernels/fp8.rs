@@ -8,6 +8,7 @@ use super::operand::{
     Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, extent, format_code,
     is_aligned,
 };
+use super::small_m_config::{SmallMOperands, most_rows};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::pair::K_MULTIPLE;
@@ -303,17 +304,38 @@ impl Kernels {
         } else {
             (0, 1024)
         };
-        enqueue!(
-            stream,
-            self.fp8(stream)?.quantize_row[choice].of(x.dtype, x.aligned())?,
-            Blocks::new((x.rows, 1), threads as u32),
-            x.x.address,
-            x.row_stride as u64,
-            x.cols as u32,
-            ScaleRule::new(recipe, x.dtype),
-            out.codes.address,
-            out.scales.address,
-        )
+        let kernel = self.fp8(stream)?.quantize_row[choice].of(x.dtype, x.aligned())?;
+        self.between_products(stream, x.rows, out, |releases| {
+            enqueue!(
+                stream,
+                kernel,
+                Blocks::new((x.rows, 1), threads as u32),
+                x.x.address,
+                x.row_stride as u64,
+                x.cols as u32,
+                ScaleRule::new(recipe, x.dtype),
+                out.codes.address,
+                out.scales.address,
+                releases,
+            )
+        })
+    }
+
+    /// Enqueues a quantizer of few rows, in the scope of a chain as a link: it is told whether it releases the product behind it.
+    fn between_products(
+        &self,
+        stream: &Queue,
+        rows: usize,
+        out: &Output<'_>,
+        enqueue: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<()> {
+        let few = rows <= most_rows(SmallMOperands::Fp8);
+        let link = stream.link(&[]).filter(|_| few).and_then(|follows| Some((follows, self.end_of_chain()?)));
+        enqueue(u32::from(link.is_some()))?;
+        if let Some((follows, seal)) = link {
+            stream.linked(&[out.codes, out.scales], follows.beside, Some(seal));
+        }
+        Ok(())
     }
 
     /// Amax and cast of each 1x128 group, in one pass.
@@ -334,7 +356,19 @@ impl Kernels {
         } else if quads * blocks.div_ceil(8) >= self.sm_count * 4 || quads * 4 > GRID_Y {
             (1, (quads * blocks.div_ceil(8), 1))
         } else {
-            (0, (blocks.div_ceil(16), quads * 4))
+            let (kernels, grid) = (&self.fp8(stream)?.quantize_1x128[0], (blocks.div_ceil(16), quads * 4));
+            return self.between_products(stream, x.rows, out, |releases| {
+                enqueue_cast!(
+                    stream,
+                    kernels,
+                    x,
+                    Blocks::new(grid, THREADS),
+                    ScaleRule::new(recipe, x.dtype),
+                    out.codes.address,
+                    out.scales.address,
+                    releases,
+                )
+            });
         };
         enqueue_cast!(
             stream,

@@ -6,6 +6,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::device::chain::Seal;
 use crate::gpu::device::memory::driver;
 use crate::gpu::device::stream::Queue;
 
@@ -45,6 +46,11 @@ impl Kernel {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is of an image that is never unloaded.
         unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) }
+    }
+
+    /// The same, for launches that begin when all before them has ended.
+    pub(super) fn behind_all(self) -> Self {
+        Self { waits: false, ..self }
     }
 
     /// Whether its code knows clusters: they came with the wait.
@@ -174,6 +180,11 @@ macro_rules! enqueue_cast {
 }
 pub(super) use enqueue_cast;
 
+/// The end of a chain: a kernel without parameters, which touches no memory.
+pub(super) fn seal(kernel: Kernel) -> Seal {
+    Box::new(move |stream| launch(stream, kernel.behind_all(), Blocks::new((1, 1), 32), &mut []))
+}
+
 pub(super) fn launch(stream: &Queue, kernel: Kernel, blocks: Blocks, parameters: &mut [*mut c_void]) -> Result<()> {
     let (x, y) = blocks.checked()?;
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
@@ -218,7 +229,9 @@ pub(super) fn launch(stream: &Queue, kernel: Kernel, blocks: Blocks, parameters:
     // guards of their order make later users on other streams wait.
     unsafe { sys::cuLaunchKernelEx(&config, kernel.function, parameters.as_mut_ptr(), std::ptr::null_mut()) }
         .result()
-        .map_err(|e| driver("launching a kernel", e))
+        .map_err(|e| driver("launching a kernel", e))?;
+    stream.in_order();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -249,6 +249,7 @@ impl Kernels {
         }
         check_bytes("source of a copy", src, extent(rows, row_bytes, src_stride))?;
         check_bytes("target of a copy", dst, extent(rows, row_bytes, dst_stride))?;
+        stream.settle()?;
         let copy = sys::CUDA_MEMCPY2D_st {
             srcXInBytes: 0,
             srcY: 0,
@@ -287,6 +288,7 @@ impl Kernels {
             return Ok(());
         }
         check_bytes("memory to clear", dst, bytes)?;
+        stream.settle()?;
         stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
         // SAFETY: the span is long enough (checked above) and borrowed by the caller past this enqueue; the guard
         // of its order makes later users on other streams wait.
@@ -310,6 +312,7 @@ impl Kernels {
             return self.zero(stream, dst, rows * row_bytes);
         }
         check_bytes("memory to clear", dst, extent(rows, row_bytes, stride))?;
+        stream.settle()?;
         stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
         // SAFETY: as in `zero`; the last row ends within the span (checked above).
         let result =

@@ -1,13 +1,14 @@
 //! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices.
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, enqueue};
+use super::launch::{Blocks, Kernel, enqueue, seal};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, most_rows, no_such_block};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
+use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -17,7 +18,11 @@ fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
 }
 
 /// The kernels of the file.
-pub(super) struct SmallMKernels(Vec<SmallMKernel>);
+pub(super) struct SmallMKernels {
+    all: Vec<SmallMKernel>,
+    /// Of products of all weights.
+    end_of_chain: Kernel,
+}
 
 struct SmallMKernel {
     block: SmallMBlock,
@@ -37,7 +42,7 @@ impl SmallMKernels {
                 kernels.push(SmallMKernel { block, tokens, blocks, kernel });
             }
         }
-        Ok(Self(kernels))
+        Ok(Self { all: kernels, end_of_chain: file.kernel("gemm_small_m_end_of_chain")? })
     }
 }
 
@@ -93,6 +98,8 @@ struct SmallMProblem {
     residual_type: u32,
     d_type: u32,
     activation: u32,
+    releases: u32,
+    loads_early: u32,
     alpha: f32,
     beta: f32,
     a: u64,
@@ -142,7 +149,7 @@ impl SmallMCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self) -> Result<SmallMProblem> {
+    fn problem(&self, place: &InChain) -> Result<SmallMProblem> {
         let each = match self.layout {
             SmallMScales::Blocks => [false; 2],
             SmallMScales::Outer { each } => each,
@@ -160,6 +167,8 @@ impl SmallMCall<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
+            releases: place.releases,
+            loads_early: u32::from(place.loads_early),
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.codes[0].address,
@@ -183,14 +192,57 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let (block, split) = (call.config.block(), call.config.split());
+        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes[1], call.scales[1]]);
+        let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
-        let kernels = &self.small_m(stream)?.0.0;
+        let kernels = &self.small_m(stream)?.0.all;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem()?)
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        self.enqueued(stream, &place, &call.end)
     }
+
+    /// How the next product is enqueued: as a link, if it is in the scope of a chain. `weights`: all that it would load before its wait.
+    pub(super) fn in_chain(
+        &self,
+        stream: &Queue,
+        config: SmallMConfig,
+        mnk: [usize; 3],
+        weights: &[&Span<'_>],
+    ) -> InChain {
+        let link = stream.link(weights).and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
+        match link {
+            Some((Follows { loads_early, .. }, (config, releases))) => {
+                tracing::trace!(loads_early, releases, %config, "link of a chain");
+                InChain { config, releases, loads_early, link: true }
+            }
+            None => InChain { config, releases: 0, loads_early: false, link: false },
+        }
+    }
+
+    /// After its launch.
+    pub(super) fn enqueued(&self, stream: &Queue, place: &InChain, end: &SmallMEnd<'_>) -> Result<()> {
+        if place.link {
+            let seal = self.end_of_chain().filter(|_| place.releases > 0);
+            stream.linked(&[end.d], Beside::Nothing, seal);
+        }
+        Ok(())
+    }
+
+    /// What ends a chain; `None` before products of few rows are loaded.
+    pub(super) fn end_of_chain(&self) -> Option<Seal> {
+        self.small_m.get().map(|family| seal(family.0.end_of_chain))
+    }
+}
+
+/// How a product is enqueued.
+pub(super) struct InChain {
+    pub(super) config: SmallMConfig,
+    /// With so many stages left; 0: not before its end.
+    pub(super) releases: u32,
+    pub(super) loads_early: bool,
+    link: bool,
 }
 
 #[cfg(test)]

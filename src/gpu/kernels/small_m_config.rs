@@ -247,6 +247,40 @@ impl SmallMConfig {
     }
 }
 
+impl SmallMConfig {
+    /// How this product is enqueued as a link of a chain: in which configuration, of as many parts of k, so that sums have the same order; and with how
+    /// many stages left it releases the next kernel (E4M3; E2M1: 1, behind its wait), 0 where it does not. `None`: as elsewhere, not as a link.
+    ///
+    /// A kernel needs some two microseconds from its release to its first load. Released earlier, it takes the memory from the one that
+    /// runs, and both wait longer; what it loads before its wait is a ring of stages. Made from all configurations at 5 shapes and m of 1 and 16 (H200, 2026-11,
+    /// the record of chains): 9.5 us become 8.3 at 4096 x 7168 in FP8, where blocks of one warpgroup take 8.7.
+    pub(super) fn in_chain(self, [m, n, k]: [usize; 3], sm_count: usize) -> Option<(Self, u32)> {
+        let steps = |config: Self| k.div_ceil(128) / (config.split as usize * config.block.parts());
+        let blocks = |config: Self| config.block.tiles(n) * config.split as usize;
+        match self.block {
+            SmallMBlock::One | SmallMBlock::OneDeep | SmallMBlock::Two => {
+                let two = Self { block: SmallMBlock::Two, split: self.split / 2 };
+                let deep = if m <= 8 { 8 } else { 7 };
+                let wider = self.block != SmallMBlock::Two && self.split >= 2;
+                let config = if wider && steps(two) >= deep && blocks(two) <= 2 * sm_count { two } else { self };
+                // More blocks than run at once overlap without it.
+                let at_once = blocks(config) <= config.block.residents(m) * sm_count;
+                let left = match config.block {
+                    SmallMBlock::One => 4,
+                    SmallMBlock::OneDeep => 3,
+                    _ => 5,
+                };
+                at_once.then_some((config, left))
+            }
+            // Of two blocks on a multiprocessor the next ones find room for half, and most of those end up beside one another (10.4 us became 10.9, 4096 x 7168).
+            SmallMBlock::Eight if m <= 8 && steps(self) >= 3 && 2 * blocks(self) >= 3 * sm_count => Some((self, 0)),
+            SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile => Some((self, 1)),
+            // Never measured in a chain.
+            SmallMBlock::TileE4m3 => None,
+        }
+    }
+}
+
 impl std::fmt::Display for SmallMConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, k split by {}", self.block, self.split)
@@ -305,6 +339,34 @@ mod tests {
             [8, 128, 136].map(|n| [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Tile].map(|block| block.tiles(n))),
             [[1, 4, 1], [2, 4, 1], [3, 8, 2]]
         );
+    }
+
+    /// The same parts of k, in the same order; and what was measured to be best.
+    #[test]
+    fn links_have_the_same_sums() {
+        use SmallMBlock::{Eight, Four, One, OneDeep, Tile, Two};
+        let config = |block, split| SmallMConfig::new(block, split).unwrap();
+        let parts = |config: SmallMConfig| config.block().parts() * config.split() as usize;
+        for operands in SmallMOperands::ALL {
+            for (all, mnk) in [[1, 4096, 7168], [16, 7168, 2048], [8, 57344, 8192], [1, 8, 16], [32, 2112, 7168]]
+                .into_iter()
+                .flat_map(|mnk| SmallMConfig::all(operands).map(move |config| (config, mnk)))
+            {
+                let Some((link, _)) = all.in_chain(mnk, 132) else { continue };
+                assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
+            }
+        }
+        let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
+        assert_eq!(of(One, 4, [1, 4096, 7168]), Some((config(Two, 2), 5)));
+        assert_eq!(of(Two, 2, [16, 4096, 7168]), Some((config(Two, 2), 5)));
+        assert_eq!(of(One, 4, [16, 7168, 2048]), Some((config(One, 4), 4)));
+        assert_eq!([1, 16].map(|m| of(One, 8, [m, 2112, 7168]).unwrap().0), [config(One, 8), config(Two, 4)]);
+        assert_eq!(of(OneDeep, 2, [16, 8192, 8192]), Some((config(Two, 1), 5)));
+        assert_eq!(of(OneDeep, 2, [1, 57344, 8192]), None, "many rounds of blocks");
+        assert_eq!(of(Eight, 2, [1, 4096, 7168]), Some((config(Eight, 2), 0)));
+        assert_eq!(of(Eight, 2, [16, 4096, 7168]), Some((config(Eight, 2), 1)));
+        assert_eq!(of(Eight, 2, [1, 4096, 4096]), Some((config(Eight, 2), 1)));
+        assert!([(Four, 2), (Tile, 4)].into_iter().all(|(b, s)| of(b, s, [1, 7168, 2048]) == Some((config(b, s), 1))));
     }
 
     #[test]

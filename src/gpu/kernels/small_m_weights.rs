@@ -5,6 +5,7 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
+use super::small_m::InChain;
 use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, no_such_block, too_many_rows};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
@@ -187,6 +188,8 @@ struct SmallMWeightsProblem {
     residual_type: u32,
     d_type: u32,
     activation: u32,
+    releases: u32,
+    loads_early: u32,
     scale_pitch: u32,
     alpha: f32,
     beta: f32,
@@ -261,7 +264,7 @@ impl SmallMWeightsCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self) -> Result<SmallMWeightsProblem> {
+    fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
         Ok(SmallMWeightsProblem {
@@ -274,6 +277,8 @@ impl SmallMWeightsCall<'_> {
             residual_type: end.residual_type,
             d_type: end.d_type,
             activation: end.activation,
+            releases: place.releases,
+            loads_early: u32::from(place.loads_early),
             scale_pitch: self.weights.scales(self.n, self.k).0 as u32,
             alpha: self.end.alpha,
             beta: self.end.beta,
@@ -300,13 +305,17 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let (block, split, serves) = (call.config.block(), call.config.split(), (call.weights, call.a_type));
+        let weights = [Some(call.codes), call.scales];
+        let weights: Vec<_> = weights.into_iter().flatten().collect();
+        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &weights);
+        let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let tokens = block.tokens(call.m);
         let kernels = &self.small_m(stream)?.1.0;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem()?)
+        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        self.enqueued(stream, &place, &call.end)
     }
 }
 

@@ -480,6 +480,8 @@ pub(crate) fn heuristic(
 /// Enqueues `D = epilogue(alpha * A * B + beta * C)`. Allocates nothing, asks no heuristic, waits for nothing.
 pub(crate) fn matmul(mut call: MatmulCall<'_>) -> Result<()> {
     call.prepare()?;
+    // Not all its kernels wait for what they read.
+    call.stream.settle()?;
     let MatmulCall { handle, desc, layouts, algo, factors, a, b, c, d, workspace, stream, .. } = call;
     stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
     let (opaque, c, address) = (algo.opaque(), c.unwrap_or(d), |span: &Span<'_>| span.address as *mut std::ffi::c_void);

@@ -177,16 +177,16 @@ fn measure(
     Ok((times, failed))
 }
 
-/// All linear layers of a model for m tokens: microseconds by BF16 and by the pair, with quantization of A.
+/// All linear layers of a model for m tokens: microseconds by BF16 and by the pair, with quantization of A, plain and chained.
 struct Estimate {
     model: &'static str,
     pair: String,
     m: usize,
-    us: [f64; 2],
+    us: [f64; 3],
 }
 
 impl Estimate {
-    fn tokens_per_second(&self) -> [f64; 2] {
+    fn tokens_per_second(&self) -> [f64; 3] {
         self.us.map(|us| self.m as f64 / us * 1e6)
     }
 }
@@ -196,11 +196,13 @@ fn estimates(ms: &[usize], pairs: &[Pair], times: &BTreeMap<Key, DecodeTime>) ->
     for model in &MODELS {
         for pair in pairs.iter().map(Pair::name) {
             for &m in ms {
-                let mut us = [0.0; 2];
+                let mut us = [0.0; 3];
                 let all = model.layers.iter().all(|layer| {
                     let (rows, count) = products(layer, m);
                     let time = times.get(&(rows, layer.shape, pair.clone()));
-                    time.map(|time| us = [us[0] + count * time.baseline_us, us[1] + count * time.both_us]).is_some()
+                    let add = |sum: f64, one: f64| sum + count * one;
+                    let each = |time: &DecodeTime| [time.baseline_us, time.both_us, time.chained_us[1]];
+                    time.map(|time| us = std::array::from_fn(|i| add(us[i], each(time)[i]))).is_some()
                 });
                 if all {
                     found.push(Estimate { model: model.name, pair: pair.clone(), m, us });
@@ -228,14 +230,17 @@ fn describe(
         "A x B",
         "by",
         "us",
+        "chained",
         "with A quantized",
+        "chained",
         "weights TB/s",
         "of the copy",
+        "chained",
         "x bf16",
         "x best other",
         "best other",
     ];
-    let rows: Vec<[String; 12]> = times
+    let rows: Vec<[String; 15]> = times
         .iter()
         .map(|((m, (n, k), pair), time)| {
             let (by, us) = &time.ways[0];
@@ -248,9 +253,12 @@ fn describe(
                 pair.clone(),
                 by.clone(),
                 number(*us),
+                number(time.chained_us[0]),
                 number(time.both_us),
+                number(time.chained_us[1]),
                 number(rate * 1e-12),
                 number(rate / copy),
+                number(rate / copy * us / time.chained_us[0]),
                 number(time.baseline_us / us),
                 other.map_or_else(String::new, |(_, other)| number(other / us)),
                 other.map_or_else(|| "none".into(), |(name, _)| name.clone()),
@@ -258,14 +266,15 @@ fn describe(
         })
         .collect();
     text += &table(header, 0, &rows);
-    text += "\nx: times faster, without quantization of A. Weights are cold; calls follow one another as in a captured graph.\n\n";
+    text += "\nx: times faster, without quantization of A. Weights are cold; calls follow one another as in a captured graph, \
+             chained: in a scope of Handle::chain.\n\n";
     text += "Linear layers of models, added up from the products above, with quantization of A (attention, norms, router and head not counted; \
              experts chosen evenly):\n\n";
-    let header = ["model", "tokens at once", "A x B", "ms", "tokens/s", "bf16 tokens/s", "x bf16"];
-    let rows: Vec<[String; 7]> = models
+    let header = ["model", "tokens at once", "A x B", "ms", "tokens/s", "chained", "bf16 tokens/s", "x bf16"];
+    let rows: Vec<[String; 8]> = models
         .iter()
         .map(|e| {
-            let [plain, ours] = e.tokens_per_second();
+            let [plain, ours, chained] = e.tokens_per_second();
             let number = |v: f64| number(v);
             [
                 e.model.into(),
@@ -273,6 +282,7 @@ fn describe(
                 e.pair.clone(),
                 number(e.us[1] * 1e-3),
                 number(ours),
+                number(chained),
                 number(plain),
                 number(e.us[0] / e.us[1]),
             ]
@@ -297,14 +307,15 @@ fn record(
         .map(|((m, (n, k), pair), time)| {
             let ways: Vec<Value> = time.ways.iter().map(|(way, us)| json!({"way": way, "us": us})).collect();
             json!({
-                "m": m, "n": n, "k": k, "pair": pair, "baseline_us": time.baseline_us, "both_us": time.both_us, "ways": ways,
+                "m": m, "n": n, "k": k, "pair": pair, "baseline_us": time.baseline_us, "both_us": time.both_us, "chained_us": time.chained_us,
+                "ways": ways,
                 "weight_bytes": time.weight_bytes, "error_of_bound": time.error,
             })
         })
         .collect();
     let models: Vec<Value> = models
         .iter()
-        .map(|e| json!({"model": e.model, "m": e.m, "pair": e.pair, "baseline_us": e.us[0], "us": e.us[1]}))
+        .map(|e| json!({"model": e.model, "m": e.m, "pair": e.pair, "baseline_us": e.us[0], "us": e.us[1], "chained_us": e.us[2]}))
         .collect();
     json!({
         "device": device.name(), "title": device.title(), "facts": facts_value(device), "baseline": device.baseline(),
@@ -335,7 +346,16 @@ mod tests {
     fn what_fails_loses_nothing_of_what_was_measured() {
         let pair = Pair::of_weights("fp8-row")[0];
         let wanted: Vec<Wanted> = (1..=4).map(|m| (m, (64, 32), pair)).collect();
-        let time = |error| Ok(DecodeTime { baseline_us: 1.0, both_us: 1.0, ways: Vec::new(), weight_bytes: 0, error });
+        let time = |error| {
+            Ok(DecodeTime {
+                baseline_us: 1.0,
+                both_us: 1.0,
+                chained_us: [1.0; 2],
+                ways: Vec::new(),
+                weight_bytes: 0,
+                error,
+            })
+        };
         let driver = |reason: &str| Err(Error::Driver { call: "allocating".into(), reason: reason.into() });
         let run = |of_second: &dyn Fn() -> scaled_gemm::Result<DecodeTime>| {
             let mut skipped = Vec::new();
@@ -361,13 +381,20 @@ mod tests {
         let model = &MODELS[1];
         for (i, layer) in model.layers.iter().enumerate() {
             let us = (i + 1) as f64;
-            let time = DecodeTime { baseline_us: 2.0 * us, both_us: us, ways: Vec::new(), weight_bytes: 0, error: 0.0 };
+            let time = DecodeTime {
+                baseline_us: 2.0 * us,
+                both_us: us,
+                chained_us: [us; 2],
+                ways: Vec::new(),
+                weight_bytes: 0,
+                error: 0.0,
+            };
             times.insert((1, layer.shape, pair.name()), time);
         }
         let found = estimates(&[1, 2], &[pair], &times);
         // What was not measured is not estimated.
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].model, found[0].m, found[0].us), ("Llama-3-70B", 1, [1600.0, 800.0]));
-        assert_eq!(found[0].tokens_per_second(), [625.0, 1250.0]);
+        assert_eq!((found[0].model, found[0].m, found[0].us), ("Llama-3-70B", 1, [1600.0, 800.0, 800.0]));
+        assert_eq!(found[0].tokens_per_second(), [625.0, 1250.0, 1250.0]);
     }
 }

@@ -1,6 +1,6 @@
 //! Driver calls that cudarc has no safe form of, each made safe here.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{CUstream_flags_enum::CU_STREAM_NON_BLOCKING, CUstreamCaptureStatus_enum as CaptureStatus};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
@@ -34,6 +34,64 @@ pub(in crate::gpu) fn capture_state(stream: &CudaStream) -> CaptureState {
 /// True for a stream whose capture is broken, too.
 pub(in crate::gpu) fn is_capturing(stream: &CudaStream) -> bool {
     capture_state(stream) != CaptureState::None
+}
+
+/// Where the next work of a captured stream goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gpu) struct CapturePlace {
+    /// Of this process, and of no other capture.
+    pub(in crate::gpu) capture: u64,
+    /// The one node that it follows; `None` where it follows none, or several.
+    pub(in crate::gpu) after: Option<usize>,
+}
+
+/// `cuStreamGetCaptureInfo` as drivers have it from CUDA 11.3 on.
+type CaptureInfo = unsafe extern "C" fn(
+    sys::CUstream,
+    *mut CaptureStatus,
+    *mut u64,
+    *mut sys::CUgraph,
+    *mut *const sys::CUgraphNode,
+    *mut usize,
+) -> sys::CUresult;
+
+/// The driver's function. Bindings of CUDA 13 have another form of it alone, which older drivers do not know, so it is asked for by its
+/// version; `None` where the driver is older than the question.
+fn capture_info() -> Option<CaptureInfo> {
+    static FOUND: OnceLock<Option<CaptureInfo>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        if driver_version().ok()? < 12000 {
+            return None;
+        }
+        let (mut function, mut status) =
+            (std::ptr::null_mut(), sys::CUdriverProcAddressQueryResult_enum::CU_GET_PROC_ADDRESS_SUCCESS);
+        let name = c"cuStreamGetCaptureInfo";
+        // SAFETY: the name ends with a NUL, and both places outlive the call, which writes one value to each.
+        let asked = unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, 12000, 0, &mut status) };
+        if asked != sys::CUresult::CUDA_SUCCESS || function.is_null() {
+            return None;
+        }
+        // SAFETY: the driver gives the function of this name as CUDA 12.0 declares it, and is never unloaded.
+        Some(unsafe { std::mem::transmute::<*mut std::ffi::c_void, CaptureInfo>(function) })
+    })
+}
+
+/// Where the next work of this stream goes; `None` where it is not captured, or the driver does not say.
+pub(in crate::gpu) fn capture_place(stream: &CudaStream) -> Option<CapturePlace> {
+    let info = capture_info()?;
+    let (mut status, mut capture) = (CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    let (mut graph, mut nodes, mut count) = (std::ptr::null_mut(), std::ptr::null(), 0);
+    // SAFETY: the stream is alive (borrowed), and the driver writes one value to each place, which outlive the call.
+    let answer = unsafe { info(stream.cu_stream(), &mut status, &mut capture, &mut graph, &mut nodes, &mut count) };
+    if answer != sys::CUresult::CUDA_SUCCESS || status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+        return None;
+    }
+    let after = match count {
+        // SAFETY: the driver keeps so many nodes there until the next call on this stream, whose turn the caller has.
+        1 => Some(unsafe { nodes.read() } as usize),
+        _ => None,
+    };
+    Some(CapturePlace { capture, after })
 }
 
 /// A stream that cudarc does not count, so that a context with one stream of its caller's stays in cudarc's single-stream mode.
