@@ -144,7 +144,9 @@ fn every_code_and_scale() {
                         execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
                     for ((i, j), got) in stored.values(&ops, &case).indexed_iter() {
                         let want = values[[j, column(i)]];
-                        let lost = *got == 0.0 && want.abs() < f32::MIN_POSITIVE;
+                        // BF16 rounds what is below its subnormals' step, of 2^-133.
+                        let near = *got == 0.0 || (got - want).abs() <= f32::from_bits(1 << 15);
+                        let lost = want.abs() < f32::MIN_POSITIVE && near;
                         assert!(*got == want || lost, "{b}, {config}: {got:e} for {want:e} at {j}, {}", column(i));
                     }
                 }

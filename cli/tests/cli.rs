@@ -113,9 +113,9 @@ fn verify_passes() {
     assert!(recipes.iter().any(|r| r["recipe"].as_str().unwrap().contains("4over6 mse fast, bound 256, 16x16 tiles")));
     assert!(recipes.iter().any(|r| r["options"]["hadamard"] == true && r["options"]["stochastic"] == 1));
     let pairs = value["pairs"].as_array().unwrap();
-    assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 1);
+    assert_eq!(pairs.len(), 15 + 3 + 4 + 6 + 5 + 8 + 1);
     // README's transcript ends in this number.
-    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 208);
+    assert_eq!(recipes.len() + 26 + sources.len() + pairs.len(), 216);
     assert!(pairs.iter().all(|p| p["error_of_bound"]["f32"].as_f64().is_some_and(|e| e <= 1.0)));
     assert!(pairs.iter().any(|p| p["a"] == "nvfp4 hadamard" && p["b"] == "nvfp4 hadamard"));
 }

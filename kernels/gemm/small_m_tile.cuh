@@ -7,9 +7,11 @@
 // which one product takes four and the next one the others. What a lane wants of A at once, eight neighbours, are the units that threads copy. Four
 // neighbouring E4M3 codes are two pairs of neighbours; E2M1 codes make pairs of a number and the fourth behind it, and who copied a unit of A puts
 // it in that order, once for the four warps.
-// FP32 scales of 128 columns multiply the sum over those (weights_of_block). At the end every block of the cluster takes an equal part of the 128 rows, gets
-// the sums of all parts of k in the place of the ring, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
+// FP32 scales of 128 columns multiply the sum over those (multiply_group). At the end every block of the cluster takes an equal part of the 128 rows, gets
+// the sums of all parts of k through shared memory, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
 // has the same bits whatever stands beside it.
+// Of E4M3, eight warps of 16 rows each, a ring of four stages and two blocks on a multiprocessor were no faster, and rings of five slower (H200, 2026-11): with few rows of A
+// the conversion of codes to BF16 takes more instructions than all else.
 #pragma once
 #include "gemm/async_copy.cuh"
 #include "gemm/small_m_e4m3.cuh"
@@ -47,8 +49,8 @@ template <class C> struct SmallMTile {
     u32 ring, end;      // steps of k, of the block
     u32 first_row;      // of the block
     u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows APART apart, and of A eight
-    u32 codes_end, a_end;  // steps in which its columns are within k
-    const u8* codes;    // of the first of them, and bytes from there to the others
+    u32 codes_end, a_end;  // steps from which on its columns are beyond k
+    const u8* codes;    // its first row, and bytes from there to the others
     u32 further[C::UNITS];
     const char* scales; // of all that this thread copies
     const u16* a;

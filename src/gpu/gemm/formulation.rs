@@ -37,12 +37,10 @@ pub enum Formulation {
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
     /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32, or where it is MXFP8 in
-    /// E4M3: codes times block scales
-    /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. At most 64, too, where A is plain and B
-    /// is FP8 in E4M3: codes as BF16 or F16 numbers, FP32 sums, of which scales of 1x128 or 128x128 multiply those of 128 columns; it is the one way to
-    /// multiply such weights. Values that B
-    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows (8 where B keeps values and k is below 2048), and where B keeps nothing and
-    /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned.
+    /// E4M3: codes times block scales as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
+    /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows (8 where B keeps values and k is below 2048, or MXFP8 weights are few), and where B keeps nothing and
+    /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned. At most 64, too, where A is plain and B is FP8 in E4M3:
+    /// codes as BF16 or F16 numbers, FP32 sums, of which scales of 1x128 or 128x128 multiply those of 128 columns. It is the one way to multiply such weights.
     ///
     /// It stores BF16, F16 or F32; E4M3 is left to the epilogue kernel. D needs the
     /// alignment of its elements alone. The [configuration](crate::SmallMConfig) follows m, n, k and the number of multiprocessors, and the bits of a row
