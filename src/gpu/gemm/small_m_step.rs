@@ -95,6 +95,7 @@ impl SmallMProduct {
             a,
             a_stride,
             a_type: values.dtype,
+            a_is_made: values.a == ValueSource::Scratch,
             codes: &call.b.numbers,
             block_scales: required("block scales of B", &call.b.block_scales)?,
             format: desc.b.spec().block.ok_or_else(|| bug("B without block scales"))?.format,

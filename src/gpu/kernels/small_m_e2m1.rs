@@ -74,6 +74,8 @@ pub(crate) struct SmallME2m1Call<'a> {
     pub(crate) a: &'a Span<'a>,
     pub(crate) a_stride: usize,
     pub(crate) a_type: DType,
+    /// A is made by a kernel of the same call: no link of a chain, as that one releases nothing, and is not waited for the sooner.
+    pub(crate) a_is_made: bool,
     /// E2M1 `[n][k / 2]`.
     pub(crate) codes: &'a Span<'a>,
     /// Of B, in tiles of 128x4.
@@ -206,7 +208,11 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes, call.block_scales]);
+        let mnk = [call.m, call.n, call.k];
+        let place = match call.a_is_made {
+            true => InChain::alone(call.config),
+            false => self.in_chain(stream, call.config, mnk, &[call.codes, call.block_scales]),
+        };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.format, call.a_type));
         let tokens = block.tokens(call.m);
         let kernels = &self.small_m(stream)?.1.0;
@@ -322,6 +328,7 @@ mod tests {
             a: &spans[0],
             a_stride,
             a_type: DType::Bf16,
+            a_is_made: false,
             codes: &spans[1],
             block_scales: &spans[2],
             format,
