@@ -108,6 +108,7 @@ impl SmallMProduct {
             a,
             a_stride,
             a_type: values.dtype,
+            a_is_made: values.a == ValueSource::Scratch,
             weights,
             codes: &call.b.numbers,
             scales,

@@ -217,7 +217,7 @@ impl Kernels {
                 tracing::trace!(loads_early, releases, %config, "link of a chain");
                 InChain { config, releases, loads_early, link: true }
             }
-            None => InChain { config, releases: 0, loads_early: false, link: false },
+            None => InChain::alone(config),
         }
     }
 
@@ -243,6 +243,13 @@ pub(super) struct InChain {
     pub(super) releases: u32,
     pub(super) loads_early: bool,
     link: bool,
+}
+
+impl InChain {
+    /// As outside of chains.
+    pub(super) fn alone(config: SmallMConfig) -> Self {
+        Self { config, releases: 0, loads_early: false, link: false }
+    }
 }
 
 #[cfg(test)]

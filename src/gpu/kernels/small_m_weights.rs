@@ -165,6 +165,8 @@ pub(crate) struct SmallMWeightsCall<'a> {
     pub(crate) a: &'a Span<'a>,
     pub(crate) a_stride: usize,
     pub(crate) a_type: DType,
+    /// A is made by a kernel of the same call: no link of a chain, as that one releases nothing, and is not waited for the sooner.
+    pub(crate) a_is_made: bool,
     pub(crate) weights: SmallMWeights,
     /// E2M1 `[n][k / 2]`, or E4M3 `[n][k]`.
     pub(crate) codes: &'a Span<'a>,
@@ -307,7 +309,10 @@ impl Kernels {
         }
         let weights = [Some(call.codes), call.scales];
         let weights: Vec<_> = weights.into_iter().flatten().collect();
-        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &weights);
+        let place = match call.a_is_made {
+            true => InChain::alone(call.config),
+            false => self.in_chain(stream, call.config, [call.m, call.n, call.k], &weights),
+        };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let tokens = block.tokens(call.m);
         let kernels = &self.small_m(stream)?.1.0;
@@ -432,6 +437,7 @@ mod tests {
             a: &spans[0],
             a_stride,
             a_type: DType::Bf16,
+            a_is_made: false,
             weights,
             codes: &spans[1],
             scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
