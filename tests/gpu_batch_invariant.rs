@@ -167,6 +167,8 @@ fn cases((a, _): (Scheme, Scheme), n: usize) -> Vec<Case> {
         Case::new(DType::Bf16),
         Case { residual: Some(DType::F16), ..gelu },
         Case { residual: Some(DType::F32), ..added },
+        // By the L2 cache.
+        Case { beta: Some(1.0), alpha: -0.75, ..Case::new(DType::F32) },
     ];
     if is_tensor(a) && n.is_multiple_of(16) {
         let relu = Case { bias: Some(DType::Bf16), activation: Activation::Relu, ..Case::new(DType::E4M3) };

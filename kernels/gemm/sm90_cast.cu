@@ -8,7 +8,7 @@
     SM90_KERNEL(gemm_fp8_##NAME, Config_##NAME, false)        \
     SM90_KERNEL(gemm_fp8_##NAME##_grouped, Config_##NAME, true)
 
-// Sm90Cast in src/gpu/kernels/sm90_cast.rs mirrors the table; a test there reads these lines. Rows of B of SwiGLU are those of both matrices.
+// Sm90Config in src/gpu/kernels/sm90_config.rs mirrors the table; a test of sm90.rs reads these lines. Rows of B of SwiGLU are those of both matrices.
 // name, what becomes of the sums; rows, columns, warpgroups, shared operand, stages, atom, depth, unrolled k-blocks, store, residents, shared memory
 SM90(codes_256x128, END_CODES, 256, 128, 2, SHARE_A, 4, 128, 1, 8, STORE_DIRECT, 1, 220288)
 SM90(codes_128x128, END_CODES, 128, 128, 2, SHARE_A, 6, 128, 1, 8, STORE_STAGED, 1, 220352)

@@ -41,10 +41,9 @@ template <class C> __device__ __forceinline__ float sm90_row_amax(const Sm90Sums
 }
 
 // E4M3 codes of groups of 128 columns, the bytes of the quantizer (cast/fp8_group.cu) of the same FP32 numbers, and their scales. Where two
-// warpgroups share a row, warps of the same number tell each other what they found in their slabs: by turns in two places, so that none is
-// overwritten before the other has read it. `slab_beside` is that of the other.
+// warpgroups share a row, warps of the same number tell each other what they found in their slabs. `slab_beside` is that of the other.
 template <class C>
-__device__ __forceinline__ void sm90_store_codes(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside, u32 turn) {
+__device__ __forceinline__ void sm90_store_codes(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside) {
     const u32 lane = threadIdx.x % 32;
     float amax[C::WAVES][2];
 #pragma unroll
@@ -54,10 +53,13 @@ __device__ __forceinline__ void sm90_store_codes(const Sm90Sums<C>& sum, const S
     // The last tile may have columns for the first warpgroup alone.
     if (C::ACROSS > 1 && tile.col + C::OUT_WIDE < p.n) {
         static_assert(C::ACROSS == 1 || (C::ACROSS == 2 && C::WAVES == 1), "two warpgroups, 16 rows for each warp");
-        const u32 place = 64 * turn + lane / 4 * 8;
+        const u32 place = lane / 4 * 8;
+        const auto meet = [] { asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 32 % 4) : "memory"); };
+        __syncwarp();  // all lanes have done with the slab
         if (lane % 4 == 0) shared_store_pair(slab + place, amax[0][0], amax[0][1]);
-        asm volatile("bar.sync %0, 64;" ::"r"(1 + threadIdx.x / 32 % 4) : "memory");
+        meet();
         const float2 other = shared_pair(slab_beside + place);
+        meet();  // read: the other may use its slab again
         amax[0][0] = fmaxf(amax[0][0], other.x), amax[0][1] = fmaxf(amax[0][1], other.y);
     }
     float* scales = p.scales_d + (u64)(tile.col / 128) * p.pitch_d + tile.row;
@@ -89,7 +91,7 @@ __device__ __forceinline__ void sm90_store_codes(const Sm90Sums<C>& sum, const S
 }
 
 template <class C>
-__device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside, u32 turn) {
+__device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside) {
     if (C::END == END_SWIGLU) {
         if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
         sm90_swiglu<C>(sum, p, tile, row, col, slab);
@@ -98,5 +100,5 @@ __device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Prob
         sm90_finish_sums<C>(sum, p, tile, row, col);
         if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
     }
-    sm90_store_codes<C>(sum, p, tile, row, col, slab, slab_beside, turn);
+    sm90_store_codes<C>(sum, p, tile, row, col, slab, slab_beside);
 }

@@ -105,10 +105,14 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     if (C::SCALES == SCALES_OUTER) {
         const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
         if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
-        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.group * p.group_b + tile.col + col + 4 * lane) * p.b_step);
     }
-    if (p.bias && tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE)
-        touch((const char*)p.bias + (u64)(tile.group * p.group_bias + tile.col + col + 4 * lane) * (p.bias_type == 2 ? 4 : 2));
+#pragma unroll
+    for (u32 c = 0; c < C::WIDE; c += 128) {
+        const u32 at = tile.col + col + c + 4 * lane;
+        if (at >= p.n || c + 4 * lane >= C::WIDE) continue;
+        if (C::SCALES == SCALES_OUTER) touch(p.scales_b + (u64)(tile.group * p.group_b + at) * p.b_step);
+        if (p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
+    }
     if (!p.residual && p.beta == 0.0f) return;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {

@@ -60,13 +60,13 @@ pub struct FusedGemmArgs<'a> {
 
 impl<'a> FusedGemmArgs<'a> {
     /// `D = silu(alpha A Gᵀ) ∘ (alpha A Uᵀ)`: the gated MLP's first half. B holds the rows of G, then those of U, as engines stack `gate_proj` and `up_proj`:
-    /// 2n x k, n a multiple of 128. D, m x n: numbers, or codes for the next product. In the arithmetic of
+    /// 2n x k, n a multiple of 128 and k of 16. D, m x n: numbers, or codes for the next product. In the arithmetic of
     /// [`reference::swiglu`](crate::reference::swiglu) of the two products in FP32.
     pub fn swiglu(a: &'a QuantMatrix, b: &'a QuantMatrix, d: impl Into<FusedOut<'a>>) -> Self {
         Self::of(a, b, d.into(), true)
     }
 
-    /// `D = quantize(activation(alpha A Bᵀ + bias))`, m x n, n a multiple of 16: the bytes of [`Handle::quantize_into`] of the product in FP32.
+    /// `D = quantize(activation(alpha A Bᵀ + bias))`, m x n, n and k multiples of 16: the bytes of [`Handle::quantize_into`] of the product in FP32.
     pub fn quantized(a: &'a QuantMatrix, b: &'a QuantMatrix, d: &'a mut QuantMatrix) -> Self {
         Self::of(a, b, FusedOut::Quantized(d), false)
     }
@@ -164,6 +164,19 @@ impl<'a> FusedGemmArgs<'a> {
         }
         pair::check_basis(a.basis(), b.basis())?;
         let [m, n, k] = self.mnk();
+        if k == 0 || !k.is_multiple_of(16) {
+            let rule = "must be a multiple of 16 above 0";
+            return Err(Error::shape("k", k.to_string(), rule, "pad the columns of A and B with zeros"));
+        }
+        if let Some(config) = self.config
+            && !(if *swiglu { config.swiglu_tile().is_some() } else { config.stores_codes() })
+        {
+            return Err(Error::unsupported(
+                format!("the configuration {config} of a product with {after} in its kernel"),
+                "codes have it in 256x128, 128x128 and 64x128, SwiGLU in 128x128 and 64x128",
+                "ask for one of these, or for none",
+            ));
+        }
         if b.cols() != k {
             let found = format!("{} x {}", b.rows(), b.cols());
             return Err(Error::shape("B", found, format!("must have A's {k} columns"), "pass A and B of the same k"));
@@ -179,6 +192,15 @@ impl<'a> FusedGemmArgs<'a> {
                 format!("{m} x {n}"),
                 "must have a multiple of 128 columns: no 128x128 scale of B belongs to two of its matrices",
                 "pad the rows of each matrix of B with zeros, and D's columns",
+            ));
+        }
+        if !n.is_multiple_of(16) {
+            let rule = "must be a multiple of 16: so many codes are stored at once";
+            return Err(Error::shape(
+                "columns of D",
+                n.to_string(),
+                rule,
+                "pad the rows of B with zeros, and D's columns",
             ));
         }
         let rows = groups.checked_mul(self.parts()).and_then(|matrices| matrices.checked_mul(n));
@@ -266,7 +288,7 @@ impl<'a> FusedGemmArgs<'a> {
     /// Which kernel computes it, what it costs in memory, and why.
     ///
     /// # Errors
-    /// As [`Handle::fused_gemm`].
+    /// As [`Handle::fused_gemm`], but for what memory itself is asked: lengths of counts and starts, alignment and row stride of D, overlap.
     pub fn explain(&self, handle: &Handle) -> Result<String> {
         self.check(handle)?;
         let [m, n, k] = self.mnk();
@@ -285,9 +307,10 @@ impl<'a> FusedGemmArgs<'a> {
 
 impl Handle {
     /// A product and what follows it, in one launch: [`FusedGemmArgs::swiglu`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
-    /// which reads and writes its hidden layer in memory, is gone.
+    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes; SwiGLU is faster than a product and a pass from about 1024 rows
+    /// on, and for 64 rows of a very wide layer, and slower in between, where its tiles of twice the columns fill the GPU worse (docs/performance.md).
     ///
-    /// A row of D has the same bits whatever m is and whichever rows stand beside it, in every configuration. D must not overlap A and B. What is derived of a
+    /// A row of D has the same bits whatever m is and whichever rows stand beside it, in every configuration. D must not overlap A, B, a bias, and where groups lie. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`]) it allocates nothing and waits for nothing:

@@ -323,9 +323,12 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
 
 /// The exact result and the tolerance after the epilogue and the cast (4. and 5. of [`gemm_bound`]).
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
-    // The last terms: products of scales and sums may pass through FP32 subnormals, and the L2 cache takes those for 0.
-    let flushed = if inputs.added().is_some() { 3.0 * power(-126) } else { 0.0 };
-    let (mut v, mut tol) = (sum, error + power(-140) + flushed);
+    // The last term: products of scales and sums may pass through FP32 subnormals.
+    let (mut v, mut tol) = (sum, error + power(-140));
+    if inputs.added().is_some() {
+        // The sum, the old value and the new one may each count as 0 below 2^-126 (`sm90` with two vectors of scales and beta = 1 lets the L2 cache add).
+        tol += 3.0 * power(-126);
+    }
     let mut add = |v: &mut f64, x: f64| {
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);

@@ -14,7 +14,7 @@ fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
         Sm90Config::Tile256x128 => (1110, 2600),
         Sm90Config::Tile128x128 => (656, 1800),
-        // `sm90-wide.md` of 2026-11-25-nvidia-h200-wide.
+        // `sm90-wide.txt` of `2026-11-25-nvidia-h200-8e7501d`; the two of SwiGLU below are of `fused_gemm.md` there.
         Sm90Config::Tile128x192 => (1127, 2600),
         Sm90Config::Tile64x192 => (859, 1800),
         Sm90Config::Tile64x128 => (524, 1500),

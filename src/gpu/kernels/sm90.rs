@@ -127,7 +127,7 @@ pub(crate) struct Sm90Call<'a> {
     pub(crate) end: Sm90End<'a>,
 }
 
-/// Mirror of `Sm90Problem` in `kernels/gemm/sm90.cuh`.
+/// Mirror of `Sm90Problem` in `kernels/gemm/sm90_config.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Sm90Problem {
