@@ -24,7 +24,8 @@ const NVRTC: Search = Search {
 
 /// Every function of the driver that this crate calls, itself or through cudarc, which looks each up at its first call and
 /// panics without it. All are in the driver of CUDA 12.4.
-const DRIVER_FUNCTIONS: [&str; 50] = [
+const DRIVER_FUNCTIONS: [&str; 51] = [
+    "cuGetProcAddress_v2",
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",

@@ -78,7 +78,7 @@ impl Sm90Groups<'_> {
                 ))
             }
             Sm90Rows::Slots(rows)
-                if of_rows && !rows.is_multiple_of(4) || rows.checked_mul(self.count).is_none_or(|all| all > m) =>
+                if of_rows && (!rows.is_multiple_of(4) || rows.checked_mul(self.count).is_none_or(|all| all > m)) =>
             {
                 Err(Error::shape(
                     "rows of A",
