@@ -84,7 +84,8 @@ pub struct Bound {
 ///    the product of the values in F16 ([`pair::multiplied_in`]), also where that rounds them or makes them infinite.
 /// 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
 ///    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
-///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
+///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more. An old value of D may be
+///    added by the L2 cache, to which subnormal numbers are 0: both operands and the sum may lose `2^-126`.
 /// 5. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
 ///
 /// Scales are taken to be such that products of alpha and scales neither overflow nor are subnormal, and sums to stay
@@ -329,8 +330,9 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
 
 /// The exact result and the tolerance after the epilogue and the cast (4. and 5. of [`gemm_bound`]).
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
-    // The last term: products of scales and sums may pass through FP32 subnormals.
-    let (mut v, mut tol) = (sum, error + power(-140));
+    // The last terms: products of scales and sums may pass through FP32 subnormals, and the L2 cache takes those for 0.
+    let flushed = if inputs.added().is_some() { 3.0 * power(-126) } else { 0.0 };
+    let (mut v, mut tol) = (sum, error + power(-140) + flushed);
     let mut add = |v: &mut f64, x: f64| {
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);

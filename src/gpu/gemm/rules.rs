@@ -131,11 +131,13 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours = measured_sm90::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
+    // A residual or an old D that the library leaves to a pass costs it what an activation does that it leaves to one.
+    let activation = if stores(desc, library) { problem.activation } else { Activation::Silu };
+    let ours = measured::choose(tables_of_ours, Problem { activation, ..problem }, mnk, sm_count, facts.measured);
     let by_rule = match (alternative, ours) {
         (_, Some(Choice::Measured(_))) => None,
         (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
-        _ if loops_longer(desc, library) => Some(false),
+        _ if library_ends_sooner(desc, library) => Some(false),
         _ => None,
     };
     match by_rule {
@@ -160,11 +162,10 @@ fn stores(desc: &GemmDesc, library: Formulation) -> bool {
     [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok())
 }
 
-/// Whether sm90 is slower than this way of cuBLASLt because of the epilogue, which it goes through behind each tile: with an activation that the library
-/// fuses, and with a residual, also against a pass of our epilogue kernel (observed: H200, 2026-11-25, `bench sm90`).
-fn loops_longer(desc: &GemmDesc, library: Formulation) -> bool {
-    desc.epilogue.residual.is_some()
-        || (desc.epilogue.activation != Activation::None && stores(desc, library))
+/// Whether sm90 is slower than this way of cuBLASLt because of what follows the sums: an activation that the library fuses, which computes it less exactly (GELU at 4096 x 4096 x
+/// 7168: 214 us for 194; observed: H200, 2026-11-25, `bench sm90`), or a pass of its own.
+fn library_ends_sooner(desc: &GemmDesc, library: Formulation) -> bool {
+    (desc.epilogue.activation != Activation::None && stores(desc, library))
         || outline(desc, Formulation::Sm90, Finish::Fused).is_err()
 }
 
@@ -179,7 +180,7 @@ fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
 /// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
 fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
     desc.accumulate == Accumulate::Add
-        && !loops_longer(desc, Formulation::Native)
+        && !library_ends_sooner(desc, Formulation::Native)
         && available(desc, facts, Formulation::Sm90).is_ok()
         && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
 }
@@ -227,7 +228,7 @@ mod tests {
                     let wanted = if wins { alternative } else { Native };
                     let rows = alternative == Rescaled;
                     let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
-                    let ours = match measured_sm90::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
+                    let ours = match measured::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
                         Choice::Measured(wins) => wins,
                         // Of rows the rules are others.
                         by_rule => !rows && said(by_rule).0,

@@ -104,6 +104,7 @@ const HEADERS: [(&str, &str); 34] = [
     ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
     ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
     ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
+    ("gemm/sm90_cast.cuh", include_str!("../../../kernels/gemm/sm90_cast.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
     ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),

@@ -26,6 +26,8 @@ mod operand;
 mod produced;
 mod ptx_cache;
 mod sm90;
+mod sm90_config;
+mod sm90_groups;
 mod small_m;
 mod small_m_config;
 mod small_m_end;
@@ -40,8 +42,9 @@ pub(crate) use grouped_between::GroupPlaces;
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
-pub use sm90::Sm90Config;
-pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales};
+pub(crate) use sm90::{Sm90Call, Sm90Codes, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
+pub use sm90_config::Sm90Config;
+pub(crate) use sm90_groups::{Sm90Along, Sm90Groups};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
 pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
@@ -72,7 +75,7 @@ pub(crate) struct Kernels {
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
-    sm90: OnceLock<sm90::Sm90Kernels>,
+    sm90: OnceLock<sm90_config::Sm90Kernels>,
     small_m: OnceLock<SmallMFamily>,
     sm_count: usize,
 }
@@ -188,8 +191,8 @@ impl Kernels {
         self.family(&self.epilogue, KernelFamily::Epilogue, epilogue::EpilogueKernels::of, stream)
     }
 
-    fn sm90(&self, stream: &Queue) -> Result<&sm90::Sm90Kernels> {
-        self.family(&self.sm90, KernelFamily::Sm90, sm90::Sm90Kernels::of, stream)
+    fn sm90(&self, stream: &Queue) -> Result<&sm90_config::Sm90Kernels> {
+        self.family(&self.sm90, KernelFamily::Sm90, sm90_config::Sm90Kernels::of, stream)
     }
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
