@@ -200,6 +200,8 @@ fn blocks_of_sixteen_and_weights_alone() {
     tune_product(&handle, &ops, Case::new(DType::Bf16), CacheState::Cold);
     ops.b.keep_dequantized(&handle, DType::Bf16).unwrap();
     tune_product(&handle, &ops, Case { gap: 8, ..Case::new(DType::Bf16) }, CacheState::Cold);
+    let ops = PlainOperands::of(&handle, &x, DType::Bf16, 8, quantized(&w, Scheme::Fp8Group128x128(E4M3)));
+    tune_product(&handle, &ops, Case { gap: 8, ..Case::new(DType::Bf16) }, CacheState::Cold);
 }
 
 /// Needs no GPU: measured times that a careless JSON reader returns one unit off.
