@@ -188,7 +188,12 @@ fn a_captured_graph_takes_any_counts() {
         let places = || GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
         for (on, to) in on.iter_mut().zip([&mut dy_t, &mut x_t]) {
             let cols = to.rows();
-            handle.clear_between_groups(&mut MatMut::new(&mut *on, DType::Bf16, rows, cols)?, GROUPS, &places(), None)?;
+            handle.clear_between_groups(
+                &mut MatMut::new(&mut *on, DType::Bf16, rows, cols)?,
+                GROUPS,
+                &places(),
+                None,
+            )?;
             let x = MatRef::new(&*on, DType::Bf16, rows, cols)?;
             handle.quantize_into(&x, Recipe::new(SCHEME), QuantizeTo::Transposed(to))?;
         }
