@@ -65,30 +65,27 @@ impl Sm90Groups<'_> {
             }
             check_aligned(name, span, 8)?;
         }
-        match self.rows {
-            Sm90Rows::Slots(rows)
-                if !of_rows
-                    && (!rows.is_multiple_of(128) || rows.checked_mul(self.count).is_none_or(|all| all > k)) =>
-            {
-                Err(Error::shape(
-                    "k",
-                    format!("{k} for {} slots of {rows}", self.count),
-                    "must hold every slot, each of a multiple of 128: no 1x128 group belongs to two slots",
-                    "pass slots of a multiple of 128 rows, and transposes of all slots",
-                ))
-            }
-            Sm90Rows::Slots(rows)
-                if of_rows && (!rows.is_multiple_of(4) || rows.checked_mul(self.count).is_none_or(|all| all > m)) =>
-            {
-                Err(Error::shape(
-                    "rows of A",
-                    format!("{m} rows for {} slots of {rows}", self.count),
-                    "must hold every slot, each of a multiple of 4 rows",
-                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-                ))
-            }
-            _ => Ok(()),
+        let Sm90Rows::Slots(rows) = self.rows else { return Ok(()) };
+        let step = if of_rows { 4 } else { 128 };
+        let held = if of_rows { m } else { k };
+        if rows.is_multiple_of(step) && rows.checked_mul(self.count).is_some_and(|all| all <= held) {
+            return Ok(());
         }
+        Err(if of_rows {
+            Error::shape(
+                "rows of A",
+                format!("{m} rows for {} slots of {rows}", self.count),
+                "must hold every slot, each of a multiple of 4 rows",
+                "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
+            )
+        } else {
+            Error::shape(
+                "k",
+                format!("{k} for {} slots of {rows}", self.count),
+                "must hold every slot, each of a multiple of 128: no 1x128 group belongs to two slots",
+                "pass slots of a multiple of 128 rows, and transposes of all slots",
+            )
+        })
     }
 
     fn starts(&self) -> Option<&Span<'_>> {
