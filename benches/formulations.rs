@@ -1,8 +1,8 @@
 //! Every formulation that is offered, for each problem whose choice is measured: the records that
 //! `scripts/measured-choices.py` makes src/gpu/gemm/measured.rs from.
 //!
-//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `NxK,NxK` these, `SCALED_GEMM_MOST_ROWS` no m above it. About three
-//! minutes on an H200.
+//! `cargo bench --bench formulations`; `SCALED_GEMM_SHAPES=quick` takes three shapes only, `NxK,NxK` these, `SCALED_GEMM_MOST_ROWS` no m above it,
+//! `SCALED_GEMM_ACTIVATIONS=silu` problems with this activation only (`none,silu`: both). About three minutes on an H200.
 //! Formulations of one problem take turns, back to back. All m but 3 and 12 make the tables, which these judge.
 //! Elements of every product are checked against the f64 bound.
 
@@ -46,10 +46,16 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn call(&mut self, handle: &Handle, set: usize, d: &mut [CudaSlice<u8>]) -> Result<()> {
+    fn call(&mut self, handle: &Handle, set: usize, d: &mut [CudaSlice<u8>], alpha: f32) -> Result<()> {
         let GemmDesc { m, n, out, accumulation, epilogue, .. } = *self.plan.desc();
         let args = GemmArgs::new(&self.tokens[set], &self.weights[set], MatMut::new(&mut d[set], out, m, n)?);
-        self.plan.execute(handle, args.accumulation(accumulation).activation(epilogue.activation))
+        self.plan.execute(handle, args.alpha(alpha).accumulation(accumulation).activation(epilogue.activation))
+    }
+
+    /// As large as what activations are for: sums of thousands of products of normal numbers are beyond what `sm90` has its short way for.
+    fn timed(&mut self, handle: &Handle, set: usize, d: &mut [CudaSlice<u8>]) -> Result<()> {
+        let plain = self.plan.desc().epilogue.activation == Activation::None;
+        self.call(handle, set, d, if plain { 1.0 } else { 1.0 / 64.0 })
     }
 
     /// What [`TIMING`]'s competitors have in common, as the script reads it.
@@ -68,6 +74,12 @@ fn main() {
             measure_shape(handle, watch, &pool, shape);
         }
     });
+}
+
+fn is_wanted(activation: Activation) -> bool {
+    let wanted = std::env::var("SCALED_GEMM_ACTIVATIONS").ok();
+    let name = format!("{activation:?}").to_lowercase();
+    wanted.is_none_or(|list| list.split(',').any(|wanted| wanted == name))
 }
 
 fn measure_shape(handle: &Handle, watch: &ClockWatch, pool: &Pool, (n, k): (usize, usize)) {
@@ -100,7 +112,7 @@ fn measure(handle: &Handle, pool: &Pool, weights: &[Weights; 2], [m, n, k]: [usi
                 Accumulation::Fast => Accumulator::TensorCoreFast,
             };
             let check = Check::new(handle, &tokens[0], &weights.host, accumulator);
-            for (out, activation) in OUTPUTS {
+            for (out, activation) in OUTPUTS.into_iter().filter(|(_, activation)| is_wanted(*activation)) {
                 let desc = GemmDesc::new(m, n, k, a, b, out)
                     .with_accumulation(*accumulation)
                     .with_epilogue(Epilogue { activation, ..Epilogue::default() });
@@ -111,7 +123,7 @@ fn measure(handle: &Handle, pool: &Pool, weights: &[Weights; 2], [m, n, k]: [usi
                     weights.sets[..sets].iter().for_each(|b| plan.prepare(handle, b).unwrap());
                     let mut job = Job { pair, plan, tokens, weights: &weights.sets };
                     handle.stream().memset_zeros(&mut d[0]).unwrap();
-                    job.call(handle, 0, &mut d).unwrap();
+                    job.call(handle, 0, &mut d, 1.0).unwrap();
                     let words = format!("{name} {m} x {n} x {k}, {}, {formulation}", job.problem().1);
                     check.assert(handle, &d[0], out, activation, &words);
                     jobs.push(job);
@@ -120,7 +132,7 @@ fn measure(handle: &Handle, pool: &Pool, weights: &[Weights; 2], [m, n, k]: [usi
         }
     }
     let timing = borrowing(TIMING).over(sets);
-    let times = timing.in_turns(handle, jobs.len(), |who, call| jobs[who].call(handle, call % sets, &mut d)).unwrap();
+    let times = timing.in_turns(handle, jobs.len(), |who, call| jobs[who].timed(handle, call % sets, &mut d)).unwrap();
     let timed: Vec<_> = jobs.iter().zip(&times).map(|(job, times)| (job, times.median())).collect();
     for of_problem in timed.chunk_by(|(a, _), (b, _)| a.problem() == b.problem()) {
         let (job, _) = of_problem[0];

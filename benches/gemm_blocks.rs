@@ -21,17 +21,20 @@ const NV: Scheme = Scheme::Nvfp4;
 const NV_ROW: Scheme = Scheme::Nvfp4Row;
 const MX: Scheme = Scheme::Mxfp8(Fp8Format::E4M3);
 const MX4: Scheme = Scheme::Mxfp4;
+const TILES: Scheme = Scheme::Fp8Group128x128(Fp8Format::E4M3);
 /// A and B.
-const PAIRS: [(Operand, Scheme); 5] = [
+const PAIRS: [(Operand, Scheme); 7] = [
     (Operand::Quantized(NV), NV),
     (Operand::Quantized(NV_ROW), NV),
     (Operand::Quantized(MX), MX),
     (Operand::Plain(DType::Bf16), NV),
     (Operand::Plain(DType::Bf16), MX4),
+    (Operand::Plain(DType::Bf16), MX),
+    (Operand::Plain(DType::Bf16), TILES),
 ];
 /// Schemes of A, and of B.
 const TOKENS: [Scheme; 3] = [NV, NV_ROW, MX];
-const WEIGHTS: [Scheme; 3] = [NV, MX, MX4];
+const WEIGHTS: [Scheme; 4] = [NV, MX, MX4, TILES];
 
 const ROWS: [usize; 12] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 2048, 4096, 8192];
 /// Rows at which weights that are not kept are measured, too.
@@ -52,7 +55,9 @@ struct Weights {
 impl Weights {
     fn new(handle: &Handle, pool: &Pool, scheme: Scheme, shape: (usize, usize)) -> Self {
         let sets = rotation(handle, shape.0 * shape.1 / 2);
-        let [kept, codes] = [(); 2].map(|()| pool.weights(handle, scheme, sets, shape));
+        // FP8 keeps nothing.
+        let of = |sets| pool.weights(handle, scheme, sets, shape);
+        let (kept, codes) = (of(if scheme.spec().block.is_some() { sets } else { 0 }), of(sets));
         kept.iter().for_each(|b: &QuantMatrix| b.keep_dequantized(handle, DType::Bf16).unwrap());
         Self { host: codes[0].to_host(handle).unwrap(), kept, codes }
     }
@@ -148,7 +153,7 @@ fn rows() -> impl Iterator<Item = usize> {
 }
 
 /// Weights of a scheme among all.
-fn weights_of(weights: &[Weights; 3], b: Scheme) -> &Weights {
+fn weights_of(weights: &[Weights; 4], b: Scheme) -> &Weights {
     &weights[WEIGHTS.iter().position(|scheme| *scheme == b).unwrap()]
 }
 
@@ -156,7 +161,7 @@ fn measure(
     handle: &Handle,
     watch: &ClockWatch,
     pool: &Pool,
-    weights: &[Weights; 3],
+    weights: &[Weights; 4],
     shape: [usize; 3],
     lines: &mut Vec<Line>,
 ) {
@@ -215,7 +220,7 @@ fn tokens_of(tokens: &[Vec<QuantMatrix>; 3], pair: usize) -> Option<&[QuantMatri
 
 fn jobs<'a>(
     handle: &Handle,
-    weights: &'a [Weights; 3],
+    weights: &'a [Weights; 4],
     tokens: &'a [Vec<QuantMatrix>; 3],
     [m, n, k]: [usize; 3],
 ) -> Vec<Job<'a>> {
@@ -224,11 +229,12 @@ fn jobs<'a>(
         let of_b = weights_of(weights, b);
         for variant in [Variant::Few, Variant::Kept, Variant::NotKept, Variant::QuantizeToo] {
             let problem = GemmDesc::new(m, n, k, a, b, DType::Bf16);
-            let few = handle.supports(&problem).unwrap()[0] == Formulation::SmallM;
+            let few = handle.supports(&problem).unwrap().first() == Some(&Formulation::SmallM);
+            let blocks = b.spec().block.is_some();
             let wanted = match variant {
                 Variant::Few => few,
-                Variant::Kept => true,
-                Variant::NotKept => ROWS_NOT_KEPT.contains(&m),
+                Variant::Kept => blocks,
+                Variant::NotKept => blocks && ROWS_NOT_KEPT.contains(&m),
                 Variant::QuantizeToo => m >= TARGET_ROWS && a.scheme().is_some(),
             };
             if !wanted {

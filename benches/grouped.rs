@@ -1,8 +1,10 @@
 //! Products of groups of rows, each with a matrix of its own, as experts are: 1x128 x 128x128 to BF16 by one launch of our kernels for sm_90, in every
-//! configuration, against one product a group, and against one BF16 product a group.
+//! configuration, against one product a group, and against one BF16 product a group. Then gradients of these matrices, 1x128 scales on both sides, added to
+//! FP32: one launch, in two configurations and as chosen, against one product a group.
 //!
 //! `cargo bench --bench grouped`; the runner that `scripts/bundle.sh` packs on a machine without a toolchain. Elements of the last group of every
-//! way are checked against the f64 bound. The target is 1.4 times BF16. `SCALED_GEMM_SHAPES=8x1024,64x16` takes these groups x rows alone.
+//! way are checked against the f64 bound. The target is 1.4 times BF16. `SCALED_GEMM_SHAPES=8x1024,64x16` takes these groups x rows alone,
+//! `dw-8x1024` these of gradients.
 
 mod common;
 
@@ -12,8 +14,8 @@ use scaled_gemm::cudarc::driver::CudaSlice;
 use scaled_gemm::reference::Accumulator;
 use scaled_gemm::{
     Activation, Bf16Gemm, Cadence, ClockWatch, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc,
-    GemmPlan, GroupedGemmArgs, GroupedRows, Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, Recipe,
-    Result, Scheme, Sm90Config, Timing,
+    GemmPlan, GroupedGemmArgs, GroupedRows, GroupedWeightGradient, Handle, KernelFamily, MatMut, MatRef, PlanOptions,
+    QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Sm90Config, Timing,
 };
 
 const A: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
@@ -24,6 +26,9 @@ const TARGET: f64 = 1.4;
 
 /// Groups, rows of each, and rows from one to the next.
 const CASES: [[usize; 3]; 3] = [[8, 1024, 1024], [4, 8192, 8192], [64, 16, 128]];
+
+/// Groups, and rows of a slot of each, of gradients.
+const GRADIENTS: [[usize; 2]; 2] = [[8, 1024], [64, 128]];
 
 /// What is multiplied, together and group by group.
 struct Operands {
@@ -131,12 +136,12 @@ fn main() {
             return;
         }
         let wanted = std::env::var("SCALED_GEMM_SHAPES").ok();
-        let is_wanted = |[groups, rows, _]: &[usize; 3]| {
-            let name = format!("{groups}x{rows}");
-            wanted.as_ref().is_none_or(|list| list.split(',').any(|wanted| wanted == name))
-        };
-        for case in CASES.into_iter().filter(is_wanted) {
+        let is_wanted = |name: String| wanted.as_ref().is_none_or(|list| list.split(',').any(|wanted| wanted == name));
+        for case in CASES.into_iter().filter(|[groups, rows, _]| is_wanted(format!("{groups}x{rows}"))) {
             measure(handle, watch, case);
+        }
+        for case in GRADIENTS.into_iter().filter(|[groups, rows]| is_wanted(format!("dw-{groups}x{rows}"))) {
+            measure_gradients(handle, watch, case);
         }
     });
 }
@@ -190,5 +195,115 @@ fn measure(handle: &Handle, watch: &ClockWatch, case: [usize; 3]) {
             }
         }
         println!("{}", watch.since(start));
+    }
+}
+
+/// The transposes of dY and X, together and group by group: N and K are what features a layer has.
+struct Transposes {
+    whole: [QuantMatrix; 2],
+    alone: [Vec<QuantMatrix>; 2],
+}
+
+impl Transposes {
+    fn new(handle: &Handle, [groups, slot]: [usize; 2]) -> Self {
+        let of = |seed, cols: usize| {
+            let x = random(handle, seed, groups * slot * cols, DType::Bf16);
+            let x = MatRef::new(&x, DType::Bf16, groups * slot, cols).unwrap();
+            let mut whole = QuantMatrix::zeros(handle, A, cols, groups * slot).unwrap();
+            handle.quantize_into(&x, Recipe::new(A), QuantizeTo::Transposed(&mut whole)).unwrap();
+            let mut alone: Vec<_> = (0..groups).map(|_| QuantMatrix::zeros(handle, A, cols, slot).unwrap()).collect();
+            handle.quantize_slots_transposed_into(&x, Recipe::new(A), &mut alone).unwrap();
+            (whole, alone)
+        };
+        let ((dy, dy_alone), (x, x_alone)) = (of(3, N), of(4, K));
+        Self { whole: [dy, x], alone: [dy_alone, x_alone] }
+    }
+}
+
+/// How gradients are computed.
+enum GradientWay {
+    OneByOne,
+    Whole(Option<Sm90Config>),
+}
+
+impl GradientWay {
+    const ALL: [Self; 4] = [
+        Self::OneByOne,
+        Self::Whole(None),
+        Self::Whole(Some(Sm90Config::Tile256x128)),
+        Self::Whole(Some(Sm90Config::Tile128x128)),
+    ];
+
+    fn name(&self) -> String {
+        match self {
+            Self::OneByOne => "one by one".to_string(),
+            Self::Whole(Some(config)) => format!("one launch, {config}"),
+            Self::Whole(None) => "one launch, as chosen".to_string(),
+        }
+    }
+
+    fn call(
+        &self,
+        handle: &Handle,
+        of: &Transposes,
+        slot_rows: usize,
+        counts: &DeviceBuffer,
+        dw: &mut CudaSlice<u8>,
+    ) -> Result<()> {
+        let groups = of.alone[0].len();
+        let dw = MatMut::new(dw, DType::F32, groups * N, K)?;
+        let gradients = match self {
+            Self::OneByOne => GroupedWeightGradient::new(&of.alone[0], &of.alone[1], dw),
+            Self::Whole(config) => {
+                let rows = GroupedRows::Masked { slot_rows, counts: counts.view() };
+                let gradients = GroupedWeightGradient::whole(&of.whole[0], &of.whole[1], groups, rows, dw);
+                match config {
+                    Some(config) => gradients.config(*config),
+                    None => gradients,
+                }
+            }
+        };
+        handle.grouped_weight_gradient(gradients)
+    }
+}
+
+fn measure_gradients(handle: &Handle, watch: &ClockWatch, [groups, slot]: [usize; 2]) {
+    let of = Transposes::new(handle, [groups, slot]);
+    let mut dw = handle.stream().alloc_zeros::<u8>(groups * N * K * 4).unwrap();
+    for filled in [groups, groups / 2] {
+        println!(
+            "\n## Gradients of {groups} matrices of {N} x {K}, slots of {slot} rows, {filled} of them full, the others empty"
+        );
+        // Every second one empty, or none.
+        let counts: Vec<i64> =
+            (0..groups).map(|g| if filled == groups || g % 2 == 1 { slot as i64 } else { 0 }).collect();
+        let counts = handle.upload(&counts).unwrap();
+        let last = groups - 1;
+        let x = of.alone[1][last].to_host(handle).unwrap();
+        let check = Check::new(handle, &of.alone[0][last], &x, Accumulator::TensorCorePromoted);
+        for way in &GradientWay::ALL {
+            handle.stream().memset_zeros(&mut dw).unwrap();
+            way.call(handle, &of, slot, &counts, &mut dw).unwrap();
+            let own = handle.stream().clone_dtod(&dw.slice(last * N * K * 4..groups * N * K * 4)).unwrap();
+            check.assert(handle, &own, DType::F32, Activation::None, &way.name());
+        }
+        println!("| cadence | way | us | x | TFLOP/s | TB/s of dW, read and written |\n|---|---|---|---|---|---|");
+        for cadence in Cadence::ALL {
+            let start = std::time::Instant::now();
+            let timing = borrowing(Timing::of(cadence));
+            let run = |who: usize, _: usize| GradientWay::ALL[who].call(handle, &of, slot, &counts, &mut dw);
+            let times = timing.in_turns(handle, GradientWay::ALL.len(), run).unwrap();
+            for (way, time) in GradientWay::ALL.iter().zip(&times) {
+                let us = time.median();
+                let (flop, bytes) = (2 * filled * slot * N * K, 8 * filled * N * K);
+                let (tflops, tbs) = (flop as f64 / us / 1e6, bytes as f64 / us / 1e6);
+                println!(
+                    "| {cadence} | {} | {time} | {:.2} | {tflops:.0} | {tbs:.2} |",
+                    way.name(),
+                    times[0].median() / us
+                );
+            }
+            println!("{}", watch.since(start));
+        }
     }
 }

@@ -218,7 +218,7 @@ def choose(name, pair, problem, gains, repeated, sms):
     yield f"        out: DType::{out.title()},"
     yield f"        activation: Activation::{activation.title()},"
     fields = zip(FILL_FIELDS if fills else FIELDS, rule)
-    yield f"        rule: Rule {{ {', '.join(f'{field}: {list(value) if isinstance(value, tuple) else value}' for field, value in fields)} }},"
+    yield f"        rule: {'WaveRule' if fills else 'SizeRule'} {{ {', '.join(f'{field}: {list(value) if isinstance(value, tuple) else value}' for field, value in fields)} }},"
     yield "        rows: &["
     for (n, k), found in chosen.items():
         wins = "&" + str([list(pair) for pair in found])
@@ -238,7 +238,7 @@ def main():
         sys.exit(__doc__)
     sms, problems = read(sys.argv[1:])
     for name, pair, alternative, against in TABLES:
-        print(f"pub(super) const {name}: &[Measured] = &[")
+        print(f"pub(super) const {name}: &[Measured<Row>] = &[")
         for (of, problem), places in problems.items():
             if of == pair:
                 gains = {place: gain(times, alternative, against) for place, times in places.items()}

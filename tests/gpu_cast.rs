@@ -122,6 +122,29 @@ fn many_rows() {
     check_parts(&handle, &mut rng, (rows, cols), &along_rows());
 }
 
+/// Squares to E4M3 go down the second dimension of a grid, which ends at 65,535 of them: taller matrices go another way. Of both orders of scales that squares are
+/// for, plain and of codes, with rows behind the last whole square.
+#[test]
+fn taller_than_a_grid_of_squares() {
+    let Some(handle) = handle() else { return };
+    let mut rng = Noise::new(911);
+    let x = of_kind(&mut rng, "nan", 8 * 65_535 + 5, 32, DType::Bf16);
+    let (rows, cols) = x.dim();
+    let data = device(&handle, &x, DType::Bf16);
+    let matrix = MatRef::new(&data, DType::Bf16, rows, cols).unwrap();
+    let to = |group| scheme(CodeFormat::E4M3, group);
+    let targets = [
+        to(CastGroup::Group1x16).with_scales(CastScales::ColumnMajor),
+        to(CastGroup::Group1x32).with_scales(CastScales::Ue8m0),
+    ];
+    for recipe in targets.map(CastRecipe::new) {
+        check(&handle, (&matrix).into(), &x.view().into(), recipe, "tall");
+    }
+    let q = reference::cast(&x.view().into(), CastRecipe::new(scheme(CodeFormat::E2M1, CastGroup::Group1x32))).unwrap();
+    let coded = CastMatrix::from_host(&handle, &q).unwrap();
+    check(&handle, (&coded).into(), &(&q).into(), CastRecipe::new(targets[0]), "tall codes");
+}
+
 /// Codes of rows enough, long ones and ones in two parts, from every grouping whose scales lie along rows, infinite ones among them; gathered,
 /// by given scales that overflow, saturate and vanish, and scales alone.
 #[test]

@@ -427,7 +427,8 @@ fn refusals_name_schemes_numbers_rule_and_remedy() {
     };
     refused(plain(DType::F16, k, MX, DType::Bf16), &["f16 x mxfp8:e4m3", "E8M0", "round A to bf16"]);
     refused(plain(DType::F32, k, NV, DType::Bf16), &["f32 x nvfp4", "round A to bf16"]);
-    refused(plain(DType::Bf16, k, fp8, DType::Bf16), &["bf16 x fp8-tensor:e4m3", "weight-only"]);
+    let wide = Scheme::Fp8Tensor(Fp8Format::E5M2);
+    refused(plain(DType::Bf16, k, wide, DType::Bf16), &["bf16 x fp8-tensor:e5m2", "plain activations as E4M3"]);
     refused(plain(DType::Bf16, k + 4, NV, DType::Bf16), &["A: row stride 36", "16 bytes", "multiple of 8"]);
     refused(plain(DType::Bf16, k, NV, DType::E4M3), &["D", "e4m3"]);
     plain(DType::Bf16, k + 8, NV, DType::F16).unwrap();

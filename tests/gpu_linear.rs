@@ -438,7 +438,7 @@ fn forget_products(handle: &Handle) {
     handle.clear_plans();
 }
 
-/// An amax that a refused pass had found would decide scales for as long as the window is.
+/// An amax that a refused pass had found would decide scales for as long as the window is. Refused are rows, and a first one, that no product stores.
 #[test]
 fn a_refused_pass_leaves_no_amax() {
     let Some(handle) = handle() else { return };
@@ -452,12 +452,24 @@ fn a_refused_pass_leaves_no_amax() {
     let before = layer.delayed_states(&handle).unwrap();
     let odd = MatMut::new(&mut y.buffer, dtype, 5, 32).unwrap().with_row_stride(49).unwrap();
     refused(layer.forward_saving_into(&handle, &x.matrix(), odd, &mut saved), &["Y", "row stride 49", "16 bytes"]);
+    let mut whole = y.buffer.view_mut();
+    let odd = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 32).unwrap();
+    refused(layer.forward_saving_into(&handle, &x.matrix(), odd, &mut saved), &["Y", "16-byte aligned"]);
     assert_eq!(layer.delayed_states(&handle).unwrap(), before);
     layer.forward_saving_into(&handle, &x.matrix(), target(5, 32).matrix(), &mut saved).unwrap();
     let before = layer.delayed_states(&handle).unwrap();
     let odd = MatMut::new(&mut dx.buffer, dtype, 5, 48).unwrap().with_row_stride(49).unwrap();
     let odd = layer.backward_into(&handle, &dy.matrix(), &saved, odd, gradients.views());
     refused(odd, &["dX", "row stride 49", "16 bytes"]);
+    let mut whole = dx.buffer.view_mut();
+    let odd = MatMut::new(whole.part(8..512).unwrap(), dtype, 5, 48).unwrap();
+    let odd = layer.backward_into(&handle, &dy.matrix(), &saved, odd, gradients.views());
+    refused(odd, &["dX", "16-byte aligned"]);
+    let mut whole = gradients.weight.buffer.view_mut();
+    let weight = MatMut::new(whole.part(4..7000).unwrap(), DType::F32, 32, 48).unwrap();
+    let odd = LinearGradientsInto { weight, bias: None };
+    let odd = layer.backward_into(&handle, &dy.matrix(), &saved, target(5, 48).matrix(), odd);
+    refused(odd, &["dW", "16-byte aligned"]);
     assert_eq!(layer.delayed_states(&handle).unwrap(), before);
 }
 

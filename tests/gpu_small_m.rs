@@ -9,8 +9,8 @@ use common::*;
 use ndarray::s;
 use scaled_gemm::reference::Gelu;
 use scaled_gemm::{
-    Accumulation, Activation, CodeFormat, DType, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle,
-    HostQuantMatrix, KernelFamily, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, TuneRecord,
+    Accumulation, Activation, DType, Finish, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix,
+    KernelFamily, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
 };
 
 const E4M3: Fp8Format = Fp8Format::E4M3;
@@ -68,7 +68,7 @@ fn check(
 /// Those of a kernel each, with splits in turn.
 fn one_of_each(turn: usize) -> impl Iterator<Item = SmallMConfig> {
     let splits = SmallMConfig::SPLITS;
-    let blocks = SmallMBlock::ALL.into_iter().filter(|block| block.codes() == CodeFormat::E4M3);
+    let blocks = SmallMBlock::ALL.into_iter().filter(|block| block.operands() == SmallMOperands::Fp8);
     blocks.enumerate().map(move |(i, block)| SmallMConfig::new(block, splits[(i + turn) % splits.len()]).unwrap())
 }
 
@@ -94,7 +94,8 @@ fn shapes_that_cut_tiles_stages_and_splits() {
             for m in [1, 2, 5, 8, 9, 16, 17, 32] {
                 let pair = [BLOCKS, ROWS, BLOCKS, TENSORS][(i + j + m) % 4];
                 let case = Case { gap: [0, 8, 40][(i + j) % 3], ..Case::new(WIDE[(i + m) % 3]) };
-                worst = worst.max(check(&handle, &mut rng, [m, n, k], pair, case, SmallMConfig::all(CodeFormat::E4M3)));
+                worst =
+                    worst.max(check(&handle, &mut rng, [m, n, k], pair, case, SmallMConfig::all(SmallMOperands::Fp8)));
             }
         }
     }
@@ -142,7 +143,7 @@ fn not_a_number_stays_in_its_row() {
     let b = HostQuantMatrix::from_logical(BLOCKS.1, n, k, codes, &b.logical_scales()).unwrap();
     let ops = Operands::of(&handle, a, b);
     let (case, extras) = (Case::new(DType::Bf16), Extras::new(&handle, &mut rng, m, n, &[]));
-    for config in SmallMConfig::all(CodeFormat::E4M3) {
+    for config in SmallMConfig::all(SmallMOperands::Fp8) {
         let stored = execute(&handle, &mut planned(&handle, &case.desc(&ops), config), &ops, &extras, &case);
         for ((row, col), v) in stored.values(&ops, &case).indexed_iter() {
             let nan = [7, 11].contains(&row) || col == 100;
@@ -160,7 +161,7 @@ fn equal_rows_have_equal_results() {
     for pair in [BLOCKS, ROWS, TENSORS] {
         let (x, w) = (tiled(&mut rng, most, k), quantized(&tiled(&mut rng, n, k), pair.1));
         let (case, all) = (Case::new(DType::F32), quantized(&x, pair.0));
-        for config in SmallMConfig::all(CodeFormat::E4M3) {
+        for config in SmallMConfig::all(SmallMOperands::Fp8) {
             let rows = |start: usize, m: usize| {
                 // A scale of the whole matrix stays that of all rows.
                 let a = match pair.0 {
@@ -187,7 +188,7 @@ fn graphs_give_the_eager_bits_and_follow_a() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(167);
     let (m, n, k) = (12, 520, 656);
-    for (i, config) in SmallMConfig::all(CodeFormat::E4M3).enumerate() {
+    for (i, config) in SmallMConfig::all(SmallMOperands::Fp8).enumerate() {
         let mut ops = Operands::new(&handle, &mut rng, [m, n, k], [BLOCKS, ROWS, TENSORS][i % 3]);
         let extras = Extras::new(&handle, &mut rng, m, n, &[]);
         let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
@@ -215,7 +216,7 @@ fn long_chains() {
     let Some(handle) = hopper() else { return };
     let mut rng = Noise::new(168);
     let case = Case { gap: 8, ..Case::new(DType::Bf16) };
-    let mut links: Vec<_> = SmallMConfig::all(CodeFormat::E4M3)
+    let mut links: Vec<_> = SmallMConfig::all(SmallMOperands::Fp8)
         .enumerate()
         .map(|(i, config)| {
             let ops = Operands::new(&handle, &mut rng, [1 + i, 264, 2064], [BLOCKS, ROWS, TENSORS][i % 3]);

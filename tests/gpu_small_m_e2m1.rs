@@ -3,56 +3,49 @@
 #![cfg(feature = "cuda")]
 
 mod common;
-#[path = "common/small_m_e2m1.rs"]
-mod small_m_e2m1;
+#[path = "common/small_m_weights.rs"]
+mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
 use ndarray::{Array2, s};
-use scaled_gemm::reference::{self, Gelu, SumBound};
+use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
-    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, Handle, HostQuantMatrix, KeptWeights,
-    MatMut, MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMConfig, TuneRecord,
+    Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights, MatMut,
+    MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
 };
-use small_m_e2m1::*;
+use small_m_weights::*;
 
-/// Each of these configurations gives D within the bound, twice the same.
-fn check_with(
-    handle: &Handle,
-    ops: &impl Product,
-    extras: &Extras,
-    sums: &SumBound,
-    case: Case,
-    configs: impl Iterator<Item = SmallMConfig>,
-) -> f64 {
-    let desc = case.desc(ops);
-    let bound = sums.with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
-    let mut worst = 0f64;
-    for config in configs {
-        let mut plan = planned(handle, &desc, config);
-        let stored = execute(handle, &mut plan, ops, extras, &case);
-        let found = bound.check(stored.values(ops, &case).view());
-        worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
-        let again = execute(handle, &mut plan, ops, extras, &case);
-        assert!(again == stored, "a second run differs\n{}", plan.explain());
-    }
-    worst
+const NV: Scheme = Scheme::Nvfp4;
+const NV_ROW: Scheme = Scheme::Nvfp4Row;
+const MX4: Scheme = Scheme::Mxfp4;
+
+/// Every kind of A that each scheme of weights multiplies here.
+const PAIRS: [Pair; 12] = [
+    (BF16, NV),
+    (F16, NV),
+    (BF16, NV_ROW),
+    (F16, NV_ROW),
+    (BF16, MX4),
+    (Operand::Quantized(NV), NV),
+    (Operand::Quantized(NV), NV_ROW),
+    (Operand::Quantized(NV_ROW), NV),
+    (Operand::Quantized(NV_ROW), NV_ROW),
+    (Operand::Quantized(MX4), MX4),
+    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E4M3)), MX4),
+    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E5M2)), MX4),
+];
+
+fn blocks(m: usize) -> impl Iterator<Item = SmallMBlock> {
+    blocks_of(SmallMOperands::E2m1Weights, m)
 }
 
-fn check(
-    handle: &Handle,
-    rng: &mut Noise,
-    shape: [usize; 3],
-    pair: Pair,
-    case: Case,
-    configs: impl Iterator<Item = SmallMConfig>,
-) -> f64 {
-    let both = new(handle, rng, shape, pair);
-    let extras = Extras::new(handle, rng, shape[0], shape[1], &[case.gap]);
-    with!(&both, |ops| {
-        let sums = ops.sums(Accumulation::Precise);
-        check_with(handle, ops, &extras, &sums, case, configs)
-    })
+fn all(m: usize) -> impl Iterator<Item = SmallMConfig> {
+    all_of(SmallMOperands::E2m1Weights, m)
+}
+
+fn one_of_each(m: usize, turn: usize) -> impl Iterator<Item = SmallMConfig> {
+    one_of_each_of(SmallMOperands::E2m1Weights, m, turn)
 }
 
 /// Small, for runs under a sanitizer: each kernel, and each split.
@@ -510,8 +503,8 @@ fn what_it_does_not_do_is_refused_with_the_reason() {
     refused(ask(desc(65, 576, (BF16, NV))), &["small-m", "at most 64 rows of A with nvfp4 weights, and m = 65"]);
     refused(ask(desc(7, 560, (BF16, MX4))), &["small-m", "multiples of 32, and k = 560", "supports"]);
     refused(ask(desc(7, 576, (F16, MX4))), &["small-m", "f16 x mxfp4 is a product in f16", "supports"]);
-    let mx = Scheme::Mxfp8(Fp8Format::E4M3);
-    refused(ask(desc(7, 576, (BF16, mx))), &["small-m", "nvfp4, nvfp4-row and mxfp4 weights", "supports"]);
+    let mx = Scheme::Mxfp8(Fp8Format::E5M2);
+    refused(ask(desc(7, 576, (BF16, mx))), &["small-m", "mxfp4 and mxfp8:e4m3 weights", "supports"]);
     // A record of it is for its own weights, rows and k, and its algorithm for its own codes.
     let record = ask(good).unwrap().record().unwrap().to_json().unwrap();
     let block = |text: &str| {

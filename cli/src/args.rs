@@ -419,7 +419,7 @@ pub struct DequantizeArgs {
 
 #[derive(Debug, Args)]
 pub struct GemmArgs {
-    /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4 or mxfp4, bf16 where it is mxfp8.
+    /// A, m x k: FILE:TENSOR. Quantized, or plain bf16 or f16 where B is nvfp4, mxfp4 or fp8, bf16 where it is mxfp8.
     #[arg(long, value_parser = file_tensor::parse)]
     pub a: FileTensor,
     /// B, n x k: FILE:TENSOR.

@@ -1,7 +1,7 @@
 // Casts by rows of few members, in pieces that blocks take in turns. See grouped.cuh.
 //
 // All blocks together sweep over the buffer, as those of the cast of a matrix do: with a stretch of neighbours for each block 256 members took 1.12
-// of one matrix's time, in turns 1.08; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
+// of one matrix's time, in turns 1.055; by pieces of 512 bytes that warps take, 1.32 (observed: H200, 2026-11). A block meets another member with nearly each
 // piece, so that what it needs of them all, where they lie and their factors, is in its shared memory, and nothing in its loop waits for the other warps, but
 // where an amax is wanted: of each warp by itself they would be too many. Of more members all that would have to be read for
 // each piece, which takes longer than it gains: those go the way of `grouped_chunks`.
@@ -17,6 +17,14 @@ template <class S> struct InPieces {
 struct Piece {
     u32 member, at;
 };
+
+// Asks for the first pieces of all blocks, as far as no gap and no piece that is cut lies before them: what is early is needed later all the same. It is on its way
+// while the blocks wait for the numbers of members.
+template <class PIECES, class T> __device__ __forceinline__ void prefetch_first(const T* x, u64 length) {
+    constexpr u32 LINES = PIECES::ELEMENTS * sizeof(T) / 128;
+    const u32 line = blockIdx.x * LINES + threadIdx.x;
+    if (threadIdx.x < LINES && line < length * sizeof(T) / 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)x + (u64)line * 128));
+}
 
 // Of all members, or the one that is shared. One of a block, however many formats a kernel has.
 __device__ __forceinline__ float (&factors_of_block())[FEW] {
@@ -38,6 +46,7 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     float own[FEW / 256];
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) own[i] = threadIdx.x + i * 256 < factors ? grouped_scale(f, threadIdx.x + i * 256).encode : 0.0f;
+    prefetch_first<Pieces>(source.x, m.length);
     plan_few<Pieces>(m, few);
 #pragma unroll
     for (u32 i = 0; i < FEW / 256; i++) encode[threadIdx.x + i * 256] = own[i];

@@ -1,4 +1,4 @@
-// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows that lie where device memory says, with all that follows the sums.
+// Products of E4M3 matrices on Hopper: D = A Bᵀ, dense, or of groups of rows or of k that lie where device memory says, with all that follows the sums.
 //
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
@@ -12,12 +12,13 @@
 #pragma once
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
+#include "gemm/sm90_cast.cuh"
 #include "gemm/sm90_store.cuh"
 #include "gemm/wgmma.cuh"
 
 // The tiles of a block, in order, for the producer warp, which tells the others. Groups are walked 32 at a time, one in each lane: no
 // memory is asked for, empty ones cost nothing, and any number of them will do.
-template <class C, bool GROUPED> struct Sm90Walk {
+template <class C, u32 GROUPED> struct Sm90Walk {
     const Sm90Problem& p;
     u32 unit;  // the tile of a block, or those of a pair
     u32 first_group, base, end, upto, units, start, count, largest;
@@ -33,27 +34,34 @@ template <class C, bool GROUPED> struct Sm90Walk {
     }
 
     __device__ __forceinline__ static u32 across(const Sm90Problem& p) {
-        constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::COLS : C::COLS;
+        constexpr u32 UNIT = C::SHARE == SHARE_A ? 2 * C::OUT_COLS : C::OUT_COLS;
         return (p.n + UNIT - 1) / UNIT;
     }
 
     __device__ __forceinline__ static u32 down(u32 rows) {
-        constexpr u32 UNIT = C::SHARE == SHARE_B ? 2 * C::ROWS : C::ROWS;
-        return (rows + UNIT - 1) / UNIT;
+        return (rows + C::ROWS - 1) / C::ROWS;
+    }
+
+    // The same of a group: of one along k all of D's, if it has any of k.
+    __device__ __forceinline__ static u32 units_of(const Sm90Problem& p, u32 count) {
+        if (GROUPED == GROUPS_OF_K) return count > 0 ? down(p.m) * across(p) : 0;
+        return down(count) * across(p);
     }
 
     // Where the rows of group `first` + lane start, and how many, all lanes of a warp together; `largest`: the largest start of the groups before, and then
     // of these. A group has rows up to the next one's start at the most, and one that starts before an earlier one, or outside of A, has none: no two share a row.
+    // Of k likewise, in blocks of 128: no two share a block, as each starts with one.
     __device__ __forceinline__ static void load_32(const Sm90Problem& p, u32 first, u32& largest, u32& start, u32& count) {
-        const u32 lane = threadIdx.x % 32, g = first + lane;
+        constexpr u32 STEP = GROUPED == GROUPS_OF_K ? 128 : 4;
+        const u32 lane = threadIdx.x % 32, g = first + lane, all = GROUPED == GROUPS_OF_K ? p.k : p.m;
         i64 at = 0, end = 0, rows = 0;
         if (g < p.groups) {
             at = p.starts ? p.starts[g] : (i64)g * p.slot_rows;
-            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)p.m;
+            end = !p.starts ? at + p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)all;
             rows = p.counts[g];
         }
-        end = end < (i64)p.m ? end : (i64)p.m;
-        u32 so_far = at < 0 ? 0 : at < (i64)p.m ? (u32)at : p.m;
+        end = end < (i64)all ? end : (i64)all;
+        u32 so_far = at < 0 ? 0 : at < (i64)all ? (u32)at : all;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
             const u32 before = __shfl_up_sync(0xFFFFFFFFu, so_far, step);
@@ -61,7 +69,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
         }
         so_far = max(so_far, largest);
         largest = __shfl_sync(0xFFFFFFFFu, so_far, 31);
-        const bool any = rows > 0 && at == (i64)so_far && at < end && at % 4 == 0;
+        const bool any = rows > 0 && at == (i64)so_far && at < end && at % STEP == 0;
         start = any ? (u32)at : 0;
         count = any ? (u32)(rows < end - at ? rows : end - at) : 0;
     }
@@ -75,7 +83,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
             for (u32 g = 0; g < p.groups; g += 32) {
                 u32 start, count;
                 load_32(p, g, largest, start, count);
-                all += down(count) * across(p);
+                all += units_of(p, count);
             }
 #pragma unroll
             for (u32 step = 16; step > 0; step /= 2) all += __shfl_xor_sync(0xFFFFFFFFu, all, step);
@@ -87,7 +95,7 @@ template <class C, bool GROUPED> struct Sm90Walk {
 
     __device__ __forceinline__ void load_groups() {
         load_32(p, first_group, largest, start, count);
-        units = down(count) * across(p);
+        units = units_of(p, count);
         upto = units;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
@@ -113,6 +121,12 @@ template <class C, bool GROUPED> struct Sm90Walk {
             row = __shfl_sync(0xFFFFFFFFu, start, lane);
             rows = __shfl_sync(0xFFFFFFFFu, count, lane);
             tile.group = first_group + lane;
+            if (GROUPED == GROUPS_OF_K) {
+                tile.first_block = row / 128;
+                tile.blocks = (rows + 127) / 128;
+                row = tile.group * p.m;
+                rows = p.m;
+            }
         } else if (unit >= down(p.m) * across(p)) {
             return false;
         }
@@ -121,9 +135,8 @@ template <class C, bool GROUPED> struct Sm90Walk {
         const u32 height = min(p.raster, down(rows) - band * p.raster);
         u32 x = in_band / height, y = band * p.raster + in_band - x * height;
         if (C::SHARE == SHARE_A) x = 2 * x + cluster_rank();
-        if (C::SHARE == SHARE_B) y = 2 * y + cluster_rank();
         tile.row = row + y * C::ROWS;
-        tile.col = x * C::COLS;
+        tile.col = x * C::OUT_COLS;
         tile.rows = (int)rows - (int)(y * C::ROWS);
         unit += gridDim.x / C::CLUSTER;
         return true;
@@ -153,42 +166,49 @@ template <class C> struct Sm90Ring {
     }
 };
 
-template <class C, bool GROUPED>
+template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const Sm90Problem& p, u32 shared) {
+    constexpr bool OF_K = GROUPED == GROUPS_OF_K;
     const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     Sm90Walk<C, GROUPED> walk(p);
     Sm90Ring<C> ring = {0, 1};
     Sm90Tile tile;
     while (walk.next(tile)) {
         if (threadIdx.x % 32 == 0) {
-            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED ? tile.group * p.group_b : 0;
+            const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
+            // Of A, which all groups of k share, as they do B.
+            const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
+            const u32 first = OF_K ? tile.first_block : 0, end = OF_K ? first + tile.blocks : blocks;
             // Of a tile without rows, whichever: its sums are not stored.
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
-            const u32 scale_row = SCALED ? min(tile.row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
+            const u32 scale_row = SCALED ? min(row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
             const u32 scale_col = VECTOR ? min(tile.col, p.pitch_b - 4) : 0;
-            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 : 0;
+            const u32 scale_bytes_b = VECTOR ? min(C::COLS, p.pitch_b - scale_col) * 4 : SCALED ? 16 * C::SCALE_PARTS : 0;
             const float* scales_a = p.scales_a + scale_row;
             const float* scales_b = VECTOR ? p.scales_b + scale_col
-                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED ? tile.group * p.group_tiles : 0)) * p.pitch_b;
-            for (u32 block = 0; block < blocks; block++) {
+                : p.scales_b + (u64)(min(tile.col / 128, last_tile) + (GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_tiles : 0)) * p.pitch_b;
+            for (u32 block = first; block < end; block++) {
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == 0) shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, tile.group});
+                if (block == first)
+                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
                 barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + scale_bytes_b);
                 if (C::SHARE == SHARE_A)
-                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, tile.row + rank * C::A_BOX, full, 3);
+                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, row + rank * C::A_BOX, full, 3);
                 else
-                    copy_box(to_a, a, 128 * block, tile.row, full);
-                if (C::SHARE == SHARE_B)
-                    copy_box_to(to_b + rank * (C::B_BYTES / 2), b, 128 * block, group_row + tile.col + rank * C::B_BOX, full, 3);
-                else
-                    copy_box(to_b, b, 128 * block, group_row + tile.col, full);
+                    copy_box(to_a, a, 128 * block, row, full);
+                copy_box(to_b, b, 128 * block, group_row + tile.col, full);
+                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
                 if (SCALED) {
                     copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                     // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
                     const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
-                    copy_bytes(shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES, of_block, scale_bytes_b, full);
+                    const u32 to_scales = shared + C::SCALES_B + ring.stage * C::SCALES_B_BYTES;
+                    copy_bytes(to_scales, of_block, VECTOR ? scale_bytes_b : 16, full);
+                    // Of the second matrix, or of the next tile.
+                    const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
+                    if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
                 }
                 ring.advance();
             }
@@ -208,11 +228,12 @@ template <class C> struct Sm90Math {
     u32 scale_a;  // the thread's first scale there
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     Sm90Ring<C> ring;
+    u32 odd;      // of a tile in two tiles of scales: it begins amid the first
 
-    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}) {
+    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}), odd(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
-        b = wgmma_operand(shared + C::B + across * C::WIDE * 128);
+        b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
         scale_a = shared + C::SCALES_A + (down * C::TALL + warp * 16 + lane / 4) * 4;
         scale_b = shared + C::SCALES_B + (across * C::WIDE + lane % 4 * 2) * 4;
     }
@@ -227,12 +248,18 @@ template <class C> struct Sm90Math {
         }
     }
 
+    // The 128x128 scale of an atom.
+    __device__ __forceinline__ float tile_of(const float (&tiles)[C::SCALE_PARTS], u32 atom) const {
+        if (C::SPAN == 1) return tiles[atom / C::OUT_ATOMS];
+        return atom == 0 || (atom == 1 && !odd) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
+    }
+
     // `BLOCKS` k-blocks from `block` on.
     template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
-        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tile = 0;
+        float part[C::DEPTH][PIECE], low[C::DEPTH], high[C::DEPTH], rows[C::WAVES][2], tiles[C::SCALE_PARTS] = {};
         u32 from_a = 0, from_b = 0, scale = 0;
 #pragma unroll
         for (u32 i = 0; i < ALL + C::DEPTH - 1; i++) {
@@ -244,7 +271,10 @@ template <class C> struct Sm90Math {
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
                     scale = scale_a + stage * C::SCALES_A_BYTES;
-                    if (SCALED && !VECTOR) tile = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter);
+                    if (SCALED && !VECTOR)
+#pragma unroll
+                        for (u32 part = 0; part < C::SCALE_PARTS; part++)
+                            tiles[part] = shared_float(shared + C::SCALES_B + stage * C::SCALES_B_BYTES + 4 * quarter + 16 * part);
                     if (TOGETHER)
 #pragma unroll
                         for (u32 w = 0; w < C::WAVES; w++) {
@@ -256,17 +286,17 @@ template <class C> struct Sm90Math {
                 if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256);
                     high[now] = shared_float(scale + wave * 256 + 32);
-                    if (!VECTOR) low[now] *= tile, high[now] *= tile;
+                    if (!VECTOR) low[now] *= tile_of(tiles, atom), high[now] *= tile_of(tiles, atom);
                 }
                 hold(part[now]);
                 wgmma_fence();
 #pragma unroll
                 for (u32 q = 0; q < 4; q++)
-                    wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + atom * (C::ATOM * 128 / 16) + 2 * q, q > 0);
+                    wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile;
-                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile;
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of(tiles, atom);
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of(tiles, atom);
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -304,12 +334,14 @@ template <class C> struct Sm90Math {
         }
     }
 
-    // What the producer says with the first stage of a tile.
-    __device__ __forceinline__ Sm90Tile next() {
+    // What the producer says with the first stage of a tile; its last word is the group, or how many blocks of k the tile has.
+    template <u32 GROUPED> __device__ __forceinline__ Sm90Tile next() {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
-        return {work.x, work.y, (int)work.z, work.w};
+        if (C::SPAN > 1) odd = __shfl_sync(0xFFFFFFFFu, work.y / 64 % 2, 0);
+        if (GROUPED == GROUPS_OF_K) return {work.x, work.y, (int)work.z, 0, 0, __shfl_sync(0xFFFFFFFFu, work.w, 0)};
+        return {work.x, work.y, (int)work.z, work.w, 0, 0};
     }
 
     // The stages of a tile of which the warpgroup has no row.
@@ -323,21 +355,22 @@ template <class C> struct Sm90Math {
     }
 };
 
-template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
-    const u32 blocks = (p.k + 127) / 128, warp = threadIdx.x / 32 % 4;
+template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
+    u32 blocks = (p.k + 127) / 128;
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
-    const u32 row = down * C::TALL, col = across * C::WIDE, slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
+    const u32 row = down * C::TALL, col = across * C::OUT_WIDE;
     Sm90Math<C> math(shared, down, across);
     // Counted, as the compiler knows then that all lanes go the same way: it keeps the ring and all descriptors in uniform registers. With a
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
     for (u32 i = 0; i < tiles; i++) {
-        const Sm90Tile tile = math.next();
+        const Sm90Tile tile = math.template next<GROUPED>();
+        if (GROUPED == GROUPS_OF_K) blocks = tile.blocks;
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
             math.pass(blocks);
             continue;
         }
-        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * warp, col);
+        if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
         Sm90Sums<C> sum;
 #pragma unroll
         for (u32 w = 0; w < C::WAVES; w++)
@@ -354,14 +387,16 @@ template <class C, bool GROUPED> __device__ __forceinline__ void sm90_multiply(c
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
+        const u32 warp = sm90_warp<C>(), slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
+        if (C::END == END_NUMBERS) sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
+        else sm90_store_cast<C>(sum, p, tile, row + 16 * warp, col, slab, shared + C::SLAB + (4 * (across ^ 1) + warp) * C::SLAB_BYTES);
     }
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
 #endif
 }
 
-template <class C, bool GROUPED>
+template <class C, u32 GROUPED>
 __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
@@ -416,6 +451,9 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         sm90_block<C, GROUPED>(a, b, p);                                                                                \
     }
 
-#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)       \
-    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES>;  \
-    static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90.rs asks for it");
+#define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    SM90_CONFIG_ENDING(NAME, END_NUMBERS, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+
+#define SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END>;   \
+    static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90_config.rs asks for it");

@@ -2,9 +2,9 @@
 // gemm_fp8_block_<configuration>_grouped for groups of rows, each with a B of its own.
 #include "gemm/sm90.cuh"
 
-#define SM90(NAME, ...)                                       \
-    SM90_CONFIG(NAME, SCALES_BLOCK, __VA_ARGS__)              \
-    SM90_KERNEL(gemm_fp8_block_##NAME, Config_##NAME, false)  \
-    SM90_KERNEL(gemm_fp8_block_##NAME##_grouped, Config_##NAME, true)
+#define SM90(NAME, ...)                                             \
+    SM90_CONFIG(NAME, SCALES_BLOCK, __VA_ARGS__)                    \
+    SM90_KERNEL(gemm_fp8_block_##NAME, Config_##NAME, GROUPS_NONE)  \
+    SM90_KERNEL(gemm_fp8_block_##NAME##_grouped, Config_##NAME, GROUPS_OF_ROWS)
 
 #include "gemm/sm90_table.cuh"

@@ -3,10 +3,9 @@
 #pragma once
 #include "base/types.cuh"
 
-// What a cluster of two blocks shares: nothing (no cluster), A (neighbours along n), or B (neighbours along m).
+// What a cluster of two blocks shares: nothing (no cluster), or A (neighbours along n). Shared B, of neighbours along m, was never faster.
 constexpr u32 SHARE_NONE = 0;
 constexpr u32 SHARE_A = 1;
-constexpr u32 SHARE_B = 2;
 
 // What multiplies codes: with each k-block 1x128 scales of A and 128x128 scales of B, or 1x128 scales of both; or scales of rows or whole matrices, at the end.
 constexpr u32 SCALES_BLOCK = 0;
@@ -17,7 +16,18 @@ constexpr u32 SCALES_VECTOR = 2;
 constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
 
-template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
+// What becomes of the sums: numbers of D's type, after alpha, bias, activation and residual; E4M3 codes with 1x128 scales of what stands before a
+// residual; or of two matrices, whose rows lie one behind the other in B, SwiGLU: numbers or codes.
+constexpr u32 END_NUMBERS = 0;
+constexpr u32 END_CODES = 1;
+constexpr u32 END_SWIGLU = 2;
+
+// What groups share among themselves: nothing, D being one product; the rows of A and D, each group having a B of its own; or k, each having a D of its own.
+constexpr u32 GROUPS_NONE = 0;
+constexpr u32 GROUPS_OF_ROWS = 1;
+constexpr u32 GROUPS_OF_K = 2;
+
+template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128 or 192, of SwiGLU twice 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
           u32 ATOM_,      // columns of one product: 64 or 128
@@ -25,15 +35,17 @@ template <u32 ROWS_, u32 COLS_,  // the tile of a block; COLS is 64 or 128
           u32 UNROLL_,    // k-blocks of the loop's body
           u32 STORE_,
           u32 RESIDENT_,  // blocks on a multiprocessor
-          u32 SCALES_>
+          u32 SCALES_, u32 END_ = END_NUMBERS>
 struct Sm90Config {
     static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
-    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_;
+    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_, END = END_;
     static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
     static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
     static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
+    // Matrices in B, of each of which a tile and a warpgroup take equal parts; columns of D in them, and atoms.
+    static constexpr u32 PARTS = END == END_SWIGLU ? 2 : 1, OUT_COLS = COLS / PARTS, OUT_WIDE = WIDE / PARTS, OUT_ATOMS = ATOMS / PARTS;
     static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
-    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS, B_BOX = SHARE == SHARE_B ? COLS / 2 : COLS;
+    static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS;  // rows that a copy brings
     static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
@@ -42,20 +54,26 @@ struct Sm90Config {
     static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
-    static_assert(TALL % 64 == 0 && WIDE % ATOM == 0 && WIDE % 64 == 0 && COLS <= 128, "a tile lies in one tile of scales");
+    // Tiles of 128x128 scales along n that a tile lies in: of 192 columns two, of which each atom has one.
+    static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN;
+    // Where an atom of a warpgroup begins in a stage of B, in rows.
+    __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
+    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 64 == 0, "whole atoms");
+    static_assert(OUT_COLS <= 128 || (OUT_COLS == 192 && ATOM == 64 && ACROSS == 1), "an atom lies in one tile of scales");
+    static_assert(END == END_NUMBERS || (OUT_COLS == 128 && SCALES == SCALES_BLOCK), "a row of a tile is a group; each part of B has one scale");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
 };
 
 // Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.
 struct Sm90Problem {
-    u32 m, n, k;            // rows of A in all groups
+    u32 m, n, k;            // rows of A in all groups, or of each group's D; columns of D; k in all groups
     u32 raster;             // tiles along m that are walked before the next along n
     const float* scales_a;  // vec128, `pitch_a` apart; SCALES_OUTER: of rows, `a_step` apart
     const float* scales_b;  // blk128, `pitch_b` apart, one group after the other; SCALES_VECTOR: vec128; SCALES_OUTER: of rows, `b_step` apart
     u32 pitch_a, pitch_b;
     void* d;  // [m][n], rows `stride_d` apart, each aligned to 16 bytes
     u64 stride_d;
-    // Groups: rows `starts[g]` (a multiple of 4) or g * slot_rows, and the next `counts[g]`.
+    // Groups: rows `starts[g]` (a multiple of 4; of k, of 128) or g * slot_rows, and the next `counts[g]`.
     const i64* starts;
     const i64* counts;
     u32 groups, slot_rows;
@@ -69,6 +87,10 @@ struct Sm90Problem {
     const void* bias;      // [n], of each group; null: none
     const void* residual;  // [m][n], rows `stride_residual` apart; null: none
     u64 stride_residual;
+    // Of codes: their scales, vec128, `pitch_d` apart, and the rule that makes them. Else null.
+    float* scales_d;
+    u32 pitch_d;
+    ScaleRule rule;
 #ifdef SCALED_GEMM_STAMPS
     u64* stamps;  // for benchmarks: for each block start and end, cycles in all and in the loop of the first warpgroup
 #endif
@@ -78,11 +100,12 @@ struct Sm90Tile {
     u32 row, col;  // of D
     int rows;      // of the tile that belong to D; none where negative
     u32 group;
+    u32 first_block, blocks;  // of groups of k: the tile's part of it, in blocks of 128
 };
 
 // The sums of a warpgroup: waves of 64 rows, atoms of columns, and a thread's part of each.
 template <class C> using Sm90Sums = float[C::WAVES][C::ATOMS][C::ATOM / 2];
 
 #ifndef SCALED_GEMM_STAMPS
-static_assert(sizeof(Sm90Problem) == 152, "as src/gpu/kernels/sm90.rs has them");
+static_assert(sizeof(Sm90Problem) == 184, "as src/gpu/kernels/sm90.rs has them");
 #endif

@@ -5,6 +5,20 @@
 #include "gemm/pipeline.cuh"
 #include "gemm/sm90_config.cuh"
 
+// The lane, and the warp of its warpgroup. Between two vectors of scales the loop over k has no register left: what the end of a tile computes of numbers that are
+// known is computed before it and kept, and so they are asked for again.
+template <class C> __device__ __forceinline__ u32 sm90_lane() {
+    if constexpr (C::SCALES != SCALES_VECTOR) return threadIdx.x % 32;
+    u32 lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+template <class C> __device__ __forceinline__ u32 sm90_warp() {
+    u32 thread = threadIdx.x;
+    if constexpr (C::SCALES == SCALES_VECTOR) asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread / 32 % 4;
+}
+
 // Two numbers in one word.
 template <class T> __device__ __forceinline__ u32 pack_pair(float lo, float hi);
 template <> __device__ __forceinline__ u32 pack_pair<Bf16>(float lo, float hi) {
@@ -32,7 +46,7 @@ __device__ __forceinline__ void transpose_words(u32 (&w)[4]) {
 // From registers: each thread sixteen bytes of a row, four neighbours 64.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32;
+    const u32 lane = sm90_lane<C>();
     const u32 first = tile.col + col + 8 * (lane % 4);
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
@@ -41,7 +55,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
             const u32 at = row + 64 * wave + 8 * half + lane / 4;
             T* to = (T*)p.d + (u64)(tile.row + at) * p.stride_d + first;
 #pragma unroll
-            for (u32 c = 0; c < C::WIDE; c += 32) {
+            for (u32 c = 0; c < C::OUT_WIDE; c += 32) {
                 u32 w[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
@@ -57,7 +71,7 @@ __device__ __forceinline__ void sm90_store_direct(const Sm90Sums<C>& sum, const 
 // Through a slab of 16 rows by 64 columns in shared memory, a warp's own, swizzled against bank conflicts: no warp waits for another.
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    const u32 lane = threadIdx.x % 32, in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
+    const u32 lane = sm90_lane<C>(), in_row = lane % 16, in_chunk = lane / 16, chunk = lane % 8;
     const auto place = [](u32 r, u32 chunk) { return r * 128 + ((chunk ^ (r % 8)) << 4); };
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
@@ -65,7 +79,7 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
         // A vote, for the compiler to know that all lanes go the same way.
         if (!__any_sync(0xFFFFFFFFu, (int)at < tile.rows)) continue;
 #pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += 64) {
+        for (u32 c = 0; c < C::OUT_WIDE; c += 64) {
             __syncwarp();
 #pragma unroll
             for (u32 q = 0; q < 4; q++) {
@@ -86,15 +100,19 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
 
 // What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
 template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32, to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
+    const u32 lane = sm90_lane<C>(), to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
     const auto touch = [](const void* at) { asm volatile("{.reg .u32 unused; ld.global.u16 unused, [%0];}" ::"l"(at) : "memory"); };
     if (C::SCALES == SCALES_OUTER) {
         const u32 at = row + 64 * (lane / 16 % C::WAVES) + lane % 16;
         if ((int)at < tile.rows) touch(p.scales_a + (u64)(tile.row + at) * p.a_step);
-        if (tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE) touch(p.scales_b + (u64)(tile.group * p.group_b + tile.col + col + 4 * lane) * p.b_step);
     }
-    if (p.bias && tile.col + col + 4 * lane < p.n && 4 * lane < C::WIDE)
-        touch((const char*)p.bias + (u64)(tile.group * p.group_bias + tile.col + col + 4 * lane) * (p.bias_type == 2 ? 4 : 2));
+#pragma unroll
+    for (u32 c = 0; c < C::WIDE; c += 128) {
+        const u32 at = tile.col + col + c + 4 * lane;
+        if (at >= p.n || c + 4 * lane >= C::WIDE) continue;
+        if (C::SCALES == SCALES_OUTER) touch(p.scales_b + (u64)(tile.group * p.group_b + at) * p.b_step);
+        if (p.bias) touch((const char*)p.bias + (u64)(tile.group * p.group_bias + at) * (p.bias_type == 2 ? 4 : 2));
+    }
     if (!p.residual && p.beta == 0.0f) return;
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++) {
@@ -113,17 +131,55 @@ template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Probl
     }
 }
 
-// `change(wave, column, half, x, y)` of every pair of sums. (NVRTC takes no generic lambda.)
+// `change(wave, column, half, x, y)` of every pair of sums, row after row. (NVRTC takes no generic lambda.)
 template <class C, class F> __device__ __forceinline__ void sm90_each(Sm90Sums<C>& sum, const F& change) {
 #pragma unroll
     for (u32 wave = 0; wave < C::WAVES; wave++)
 #pragma unroll
-        for (u32 c = 0; c < C::WIDE; c += 8)
+        for (u32 half = 0; half < 2; half++)
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
+            for (u32 c = 0; c < C::WIDE; c += 8) {
                 float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
                 change(wave, c, half, pair[0], pair[1]);
             }
+}
+
+// `change(x, y, other)` of every pair of sums and what lies at its place in a matrix of FP32: four neighbours read a sector of 32 bytes.
+template <class C, class F>
+__device__ __forceinline__ void sm90_each_with(Sm90Sums<C>& sum, const void* matrix, u64 stride, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, const F& change) {
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 2 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            const float* from = (const float*)matrix + (tile.row + at) * stride + first;
+            __syncwarp();  // for more loads at once than those of a row there are no registers
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 8) {
+                if ((int)at >= tile.rows || first + c >= p.n) continue;
+                float* pair = &sum[wave][c / C::ATOM][c % C::ATOM / 8 * 4 + 2 * half];
+                change(pair[0], pair[1], *(const float2*)(from + c));
+            }
+        }
+}
+
+// Whether all that follows alpha is D's old value, once: gradients of weights that are added up, whose operands have two vectors of scales.
+template <class C> __device__ __forceinline__ bool sm90_only_adds(const Sm90Problem& p) {
+    return C::SCALES == SCALES_VECTOR && p.beta == 1.0f && !p.bias && !p.activation && !p.residual;
+}
+
+// Sums go to the L2 cache, which adds them to an FP32 D: nothing is read back, and no warp waits for memory at the end of its tile (0.91 of the time of a
+// product of 14336 x 4096 x 8192 that reads D; observed: H200, 2026-11). One rounding to nearest, as the addition here, but subnormal numbers count as 0.
+// In pairs of columns as they lie in registers: sixteen bytes through shared memory took as long.
+template <class C> __device__ __forceinline__ void sm90_add_to(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 2 * (lane % 4);
+    sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
+        const u32 at = row + 64 * wave + 8 * half + lane / 4;
+        if ((int)at < tile.rows && first + c < p.n)
+            asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};"
+                         ::"l"((float*)p.d + (u64)(tile.row + at) * p.stride_d + first + c), "f"(x), "f"(y) : "memory");
+    });
 }
 
 // The numbers of a bias that a thread's pairs need, from its first column on.
@@ -137,7 +193,7 @@ template <class C, class T> __device__ __forceinline__ void sm90_load_bias(float
 // Sums in registers become what activations and residuals are for: alpha, scales and bias, as finish_sum has them, all of a kind at once.
 template <class C>
 __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
-    const u32 lane = threadIdx.x % 32, at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
+    const u32 lane = sm90_lane<C>(), at = row + lane / 4, first = tile.col + col + 2 * (lane % 4);
     if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
@@ -162,8 +218,13 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
             y = __fmul_rn(__fmul_rn(y, of_rows[wave][half]), of_cols[c / 8][1]);
         });
     }
-    // With an old value of D, which comes before it, the bias is added in the loop of sm90_finish.
-    if (p.plain || p.beta != 0.0f) return;
+    if (p.plain || sm90_only_adds<C>(p)) return;
+    if (p.beta != 0.0f) {
+        const float beta = p.beta;
+        sm90_each_with<C>(sum, p.d, p.stride_d, p, tile, row, col, [&](float& x, float& y, float2 old) {
+            x = __fadd_rn(__fmul_rn(beta, old.x), x), y = __fadd_rn(__fmul_rn(beta, old.y), y);
+        });
+    }
     if (p.bias) {
         float bias[C::WIDE / 8][2];
         const u32 start = tile.group * p.group_bias + first;
@@ -174,15 +235,79 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
     }
 }
 
+// Whether the activation of all sums of the warp may be had with `sigmoid_near`. Where |v| is at most 9.6, GELU's argument is at most 79.4.
+template <class C> __device__ __forceinline__ bool sm90_all_near(Sm90Sums<C>& sum, u32 activation) {
+    if (activation <= ACTIVATION_RELU) return true;
+    float largest = 0.0f;
+    sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { largest = fmaxf(largest, fmaxf(fabsf(x), fabsf(y))); });
+    return __all_sync(0xFFFFFFFFu, largest <= (activation == ACTIVATION_GELU ? 9.6f : NEAR));
+}
+
+// The bits of `activate`, of sums that are all near.
+template <class C> __device__ __forceinline__ void sm90_activate(Sm90Sums<C>& sum, u32 activation) {
+    if (activation == ACTIVATION_SILU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) { x = __fmul_rn(x, sigmoid_near(x)), y = __fmul_rn(y, sigmoid_near(y)); });
+    else if (activation == ACTIVATION_GELU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) {
+            x = __fmul_rn(x, sigmoid_near(gelu_tanh_argument(x))), y = __fmul_rn(y, sigmoid_near(gelu_tanh_argument(y)));
+        });
+    else if (activation == ACTIVATION_RELU)
+        sm90_each<C>(sum, [](u32, u32, u32, float& x, float& y) { x = x < 0.0f ? 0.0f : x, y = y < 0.0f ? 0.0f : y; });
+}
+
+// Whether `sm90_add_residual` may read it: rows and columns of a tile are as aligned as the first.
+__device__ __forceinline__ bool sm90_residual_is_aligned(const Sm90Problem& p) {
+    return p.residual_type == 2 ? (u64)p.residual % 8 == 0 && p.stride_residual % 2 == 0 : (u64)p.residual % 16 == 0 && p.stride_residual % 8 == 0;
+}
+
+// A residual of BF16 or F16 comes as sm90_store_direct writes: sixteen bytes of a row for each thread, exchanged among four neighbours.
+template <class T, class C>
+__device__ __forceinline__ void sm90_add_half(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    const u32 lane = sm90_lane<C>(), first = tile.col + col + 8 * (lane % 4);
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 at = row + 64 * wave + 8 * half + lane / 4;
+            const T* from = (const T*)p.residual + (u64)(tile.row + at) * p.stride_residual + first;
+            __syncwarp();
+#pragma unroll
+            for (u32 c = 0; c < C::WIDE; c += 32) {
+                uint4 words = {0, 0, 0, 0};
+                if ((int)at < tile.rows && first + c < p.n) words = *(const uint4*)(from + c);
+                u32 w[4] = {words.x, words.y, words.z, words.w};
+                transpose_words(w);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float* pair = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + i) * 4 + 2 * half];
+                    pair[0] = __fadd_rn(pair[0], to_float(T{(u16)w[i]}));
+                    pair[1] = __fadd_rn(pair[1], to_float(T{(u16)(w[i] >> 16)}));
+                }
+            }
+        }
+}
+
+template <class C>
+__device__ __forceinline__ void sm90_add_residual(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
+    if (p.residual_type == 0) return sm90_add_half<Bf16, C>(sum, p, tile, row, col);
+    if (p.residual_type == 1) return sm90_add_half<F16, C>(sum, p, tile, row, col);
+    sm90_each_with<C>(sum, p.residual, p.stride_residual, p, tile, row, col, [](float& x, float& y, float2 other) {
+        x = __fadd_rn(x, other.x), y = __fadd_rn(y, other.y);
+    });
+}
+
 // A warp's slab as 16 rows by 32 columns of FP32, swizzled so that a phase of either access meets every bank once: each thread writes pairs
 // of rows lane / 4 and the eighth below, and reads four columns of rows lane / 8 and each fourth below.
 struct Sm90Slab {
-    u32 to[4], from;
-    __device__ __forceinline__ explicit Sm90Slab(u32 slab) {
-        const u32 lane = threadIdx.x % 32, row = lane / 4;
-#pragma unroll
-        for (u32 q = 0; q < 4; q++) to[q] = slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
+    u32 slab, from;
+    __device__ __forceinline__ explicit Sm90Slab(u32 slab) : slab(slab) {
+        const u32 lane = threadIdx.x % 32;
         from = slab + lane / 8 * 128 + ((lane % 8) ^ (2 * (lane / 8) & 6)) * 16;
+    }
+    // The thread's pair of columns 8q and on, in its upper row; that below: + 1024.
+    __device__ __forceinline__ u32 place(u32 q) const {
+        const u32 lane = threadIdx.x % 32, row = lane / 4;
+        return slab + row * 128 + ((2 * q + lane % 4 / 2) ^ (2 * row & 6)) * 16 + lane % 2 * 8;
     }
     // Strip `i` of the sums: of each 32 columns all waves.
     template <class C> __device__ __forceinline__ void write(const Sm90Sums<C>& sum, u32 i) const {
@@ -190,8 +315,18 @@ struct Sm90Slab {
 #pragma unroll
         for (u32 q = 0; q < 4; q++) {
             const float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
-            shared_store_pair(to[q], v[0], v[1]);
-            shared_store_pair(to[q] + 1024, v[2], v[3]);
+            shared_store_pair(place(q), v[0], v[1]);
+            shared_store_pair(place(q) + 1024, v[2], v[3]);
+        }
+    }
+    // What the thread itself wrote, and may have changed.
+    template <class C> __device__ __forceinline__ void take_back(Sm90Sums<C>& sum, u32 i) const {
+        const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            float* v = &sum[wave][c / C::ATOM][(c % C::ATOM / 8 + q) * 4];
+            const float2 upper = shared_pair(place(q)), lower = shared_pair(place(q) + 1024);
+            v[0] = upper.x, v[1] = upper.y, v[2] = lower.x, v[3] = lower.y;
         }
     }
     __device__ __forceinline__ void read(u32 row, float (&v)[4]) const {
@@ -200,13 +335,55 @@ struct Sm90Slab {
     }
 };
 
+// Activations of sums of which one is far, and residuals that are not aligned: rare, so a loop, in which what they are exists once in the code. Registers have
+// no numbers at run time: the loop's step finds its sums in the slab, each thread its own. Of the first `STRIPS` strips.
+template <class C, u32 STRIPS>
+__device__ __forceinline__ void sm90_finish_slowly(Sm90Sums<C>& sum, const Sm90Problem& p, u32 activation, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    const Sm90Slab through(slab);
+    const u32 lane = sm90_lane<C>();
+    __syncwarp();
+#pragma unroll 1
+    for (u32 step = 0; step < STRIPS; step++) {
+#pragma unroll
+        for (u32 i = 0; i < STRIPS; i++)
+            if (i == step) through.template write<C>(sum, i);
+#pragma unroll 1
+        for (u32 j = 0; j < 8; j++) {
+            const u32 place = through.place(j % 4) + j / 4 * 1024;
+            const u32 at = row + 64 * (step % C::WAVES) + lane / 4 + j / 4 * 8, to_col = tile.col + col + 32 * (step / C::WAVES) + 8 * (j % 4) + 2 * (lane % 4);
+            const float2 pair = shared_pair(place);
+            float v[2] = {activate(activation, pair.x), activate(activation, pair.y)};
+            if (p.residual && (int)at < tile.rows && to_col < p.n)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    float other[1];
+                    load_residual(p, tile.row + at, to_col + i, other);
+                    v[i] = __fadd_rn(v[i], other[0]);
+                }
+            shared_store_pair(place, v[0], v[1]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < STRIPS; i++)
+            if (i == step) through.template take_back<C>(sum, i);
+    }
+}
+
+// Activation and residual of sums that alpha, scales, D's old value and bias have been applied to.
+template <class C>
+__device__ __forceinline__ void sm90_finish(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (!sm90_all_near<C>(sum, p.activation) || (p.residual && !sm90_residual_is_aligned(p)))
+        return sm90_finish_slowly<C, C::WAVES * C::WIDE / 32>(sum, p, p.activation, tile, row, col, slab);
+    sm90_activate<C>(sum, p.activation);
+    if (p.residual) sm90_add_residual<C>(sum, p, tile, row, col);
+}
+
 // FP32, sixteen bytes of a row for each thread, eight neighbours 128.
 template <class C>
 __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     const Sm90Slab through(slab);
-    const u32 lane = threadIdx.x % 32, at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
+    const u32 lane = sm90_lane<C>(), at = row + lane / 8, to_col = tile.col + col + lane % 8 * 4;
 #pragma unroll
-    for (u32 i = 0; i < C::WAVES * C::WIDE / 32; i++) {
+    for (u32 i = 0; i < C::WAVES * C::OUT_WIDE / 32; i++) {
         const u32 wave = i % C::WAVES, c = i / C::WAVES * 32;
         __syncwarp();
         through.template write<C>(sum, i);
@@ -221,95 +398,24 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
     }
 }
 
-// With an old value of D, an activation or a residual: a loop, so that what they are exists once in the code, whichever part of the sums it is.
-template <class C>
-__device__ __forceinline__ void sm90_finish(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    constexpr u32 STRIPS = C::WAVES * C::WIDE / 32;
-    const Sm90Slab through(slab);
-    const u32 lane = threadIdx.x % 32;
-    const bool adds = p.beta != 0.0f;
-    // Of a strip, four numbers of each of the thread's four rows: of D where its old value is added, else of the residual, if they are
-    // aligned. They are asked for a strip ahead.
-    const void* ahead = adds ? p.d : p.residual;
-    const u64 stride = adds ? p.stride_d : p.stride_residual;
-    const u32 type = adds ? 2 : p.residual_type;
-    if ((u64)ahead % (type == 2 ? 16 : 8)) ahead = nullptr;
-    const auto ask = [&](u32 step, uint4 (&words)[4]) {
-        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, c = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        if (!ahead || c >= p.n) return;
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) {
-            if ((int)(at + 4 * r) >= tile.rows) continue;
-            const u64 place = (tile.row + at + 4 * r) * stride + c;
-            if (type == 2) {
-                words[r] = *(const uint4*)((const float*)ahead + place);
-            } else {
-                const uint2 two = *(const uint2*)((const u16*)ahead + place);
-                words[r].x = two.x, words[r].y = two.y;
-            }
-        }
-    };
-    uint4 next[4] = {};
-    ask(0, next);
-#pragma unroll 1
-    for (u32 step = 0; step < STRIPS; step++) {
-        const u32 at = row + 64 * (step % C::WAVES) + lane / 8, to_col = tile.col + col + 32 * (step / C::WAVES) + lane % 8 * 4;
-        uint4 words[4];
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) words[r] = next[r];
-        if (step + 1 < STRIPS) ask(step + 1, next);
-        __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < STRIPS; i++)
-            // Registers have no numbers at run time.
-            if (i == step) through.template write<C>(sum, i);
-        __syncwarp();
-#pragma unroll 1
-        for (u32 r = 0; r < 4; r++) {
-            const uint4 of_row = r == 0 ? words[0] : r == 1 ? words[1] : r == 2 ? words[2] : words[3];
-            float v[4], other[4];
-            through.read(4 * r, v);
-            if (to_col >= p.n || (int)(at + 4 * r) >= tile.rows) continue;
-            const u32 to_row = tile.row + at + 4 * r;
-            if (type == 2) {
-                other[0] = __uint_as_float(of_row.x), other[1] = __uint_as_float(of_row.y);
-                other[2] = __uint_as_float(of_row.z), other[3] = __uint_as_float(of_row.w);
-            } else {
-#pragma unroll
-                for (u32 c = 0; c < 4; c++) {
-                    const u16 bits = (u16)((c < 2 ? of_row.x : of_row.y) >> (c % 2 * 16));
-                    other[c] = type == 0 ? to_float(Bf16{bits}) : to_float(F16{bits});
-                }
-            }
-            if (adds) {
-#pragma unroll
-                for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(__fmul_rn(p.beta, other[c]), v[c]);
-                if (p.bias) {
-                    float bias[4];
-                    load_numbers(p.bias, tile.group * p.group_bias + to_col, p.bias_type, bias);
-#pragma unroll
-                    for (u32 c = 0; c < 4; c++) v[c] = __fadd_rn(v[c], bias[c]);
-                }
-            }
-            if (adds || !ahead) load_residual(p, to_row, to_col, other);
-            finish(p, other, v);
-            store_numbers(p.d, to_row * p.stride_d + to_col, p.d_type, v);
-        }
-    }
-}
-
 template <class T, class C>
 __device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     if (C::STORE == STORE_DIRECT) sm90_store_direct<T, C>(sum, p, tile, row, col);
     else sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
 }
 
+template <class C>
+__device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
+    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
+    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
+}
+
 // From sums to D: a warp's part of a tile.
 template <class C>
 __device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
     sm90_finish_sums<C>(sum, p, tile, row, col);
-    if (!p.plain && (p.beta != 0.0f || p.activation || p.residual)) sm90_finish<C>(sum, p, tile, row, col, slab);
-    else if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
-    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
-    else sm90_store_wide<C>(sum, p, tile, row, col, slab);
+    if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
+    if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
+    sm90_store_numbers<C>(sum, p, tile, row, col, slab);
 }

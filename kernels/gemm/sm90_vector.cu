@@ -1,9 +1,13 @@
-// Products on Hopper of E4M3 codes with 1x128 scales on both sides, as of weight gradients: gemm_fp8_vector_<configuration>.
+// Products on Hopper of E4M3 codes with 1x128 scales on both sides, as of weight gradients: gemm_fp8_vector_<configuration>; with `_k_grouped`
+// behind it of groups of k, of all of which A and B are one matrix each.
 #include "gemm/sm90.cuh"
 
-// The body of the loop of the largest tile is one k-block: with more of them registers are spilled.
-#define SM90(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, ...)                                                              \
-    SM90_CONFIG(NAME, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, ((ROWS) == 256 ? 1 : (UNROLL)), __VA_ARGS__)            \
-    SM90_KERNEL(gemm_fp8_vector_##NAME, Config_##NAME, false)
+// The body of the loop of the largest tile is four k-blocks: 0.96 of one's time, and eight were no faster (observed: H200, 2026-11). That of 192 columns is one: with more
+// registers are spilled.
+#define SM90(NAME, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, ...)                             \
+    SM90_CONFIG(NAME, SCALES_VECTOR, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH,                        \
+                ((ROWS) == 256 ? 4 : (COLS) == 192 ? 1 : (UNROLL)), __VA_ARGS__)                            \
+    SM90_KERNEL(gemm_fp8_vector_##NAME, Config_##NAME, GROUPS_NONE)                                        \
+    SM90_KERNEL(gemm_fp8_vector_##NAME##_k_grouped, Config_##NAME, GROUPS_OF_K)
 
 #include "gemm/sm90_table.cuh"

@@ -3,7 +3,7 @@
 
 #define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PARTS, BLOCKS)                                              \
     extern "C" __global__ void __launch_bounds__(32 * PARTS, BLOCKS)                                                             \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallME2m1Problem p) {                                             \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PARTS>>(p);                                                         \
     }
 #define SMALL_M(block, PARTS, FEW, MORE)                                                                                         \
@@ -18,15 +18,16 @@
 SMALL_M(four, 4, 6, 4)
 SMALL_M(eight, 8, 3, 2)
 
-#define SMALL_M_TILE_KERNEL(scales, NVFP4, number, Number, tokens, block, RING, BLOCKS)                                          \
+#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallME2m1Problem p) {                                             \
-        small_m_tile<SmallMTileConfig<Number, NVFP4, tokens, RING>>(p);                                                          \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        begin();                                                                                                                 \
+        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
     }
 #define SMALL_M_TILES(tokens, ...)                                                                                               \
-    SMALL_M_TILE_KERNEL(nvfp4, true, bf16, Bf16, tokens, __VA_ARGS__)                                                            \
-    SMALL_M_TILE_KERNEL(nvfp4, true, f16, F16, tokens, __VA_ARGS__)                                                              \
-    SMALL_M_TILE_KERNEL(mxfp4, false, bf16, Bf16, tokens, __VA_ARGS__)
+    SMALL_M_TILE_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                           \
+    SMALL_M_TILE_KERNEL(nvfp4, NVFP4, f16, F16, tokens, __VA_ARGS__)                                                             \
+    SMALL_M_TILE_KERNEL(mxfp4, MXFP4, bf16, Bf16, tokens, __VA_ARGS__)
 
 // columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock`, too.
 SMALL_M_TILES(16, tile, 3, 4)

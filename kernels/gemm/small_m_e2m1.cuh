@@ -12,17 +12,18 @@
 #pragma once
 #include "gemm/small_m.cuh"
 
-// Mirror of the struct of the same name in src/gpu/kernels/small_m_e2m1.rs.
-struct SmallME2m1Problem {
+// Mirror of the struct of the same name in src/gpu/kernels/small_m_weights.rs.
+struct SmallMWeightsProblem {
     u32 m, n, k;         // k at most 2^26
     u32 a_step, b_step;  // elements from the outer scale of a row to the next: 1, or 0 for one number
     u32 bias_type, residual_type, d_type, activation;
     u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
-    u32 scale_tiles;  // tiles of block scales along k
+    u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
+                      // those of 128 rows (128x128)
     float alpha, beta;
     const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
-    const u8* b;             // E2M1 [n][k / 2], k a multiple of 32
-    const u8* block_scales;  // of B, tiled 128x4: E4M3 of 16 columns, or E8M0 of 32
+    const u8* b;             // E2M1 [n][k / 2], k a multiple of 32, or E4M3 [n][k]
+    const void* scales;      // of B, a part of the sum. Tiled 128x4: E4M3 of 16 columns, or E8M0 of 32. FP32: VEC128, BLK128. Null: none
     const float* scales_a;   // outer scales of A; null: none
     const float* scales_b;   // outer scales of B; null: none
     const void* bias;        // [n]; null: none
@@ -196,7 +197,7 @@ template <class C> struct SmallME2m1 {
     }
 
     // The sums over the warp's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
-    __device__ __forceinline__ void sums(const SmallME2m1Problem& p, float (&sum)[2][GROUPS][4]) const {
+    __device__ __forceinline__ void sums(const SmallMWeightsProblem& p, float (&sum)[2][GROUPS][4]) const {
         uint4 weights[4], scale, numbers[4][GROUPS];
         const u16* next_a[GROUPS];
         if (p.loads_early && first < end) load_codes(first, weights, scale);
@@ -244,7 +245,7 @@ template <class C> struct SmallME2m1 {
     }
 };
 
-template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1Problem& p) {
+template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ char shared[];
     const u32 base = (shared_address(shared) + 127) & ~127u, arrived = base + C::BARRIER;
@@ -268,7 +269,7 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallME2m1
         m.further[j] = (min(at_row + 32 * (j + 1), p.n - 1) - at_row) * (p.k / 2);
         keep(m.further[j]);
     }
-    m.scales = once(p.block_scales + (u64)(first_row / 128) * p.scale_tiles * 512 + (first_row % 32 + row) * 16);
+    m.scales = once((const u8*)p.scales + (u64)(first_row / 128) * p.scale_pitch * 512 + (first_row % 32 + row) * 16);
 #pragma unroll
     for (u32 t = 0; t < GROUPS; t++) m.a[t] = once((const u16*)p.a + min(lane / 4 + 8 * t, p.m - 1) * p.stride_a);
     if (threadIdx.x == 0 && ranks > 1) {

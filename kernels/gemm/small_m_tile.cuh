@@ -1,63 +1,88 @@
-// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all rows of A.
+// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all
+// rows of A.
 //
-// A block takes the 128 rows of B that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
+// A block takes 128 rows of B, those that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
 // come to a ring of stages in shared memory, as more rows of A than 16 are too much to be read by each warp for itself, or to wait in registers. Which of B's
-// numbers a lane decodes, and so the order in which the tensor core adds, is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows, its lane l
-// 32 columns from 32 (l % 4) on. What a lane wants of A at once, eight neighbours, are the units that threads copy; as codes make pairs of a number and the
-// fourth behind it, who copied a unit puts it in that order, once for the four warps.
-// At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k in the place of the ring, and adds them in
-// the order of k: the order of sums depends on k and the split alone, and a row of D has the same bits whatever stands beside it.
+// numbers a lane decodes is that of small_m_e2m1.cuh: a warp takes eight of each 32 rows, its lane l 32 columns from 32 (l % 4) on, eight after eight, of
+// which one product takes four and the next one the others. What a lane wants of A at once, eight neighbours, are the units that threads copy. Four
+// neighbouring E4M3 codes are two pairs of neighbours; E2M1 codes make pairs of a number and the fourth behind it, and who copied a unit of A puts
+// it in that order, once for the four warps.
+// FP32 scales of 128 columns multiply the sum over those (weights_of_block). At the end every block of the cluster takes an equal part of the 128 rows, gets
+// the sums of all parts of k in the place of the ring, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
+// has the same bits whatever stands beside it.
 #pragma once
 #include "gemm/async_copy.cuh"
-#include "gemm/small_m_e2m1.cuh"
+#include "gemm/small_m_e4m3.cuh"
+
+// How B is stored: its codes, and the scales that are a part of the sum. FP8 has none of those, FP8_1X128 and FP8_128X128 have FP32 scales of 128 columns.
+enum class Weights { NVFP4, MXFP4, MXFP8, FP8, FP8_1X128, FP8_128X128 };
 
 // TOKENS: columns of a product, at least m. RING: stages.
-template <class Number_, bool NVFP4_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
+template <class Number_, Weights WEIGHTS_, u32 TOKENS_, u32 RING_> struct SmallMTileConfig {
     using Number = Number_;
-    static constexpr bool NVFP4 = NVFP4_;
+    static constexpr Weights WEIGHTS = WEIGHTS_;
+    static constexpr bool NVFP4 = WEIGHTS == Weights::NVFP4, E2M1 = NVFP4 || WEIGHTS == Weights::MXFP4;
+    // Bytes that multiply each weight; FP32 numbers that multiply sums of 128 columns.
+    static constexpr bool BLOCK_SCALES = E2M1 || WEIGHTS == Weights::MXFP8;
+    static constexpr bool GROUP_SCALES = WEIGHTS == Weights::FP8_1X128 || WEIGHTS == Weights::FP8_128X128;
     static constexpr u32 TOKENS = TOKENS_, RING = RING_, ROWS = 128, THREADS = 128;
-    // A stage: codes, one or two tiles of scales, A.
-    static constexpr u32 SCALES = ROWS * 64, A = SCALES + 1024, STAGE = A + TOKENS * 256, SHARED = RING * STAGE;
-    // In their place at the end: the parts of sums that the block gets.
+    // Codes of 128 columns of a row: their bytes, and units of 16 of them.
+    static constexpr u32 PITCH = E2M1 ? 64 : 128, UNITS = PITCH / 16;
+    // A stage: codes, scales (tiles of 512 bytes, or FP32 numbers of rows), A.
+    static constexpr u32 SCALES = ROWS * PITCH, A = SCALES + (E2M1 ? 1024 : 512), STAGE = A + TOKENS * 256;
+    // The parts of sums that the block gets at the end: in a place of their own with a barrier where they are small, so that blocks wait for each other once;
+    // else in that of the ring.
     static constexpr u32 PARTS_BYTES = ROWS * TOKENS * 4;
+    static constexpr bool OWN_PARTS = !E2M1 && TOKENS <= 16;
+    static constexpr u32 PARTS = OWN_PARTS ? RING * STAGE : 0, BARRIER = PARTS + PARTS_BYTES, SHARED = OWN_PARTS ? BARRIER + 16 : RING * STAGE;
     static_assert(PARTS_BYTES <= SHARED && SHARED <= 227 * 1024, "shared memory of a block");
 };
 
 template <class C> struct SmallMTile {
     using Number = typename C::Number;
     static constexpr u32 GROUPS = C::TOKENS / 8;
-    const SmallME2m1Problem& p;
-    u32 ring, end;    // steps of k, of the block
-    u32 row_of_b;     // of what this thread copies: rows 32 apart
-    const u8* codes;
-    const u8* scales;
-    u32 unit;         // columns of A, and rows eight apart
+    // Rows of B that all threads copy at once.
+    static constexpr u32 APART = C::THREADS / C::UNITS;
+    const SmallMWeightsProblem& p;
+    u32 ring, end;      // steps of k, of the block
+    u32 first_row;      // of the block
+    u32 codes_to, a_to; // where in the ring's first stage what this thread copies goes: rows APART apart, and of A eight
+    u32 codes_end, a_end;  // steps in which its columns are within k
+    const u8* codes;    // of the first of them, and bytes from there to the others
+    u32 further[C::UNITS];
+    const char* scales; // of all that this thread copies
     const u16* a;
-    u32 lane_row;     // what it multiplies: rows 32 apart
-    u32 lane_a;       // where its units of A lie in a stage
-    u32 chunk, pick;  // its columns of 128, and their scales of a row's
+    u32 a_copies;       // its rows of A: what is beyond m is no part of a result
+    u32 lane_row;       // what it multiplies: rows 32 apart
+    u32 lane_a;         // where its units of A lie in a stage
+    u32 chunk, pick;    // its columns of 128, and their scales of a row's
 
-    __device__ __forceinline__ void load_weights(u32 step, u32 slot) const {
-        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x;
-        const bool codes_inside = step * 128 + thread % 4 * 32 < p.k;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++)
-            copy_16(to + (thread + 128 * j) * 16, codes + (u64)(32 * j) * (p.k / 2) + (u64)step * 64, codes_inside && row_of_b + 32 * j < p.n);
-        // A tile has 64 columns of NVFP4, 128 of MXFP4.
-        const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
-        if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + C::SCALES + thread * 16, scales + (u64)tile * 512, tile < p.scale_tiles);
+    __device__ __forceinline__ void load_scales(u32 step, u32 to) const {
+        const u32 thread = threadIdx.x;
+        if constexpr (C::WEIGHTS == Weights::FP8_128X128) {
+            if (thread == 0) copy_4(to, scales + (u64)step * 4, true);
+        } else if constexpr (C::WEIGHTS == Weights::FP8_1X128) {
+            if (thread < 32) copy_16(to + thread * 16, scales + (u64)step * p.scale_pitch * 4, first_row + thread * 4 < p.n);
+        } else if constexpr (C::BLOCK_SCALES) {
+            // A tile has 64 columns of NVFP4, 128 of the others.
+            const u32 tile = C::NVFP4 ? 2 * step + thread / 32 : step;
+            if (thread < (C::NVFP4 ? 64 : 32)) copy_16(to + thread * 16, scales + (u64)tile * 512, tile < p.scale_pitch);
+        }
     }
 
-    __device__ __forceinline__ void load_a(u32 step, u32 slot) const {
-        const u32 to = ring + slot * C::STAGE, thread = threadIdx.x, col = step * 128;
-        const bool a_inside = col + unit < p.k;
-        const u16* from = a + col;
+    __device__ __forceinline__ void load(u32 step, u32 slot) const {
+        const u32 at = slot * C::STAGE;
+        const u8* codes_from = once(codes + (u64)step * C::PITCH);
+#pragma unroll
+        for (u32 j = 0; j < C::UNITS; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
+        load_scales(step, ring + at + C::SCALES);
+        const u16* from = once(a + (u64)step * 128);
 #pragma unroll
         for (u32 j = 0; j < GROUPS; j++) {
-            // What is beyond m is no part of a result.
-            if (thread / 16 + 8 * j < p.m) copy_16(to + C::A + (thread + 128 * j) * 16, from, a_inside);
-            from = once(from + 8 * p.stride_a);
+            if (j < a_copies) copy_16(at + a_to + j * 2048, from, step < a_end);
+            if (j + 1 < GROUPS) from = once(from + 8 * p.stride_a);
         }
+        copies_commit();
     }
 
     // The units that this thread has copied.
@@ -65,85 +90,115 @@ template <class C> struct SmallMTile {
         // Two at a time: as many as there are would take registers that the sums need.
 #pragma unroll
         for (u32 j = 0; j < GROUPS; j += 2) {
-            const u32 at = stage + C::A + (threadIdx.x + 128 * j) * 16;
-            const bool second = threadIdx.x / 16 + 8 * j + 8 < p.m;
+            const u32 at = stage + C::A + threadIdx.x * 16 + j * 2048;
             uint4 x, y;
-            if (threadIdx.x / 16 + 8 * j < p.m) x = shared_vector(at);
-            if (second) y = shared_vector(at + 2048);
-            if (threadIdx.x / 16 + 8 * j < p.m) shared_store(at, pairs_of(x));
-            if (second) shared_store(at + 2048, pairs_of(y));
+            if (j < a_copies) x = shared_vector(at);
+            if (j + 1 < a_copies) y = shared_vector(at + 2048);
+            if (j < a_copies) shared_store(at, pairs_of(x));
+            if (j + 1 < a_copies) shared_store(at + 2048, pairs_of(y));
         }
     }
 
+    // Where a lane's unit of codes lies, of a row: E4M3 rows alternate, so that no bank is met twice.
+    __device__ __forceinline__ static u32 place_of_codes(u32 row, u32 unit) { return row * C::PITCH + (C::E2M1 ? unit : unit ^ row % 2) * 16; }
+
+    // `w`: of the four times eight columns of a lane.
+    __device__ __forceinline__ void numbers(const uint4& weights, u32 w, const u32 (&by)[2], u32 (&pairs)[4]) const {
+        if constexpr (C::E2M1) {
+            numbers_of<C::NVFP4>(Number(), word(weights, w), by[w / 2], pairs);
+        } else {
+            neighbours_of(Number(), word(weights, w % 2 * 2), pairs[0], pairs[1]);
+            neighbours_of(Number(), word(weights, w % 2 * 2 + 1), pairs[2], pairs[3]);
+            if constexpr (C::BLOCK_SCALES)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) pairs[i] = product_of_pairs(Number(), pairs[i], by[0]);
+        }
+    }
+
+    // Adds the products of a step to the sums: of the tensor core's two products of 16 rows, by groups of eight rows of A.
     __device__ __forceinline__ void multiply(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
-        uint4 weights[4];
+        u32 by[4][2] = {};
+        if constexpr (C::BLOCK_SCALES) {
+            uint4 scale = shared_vector(stage + C::SCALES + lane_row * 16 + (C::NVFP4 ? chunk / 64 * 512 : 0));
+            // Beyond k codes and A are zeros, and scales what fills their tile up.
+            if (step * 128 + chunk >= p.k) scale = {0, 0, 0, 0};
+            scales_of<C::NVFP4>(Number(), scale, pick, by);
+        }
+        // A lane's units of codes, one after the other, each with its part of the four times eight columns.
+        constexpr u32 PIECES = C::UNITS / 4, EACH = 4 / PIECES;
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) weights[j] = shared_vector(stage + (32 * j + lane_row) * 64 + chunk / 2);
-        uint4 scale = shared_vector(stage + C::SCALES + lane_row * 16 + (C::NVFP4 ? chunk / 64 * 512 : 0));
-        // Beyond k codes and A are zeros, and scales what fills their tile up.
-        if (step * 128 + chunk >= p.k) scale = {0, 0, 0, 0};
-        u32 by[4][2];
-        scales_of<C::NVFP4>(Number(), scale, pick, by);
+        for (u32 piece = 0; piece < PIECES; piece++) {
+            uint4 weights[4];
 #pragma unroll
-        for (u32 w = 0; w < 4; w++) {
-            u32 upper[2][4], lower[2][4];
+            for (u32 j = 0; j < 4; j++)
+                weights[j] = shared_vector(stage + place_of_codes(32 * j + lane_row, chunk / 32 * PIECES + piece));
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                numbers_of<C::NVFP4>(Number(), word(weights[2 * half], w), by[2 * half][w / 2], upper[half]);
-                numbers_of<C::NVFP4>(Number(), word(weights[2 * half + 1], w), by[2 * half + 1][w / 2], lower[half]);
-            }
-            const u32 at = stage + (lane_a ^ w * 64);
-#pragma unroll
-            for (u32 t = 0; t < GROUPS; t++) {
-                const uint4 x = shared_vector(at + t * 2048);
+            for (u32 w = piece * EACH; w < (piece + 1) * EACH; w++) {
+                u32 upper[2][4], lower[2][4];
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    const u32(&u)[4] = upper[half];
-                    const u32(&l)[4] = lower[half];
-                    multiply_16(Number(), sum[half][t], u[0], l[0], u[1], l[1], x.x, x.y);
-                    multiply_16(Number(), sum[half][t], u[2], l[2], u[3], l[3], x.z, x.w);
+                    numbers(weights[2 * half], w, by[2 * half], upper[half]);
+                    numbers(weights[2 * half + 1], w, by[2 * half + 1], lower[half]);
+                }
+                const u32 at = stage + (lane_a ^ w * 64);
+#pragma unroll
+                for (u32 t = 0; t < GROUPS; t++) {
+                    const uint4 x = shared_vector(at + t * 2048);
+#pragma unroll
+                    for (u32 half = 0; half < 2; half++) {
+                        const u32(&u)[4] = upper[half];
+                        const u32(&l)[4] = lower[half];
+                        multiply_16(Number(), sum[half][t], u[0], l[0], u[1], l[1], x.x, x.y);
+                        multiply_16(Number(), sum[half][t], u[2], l[2], u[3], l[3], x.z, x.w);
+                    }
                 }
             }
         }
     }
 
-    // The sums over the block's part of k: of the tensor core's two products of 16 rows, by groups of eight rows of A.
-    __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
-        // Groups of copies are counted as if each stage had one: weights that came before the wait belong to the first.
-        if (p.loads_early) {
+    // The same for weights whose scales multiply the sums of 128 columns.
+    __device__ __forceinline__ void multiply_group(u32 step, u32 stage, float (&sum)[2][GROUPS][4]) const {
+        float of_group[2][GROUPS][4] = {};
+        multiply(step, stage, of_group);
+        float by[4];
 #pragma unroll
-            for (u32 i = 0; i < C::RING - 1; i++)
-                if (first + i < end) load_weights(first + i, i);
-        }
-        begin();
-        if (p.releases) release();
+        for (u32 j = 0; j < 4; j++)
+            by[j] = shared_float(stage + C::SCALES + (C::WEIGHTS == Weights::FP8_1X128 ? (32 * j + lane_row) * 4 : 0));
+#pragma unroll
+        for (u32 half = 0; half < 2; half++)
+#pragma unroll
+            for (u32 t = 0; t < GROUPS; t++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    sum[half][t][i] = __fmaf_rn(of_group[half][t][i], by[2 * half + i / 2], sum[half][t][i]);
+    }
+
+    // The sums over the block's part of k.
+    __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++) {
-            if (first + i < end) {
-                if (!p.loads_early) load_weights(first + i, i);
-                load_a(first + i, i);
-            }
-            copies_commit();
+            if (first + i < end) load(first + i, i);
+            else copies_commit();
         }
         u32 slot = 0;
 #pragma unroll 1
         for (u32 step = first; step < end; step++) {
             const u32 stage = ring + slot * C::STAGE;
             copies_wait<C::RING - 2>();
-            arrange(stage);
+            if constexpr (C::E2M1) arrange(stage);
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             __syncthreads();
-            if (step + C::RING - 1 < end) {
-                const u32 free = slot == 0 ? C::RING - 1 : slot - 1;
-                load_weights(step + C::RING - 1, free);
-                load_a(step + C::RING - 1, free);
-            }
-            copies_commit();
-            multiply(step, stage, sum);
+            if (step + C::RING - 1 < end) load(step + C::RING - 1, slot == 0 ? C::RING - 1 : slot - 1);
+            else copies_commit();
+            if constexpr (C::GROUP_SCALES) multiply_group(step, stage, sum);
+            else multiply(step, stage, sum);
             slot = slot + 1 == C::RING ? 0 : slot + 1;
         }
     }
 };
+
+// Steps of 128 of k, from the first on, in which this column of each is within k.
+__device__ __forceinline__ u32 steps_within(u32 k, u32 column) { return k > column ? (k - column + 127) / 128 : 0; }
 
 // The sums of a row of B and two rows of A, over all parts of k in their order.
 template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 pitch) {
@@ -155,40 +210,77 @@ template <u32 PARTS> __device__ __forceinline__ float2 sum_of_parts(u32 at, u32 
     return v;
 }
 
-template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1Problem& p) {
+template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeightsProblem& p) {
     constexpr u32 TOKENS = C::TOKENS, GROUPS = TOKENS / 8;
     extern __shared__ uint4 tile_shared[];
-    const u32 base = shared_address(tile_shared);
+    const u32 base = shared_address(tile_shared), parts = base + C::PARTS, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const u32 rank = cluster_rank(), ranks = cluster_size(), first_row = blockIdx.x / ranks * C::ROWS;
     const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
-    const SmallMTile<C> m = {p,
-                             base,
-                             (u32)((u64)steps * (rank + 1) / ranks),
-                             first_row + thread / 4,
-                             once(p.b + (u64)(first_row + thread / 4) * (p.k / 2) + thread % 4 * 16),
-                             once(p.block_scales + (u64)(first_row / 128) * p.scale_tiles * 512 + thread % 32 * 16),
-                             unit,
-                             once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
-                             warp * 8 + lane / 4,
-                             C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
-                             lane % 4 * 32,
-                             pick_of<C::NVFP4>(lane)};
+    // In the place of rows beyond the last that one: their sums are not stored.
+    const u32 row = thread / C::UNITS, at_row = min(first_row + row, p.n - 1), pitch = C::E2M1 ? p.k / 2 : p.k;
+    // FP32 scales lie by rows (1x128), or by columns (128x128).
+    const u64 scales = C::WEIGHTS == Weights::FP8_1X128     ? (u64)(first_row + thread % 32 * 4) * 4
+                       : C::WEIGHTS == Weights::FP8_128X128 ? (u64)(first_row / 128) * p.scale_pitch * 4
+                                                            : (u64)(first_row / 128) * p.scale_pitch * 512 + thread % 32 * 16;
+    SmallMTile<C> m = {p,
+                       base,
+                       (u32)((u64)steps * (rank + 1) / ranks),
+                       first_row,
+                       base + SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
+                       base + C::A + thread * 16,
+                       steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
+                       steps_within(p.k, unit),
+                       once(p.b + (u64)at_row * pitch + thread % C::UNITS * 16),
+                       {},
+                       once((const char*)p.scales + scales),
+                       once((const u16*)p.a + (u64)(thread / 16) * p.stride_a + unit),
+                       p.m > thread / 16 ? (p.m - thread / 16 + 7) / 8 : 0,
+                       warp * 8 + lane / 4,
+                       C::A + lane / 4 * 256 + (lane / 4 % 2 * 64) + lane % 4 * 16,
+                       lane % 4 * 32,
+                       pick_of<C::NVFP4>(lane)};
+#pragma unroll
+    for (u32 j = 0; j < C::UNITS; j++) {
+        m.further[j] = (min(first_row + row + SmallMTile<C>::APART * j, p.n - 1) - at_row) * pitch;
+        keep(m.further[j]);
+    }
+    // Made again at each use they would cost as much as the copies.
+    keep(m.codes_to);
+    keep(m.a_to);
+    keep(m.codes_end);
+    keep(m.a_end);
+    keep(m.a_copies);
     // What the end reads of vectors: on its way to L2 while B is read.
     if (thread < 4 && first_row + 32 * thread < p.n) {
         const u32 at = first_row + 32 * thread;
         if (p.scales_b) prefetch_line(p.scales_b + at * p.b_step);
         if (p.bias) prefetch_line((const char*)p.bias + (u64)at * (p.bias_type == 2 ? 4 : 2));
     }
+    if constexpr (C::OWN_PARTS) {
+        if (thread == 0 && ranks > 1) {
+            barrier_init(arrived, 1);
+            barriers_ready();
+        }
+        __syncwarp();
+        cluster_arrive_relaxed();
+    }
     float sum[2][GROUPS][4] = {};
     m.sums(first, sum);
 
-    // The ring is read by nobody any more, in no block of the cluster. (There is no room for an mbarrier beside it, and one in its place racecheck takes for
-    // a race with what was read there before the barrier: the cluster's own barrier says when all parts are there.)
-    if (ranks > 1) cluster_sync();
-    else __syncthreads();
+    if constexpr (C::OWN_PARTS) {
+        // Some parts may be here before their number is announced: they count all the same.
+        cluster_wait();
+        if (thread == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
+        __syncwarp();
+    } else {
+        // The ring is read by nobody any more, in no block of the cluster. (There is no room for an mbarrier beside it, and one in its place racecheck takes
+        // for a race with what was read there before the barrier: the cluster's own barrier says when all parts are there.)
+        if (ranks > 1) cluster_sync();
+        else __syncthreads();
+    }
     // To each block of the cluster its rows of this part.
     const u32 rows = C::ROWS / ranks;
 #pragma unroll
@@ -196,22 +288,24 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallME2m1
         const u32 r = 32 * j + m.lane_row, to = r / rows;
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
-            const u32 at = base + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + r % rows) * 8;
+            const u32 at = parts + ((rank * (TOKENS / 2) + t * 4 + lane % 4) * rows + r % rows) * 8;
             const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
+            else if constexpr (C::OWN_PARTS) store_pair_at(at_rank(at, to), x, y, at_rank(arrived, to));
             else store_pair_in_cluster(at_rank(at, to), x, y);
         }
     }
-    if (ranks > 1) cluster_sync();
-    else __syncthreads();
-    const u32 pitch = TOKENS / 2 * rows * 8;
+    if (ranks == 1) __syncthreads();
+    else if constexpr (C::OWN_PARTS) barrier_wait(arrived, 0);
+    else cluster_sync();
+    const u32 parts_pitch = TOKENS / 2 * rows * 8;
     for (u32 o = thread; o < rows * ((p.m + 1) / 2); o += C::THREADS) {
-        const u32 pair = o / rows, r = o % rows, col = first_row + rank * rows + r, at = base + o * 8;
+        const u32 pair = o / rows, r = o % rows, col = first_row + rank * rows + r, at = parts + o * 8;
         if (col >= p.n) continue;
-        const float2 both = ranks == 1   ? sum_of_parts<1>(at, pitch)
-                            : ranks == 2 ? sum_of_parts<2>(at, pitch)
-                            : ranks == 4 ? sum_of_parts<4>(at, pitch)
-                                         : sum_of_parts<8>(at, pitch);
+        const float2 both = ranks == 1   ? sum_of_parts<1>(at, parts_pitch)
+                            : ranks == 2 ? sum_of_parts<2>(at, parts_pitch)
+                            : ranks == 4 ? sum_of_parts<4>(at, parts_pitch)
+                                         : sum_of_parts<8>(at, parts_pitch);
 #pragma unroll 1
         for (u32 token = 2 * pair; token < min(2 * pair + 2, p.m); token++) {
             float v[1] = {token % 2 ? both.y : both.x}, residual[1];

@@ -20,7 +20,8 @@ use super::source::refuse_file;
 use super::writer::{CheckpointWriter, Target};
 use super::{Checkpoint, OutputFile, OutputFolder, printable};
 use crate::error::{Error, Result};
-use crate::format::{Basis, Scheme};
+use crate::format::pair::check_quantize_cols;
+use crate::format::{Basis, CodeFormat, Scheme};
 
 /// The tensors and metadata of files to be written.
 ///
@@ -188,7 +189,7 @@ impl CheckpointLayout {
     /// Starts one file, which appears under its name in [`CheckpointWriter::finish`]. What was written to `output` before goes.
     ///
     /// # Errors
-    /// [`Error::File`] for a name given twice, a size that overflows, a shape that its cast cannot have, an output that is one of `sources`, or a quantized matrix
+    /// [`Error::File`] for a name given twice, a size that overflows, a shape that its cast or scheme cannot have, an output that is one of `sources`, or a quantized matrix
     /// (of the layout, or one that is read in `sources`) that would be another one, or none, beside the tensors there;
     /// [`Error::Io`], also where the disk has no room for the file.
     pub fn create_in(self, output: OutputFile, sources: &[&Checkpoint]) -> Result<CheckpointWriter> {
@@ -243,8 +244,13 @@ impl CheckpointLayout {
             remedy: remedy.into(),
         };
         // Whatever is beside it. (What has no element has no scheme.)
-        let sized = self.planned.casts.iter().filter(|(_, cast)| cast.rows > 0 && cast.cols > 0);
-        let refused = sized.filter_map(|(name, cast)| match cast.scheme.check_shape(cast.rows, cast.cols) {
+        let casts = self.planned.casts.iter().filter(|(_, cast)| cast.rows > 0 && cast.cols > 0);
+        let casts = casts.map(|(name, cast)| (name, cast.scheme.check_shape(cast.rows, cast.cols)));
+        // A byte a code takes any number of columns; two codes a byte, whole blocks.
+        let halves = |matrix: &Planned| matrix.scheme.spec().format == CodeFormat::E2M1;
+        let matrices = self.planned.matrices.iter().filter(|(_, m)| m.rows > 0 && m.cols > 0 && halves(m));
+        let matrices = matrices.map(|(name, matrix)| (name, check_quantize_cols("matrix", matrix.cols)));
+        let refused = casts.chain(matrices).filter_map(|(name, checked)| match checked {
             Err(Error::Shape { operand, found, rule, remedy }) => {
                 Some((name, format!("{operand}: {found} {rule}"), remedy))
             }

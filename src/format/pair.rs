@@ -52,15 +52,15 @@ fn reach(spec: &SchemeSpec) -> Reach {
 ///
 /// FP8: tensor x tensor, row x row, 1x128 x 128x128 (either side), 1x128 x 1x128; MXFP8 x MXFP8; each E4M3 x E4M3 or one
 /// of the two E5M2. MXFP8 or MXFP4 x MXFP4. NVFP4 x NVFP4, with one scale or one for each row on either side. A may be plain
-/// where only the weights are quantized: BF16 or F16 x NVFP4 or MXFP4, BF16 x MXFP8. `device` goes into the message: the GPU's
-/// name, or `cpu`.
+/// where only the weights are quantized: BF16 or F16 x NVFP4, MXFP4 or FP8 (E4M3), BF16 x MXFP8. `device` goes into the message: the
+/// GPU's name, or `cpu`.
 ///
 /// # Errors
 /// [`Error::Pair`] with the reason.
 pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> {
     let a = a.into();
     let (reason, remedy) = match a {
-        Operand::Plain(dtype) => match plain_refusal(dtype, reach(&b.spec())) {
+        Operand::Plain(dtype) => match plain_refusal(dtype, &b.spec()) {
             None => return Ok(()),
             Some(reason) => (reason, plain_remedy(reach(&b.spec()))),
         },
@@ -73,10 +73,10 @@ pub fn check_pair(a: impl Into<Operand>, b: Scheme, device: &str) -> Result<()> 
 }
 
 /// The reason if a plain A cannot multiply weights of this kind.
-fn plain_refusal(a: DType, b: Reach) -> Option<&'static str> {
-    match (a, b) {
+fn plain_refusal(a: DType, spec: &SchemeSpec) -> Option<&'static str> {
+    match (a, reach(spec)) {
         (DType::E4M3 | DType::E5M2, _) => Some("FP8 numbers without scales are no operand"),
-        (DType::F32, Reach::Mxfp8 | Reach::Mxfp4 | Reach::Nvfp4) => {
+        (DType::F32, _) => {
             Some("an FP32 A would be rounded to the 8 or 11 bits of a tensor core's operand, and nobody asked for that")
         }
         // MXFP4 has the scales of MXFP8, but its weights fit F16 where scale bytes are 104 to 140: see `multiplied_in`.
@@ -84,9 +84,10 @@ fn plain_refusal(a: DType, b: Reach) -> Option<&'static str> {
         (DType::F16, Reach::Mxfp8) => Some(
             "the E8M0 scales of MXFP8 reach from 2^-127 to 2^127 and leave the range of F16, in which B would be multiplied",
         ),
-        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => Some(
-            "weight-only products exist for nvfp4, nvfp4-row, mxfp4 and mxfp8 weights; FP8 weights multiply FP8 activations",
+        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) if spec.format == Fp8Format::E5M2 => Some(
+            "FP8 weights with FP32 scales multiply plain activations as E4M3; E5M2 weights multiply FP8 activations",
         ),
+        (_, Reach::Tensor | Reach::Row | Reach::Vector | Reach::Tile) => None,
     }
 }
 
@@ -331,9 +332,11 @@ mod tests {
                 }
             }
         }
-        let bf16 = ["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 mxfp4", "bf16 nvfp4", "bf16 nvfp4-row"];
-        let f16 = ["f16 mxfp4", "f16 nvfp4", "f16 nvfp4-row"];
-        assert_eq!(legal, [&bf16[..], &f16].concat());
+        let fp8 = |a: &str| ["tensor", "row", "1x128", "128x128"].map(|scales| format!("{a} fp8-{scales}:e4m3"));
+        let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let bf16 = named(&["bf16 mxfp8:e4m3", "bf16 mxfp8:e5m2", "bf16 mxfp4", "bf16 nvfp4", "bf16 nvfp4-row"]);
+        let f16 = named(&["f16 mxfp4", "f16 nvfp4", "f16 nvfp4-row"]);
+        assert_eq!(legal, [fp8("bf16").to_vec(), bf16, fp8("f16").to_vec(), f16].concat());
     }
 
     /// A remedy that is refused in its turn is none.
@@ -357,7 +360,7 @@ mod tests {
     fn refusals_give_the_reason() {
         use Fp8Format::{E4M3, E5M2};
         let plain = Operand::Plain;
-        let cases: [(Operand, Scheme, &[&str]); 14] = [
+        let cases: [(Operand, Scheme, &[&str]); 15] = [
             (Scheme::Mxfp8(E5M2).into(), Scheme::Mxfp8(E5M2), &["E5M2 by E5M2", "as e4m3"]),
             (Scheme::Nvfp4.into(), Scheme::Fp8Tensor(E4M3), &["NVFP4 multiplies NVFP4", "leave A plain"]),
             (Scheme::Fp8Row(E4M3).into(), Scheme::Nvfp4Row, &["NVFP4 multiplies NVFP4"]),
@@ -371,7 +374,8 @@ mod tests {
             (Scheme::Fp8Group1x128(E4M3).into(), Scheme::Mxfp4, &["MXFP4 multiplies MXFP4", "leave A plain"]),
             (Scheme::Nvfp4.into(), Scheme::Mxfp4, &["NVFP4 multiplies NVFP4"]),
             (plain(DType::E4M3), Scheme::Nvfp4, &["without scales"]),
-            (plain(DType::Bf16), Scheme::Fp8Tensor(E4M3), &["weight-only", "nvfp4-row"]),
+            (plain(DType::F32), Scheme::Fp8Row(E4M3), &["FP32", "quantize A as fp8-row"]),
+            (plain(DType::Bf16), Scheme::Fp8Tensor(E5M2), &["plain activations as E4M3", "quantize A as fp8-tensor"]),
         ];
         for (a, b, words) in cases {
             let text = check_pair(a, b, "cpu").unwrap_err().to_string();

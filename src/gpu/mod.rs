@@ -6,6 +6,7 @@
 mod cast;
 mod clocks;
 mod device;
+mod fused_gemm;
 mod gemm;
 mod grouped;
 mod handle;
@@ -25,6 +26,7 @@ pub use clocks::{ClockWatch, Clocks};
 pub use device::graph::CapturedGraph;
 pub use device::info::DeviceInfo;
 pub use device::memory::{BorrowsOutliveGraph, DeviceBuffer, DeviceBytes, DeviceBytesMut, Element};
+pub use fused_gemm::{FusedGemmArgs, FusedOut};
 pub use gemm::args::GemmArgs;
 pub use gemm::baseline::Bf16Gemm;
 pub use gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -37,7 +39,7 @@ pub use gemm::tune::{CacheState, Trial, TuneOptions, TuneReport, Verdict};
 pub use grouped::{GroupedGemmArgs, GroupedRows, GroupedWeightGradient};
 pub use handle::{Handle, LibraryInfo};
 
-pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig};
+pub use kernels::{KernelFamily, KernelSource, Sm90Config, SmallMBlock, SmallMConfig, SmallMOperands};
 pub use linear::{Linear, LinearGradientsInto, QuantizedGradient, SavedInput};
 pub use matrix::{
     CastMatrix, GroupedDeviceLayout, GroupedTensor, KeptWeights, MatMut, MatRef, Parts, QuantMatrix, VecRef,

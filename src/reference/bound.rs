@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayView2};
 use super::gemm::{GemmInputs, SLICE, scales_slices};
 use super::operand::HostOperand;
 use super::parallel;
-use super::tensor_core::{FP8, TensorCore, WIDE, exponent, interleaved, power};
+use super::tensor_core::{FP8, Fours, TensorCore, WIDE, exponent, interleaved, power};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
 use crate::format::{BlockScaleFormat, CodeFormat, DType, HostQuantMatrix, Operand, pair};
@@ -23,7 +23,7 @@ pub enum Accumulator {
     /// FP8 tensor cores over the whole of k: fast accumulation (1x128 scales are promoted all the same).
     TensorCoreFast,
     /// BF16 or F16 tensor cores with FP32 sums over the whole of k: NVFP4, MXFP4, MXFP8 and weight-only products of a GPU that
-    /// dequantizes before it multiplies.
+    /// dequantizes before it multiplies, or decodes weights as it reads them. FP32 scales of 128 columns start a new sum for each.
     TensorCoreWide,
 }
 
@@ -75,15 +75,17 @@ pub struct Bound {
 ///    unit at M, a product loses at most q where it is aligned to a larger term (or itself; nothing if its exponent allows,
 ///    as in 2. with 23 for 13), and the accumulator q for being aligned and q for the result, at most sixteen times: `32 q`
 ///    and the products, for sixteen columns. The sums are taken over consecutive stretches of k, which is how split-k
-///    forms them; 1. covers the sum of the stretches. With E2M1 weights, `small-m` takes the columns of each 128 in another order,
+///    forms them; 1. covers the sum of the stretches. `small-m` takes the columns of each 128 in another order,
 ///    four of each 32 in one step (`interleaved` in `tensor_core.rs`): the stretches are the same, what lies between is not, and the error of 128 columns
-///    is the larger one of both orders. Operands or products below 2^-126 may count as zero; `small-m` multiplies by NVFP4 weights times 2^-8
+///    is the larger one of both orders. FP32 scales of 128 columns multiply the sum over those, which starts anew for each: 1. covers the rest.
+///    Operands or products below 2^-126 may count as zero; `small-m` multiplies by NVFP4 weights times 2^-8
 ///    (BF16; its products in F16 are 2^-48 at least), so that with them products below 2^-118 may; with MXFP8 so do
 ///    the roundings to BF16 of values below its subnormals, so the bound holds for every E8M0 byte. MXFP4 with a plain F16 A is
 ///    the product of the values in F16 ([`pair::multiplied_in`]), also where that rounds them or makes them infinite.
 /// 4. **Epilogue.** Every addition rounds by `2u` of its result (one `u`, and one for an FP32 operand's own error);
 ///    an activation multiplies the error so far by its Lipschitz constant (GELU 1.13, SiLU 1.10, ReLU 1) and adds
-///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more.
+///    `32 u |v|` for its own arithmetic; a GELU fused by cuBLASLt may use an approximate tanh: `2^-10 |v|` more. An old value of D may be
+///    added by the L2 cache, to which subnormal numbers are 0: both operands and the sum may lose `2^-126`.
 /// 5. **Output.** Half a unit in the last place of the output type at the largest possible magnitude.
 ///
 /// Scales are taken to be such that products of alpha and scales neither overflow nor are subnormal, and sums to stay
@@ -200,8 +202,8 @@ struct Decoded {
     slack: Vec<f32>,
     /// Significant bits of a value.
     significant: i32,
-    /// E2M1 codes with block scales, of which, as B, `small-m` takes the columns in an order of its own.
-    e2m1: bool,
+    /// The order in which, as B, `small-m` takes the columns; `None` if it does not multiply such codes as 16-bit numbers.
+    fours: Option<Fours>,
     /// Products with it, as B, of less than two to the power of this may count as zero.
     least: i32,
     cols: usize,
@@ -227,10 +229,14 @@ impl Decoded {
                 Some(BlockScaleFormat::Ue8m0) | None => 4,
             },
         };
-        let spec =
-            operand.operand().scheme().map(|scheme| scheme.spec()).filter(|spec| spec.format == CodeFormat::E2M1);
+        let spec = operand.operand().scheme().map(|scheme| scheme.spec());
+        let fours = match spec.map(|spec| spec.format) {
+            Some(CodeFormat::E2M1) => Some(Fours::Apart),
+            Some(CodeFormat::E4M3) => Some(Fours::Neighbours),
+            _ => None,
+        };
         let nvfp4 = spec.and_then(|spec| spec.block).is_some_and(|block| block.format == BlockScaleFormat::Ue4m3);
-        let (e2m1, least) = (spec.is_some(), if nvfp4 { -118 } else { -126 });
+        let least = if nvfp4 { -118 } else { -126 };
         let one = || (vec![1.0], rows.max(1), 1);
         let (scales, group_rows, col_groups) = operand.quantized().map_or_else(one, |q| {
             let [row_groups, col_groups] = q.scheme().scale_grid(rows, cols);
@@ -239,7 +245,7 @@ impl Decoded {
                 _ => (q.logical_scales(), q.scheme().spec().group_rows.size(rows).max(1), col_groups),
             }
         });
-        Self { values, slack, significant, e2m1, least, cols, scales, group_rows, col_groups }
+        Self { values, slack, significant, fours, least, cols, scales, group_rows, col_groups }
     }
 
     fn row(&self, i: usize) -> &[f32] {
@@ -277,20 +283,20 @@ fn slack_error(a: &Decoded, i: usize, b: &Decoded, j: usize) -> f64 {
 /// The exact scaled sum and the error of a computed one (1. to 3. of [`gemm_bound`]), without alpha.
 fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, whole: bool) -> (f64, f64) {
     let (row_a, row_b) = (a.row(i), b.row(j));
-    let (mut value, mut magnitude, mut error) = (0.0, 0.0, 0.0);
+    let (mut value, mut magnitude, mut error, mut largest_scale) = (0.0, 0.0, 0.0, 0.0f64);
     let significant = a.significant + b.significant;
     let wide = accumulator == Accumulator::TensorCoreWide;
     let (mut core, mut mixed) = (TensorCore::default(), TensorCore::default());
     for (slice, (xa, xb)) in row_a.chunks(SLICE).zip(row_b.chunks(SLICE)).enumerate() {
         if !whole {
-            core = TensorCore::default();
+            (core, mixed) = (TensorCore::default(), TensorCore::default());
         }
         let (sum_before, error_before) = (core.sum, core.error);
         let mut absolute = 0.0;
         let mut other = 0.0;
-        if wide && b.e2m1 {
+        if let Some(fours) = b.fours.filter(|_| wide) {
             let before = mixed.error;
-            let (xa, xb) = (interleaved(xa), interleaved(xb));
+            let (xa, xb) = (interleaved(xa, fours), interleaved(xb, fours));
             for (xa, xb) in xa.chunks(WIDE.step).zip(xb.chunks(WIDE.step)) {
                 mixed.step::<{ WIDE.step }>(WIDE, significant, xa, xb);
             }
@@ -306,14 +312,16 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
             }
         }
         let scale = a.scale(i, slice) * b.scale(j, slice);
+        largest_scale = largest_scale.max(scale.abs());
         value += (core.sum - sum_before) * scale;
         magnitude += absolute * scale.abs();
         error += (core.error - error_before).max(other) * scale.abs();
     }
-    let scale = (a.scale(i, 0) * b.scale(j, 0)).abs();
     match accumulator {
         Accumulator::Fp32 => error = 0.0,
-        Accumulator::TensorCoreWide => error += (slack_error(a, i, b, j) + a.cols as f64 * power(b.least)) * scale,
+        Accumulator::TensorCoreWide => {
+            error += (slack_error(a, i, b, j) + a.cols as f64 * power(b.least)) * largest_scale;
+        }
         Accumulator::TensorCorePromoted | Accumulator::TensorCoreFast => {}
     }
     let roundings = (a.cols.min(SLICE) + a.cols.div_ceil(SLICE) + 8) as f64;
@@ -322,8 +330,9 @@ fn sum(a: &Decoded, i: usize, b: &Decoded, j: usize, accumulator: Accumulator, w
 
 /// The exact result and the tolerance after the epilogue and the cast (4. and 5. of [`gemm_bound`]).
 fn finish(inputs: &GemmInputs<'_>, gelu: Gelu, i: usize, j: usize, sum: f64, error: f64) -> (f64, f64) {
-    // The last term: products of scales and sums may pass through FP32 subnormals.
-    let (mut v, mut tol) = (sum, error + power(-140));
+    // The last terms: products of scales and sums may pass through FP32 subnormals, and the L2 cache takes those for 0.
+    let flushed = if inputs.added().is_some() { 3.0 * power(-126) } else { 0.0 };
+    let (mut v, mut tol) = (sum, error + power(-140) + flushed);
     let mut add = |v: &mut f64, x: f64| {
         *v += x;
         tol += 2.0 * U * (v.abs() + x.abs() + tol);
@@ -389,15 +398,16 @@ mod tests {
 
     /// Sums that are small after sixteen neighbours and large after as many columns of the kernel's order, and the reverse.
     #[test]
-    fn both_orders_of_e2m1_weights_are_covered() {
-        let neighbours = interleaved(&std::array::from_fn::<_, SLICE, _>(|i| i as f32));
-        assert_eq!(
-            neighbours[..20],
-            [0, 1, 4, 5, 32, 33, 36, 37, 64, 65, 68, 69, 96, 97, 100, 101, 2, 3, 6, 7].map(|i| i as f32)
-        );
-        let mut all = neighbours;
-        all.sort_by(f32::total_cmp);
-        assert!(all.iter().enumerate().all(|(i, column)| *column == i as f32));
+    fn both_orders_of_weights_are_covered() {
+        for (fours, first) in [
+            (Fours::Apart, [0, 1, 4, 5, 32, 33, 36, 37, 64, 65, 68, 69, 96, 97, 100, 101, 2, 3, 6, 7]),
+            (Fours::Neighbours, [0, 1, 2, 3, 32, 33, 34, 35, 64, 65, 66, 67, 96, 97, 98, 99, 4, 5, 6, 7]),
+        ] {
+            let mut all = interleaved(&std::array::from_fn::<_, SLICE, _>(|i| i as f32), fours);
+            assert_eq!(all[..20], first.map(|i| i as f32));
+            all.sort_by(f32::total_cmp);
+            assert!(all.iter().enumerate().all(|(i, column)| *column == i as f32));
+        }
         let signs: [fn(usize) -> bool; 2] = [|i| i % 32 < 16, |i| i < 64];
         for sign in signs {
             let x: Vec<f32> = (0..SLICE).map(|i| if sign(i) { 1.0 } else { -1.0 }).collect();
@@ -409,20 +419,24 @@ mod tests {
                 let q = crate::reference::quantize(x.view(), DType::F32, crate::format::Recipe::new(scheme)).unwrap();
                 Decoded::new((&q).into(), None, true)
             };
-            let scheme = crate::format::Scheme::Nvfp4;
-            let (a, b) = (decoded(&a, scheme), decoded(&b, scheme));
-            let error = sum(&a, 0, &b, 0, Accumulator::TensorCoreWide, true).1;
-            let walk = |xa: &[f32], xb: &[f32]| {
-                let mut core = TensorCore::default();
-                for (xa, xb) in xa.chunks(16).zip(xb.chunks(16)) {
-                    core.step::<16>(WIDE, 12, xa, xb);
-                }
-                core.error * a.scale(0, 0) * b.scale(0, 0)
-            };
-            let orders = [walk(a.row(0), b.row(0)), walk(&interleaved(a.row(0)), &interleaved(b.row(0)))];
-            assert!(orders[0] != orders[1] && orders.iter().all(|order| error >= *order), "{error} {orders:?}");
-            // Of products, too, that are below 2^-126 because the weights are smaller there.
-            assert!(error >= SLICE as f64 * power(-118) * a.scale(0, 0) * b.scale(0, 0));
+            use crate::format::{Fp8Format, Scheme};
+            let blocks = Scheme::Fp8Group128x128(Fp8Format::E4M3);
+            for (scheme, fours, least) in [(Scheme::Nvfp4, Fours::Apart, -118), (blocks, Fours::Neighbours, -126)] {
+                let (a, b) = (decoded(&a, scheme), decoded(&b, scheme));
+                let error = sum(&a, 0, &b, 0, Accumulator::TensorCoreWide, true).1;
+                let walk = |xa: &[f32], xb: &[f32]| {
+                    let mut core = TensorCore::default();
+                    for (xa, xb) in xa.chunks(16).zip(xb.chunks(16)) {
+                        core.step::<16>(WIDE, a.significant + b.significant, xa, xb);
+                    }
+                    core.error * a.scale(0, 0) * b.scale(0, 0)
+                };
+                let mixed = |x: &[f32]| interleaved(x, fours);
+                let orders = [walk(a.row(0), b.row(0)), walk(&mixed(a.row(0)), &mixed(b.row(0)))];
+                assert!(orders[0] != orders[1] && orders.iter().all(|order| error >= *order), "{error} {orders:?}");
+                // Of products, too, that may count as zero, of NVFP4 because the weights are smaller there.
+                assert!(error >= SLICE as f64 * power(least) * a.scale(0, 0) * b.scale(0, 0));
+            }
         }
         assert_eq!(
             [crate::format::Scheme::Nvfp4Row, crate::format::Scheme::Mxfp4].map(|scheme| {

@@ -44,7 +44,7 @@ named!(Promotion, "promotion", Fused => "fused", Unfused => "unfused");
 /// What [`scaled_gemm`] multiplies and does afterwards. Start from [`GemmInputs::new`] and set what differs.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmInputs<'a> {
-    /// A, `m x k`: quantized, or plain with weights of NVFP4, MXFP4 or MXFP8.
+    /// A, `m x k`: quantized, or plain with quantized weights ([`pair::check_pair`]).
     pub a: HostOperand<'a>,
     /// B, `n x k`.
     pub b: &'a HostQuantMatrix,
@@ -162,7 +162,8 @@ impl<'a> GemmInputs<'a> {
 /// ```
 ///
 /// `first` is the 1x128 scale (A's if both are), as in TransformerEngine, whose kernels and cuBLASLt round this way. With
-/// nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale.
+/// nvfp4-row on one side, the one scale of an nvfp4 on the other counts for each of its rows. A plain A has no scale: its lines are those of B's
+/// scheme, with 1 in the place of A's scales.
 /// The epilogue follows in the order of [`Epilogue`].
 ///
 /// # Errors

@@ -76,13 +76,26 @@ impl TensorCore {
     }
 }
 
-/// Up to 128 columns in the order in which `small-m` multiplies E2M1 weights, sixteen at a time: a lane has 32 neighbours, eight of them in a word, of which one
-/// step takes the first two and the fifth and sixth, the next step the others (`kernels/gemm/small_m_e2m1.cuh`, `small_m_tile.cuh`).
-pub(super) fn interleaved(columns: &[f32]) -> [f32; SLICE] {
+/// Which four of eight neighbouring columns one step of `small-m` takes; the next step takes the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fours {
+    /// The first two, and the fifth and sixth: E2M1 codes.
+    Apart,
+    /// The first four: E4M3 codes.
+    Neighbours,
+}
+
+/// Up to 128 columns in the order in which `small-m` multiplies weights as 16-bit numbers, sixteen at a time: a lane has 32 neighbours, and takes them by eights
+/// (`kernels/gemm/small_m_e2m1.cuh`, `small_m_tile.cuh`).
+pub(super) fn interleaved(columns: &[f32], fours: Fours) -> [f32; SLICE] {
     let mut steps = [0.0; SLICE];
     for (i, value) in columns.iter().enumerate() {
-        let (lane, word, at) = (i / 32, i % 32 / 8, i % 8);
-        steps[(2 * word + at / 2 % 2) * WIDE.step + lane * 4 + at / 4 * 2 + at % 2] = *value;
+        let (lane, eight, at) = (i / 32, i % 32 / 8, i % 8);
+        let (step, place) = match fours {
+            Fours::Apart => (at / 2 % 2, at / 4 * 2 + at % 2),
+            Fours::Neighbours => (at / 4, at % 4),
+        };
+        steps[(2 * eight + step) * WIDE.step + lane * 4 + place] = *value;
     }
     steps
 }

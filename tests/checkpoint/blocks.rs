@@ -324,3 +324,23 @@ fn scales_that_no_reader_accepts_are_not_written() {
         assert!(error.contains(&format!("tensor {name}: is")) && error.contains(word), "{error}");
     }
 }
+
+/// Half-byte codes of a number of columns that their blocks do not divide: said so, and not that another tensor is in the way.
+#[test]
+fn columns_that_blocks_of_codes_do_not_divide_are_refused_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    for scheme in [Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4] {
+        for cols in [1, 8, 17, 24, 40] {
+            let mut layout = CheckpointLayout::new();
+            layout.tensor("bias", Dtype::F32, &[4]);
+            layout.quantized("w", 4, cols, written(scheme));
+            let said = layout.check(folder.path().join("x"), &[]).unwrap_err().to_string();
+            assert!(said.contains("tensor w: ") && said.contains("multiple of 16"), "{scheme}: {said}");
+            assert!(said.contains(&format!("{cols} element")) && said.contains("pad"), "{scheme}: {said}");
+            assert!(!said.contains("beside"), "{scheme}: {said}");
+        }
+    }
+    let mut layout = CheckpointLayout::new();
+    layout.quantized("w", 4, 24, written(Scheme::Fp8Row(Fp8Format::E4M3)));
+    layout.check(folder.path().join("x"), &[]).unwrap();
+}

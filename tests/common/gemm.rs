@@ -90,10 +90,8 @@ pub trait Product {
     fn call<'a>(&'a self, d: MatMut<'a>) -> GemmArgs<'a>;
 
     fn sums(&self, accumulation: Accumulation) -> SumBound {
-        let accumulator = match self.host_b().scheme().spec().block {
-            Some(_) => Accumulator::TensorCoreWide,
-            None => accumulator(accumulation),
-        };
+        let wide = self.host_b().scheme().spec().block.is_some() || self.host_a().quantized().is_none();
+        let accumulator = if wide { Accumulator::TensorCoreWide } else { accumulator(accumulation) };
         SumBound::new(self.host_a(), self.host_b(), accumulator)
     }
 }

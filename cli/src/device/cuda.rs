@@ -408,7 +408,8 @@ impl Device for Cuda {
     fn arithmetic(&self, a: Operand, b: Scheme) -> (Accumulator, Gelu) {
         let native_blocks = self.handle.device().compute_capability.0 >= 10;
         let accumulator = match (b.spec().block, self.accumulation) {
-            (Some(_), _) if !native_blocks || a.scheme().is_none() => Accumulator::TensorCoreWide,
+            _ if a.scheme().is_none() => Accumulator::TensorCoreWide,
+            (Some(_), _) if !native_blocks => Accumulator::TensorCoreWide,
             // How those cores add is not known here: the widest bound.
             (Some(_), _) | (None, Accumulation::Fast) => Accumulator::TensorCoreFast,
             (None, Accumulation::Precise) => Accumulator::TensorCorePromoted,

@@ -109,7 +109,7 @@ impl Handle {
 
     /// Refuses to change the basis of a matrix that a graph writes, or will: its launches do not say which was the last to. And of
     /// one that a graph reads: its launches do not ask for the basis.
-    pub(super) fn check_basis(&self, basis: Basis, out: &QuantMatrix) -> Result<()> {
+    pub(crate) fn check_basis(&self, basis: Basis, out: &QuantMatrix) -> Result<()> {
         let same = out.basis() == basis;
         if same || !(out.used_by_graphs() || self.queue().order().capture != Capture::No) {
             return Ok(());

@@ -165,7 +165,8 @@ impl<'a> GemmArgs<'a> {
         Self { alpha, ..self }
     }
 
-    /// Adds `beta * D` ([`Accumulate::Add`]; F32 output). With `beta = 0` D's old value is not read.
+    /// Adds `beta * D` ([`Accumulate::Add`]; F32 output). With `beta = 0` D's old value is not read. Subnormal numbers, old, new and
+    /// between, may count as 0.
     pub fn accumulate(self, beta: f32) -> Self {
         Self { beta: Some(beta), ..self }
     }

@@ -169,7 +169,7 @@ impl Call<'_> {
 }
 
 /// Refuses, in the caller's words, an address that cuBLASLt's kernels cannot load from.
-fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
+pub(crate) fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
     if span.address.is_multiple_of(u64::from(ALIGNMENT)) {
         return Ok(());
     }

@@ -14,7 +14,8 @@ pub enum Accumulate {
     /// D is overwritten; its old value is not read.
     #[default]
     Replace,
-    /// `beta * D` is added to the sum, before bias and activation. F32 output only.
+    /// `beta * D` is added to the sum, before bias and activation. F32 output only. (With beta = 1 and nothing else behind the sum, `sm90` takes subnormal numbers for 0
+    /// where both operands have 1x128 scales.)
     Add,
 }
 

@@ -9,7 +9,9 @@ use crate::format::{BlockScaleFormat, CodeFormat, Fp8Format, Operand, Scheme, pa
 use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::measured;
 use crate::gpu::handle::Handle;
-use crate::gpu::kernels::{E2M1_K_MULTIPLE, E2M1_MOST_K, MOST_LENGTH, Sm90Scales, SmallMScales, most_rows};
+use crate::gpu::kernels::{
+    E2M1_K_MULTIPLE, MOST_LENGTH, Sm90Scales, SmallMOperands, SmallMScales, most_k_power, most_rows,
+};
 use crate::gpu::lt::quirks::{BLOCK_SCALES, SCALE_MODE_ATTRIBUTES, SM120_BLOCK_SCALES, Version};
 
 /// How the scales come into the sum.
@@ -34,8 +36,11 @@ pub enum Formulation {
     Sm90,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever
-    /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32: codes times block scales
-    /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. Values that B
+    /// [`Accumulation`](crate::Accumulation) is asked for. At most 64 where B is NVFP4, NVFP4 by rows or MXFP4 and k a multiple of 32, or where it is MXFP8 in
+    /// E4M3: codes times block scales
+    /// as BF16 numbers, or F16 where A is that, exactly, and FP32 sums; a quantized A is dequantized into scratch first. At most 64, too, where A is plain and B
+    /// is FP8 in E4M3: codes as BF16 or F16 numbers, FP32 sums, of which scales of 1x128 or 128x128 multiply those of 128 columns; it is the one way to
+    /// multiply such weights. Values that B
     /// [keeps](crate::QuantMatrix::keep_dequantized) are not read. The planner takes it for those up to 16 rows (8 where B keeps values and k is below 2048), and where B keeps nothing and
     /// k is no shorter than 1024 up to 32, for large B up to 64; for more it must be asked for, or tuned.
     ///
@@ -100,13 +105,16 @@ pub(crate) enum PairKind {
     Mxfp4,
     /// A is plain, B has block scales.
     WeightOnly,
+    /// A is plain, B is FP8 with FP32 scales.
+    WeightOnlyFp8,
 }
 
 /// The kind of a pair that [`GemmDesc::check`] accepted.
 pub(crate) fn pair_kind(desc: &GemmDesc) -> PairKind {
     let b = desc.b.spec();
     match (desc.a, b.block) {
-        (Operand::Plain(_), _) => PairKind::WeightOnly,
+        (Operand::Plain(_), Some(_)) => PairKind::WeightOnly,
+        (Operand::Plain(_), None) => PairKind::WeightOnlyFp8,
         (Operand::Quantized(_), Some(block)) => match (b.format, block.format) {
             (CodeFormat::E2M1, BlockScaleFormat::Ue8m0) => PairKind::Mxfp4,
             (_, format) => PairKind::Block(format),
@@ -133,7 +141,7 @@ pub(crate) fn batch_invariance(desc: &GemmDesc, formulation: Formulation) -> Res
         Formulation::Sm90 => Ok(()),
         Formulation::SmallM => Err(format!(
             "it is not batch-invariant: it serves at most {} rows of A, and the parts in which it sums k follow m",
-            most_rows(desc.b.spec().format)
+            small_m_operands(desc).map_or(0, most_rows)
         )),
         Formulation::Native | Formulation::RepeatedScales | Formulation::Rescaled | Formulation::DequantizedBf16 => {
             Err(format!(
@@ -155,12 +163,15 @@ fn available_pair(desc: &GemmDesc, facts: Facts, formulation: Formulation) -> Re
         (Native | RepeatedScales | Rescaled, PairKind::Fp8(a, b)) => available_fp8(desc, facts, formulation, (a, b)),
         (Sm90, _) => available_sm90(desc, facts),
         (SmallM, _) => available_small_m(desc, facts),
-        (DequantizedBf16, PairKind::Fp8(..)) => Err("it serves nvfp4, nvfp4-row, mxfp4 and mxfp8 weights".to_string()),
+        (DequantizedBf16, PairKind::Fp8(..)) => Err(DEQUANTIZED_SERVES.to_string()),
+        (DequantizedBf16, PairKind::WeightOnlyFp8) => {
+            Err(format!("{DEQUANTIZED_SERVES}: codes times FP32 scales are not exact in bf16"))
+        }
         (DequantizedBf16, _) if facts.cc < AMPERE => {
             Err(format!("sm_{major}{minor} has no BF16 tensor cores (sm_80 and up have)"))
         }
         (DequantizedBf16, _) => Ok(()),
-        (Native, PairKind::WeightOnly) => {
+        (Native, PairKind::WeightOnly | PairKind::WeightOnlyFp8) => {
             Err(format!("cuBLASLt multiplies {} by {} nowhere: it serves pairs of quantized operands", desc.a, desc.b))
         }
         (Native, PairKind::Block(_)) => available_block(desc, facts),
@@ -235,36 +246,43 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     Ok(())
 }
 
+/// What the kernels for few rows take these operands for, or `None`.
+pub(crate) fn small_m_operands(desc: &GemmDesc) -> Option<SmallMOperands> {
+    match (pair_kind(desc), desc.b.spec().format) {
+        (PairKind::Fp8(..), _) => {
+            let layouts = e4m3_layouts(desc);
+            layouts.and_then(|(a, b)| SmallMScales::of(a, b)).map(|_| SmallMOperands::Fp8)
+        }
+        (_, CodeFormat::E2M1) => Some(SmallMOperands::E2m1Weights),
+        (_, CodeFormat::E4M3) => Some(SmallMOperands::E4m3Weights),
+        _ => None,
+    }
+}
+
 /// Why the kernels for few rows do not multiply these.
 pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
-    let codes = desc.b.spec().format;
-    let e2m1 = match pair_kind(desc) {
-        PairKind::Fp8(..) => false,
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => codes == CodeFormat::E2M1,
+    let Some(operands) = small_m_operands(desc) else {
+        return Err(format!(
+            "it serves {}, nvfp4, nvfp4-row, mxfp4 and mxfp8:e4m3 weights, and those of fp8 with plain activations",
+            served()
+        ));
     };
-    if !e2m1 && e4m3_layouts(desc).and_then(|(a, b)| SmallMScales::of(a, b)).is_none() {
-        return Err(format!("it serves {}, and nvfp4, nvfp4-row and mxfp4 weights", served()));
-    }
     if let Some(dtype) = pair::multiplied_in(desc.a, desc.b) {
         return Err(format!(
             "it multiplies {} weights as bf16 numbers, and {} x {} is a product in {dtype}",
             desc.b, desc.a, desc.b
         ));
     }
-    if desc.m > most_rows(codes) {
-        return Err(format!(
-            "it serves at most {} rows of A with {} weights, and m = {}",
-            most_rows(codes),
-            desc.b,
-            desc.m
-        ));
+    let most = most_rows(operands);
+    if desc.m > most {
+        return Err(format!("it serves at most {most} rows of A with {} weights, and m = {}", desc.b, desc.m));
     }
     // What the kernels check, before it is planned: their numbers have 32 bits.
-    let (most_k, power) = if codes == CodeFormat::E2M1 { (E2M1_MOST_K, 26) } else { (MOST_LENGTH, 30) };
-    if desc.n > MOST_LENGTH || desc.k > most_k {
+    let power = most_k_power(operands);
+    if desc.n > MOST_LENGTH || desc.k > 1 << power {
         return Err(format!("it serves n up to 2^30 and k up to 2^{power}, and n = {}, k = {}", desc.n, desc.k));
     }
-    if codes == CodeFormat::E2M1 && !desc.k.is_multiple_of(E2M1_K_MULTIPLE) {
+    if operands == SmallMOperands::E2m1Weights && !desc.k.is_multiple_of(E2M1_K_MULTIPLE) {
         return Err(format!(
             "with {} weights it serves k in multiples of {E2M1_K_MULTIPLE}, and k = {}",
             desc.b, desc.k
@@ -273,6 +291,7 @@ pub(crate) fn small_m_pair(desc: &GemmDesc) -> Result<(), String> {
     Ok(())
 }
 
+const DEQUANTIZED_SERVES: &str = "it serves nvfp4, nvfp4-row, mxfp4 and mxfp8 weights";
 const REPEATED_SERVES: &str = "it serves fp8-1x128 x fp8-128x128";
 const RESCALED_SERVES: &str = "it serves fp8-row x fp8-row";
 
@@ -375,7 +394,9 @@ mod tests {
             (Scheme::Fp8Tensor(Fp8Format::E5M2), tensor),
             (Scheme::Mxfp8(F), Scheme::Mxfp8(F)),
         ] {
-            for ours in [Sm90, SmallM] {
+            let mxfp8 = b == Scheme::Mxfp8(F);
+            assert_eq!(available(&desc(4, a, b), H200, SmallM).is_ok(), mxfp8, "{a} x {b}");
+            for ours in [Sm90, SmallM].into_iter().take(if mxfp8 { 1 } else { 2 }) {
                 let why = available(&desc(4, a, b), H200, ours).unwrap_err();
                 assert!(why.contains("it serves fp8-1x128:e4m3 x fp8-128x128:e4m3, and fp8-row"), "{why}");
             }
@@ -490,8 +511,37 @@ mod tests {
         }
         let why = available(&of(1, 7168, f16, mx4), H200, SmallM).unwrap_err();
         assert!(why.contains("f16 x mxfp4 is a product in f16"), "{why}");
-        let why = available(&of(1, 7168, bf16, mx), H200, SmallM).unwrap_err();
-        assert!(why.contains("and nvfp4, nvfp4-row and mxfp4 weights"), "{why}");
+        let why = available(&of(1, 7168, bf16, Scheme::Mxfp8(Fp8Format::E5M2)), H200, SmallM).unwrap_err();
+        assert!(why.contains("nvfp4, nvfp4-row, mxfp4 and mxfp8:e4m3 weights"), "{why}");
+    }
+
+    /// FP8 weights of plain activations there alone; of MXFP8 their values may be dequantized, too.
+    #[test]
+    fn few_rows_of_e4m3_weights_are_read_once_on_hopper() {
+        use Formulation::{DequantizedBf16, SmallM};
+        let (bf16, f16, mx) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16), Scheme::Mxfp8(F));
+        let fp8 = [Scheme::Fp8Tensor(F), Scheme::Fp8Row(F), Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)];
+        let plain = fp8.into_iter().flat_map(|b| [bf16, f16].map(|a| (a, b)));
+        let wide = Operand::Quantized(Scheme::Mxfp8(Fp8Format::E5M2));
+        for (a, b) in plain.chain([(bf16, mx), (mx.into(), mx), (wide, mx)]) {
+            let of = |m, k| GemmDesc::new(m, 4096, k, a, b, DType::Bf16);
+            let ways: &[Formulation] = if b == mx { &[DequantizedBf16, SmallM] } else { &[SmallM] };
+            for (m, k) in [(1, 7168), (16, 7184), (17, 16), (64, 7168)] {
+                assert_eq!(offered(&of(m, k), H200), ways, "{a} x {b}");
+            }
+            for cc in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+                assert!(!offered(&of(1, 7168), Facts { cc, ..H200 }).contains(&SmallM), "{a} x {b}");
+            }
+            let why = |desc: &GemmDesc, way| available(desc, H200, way).unwrap_err();
+            assert!(why(&of(65, 7168), SmallM).contains(&format!("at most 64 rows of A with {b} weights, and m = 65")));
+            assert!(why(&of(1, (1 << 25) + 16), SmallM).contains("k up to 2^25, and n = 4096, k = 33554448"));
+            let invariant = of(1, 7168).with_batch_invariant(true);
+            assert!(why(&invariant, SmallM).contains("at most 64 rows of A, and the parts"));
+            if b != mx {
+                assert!(why(&of(1, 7168), DequantizedBf16).contains("FP32 scales are not exact in bf16"));
+                assert!(why(&of(1, 7168), Formulation::Native).contains("it serves pairs of quantized operands"));
+            }
+        }
     }
 
     #[test]

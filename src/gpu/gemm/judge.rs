@@ -50,6 +50,7 @@ pub(super) struct Judge {
 fn accumulator(desc: &GemmDesc, formulation: Formulation) -> Accumulator {
     match (desc.b.spec().block, formulation, desc.accumulation) {
         (Some(_), Formulation::DequantizedBf16 | Formulation::SmallM, _) => Accumulator::TensorCoreWide,
+        _ if desc.a.scheme().is_none() => Accumulator::TensorCoreWide,
         // How the tensor cores of sm_100 add block-scaled products is not known here: the widest bound.
         (Some(_), ..) | (None, _, Accumulation::Fast) => Accumulator::TensorCoreFast,
         (None, _, Accumulation::Precise) => Accumulator::TensorCorePromoted,

@@ -11,18 +11,46 @@ use crate::format::DType;
 use crate::gpu::lt::quirks::Version;
 
 /// What was measured of one pair of schemes and one problem.
-pub(super) struct Measured {
-    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with groups of 128 are always precise.
-    fast: bool,
-    out: DType,
-    activation: Activation,
-    rule: Rule,
-    rows: &'static [Row],
+pub(super) struct Measured<R: Shape + 'static> {
+    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); pairs with groups of 128, and sums of our kernels, are always precise.
+    pub(super) fast: bool,
+    pub(super) out: DType,
+    pub(super) activation: Activation,
+    pub(super) rule: R::Rule,
+    pub(super) rows: &'static [R],
+}
+
+/// What was measured of one shape of B, and the rule for others.
+pub(super) trait Shape {
+    type Rule: Rule;
+
+    /// Rows and columns of B.
+    fn shape(&self) -> (usize, usize);
+
+    /// Whether the alternative wins at this m; `None` where nothing is known of it.
+    fn wins(&self, m: usize) -> Option<bool>;
+
+    /// In what a problem should be like that of a table, from what decides most on.
+    fn by_weight(same: Same) -> [bool; 4];
+}
+
+/// When an alternative wins at shapes that were not measured.
+pub(super) trait Rule {
+    fn wins(&self, mnk: [usize; 3], sm_count: usize) -> bool;
+}
+
+/// What a problem has in common with that of a table.
+pub(super) struct Same {
+    pub(super) fast: bool,
+    pub(super) out: bool,
+    pub(super) activation: bool,
+    /// Nothing else in the epilogue.
+    pub(super) plain: bool,
 }
 
 /// One shape: B is `n x k`. The alternative to the native formulation wins from the first m of each range to the second, both of [`ROWS_OF_A`], and
 /// beyond 8192 if it wins there. Two ranges, where every record says so: repeated scales take 31 us for 44 at 1024 x 2112 x 7168, and 41 us for 24 at m = 768.
-struct Row {
+pub(super) struct Row {
     n: usize,
     k: usize,
     wins: &'static [[usize; 2]],
@@ -34,7 +62,7 @@ const ROWS_OF_A: [usize; 18] = [1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 512, 
 
 /// When the alternative wins: while m is small; while D is small beside B, as it costs some bytes an element of D; while
 /// the native tiles leave a part of the GPU idle on a long k.
-struct Rule {
+pub(super) struct SizeRule {
     /// `m <= small`, or
     small: usize,
     /// `m * k_per_m <= k` (0: never), or
@@ -78,36 +106,51 @@ pub(crate) fn applies(gpu: &str, library: Version) -> bool {
 }
 
 /// Whether the alternative wins. Rows count where `rows` says that they hold here.
-pub(super) fn choose(
-    tables: &[Measured],
+pub(super) fn choose<R: Shape>(
+    tables: &[Measured<R>],
     problem: Problem,
     [m, n, k]: [usize; 3],
     sm_count: usize,
     rows: bool,
 ) -> Option<Choice> {
-    // The sums decide more than the traffic of D, and that more than what the epilogue computes.
-    let likeness = |t: &Measured| {
-        (t.fast == problem.fast, t.out == problem.out, t.activation == problem.activation, !problem.more)
+    let likeness = |t: &Measured<R>| {
+        R::by_weight(Same {
+            fast: t.fast == problem.fast,
+            out: t.out == problem.out,
+            activation: t.activation == problem.activation,
+            plain: !problem.more,
+        })
     };
     let table = tables.iter().max_by_key(|t| likeness(t))?;
     let by_rule = table.rule.wins([m, n, k], sm_count);
-    if likeness(table) != (true, true, true, true) {
+    if likeness(table) != [true; 4] {
         return Some(Choice::NearestRule(by_rule));
     }
-    let row = table.rows.iter().find(|row| rows && (row.n, row.k) == (n, k));
-    Some(row.map_or(Choice::Rule(by_rule), |row| Choice::Measured(row.wins(m))))
+    let row = table.rows.iter().find(|row| rows && row.shape() == (n, k));
+    Some(row.and_then(|row| row.wins(m)).map_or(Choice::Rule(by_rule), Choice::Measured))
 }
 
-impl Row {
+impl Shape for Row {
+    type Rule = SizeRule;
+
+    fn shape(&self) -> (usize, usize) {
+        (self.n, self.k)
+    }
+
     /// As at the next measured m that is not smaller; beyond 8192 as there.
-    fn wins(&self, m: usize) -> bool {
+    fn wins(&self, m: usize) -> Option<bool> {
         let last = ROWS_OF_A[ROWS_OF_A.len() - 1];
         let place = ROWS_OF_A.into_iter().find(|place| *place >= m).unwrap_or(last);
-        self.wins.iter().any(|[first, last]| (*first..=*last).contains(&place))
+        Some(self.wins.iter().any(|[first, last]| (*first..=*last).contains(&place)))
+    }
+
+    /// The sums decide more than the traffic of D, and that more than what the epilogue computes.
+    fn by_weight(same: Same) -> [bool; 4] {
+        [same.fast, same.out, same.activation, same.plain]
     }
 }
 
-impl Rule {
+impl Rule for SizeRule {
     fn wins(&self, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
         let tiles = n.div_ceil(128) * m.div_ceil(self.tile);
         m <= self.small
@@ -117,12 +160,12 @@ impl Rule {
 }
 
 /// Repeated scales against the native 1x128 x 128x128 product.
-pub(super) const REPEATED_SCALES: &[Measured] = &[
+pub(super) const REPEATED_SCALES: &[Measured<Row>] = &[
     Measured {
         fast: false,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
+        rule: SizeRule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
             Row { n: 576, k: 7168, wins: &[[1, 768]] },
@@ -147,7 +190,7 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         fast: false,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
+        rule: SizeRule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
             Row { n: 576, k: 7168, wins: &[[1, 768]] },
@@ -172,7 +215,7 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
+        rule: SizeRule { small: 64, k_per_m: 0, least_k: 0, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 2048]] },
             Row { n: 576, k: 7168, wins: &[[1, 768]] },
@@ -196,12 +239,12 @@ pub(super) const REPEATED_SCALES: &[Measured] = &[
 ];
 
 /// A scalar product with a rescale against the native row x row product.
-pub(super) const RESCALED: &[Measured] = &[
+pub(super) const RESCALED: &[Measured<Row>] = &[
     Measured {
         fast: true,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { small: 4, k_per_m: 160, least_k: 6144, tile: 128, percent: 75 },
+        rule: SizeRule { small: 4, k_per_m: 160, least_k: 6144, tile: 128, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
             Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
@@ -226,7 +269,7 @@ pub(super) const RESCALED: &[Measured] = &[
         fast: true,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { small: 16, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
+        rule: SizeRule { small: 16, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
             Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 4096]] },
@@ -251,7 +294,7 @@ pub(super) const RESCALED: &[Measured] = &[
         fast: true,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { small: 64, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
+        rule: SizeRule { small: 64, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 4096]] },
             Row { n: 576, k: 7168, wins: &[[1, 8192]] },
@@ -276,7 +319,7 @@ pub(super) const RESCALED: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { small: 0, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
+        rule: SizeRule { small: 0, k_per_m: 80, least_k: 4096, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 3072]] },
             Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
@@ -301,7 +344,7 @@ pub(super) const RESCALED: &[Measured] = &[
         fast: false,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { small: 0, k_per_m: 80, least_k: 1024, tile: 64, percent: 75 },
+        rule: SizeRule { small: 0, k_per_m: 80, least_k: 1024, tile: 64, percent: 75 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 512], [1024, 3072]] },
             Row { n: 576, k: 7168, wins: &[[1, 1024], [4096, 8192]] },
@@ -326,7 +369,7 @@ pub(super) const RESCALED: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { small: 128, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
+        rule: SizeRule { small: 128, k_per_m: 0, least_k: 0, tile: 128, percent: 100 },
         rows: &[
             Row { n: 2112, k: 7168, wins: &[[1, 8192]] },
             Row { n: 576, k: 7168, wins: &[[1, 8192]] },
@@ -374,22 +417,28 @@ mod tests {
     fn m_counts_as_the_next_measured_one() {
         let row = |wins| Row { n: 8, k: 16, wins };
         assert_eq!(
-            [0, 1, 2, 3, 4, 5, 8].map(|m| row(&[[2, 4]]).wins(m)),
+            [0, 1, 2, 3, 4, 5, 8].map(|m| row(&[[2, 4]]).wins(m).unwrap()),
             [false, false, true, true, true, false, false]
         );
-        assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row(&[[4096, 8192]]).wins(m)), [true; 4]);
-        assert_eq!([3073, 4096, 4097].map(|m| row(&[[1, 4096]]).wins(m)), [true, true, false]);
-        assert_eq!([128, 129, 192, 193, 256].map(|m| row(&[[192, 192]]).wins(m)), [false, true, true, false, false]);
+        assert_eq!([4096, 4097, 8192, 1 << 20].map(|m| row(&[[4096, 8192]]).wins(m).unwrap()), [true; 4]);
+        assert_eq!([3073, 4096, 4097].map(|m| row(&[[1, 4096]]).wins(m).unwrap()), [true, true, false]);
+        assert_eq!(
+            [128, 129, 192, 193, 256].map(|m| row(&[[192, 192]]).wins(m).unwrap()),
+            [false, true, true, false, false]
+        );
         let two = row(&[[1, 512], [1024, 2048]]);
-        assert_eq!([512, 513, 768, 769, 2048, 2049].map(|m| two.wins(m)), [true, false, false, true, true, false]);
-        assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(&[]).wins(*m)));
+        assert_eq!(
+            [512, 513, 768, 769, 2048, 2049].map(|m| two.wins(m).unwrap()),
+            [true, false, false, true, true, false]
+        );
+        assert!([0, 1, 8192, 1 << 20].iter().all(|m| !row(&[]).wins(*m).unwrap()));
     }
 
     #[test]
     fn a_table_is_for_its_problem_a_rule_for_the_nearest() {
-        let rule = Rule { small: 4, k_per_m: 100, least_k: 4096, tile: 128, percent: 50 };
+        let rule = SizeRule { small: 4, k_per_m: 100, least_k: 4096, tile: 128, percent: 50 };
         let rows: &[Row] = &[Row { n: 1024, k: 2048, wins: &[[64, 128]] }];
-        let never = Rule { small: 0, k_per_m: 0, least_k: 0, tile: 64, percent: 0 };
+        let never = SizeRule { small: 0, k_per_m: 0, least_k: 0, tile: 64, percent: 0 };
         let table = |fast, rule| Measured { fast, out: DType::Bf16, activation: Activation::None, rule, rows };
         let tables = [table(true, rule), table(false, never)];
         let fast = Problem { fast: true, out: DType::Bf16, activation: Activation::None, more: false };
@@ -409,7 +458,7 @@ mod tests {
         }
         assert_eq!(choose(Problem { fast: false, ..fast }, 4, 8, 64), Choice::Rule(false));
         assert_eq!(super::choose(&tables, fast, [100, 1024, 2048], 132, false), Some(Choice::Rule(false)));
-        assert_eq!(super::choose(&[], fast, [1, 8, 16], 132, true), None);
+        assert_eq!(super::choose::<Row>(&[], fast, [1, 8, 16], 132, true), None);
     }
 
     #[test]

@@ -6,20 +6,10 @@
 
 use crate::epilogue::Activation;
 use crate::format::DType;
-use crate::gpu::gemm::measured::{Choice, Problem};
-
-/// What was measured of one problem.
-pub(super) struct Measured {
-    /// Sums are [`Accumulation::Fast`](crate::gpu::gemm::desc::Accumulation); ours are precise all the same.
-    fast: bool,
-    out: DType,
-    activation: Activation,
-    rule: Rule,
-    rows: &'static [Row],
-}
+use crate::gpu::gemm::measured::{Measured, Rule, Same, Shape};
 
 /// One shape: B is `n x k`, and of [`ROWS_OF_A`], as far as they were measured, ours wins at these.
-struct Row {
+pub(super) struct Row {
     n: usize,
     k: usize,
     /// The largest m that was measured.
@@ -33,7 +23,7 @@ const ROWS_OF_A: [usize; 20] =
 
 /// When ours wins: on a wide B, where m fills one tile of 64 rows; on a short k, where the end of a tile counts; and where its larger tiles leave
 /// no larger part of their last wave idle.
-struct Rule {
+pub(super) struct WaveRule {
     /// `few[0] <= m <= few[1]` and
     few: [usize; 2],
     /// `n >= wide`, or
@@ -48,27 +38,25 @@ struct Rule {
     percent: usize,
 }
 
-/// Whether ours wins. Rows count where `rows` says that they hold here.
-pub(super) fn choose(
-    tables: &[Measured],
-    problem: Problem,
-    [m, n, k]: [usize; 3],
-    sm_count: usize,
-    rows: bool,
-) -> Option<Choice> {
-    let likeness = |t: &Measured| {
-        (t.fast == problem.fast, t.activation == problem.activation, t.out == problem.out, !problem.more)
-    };
-    let table = tables.iter().max_by_key(|t| likeness(t))?;
-    let by_rule = table.rule.wins([m, n, k], sm_count);
-    if likeness(table) != (true, true, true, true) {
-        return Some(Choice::NearestRule(by_rule));
+impl Shape for Row {
+    type Rule = WaveRule;
+
+    fn shape(&self) -> (usize, usize) {
+        (self.n, self.k)
     }
-    let row = table.rows.iter().find(|row| rows && (row.n, row.k) == (n, k) && m <= row.upto && ROWS_OF_A.contains(&m));
-    Some(row.map_or(Choice::Rule(by_rule), |row| Choice::Measured(row.wins.contains(&m))))
+
+    /// At the m of the record alone.
+    fn wins(&self, m: usize) -> Option<bool> {
+        (m <= self.upto && ROWS_OF_A.contains(&m)).then(|| self.wins.contains(&m))
+    }
+
+    /// An activation decides more than the type of D: behind wide tiles SiLU is not ours.
+    fn by_weight(same: Same) -> [bool; 4] {
+        [same.fast, same.activation, same.out, same.plain]
+    }
 }
 
-impl Rule {
+impl Rule for WaveRule {
     fn wins(&self, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
         // Tiles, and places for tiles in all their waves.
         let tiles = |rows: usize| {
@@ -84,12 +72,12 @@ impl Rule {
 }
 
 /// Against the better of the native product and the one of repeated scales.
-pub(super) const SM90: &[Measured] = &[
+pub(super) const SM90: &[Measured<Row>] = &[
     Measured {
         fast: false,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { few: [33, 64], wide: 8192, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
+        rule: WaveRule { few: [33, 64], wide: 8192, short_m: 65, short_k: 2048, least_m: 129, percent: 96 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
@@ -119,7 +107,7 @@ pub(super) const SM90: &[Measured] = &[
         fast: false,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 96 },
+        rule: WaveRule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 129, percent: 96 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[3072] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[4096] },
@@ -144,7 +132,7 @@ pub(super) const SM90: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [33, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[] },
@@ -168,12 +156,12 @@ pub(super) const SM90: &[Measured] = &[
 ];
 
 /// Of scales of rows, against the better of the native product and the rescaled one; of these the rules of [`sm90_rules`](super::sm90_rules) are for other places.
-pub(super) const SM90_ROWS: &[Measured] = &[
+pub(super) const SM90_ROWS: &[Measured<Row>] = &[
     Measured {
         fast: true,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[192, 256, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[512] },
@@ -198,7 +186,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
         fast: true,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[192, 256, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[512] },
@@ -223,7 +211,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
         fast: true,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 0, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [33, 64], wide: 4096, short_m: 65, short_k: 0, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[3, 4, 8, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[4] },
@@ -248,7 +236,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::None,
-        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [17, 64], wide: 7168, short_m: 65, short_k: 2048, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[128, 192, 256, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[512, 768, 1024] },
@@ -283,7 +271,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
         fast: false,
         out: DType::F32,
         activation: Activation::None,
-        rule: Rule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 100 },
+        rule: WaveRule { few: [17, 64], wide: 7168, short_m: 65, short_k: 1024, least_m: 65, percent: 100 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[128, 192, 256, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[512, 768, 1024] },
@@ -318,7 +306,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
         fast: false,
         out: DType::Bf16,
         activation: Activation::Silu,
-        rule: Rule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
+        rule: WaveRule { few: [33, 64], wide: 4096, short_m: 65, short_k: 1024, least_m: 65, percent: 102 },
         rows: &[
             Row { n: 2112, k: 7168, upto: 8192, wins: &[3, 4, 8, 192, 256, 512] },
             Row { n: 576, k: 7168, upto: 8192, wins: &[4, 512, 768, 1024] },
@@ -344,6 +332,7 @@ pub(super) const SM90_ROWS: &[Measured] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::gemm::measured::{Choice, Problem, choose};
     use crate::models::weight_shapes;
 
     const PLAIN: Problem = Problem { fast: false, out: DType::Bf16, activation: Activation::None, more: false };
@@ -387,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_rule_counts_waves() {
-        let rule = Rule { few: [33, 64], wide: 4096, short_m: 100, short_k: 512, least_m: 129, percent: 96 };
+        let rule = WaveRule { few: [33, 64], wide: 4096, short_m: 100, short_k: 512, least_m: 129, percent: 96 };
         let wins = |m, n, k| rule.wins([m, n, k], 132);
         assert_eq!([32, 33, 64, 65].map(|m| wins(m, 4096, 4096)), [false, true, true, false]);
         assert!(!wins(64, 4088, 4096) && wins(100, 8, 512) && !wins(99, 8, 512) && !wins(100, 8, 528));

@@ -169,13 +169,13 @@ fn values(desc: &GemmDesc, formulation: Formulation) -> Option<Values> {
     let b = match formulation {
         Formulation::DequantizedBf16 if desc.kept == KeptWeights::Dequantized(dtype) => ValueSource::Given,
         Formulation::DequantizedBf16 => ValueSource::Scratch,
-        Formulation::SmallM if desc.b.spec().block.is_some() => ValueSource::Codes,
+        Formulation::SmallM if desc.b.spec().block.is_some() || desc.a.scheme().is_none() => ValueSource::Codes,
         _ => return None,
     };
     Some(Values { dtype, a, b })
 }
 
-/// The second-level scales of an operand with block scales.
+/// The scales of an operand that are no part of the sum: of NVFP4 its second level, of FP8 those of rows and of whole matrices.
 pub(crate) fn second_level(operand: Operand) -> ScaleUse {
     match operand.scheme().map(|scheme| scheme.spec().scale_layout) {
         Some(ScaleLayout::Scalar) => ScaleUse::One,
@@ -245,10 +245,11 @@ fn not_by_ours(desc: &GemmDesc) -> Option<String> {
 pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish) -> Result<Outline, String> {
     match (formulation, pair_kind(desc)) {
         (Formulation::Native, PairKind::WeightOnly | PairKind::Mxfp4)
-        | (Formulation::DequantizedBf16, PairKind::Fp8(..))
+        | (Formulation::Native, PairKind::WeightOnlyFp8)
+        | (Formulation::DequantizedBf16, PairKind::Fp8(..) | PairKind::WeightOnlyFp8)
         | (
             Formulation::RepeatedScales | Formulation::Rescaled | Formulation::Sm90,
-            PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly,
+            PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly | PairKind::WeightOnlyFp8,
         ) => {
             return Err(format!("{formulation} does not serve {} x {}", desc.a, desc.b));
         }
@@ -271,6 +272,7 @@ pub(crate) fn outline(desc: &GemmDesc, formulation: Formulation, finish: Finish)
     let (a_scales, b_scales) = match (formulation, pair_kind(desc)) {
         (Formulation::Native | Formulation::Sm90 | Formulation::SmallM, PairKind::Fp8(a, b)) => (a, b),
         (Formulation::Native | Formulation::Sm90, _) => (ScaleLayout::Tiled128x4, ScaleLayout::Tiled128x4),
+        (Formulation::SmallM, PairKind::WeightOnlyFp8) => (ScaleLayout::Absent, desc.b.spec().scale_layout),
         (Formulation::SmallM, _) => (ScaleLayout::Absent, ScaleLayout::Tiled128x4),
         (Formulation::RepeatedScales, _) => (ScaleLayout::Vec128, ScaleLayout::Vec128),
         (Formulation::Rescaled, _) => (ScaleLayout::Scalar, ScaleLayout::Scalar),
@@ -442,7 +444,7 @@ mod tests {
             }
             // Also of a record, which nobody asks whether the formulation is available.
             let e5m2 = Scheme::Fp8Group1x128(Fp8Format::E5M2);
-            for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(F)), (e5m2, pair.1), (pair.1, pair.0)] {
+            for (a, b) in [(Scheme::Mxfp8(F), Scheme::Mxfp8(Fp8Format::E5M2)), (e5m2, pair.1), (pair.1, pair.0)] {
                 assert!(outline(&desc(7, a, b), ours, Fused).unwrap_err().contains("serve"));
             }
         }
@@ -450,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_read_e2m1_weights_as_codes() {
+    fn few_rows_read_weights_as_codes() {
         let (nv, row, mx4) = (Scheme::Nvfp4, Scheme::Nvfp4Row, Scheme::Mxfp4);
         let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
         for (a, b, out, dtype) in [
@@ -460,6 +462,8 @@ mod tests {
             (row.into(), nv, DType::F16, DType::F16),
             (nv.into(), row, DType::Bf16, DType::Bf16),
             (Scheme::Mxfp8(F).into(), mx4, DType::F16, DType::Bf16),
+            (bf16, Scheme::Mxfp8(F), DType::F16, DType::Bf16),
+            (Scheme::Mxfp8(Fp8Format::E5M2).into(), Scheme::Mxfp8(F), DType::F32, DType::Bf16),
         ] {
             let desc = GemmDesc::new(7, 4096, 7168, a, b, out);
             for kept in [KeptWeights::Nothing, KeptWeights::Dequantized(dtype)] {
@@ -473,6 +477,16 @@ mod tests {
                 assert_eq!(call.scratch, Scratch { a: a_bytes, ..Scratch::default() }, "{desc}");
             }
             assert_eq!(finishes(&desc, Formulation::SmallM), [Finish::Fused, Finish::EpilogueKernel]);
+        }
+        for b in [Scheme::Fp8Tensor(F), Scheme::Fp8Row(F), Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)] {
+            let desc = GemmDesc::new(7, 4096, 7168, f16, b, DType::Bf16);
+            let call = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap();
+            let values = Values { dtype: DType::F16, a: ValueSource::Given, b: ValueSource::Codes };
+            assert_eq!((call.sum.values, call.sum.b_scales), (Some(values), b.spec().scale_layout));
+            assert_eq!((call.rescale, call.scratch), ([ScaleUse::Nothing; 2], Scratch::default()));
+            for other in [Formulation::Native, Formulation::DequantizedBf16, Formulation::Sm90] {
+                assert!(finishes(&desc, other).is_empty(), "{other}");
+            }
         }
         let desc = GemmDesc::new(7, 4096, 7168, f16, mx4, DType::F16);
         assert!(outline(&desc, Formulation::SmallM, Finish::Fused).unwrap_err().contains("a product in f16"));

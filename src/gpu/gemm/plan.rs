@@ -268,6 +268,9 @@ impl Handle {
             PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly if cc < (8, 0) => {
                 "multiply on the CPU (reference::scaled_gemm), or on a GPU of sm_80 or newer"
             }
+            PairKind::WeightOnlyFp8 => {
+                "quantize A, of fp8-1x128 and fp8-128x128 weights as fp8-1x128, of others as they are; or multiply at most 64 rows of it at a time on an sm_90"
+            }
             _ => "try a newer cuBLASLt, another shape or a plainer epilogue",
         };
         Error::Pair {

@@ -392,8 +392,9 @@ impl TuneTable {
 mod tests {
     use super::*;
     use crate::epilogue::{Activation, Epilogue};
-    use crate::format::{CodeFormat, DType, Fp8Format, Operand, Scheme};
+    use crate::format::{DType, Fp8Format, Operand, Scheme};
     use crate::gpu::gemm::desc::Accumulation;
+    use crate::gpu::kernels::SmallMOperands;
 
     fn environment() -> Environment {
         Environment {
@@ -445,7 +446,7 @@ mod tests {
 
     #[test]
     fn a_configuration_of_ours_survives_json_too() {
-        for config in [CodeFormat::E4M3, CodeFormat::E2M1].into_iter().flat_map(SmallMConfig::all) {
+        for config in SmallMOperands::ALL.into_iter().flat_map(SmallMConfig::all) {
             let algorithm = Algorithm::SmallM(config);
             let ours = TuneRecord { formulation: Formulation::SmallM, algorithm, workspace_bytes: 0, ..record() };
             assert_eq!(TuneRecord::from_json(&ours.to_json().unwrap()).unwrap(), ours);

@@ -1,6 +1,7 @@
 //! [`preference`]: which formulation is tried first. Pure: nothing here asks a library.
 
 use crate::epilogue::Activation;
+use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 
 use crate::gpu::gemm::desc::{Accumulate, Accumulation, GemmDesc, OutAmax};
@@ -48,9 +49,12 @@ pub(crate) fn preference(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, St
             SmallMScales::of(a, b).is_some_and(|scales| small_m_rules::is_first(scales, stored, mnk))
         }
         // All others read weights of four times the bytes, and dequantize them first unless they are kept.
-        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
-            small_m_rules::is_first_of_e2m1(kept_values(desc), mnk)
-        }
+        PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => match desc.b.spec().format {
+            CodeFormat::E2M1 => small_m_rules::is_first_of_e2m1(kept_values(desc), mnk),
+            _ => small_m_rules::is_first_of_e4m3(kept_values(desc), mnk),
+        },
+        // There is no other.
+        PairKind::WeightOnlyFp8 => true,
     };
     if !first {
         return (order, format!("{words}; small-m is not faster at such shapes (rule from an H200)"));
@@ -92,6 +96,7 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         PairKind::Block(_) if available(desc, facts, Formulation::Native).is_ok() => {
             return all("this GPU multiplies such blocks itself");
         }
+        PairKind::WeightOnlyFp8 => return all("no library multiplies plain activations by FP8 weights"),
         PairKind::Block(_) | PairKind::Mxfp4 | PairKind::WeightOnly => {
             return all("no library multiplies such blocks on this GPU, and their values are exact in plain numbers");
         }
@@ -126,11 +131,13 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    let ours = measured_sm90::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
+    // A residual or an old D that the library leaves to a pass costs it what an activation does that it leaves to one.
+    let activation = if stores(desc, library) { problem.activation } else { Activation::Silu };
+    let ours = measured::choose(tables_of_ours, Problem { activation, ..problem }, mnk, sm_count, facts.measured);
     let by_rule = match (alternative, ours) {
         (_, Some(Choice::Measured(_))) => None,
         (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
-        _ if loops_longer(desc, library) => Some(false),
+        _ if library_ends_sooner(desc, library) => Some(false),
         _ => None,
     };
     match by_rule {
@@ -155,11 +162,10 @@ fn stores(desc: &GemmDesc, library: Formulation) -> bool {
     [Finish::Fused, Finish::PaddedCopy].into_iter().any(|finish| outline(desc, library, finish).is_ok())
 }
 
-/// Whether sm90 is slower than this way of cuBLASLt because of the epilogue, which it goes through behind each tile: with an activation that the library
-/// fuses, and with a residual, also against a pass of our epilogue kernel (observed: H200, 2026-11-25, `bench sm90`).
-fn loops_longer(desc: &GemmDesc, library: Formulation) -> bool {
-    desc.epilogue.residual.is_some()
-        || (desc.epilogue.activation != Activation::None && stores(desc, library))
+/// Whether sm90 is slower than this way of cuBLASLt because of what follows the sums: an activation that the library fuses, which computes it less exactly (GELU at 4096 x 4096 x
+/// 7168: 214 us for 194; observed: H200, 2026-11-25, `bench sm90`), or a pass of its own.
+fn library_ends_sooner(desc: &GemmDesc, library: Formulation) -> bool {
+    (desc.epilogue.activation != Activation::None && stores(desc, library))
         || outline(desc, Formulation::Sm90, Finish::Fused).is_err()
 }
 
@@ -174,7 +180,7 @@ fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
 /// 6 % faster at 4096 x 4096 x 4096 and 4096 x 7168 x 2048; without the addition 2 to 5 % slower).
 fn gradients_are_ours(desc: &GemmDesc, facts: Facts) -> bool {
     desc.accumulate == Accumulate::Add
-        && !loops_longer(desc, Formulation::Native)
+        && !library_ends_sooner(desc, Formulation::Native)
         && available(desc, facts, Formulation::Sm90).is_ok()
         && sm90_rules::has_rounds([desc.m, desc.n, desc.k], facts.sm_count as usize)
 }
@@ -222,7 +228,7 @@ mod tests {
                     let wanted = if wins { alternative } else { Native };
                     let rows = alternative == Rescaled;
                     let ours = if rows { measured_sm90::SM90_ROWS } else { measured_sm90::SM90 };
-                    let ours = match measured_sm90::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
+                    let ours = match measured::choose(ours, problem, [m, n, k], sms, facts.measured).unwrap() {
                         Choice::Measured(wins) => wins,
                         // Of rows the rules are others.
                         by_rule => !rows && said(by_rule).0,
@@ -410,6 +416,42 @@ mod tests {
                 assert!(available(&desc(65, 7168), H200, SmallM).is_err());
             }
         }
+    }
+
+    /// FP8 weights of plain activations have no other way; MXFP8 weights come as codes where few rows multiply them, or nothing is kept.
+    #[test]
+    fn few_rows_of_e4m3_weights_come_as_codes() {
+        use Formulation::{DequantizedBf16, SmallM};
+        let (bf16, f16) = (Operand::Plain(DType::Bf16), Operand::Plain(DType::F16));
+        let all = Epilogue { bias: Some(DType::F32), activation: Activation::Gelu, residual: Some(DType::F16) };
+        let first = |desc: GemmDesc| {
+            let (order, words) = preference(&desc, H200);
+            (order.into_iter().find(|way| available(&desc, H200, *way).is_ok()), words)
+        };
+        let fp8 = [Scheme::Fp8Tensor(F), Scheme::Fp8Row(F), Scheme::Fp8Group1x128(F), Scheme::Fp8Group128x128(F)];
+        for (a, b) in fp8.into_iter().flat_map(|b| [(bf16, b), (f16, b)]) {
+            let desc = |m| GemmDesc::new(m, 4096, 7168, a, b, DType::F16).with_epilogue(all);
+            for m in [1, 16, 17, 64] {
+                let (way, words) = first(desc(m));
+                assert_eq!((way, words.contains("one pass over B")), (Some(SmallM), true), "{a} x {b}: {words}");
+            }
+            let (way, words) = first(desc(65));
+            assert!(way.is_none() && words.contains("no library multiplies plain activations"), "{words}");
+        }
+        let mx = Scheme::Mxfp8(F);
+        for a in [bf16, mx.into(), Scheme::Mxfp8(Fp8Format::E5M2).into()] {
+            let desc = |m| GemmDesc::new(m, 4096, 7168, a, mx, DType::Bf16);
+            let kept = |m| desc(m).with_kept(KeptWeights::Dequantized(DType::Bf16));
+            for m in [1, 16] {
+                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM); 2], "{a}");
+            }
+            for m in [17, 64] {
+                assert_eq!([first(desc(m)).0, first(kept(m)).0], [Some(SmallM), Some(DequantizedBf16)], "{a}");
+            }
+            assert_eq!(first(desc(65)).0, Some(DequantizedBf16));
+        }
+        let wide = GemmDesc::new(1, 4096, 7168, bf16, Scheme::Mxfp8(Fp8Format::E5M2), DType::Bf16);
+        assert_eq!(first(wide).0, Some(DequantizedBf16));
     }
 
     /// The same way and finish for every m, whatever comes first where nobody asks; and none for pairs and GPUs without it.

@@ -14,6 +14,9 @@ fn cost(config: Sm90Config) -> Cost {
     let (block, tile) = match config {
         Sm90Config::Tile256x128 => (1110, 2600),
         Sm90Config::Tile128x128 => (656, 1800),
+        // `sm90-wide.txt` of `2026-11-25-nvidia-h200-8e7501d`; the two of SwiGLU below are of `fused_gemm.md` there.
+        Sm90Config::Tile128x192 => (1127, 2600),
+        Sm90Config::Tile64x192 => (859, 1800),
         Sm90Config::Tile64x128 => (524, 1500),
         Sm90Config::Tile64x64 => (450, 1200),
         Sm90Config::Tile64x64Two => (524, 1600),
@@ -28,6 +31,26 @@ fn cycles(config: Sm90Config, groups: usize, [m, n, k]: [usize; 3], sm_count: us
     waves * (k.div_ceil(128) * block + rest)
 }
 
+/// The configurations whose kernels cast D, or compute SwiGLU of columns that B has two rows for, likewise.
+pub(crate) fn cast_order(swiglu: bool, groups: usize, [m, n, k]: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
+    let cycles = |config: Sm90Config| {
+        if !swiglu {
+            return config.stores_codes().then(|| cycles(config, groups, [m, n, k], sm_count));
+        }
+        // A tile does what one of twice the columns does.
+        let tile = config.swiglu_tile()?;
+        let Cost { block, tile: rest } = match config {
+            Sm90Config::Tile128x128 => Cost { block: 1150, tile: 3500 },
+            _ => Cost { block: 1050, tile: 2400 },
+        };
+        let waves = (groups * tile.tiles(m, n)).div_ceil(tile.blocks_at_once(sm_count));
+        Some(waves * (k.div_ceil(128) * block + rest))
+    };
+    let mut all: Vec<_> = Sm90Config::ALL.into_iter().filter_map(|config| Some((cycles(config)?, config))).collect();
+    all.sort_by_key(|(cycles, _)| *cycles);
+    all.into_iter().map(|(_, config)| config).collect()
+}
+
 /// The configurations, from the one with the fewest cycles on; of equals the one with the larger tile, which reads less.
 pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90Config> {
     let mut all = Sm90Config::ALL.to_vec();
@@ -35,7 +58,8 @@ pub(crate) fn order(groups: usize, mnk: [usize; 3], sm_count: usize) -> Vec<Sm90
     all
 }
 
-/// How a configuration adds up an element of D: those of one order give it the same bits.
+/// How a configuration adds up an element of D: those of one order give it the same bits. All have one order today: the match of [`sum_order`] asks whoever
+/// adds a configuration, and [`serves`] keeps one with another order out of batch-invariant plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SumOrder {
     /// One block of 128 along k after the other, from the first: `sum = fma(p, scale, sum)` (`sum + p` with scales of rows and matrices) in FP32, from 0.
@@ -50,6 +74,8 @@ pub(crate) fn sum_order(config: Sm90Config) -> SumOrder {
     match config {
         Sm90Config::Tile256x128
         | Sm90Config::Tile128x128
+        | Sm90Config::Tile128x192
+        | Sm90Config::Tile64x192
         | Sm90Config::Tile64x128
         | Sm90Config::Tile64x64
         | Sm90Config::Tile64x64Two => SumOrder::BlockAfterBlock,
@@ -107,8 +133,8 @@ mod tests {
     /// The fastest of each, in run 2 (H200): microseconds after a pause stand beside those that were near it.
     #[test]
     fn what_was_fastest_comes_first() {
-        use Sm90Config::{Tile64x64, Tile64x64Two, Tile64x128, Tile128x128, Tile256x128};
-        let cases: [([usize; 3], &[Sm90Config]); 12] = [
+        use Sm90Config::{Tile64x64, Tile64x64Two, Tile64x128, Tile64x192, Tile128x128, Tile128x192, Tile256x128};
+        let cases: [([usize; 3], &[Sm90Config]); 15] = [
             ([128, 4096, 7168], &[Tile64x64]),                // 16.5; 19.0, 19.4, 25.0
             ([256, 4096, 7168], &[Tile64x128, Tile64x64Two]), // 19.7, 19.8; 24.1, 31.7
             ([512, 4096, 7168], &[Tile128x128]),              // 25.3; 37.4, 37.7, 39.1
@@ -121,6 +147,9 @@ mod tests {
             ([4096, 7168, 16384], &[Tile256x128]),            // 672; 828
             ([4096, 24576, 1536], &[Tile256x128]),            // 252; 278
             ([8192, 8192, 8192], &[Tile256x128]),             // 784; 939
+            ([96, 18432, 7168], &[Tile128x192]),              // 37.5; 54.2
+            ([64, 18432, 7168], &[Tile64x192]),               // 36.9; 46.0
+            ([128, 18432, 7168], &[Tile128x192]),             // 38.4; 53.6
         ];
         for (mnk, fastest) in cases {
             let order = order(1, mnk, 132);

@@ -9,7 +9,7 @@ use crate::gpu::gemm::desc::GemmDesc;
 use crate::gpu::gemm::outline::{Sum, Target};
 use crate::gpu::gemm::sm90_rules::{order, serves, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90Maps, Sm90Operand, Sm90Scales};
+use crate::gpu::kernels::{Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
 
 /// A product by our kernels for sm_90, ready apart from addresses.
 pub(crate) struct Sm90Product {
@@ -88,6 +88,7 @@ impl Sm90Product {
             activation: sum.activation,
             residual: call.residual.as_ref().filter(|_| fused).map(|(span, stride, dtype)| (span, *stride, *dtype)),
             groups: None,
+            end: Sm90End::Numbers,
         };
         call.handle.kernels().sm90_product(call.queue, &product, &mut self.maps)
     }
@@ -124,12 +125,12 @@ mod tests {
         let sum = outline(&desc, Formulation::Sm90, Finish::Fused).unwrap().sum;
         let search = |candidates| Search { candidates, workspace_limit: 0 };
         let mut product = Sm90Product::ask(&desc, &sum, 132, search(8));
-        assert_eq!((product.place(), product.config()), ((0, 5), Sm90Config::Tile256x128));
+        assert_eq!((product.place(), product.config()), ((0, 7), Sm90Config::Tile256x128));
         let waves = product.waves();
         product.choose(1);
         assert!(product.config() != Sm90Config::Tile256x128 && product.waves() != waves);
-        product.choose(5);
-        assert_eq!(product.place(), (1, 5), "out of range keeps the one in use");
+        product.choose(7);
+        assert_eq!(product.place(), (1, 7), "out of range keeps the one in use");
         assert_eq!([0, 1, 2].map(|count| Sm90Product::ask(&desc, &sum, 132, search(count)).place().1), [1, 1, 2]);
         let recorded = Sm90Product::recorded(&desc, &sum, 132, Sm90Config::Tile64x64);
         assert_eq!((recorded.place(), recorded.config()), ((0, 1), Sm90Config::Tile64x64));

@@ -1,15 +1,15 @@
-//! [`order`]: which configuration of our products of few rows is tried first; [`is_first`] and, for E2M1 weights, [`is_first_of_e2m1`]: where they are tried before all other ways. Pure.
+//! [`order`]: which configuration of our products of few rows is tried first; [`is_first`] and, for weights that are decoded, [`is_first_of_e2m1`] and
+//! [`is_first_of_e4m3`]: where they are tried before all other ways. Pure.
 
-use crate::format::CodeFormat;
-use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMScales};
+use crate::gpu::kernels::{SmallMBlock, SmallMConfig, SmallMOperands, SmallMScales};
 
-/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of other codes.
+/// Nanoseconds of a warpgroup for 128 of k, from one barrier to the next; `None` for blocks of decoded weights.
 fn step(block: SmallMBlock) -> Option<f64> {
     match block {
         SmallMBlock::One => Some(186.0),
         SmallMBlock::OneDeep => Some(285.0),
         SmallMBlock::Two => Some(311.0),
-        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile => None,
+        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
     }
 }
 
@@ -39,8 +39,13 @@ fn cost(config: SmallMConfig, mnk: [usize; 3], sm_count: usize) -> f64 {
 /// 12 and 16 (H200, 2026-11), where it takes the fastest or one within 10 % of it, 0.8 % behind on average.
 fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> f64 {
     let (block, split) = (config.block(), config.split() as usize);
-    if block == SmallMBlock::Tile {
-        return cost_of_tiles(split, k);
+    match block {
+        SmallMBlock::Tile => return cost_of_tiles(split, 8, k),
+        SmallMBlock::TileE4m3 => {
+            let most = [8, 4, 2].into_iter().find(|split| splits_e4m3(*split, [m, n], sm_count));
+            return cost_of_tiles(split, most.unwrap_or(1), k);
+        }
+        _ => {}
     }
     let (tiles, at_once) = (block.tiles(n), clusters_at_once(block, split, m, sm_count));
     let (parts, sms) = (split * block.parts(), sm_count.max(1) as f64);
@@ -51,20 +56,32 @@ fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) ->
     walk.max(memory) + 0.6 * walk.min(memory)
 }
 
-/// Of tiles, which are compared with tiles alone: how far from the split that should be fastest, the largest that leaves four steps to each part. Made from all splits
+/// Of tiles, which are compared with tiles alone: how far from the split that should be fastest, the largest up to `most` that leaves four steps to each part. Of E2M1 made from all splits
 /// at 12 published shapes and m of 16 to 64 (H200, 2026-11, `tiles.md` of the record): the fastest or within 5 % of it in 65 of 72 places, within 15 % in all, 1.3 % behind on average. A fit as for the other
 /// blocks did worse: what slows a multiprocessor is not how often blocks fill it.
-fn cost_of_tiles(split: usize, k: usize) -> f64 {
-    let most = k.div_ceil(128) / 4;
-    let wanted = most.clamp(1, 8).ilog2();
+fn cost_of_tiles(split: usize, most: usize, k: usize) -> f64 {
+    let wanted = (k.div_ceil(128) / 4).clamp(1, most).ilog2();
     f64::from(split.ilog2().abs_diff(wanted)) + if split.ilog2() > wanted { 0.5 } else { 0.0 }
 }
 
-/// The configurations that multiply m rows with weights of these codes, the one that should be fastest first. Of E4M3: where even unsplit blocks outnumber their
+/// The most blocks that a split makes of a product with E4M3 weights before a smaller one is faster: about what runs at once. Fitted to all splits at 7 published shapes
+/// and m of 1, 8, 16, 32 and 64 (H200, 2026-11, `e4m3.md` of the record), where the split that comes first is the fastest in 32 of 35 places and within 5 % of it in
+/// all: at 4096 x 7168 that of 8, at 8192 x 8192 that of 4 (20.3 us; 23.9 with 8), above 16 rows that of 2.
+fn splits_e4m3(split: usize, [m, n]: [usize; 2], sm_count: usize) -> bool {
+    let blocks = SmallMBlock::TileE4m3.tiles(n) * split;
+    let on_sm = match split {
+        8 => 3,
+        4 if m > 16 => 2,
+        _ => return true,
+    };
+    blocks <= on_sm * sm_count * 15 / 16
+}
+
+/// The configurations that multiply m rows of these operands, the one that should be fastest first. Of FP8: where even unsplit blocks outnumber their
 /// places, and a walk is long, deep ones with a half of k leave the least idle at the end.
-pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
+pub(crate) fn order(operands: SmallMOperands, mnk: [usize; 3], sm_count: usize) -> Vec<SmallMConfig> {
     let [m, n, k] = mnk;
-    let mut all: Vec<_> = SmallMConfig::all(codes).filter(|config| m <= config.block().most_rows()).collect();
+    let mut all: Vec<_> = SmallMConfig::all(operands).filter(|config| m <= config.block().most_rows()).collect();
     // As many parts of k in twice as many blocks of half the warps cost the same by the formula. Measured, the larger block is up to 8 % faster for at
     // most 8 rows where clusters are small, and else up to 16 % slower.
     let behind = |config: SmallMConfig| match config.block() {
@@ -83,8 +100,8 @@ pub(crate) fn order(codes: CodeFormat, mnk: [usize; 3], sm_count: usize) -> Vec<
     });
     // Where each warp can read the rows of A for itself, that is faster than tiles in turns with a barrier.
     all.sort_by_key(|config| m <= SmallMBlock::Four.most_rows() && config.block() == SmallMBlock::Tile);
-    let e4m3 = codes == CodeFormat::E4M3;
-    if e4m3 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
+    let fp8 = operands == SmallMOperands::Fp8;
+    if fp8 && k >= 1024 && SmallMBlock::One.tiles(n) > clusters_at_once(SmallMBlock::One, 1, m, sm_count) {
         all.sort_by_key(|config| (config.block(), config.split()) != (SmallMBlock::OneDeep, 2));
     }
     all
@@ -148,6 +165,11 @@ pub(crate) fn is_first_of_e2m1(kept: Kept, [m, n, k]: [usize; 3]) -> bool {
     }
 }
 
+/// The same of E4M3 weights with block scales; those with FP32 scales have no other way.
+pub(crate) fn is_first_of_e4m3(kept: Kept, [m, _, _]: [usize; 3]) -> bool {
+    m <= 16 || kept == Kept::Nothing
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,12 +199,12 @@ mod tests {
             ([1, 32768, 512], &[(One, 1)]),                         // 6.29; 8.25
         ];
         for (mnk, fastest) in cases {
-            let order = order(CodeFormat::E4M3, mnk, 132);
+            let order = order(SmallMOperands::Fp8, mnk, 132);
             let first = (order[0].block(), order[0].split());
             assert!(fastest.contains(&first), "{mnk:?}: {first:?}");
             let mut all = order;
             all.sort();
-            assert_eq!(all, SmallMConfig::all(CodeFormat::E4M3).collect::<Vec<_>>(), "none is lost");
+            assert_eq!(all, SmallMConfig::all(SmallMOperands::Fp8).collect::<Vec<_>>(), "none is lost");
         }
     }
 
@@ -210,32 +232,87 @@ mod tests {
         ];
         let mut others = Vec::new();
         for (mnk, fastest) in cases {
-            let mut order = order(CodeFormat::E2M1, mnk, 132);
+            let mut order = order(SmallMOperands::E2m1Weights, mnk, 132);
             let first = (order[0].block(), order[0].split());
             if !fastest.contains(&first) {
                 others.push((mnk, first));
             }
             assert!(order[8..].iter().all(|config| config.block() == Tile), "tiles are for more rows");
             order.sort();
-            assert_eq!(order, SmallMConfig::all(CodeFormat::E2M1).collect::<Vec<_>>(), "none is lost");
+            assert_eq!(order, SmallMConfig::all(SmallMOperands::E2m1Weights).collect::<Vec<_>>(), "none is lost");
         }
         assert_eq!(others, []);
-        assert!(!order(CodeFormat::E2M1, [1, 8, 32], 1).is_empty());
+        assert!(!order(SmallMOperands::E2m1Weights, [1, 8, 32], 1).is_empty());
     }
 
     /// The shorter k is, the fewer parts it has; other blocks hold no such m.
     #[test]
     fn more_rows_are_for_tiles() {
         for m in [17, 32, 33, 64] {
-            let splits = |n, k| order(CodeFormat::E2M1, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
+            let splits =
+                |n, k| order(SmallMOperands::E2m1Weights, [m, n, k], 132).iter().map(|c| c.split()).collect::<Vec<_>>();
             assert_eq!([576, 2112, 4096].map(|n| splits(n, 7168)[0]), [8; 3], "m = {m}");
             assert_eq!([splits(7168, 2048), splits(24576, 1536)], [[4, 2, 8, 1], [2, 1, 4, 8]], "m = {m}");
             assert_eq!(splits(4096, 128)[0], 1, "one step has no parts");
-            let order = order(CodeFormat::E2M1, [m, 4096, 7168], 132);
+            let order = order(SmallMOperands::E2m1Weights, [m, 4096, 7168], 132);
             assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::Tile));
         }
-        assert_eq!(order(CodeFormat::E4M3, [32, 4096, 7168], 132).len(), 12);
-        assert!(order(CodeFormat::E2M1, [65, 4096, 7168], 132).is_empty());
+        assert_eq!(order(SmallMOperands::Fp8, [32, 4096, 7168], 132).len(), 12);
+        assert!(order(SmallMOperands::E2m1Weights, [65, 4096, 7168], 132).is_empty());
+    }
+
+    /// All splits of E4M3 weights, microseconds of 1, 2, 4 and 8.
+    #[test]
+    fn what_was_fastest_of_e4m3_comes_first() {
+        let measured: [([usize; 3], [f64; 4]); 35] = [
+            ([1, 4096, 7168], [27.08, 15.43, 12.18, 10.95]),
+            ([8, 4096, 7168], [28.78, 16.52, 13.47, 11.90]),
+            ([16, 4096, 7168], [34.14, 19.13, 16.55, 13.46]),
+            ([32, 4096, 7168], [47.04, 26.87, 24.06, 22.39]),
+            ([64, 4096, 7168], [86.34, 47.61, 44.20, 37.05]),
+            ([1, 7168, 2048], [9.67, 7.19, 6.64, 10.09]),
+            ([8, 7168, 2048], [11.44, 8.08, 7.47, 10.93]),
+            ([16, 7168, 2048], [15.23, 10.31, 8.72, 11.91]),
+            ([32, 7168, 2048], [20.73, 14.06, 13.09, 17.83]),
+            ([64, 7168, 2048], [36.71, 21.67, 20.78, 24.67]),
+            ([1, 2112, 7168], [26.63, 14.94, 9.21, 7.73]),
+            ([8, 2112, 7168], [28.29, 15.63, 9.48, 8.22]),
+            ([16, 2112, 7168], [33.88, 18.51, 10.93, 9.72]),
+            ([32, 2112, 7168], [46.47, 25.50, 15.08, 14.04]),
+            ([64, 2112, 7168], [90.47, 45.20, 25.06, 25.57]),
+            ([1, 576, 7168], [26.33, 14.58, 8.68, 5.82]),
+            ([8, 576, 7168], [28.02, 15.32, 8.91, 6.01]),
+            ([16, 576, 7168], [33.69, 18.26, 10.43, 6.56]),
+            ([32, 576, 7168], [46.55, 25.32, 14.36, 9.11]),
+            ([64, 576, 7168], [90.53, 45.36, 24.33, 14.12]),
+            ([1, 24576, 1536], [13.32, 13.01, 17.33, 22.07]),
+            ([8, 24576, 1536], [18.23, 14.91, 18.52, 23.78]),
+            ([16, 24576, 1536], [22.12, 18.12, 22.68, 26.43]),
+            ([32, 24576, 1536], [32.59, 27.42, 34.92, 39.93]),
+            ([64, 24576, 1536], [56.03, 51.62, 56.52, 69.53]),
+            ([1, 8192, 8192], [31.14, 21.94, 20.26, 23.93]),
+            ([8, 8192, 8192], [34.10, 23.95, 22.73, 25.34]),
+            ([16, 8192, 8192], [41.24, 27.93, 26.09, 27.46]),
+            ([32, 8192, 8192], [54.95, 36.20, 41.68, 38.74]),
+            ([64, 8192, 8192], [96.79, 60.75, 68.35, 61.29]),
+            ([1, 57344, 8192], [155.80, 127.20, 116.74, 120.04]),
+            ([8, 57344, 8192], [183.90, 138.87, 131.28, 147.43]),
+            ([16, 57344, 8192], [227.51, 161.84, 137.04, 148.42]),
+            ([32, 57344, 8192], [259.65, 214.40, 204.85, 214.66]),
+            ([64, 57344, 8192], [412.40, 328.27, 323.38, 342.32]),
+        ];
+        for (mnk, us) in measured {
+            let order = order(SmallMOperands::E4m3Weights, mnk, 132);
+            assert!(order.len() == 4 && order.iter().all(|config| config.block() == SmallMBlock::TileE4m3));
+            let first = us[order[0].split().ilog2() as usize];
+            let fastest = us.into_iter().fold(f64::INFINITY, f64::min);
+            assert!(first <= 1.05 * fastest, "{mnk:?}: {first} us, {fastest} at best");
+        }
+        assert_eq!(order(SmallMOperands::E4m3Weights, [1, 8, 16], 1).len(), 4);
+        assert!(order(SmallMOperands::E4m3Weights, [65, 4096, 7168], 132).is_empty());
+        let first = |kept, m| is_first_of_e4m3(kept, [m, 4096, 7168]);
+        assert_eq!([Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| first(kept, 16)), [true; 3]);
+        assert_eq!([Kept::Nothing, Kept::WithPass, Kept::Fused].map(|kept| first(kept, 17)), [true, false, false]);
     }
 
     #[test]
@@ -245,7 +322,7 @@ mod tests {
         assert_eq!(waves(config(SmallMBlock::Two, 2), [1, 4096, 7168], 132), 64.0 / 132.0);
         assert_eq!(waves(config(SmallMBlock::Two, 4), [1, 4096, 7168], 132), 64.0 / 61.0);
         assert!(waves(config(SmallMBlock::Two, 8), [1, 64, 16], 1).is_finite());
-        assert!(!order(CodeFormat::E4M3, [1, 8, 16], 1).is_empty());
+        assert!(!order(SmallMOperands::Fp8, [1, 8, 16], 1).is_empty());
     }
 
     #[test]

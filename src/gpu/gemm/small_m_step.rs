@@ -6,10 +6,13 @@ use crate::format::Operand;
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::call::{Call, Spans};
 use crate::gpu::gemm::desc::GemmDesc;
+use crate::gpu::gemm::formulation::small_m_operands;
 use crate::gpu::gemm::outline::{ScaleUse, Sum, Target, ValueSource, second_level};
 use crate::gpu::gemm::small_m_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
-use crate::gpu::kernels::{OuterScales, SmallMCall, SmallMConfig, SmallME2m1Call, SmallMEnd, SmallMScales};
+use crate::gpu::kernels::{
+    OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights, SmallMWeightsCall,
+};
 
 /// A product by our kernels for few rows, ready apart from addresses.
 pub(crate) struct SmallMProduct {
@@ -23,7 +26,9 @@ pub(crate) struct SmallMProduct {
 impl SmallMProduct {
     /// Configurations, the one that should be fastest first.
     pub(crate) fn ask(desc: &GemmDesc, sum: &Sum, sm_count: usize, search: Search) -> Self {
-        let mut configs = order(desc.b.spec().format, [desc.m, desc.n, desc.k], sm_count);
+        // What it does not serve the outline has refused.
+        let operands = small_m_operands(desc).unwrap_or(SmallMOperands::Fp8);
+        let mut configs = order(operands, [desc.m, desc.n, desc.k], sm_count);
         configs.truncate(search.candidates.max(1));
         Self::new(desc, sum, sm_count, configs)
     }
@@ -87,7 +92,15 @@ impl SmallMProduct {
             ValueSource::Given => (&call.a.numbers, desc.a_stride),
             ValueSource::Codes => return Err(bug("codes of A")),
         };
-        let product = SmallME2m1Call {
+        let weights = SmallMWeights::of(desc.b).ok_or_else(|| bug("weights of such codes"))?;
+        let scales = match weights {
+            SmallMWeights::Fp8 => None,
+            SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => Some(required("scales of B", &call.b.scales)?),
+            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+                Some(required("block scales of B", &call.b.block_scales)?)
+            }
+        };
+        let product = SmallMWeightsCall {
             config,
             m,
             n,
@@ -96,17 +109,17 @@ impl SmallMProduct {
             a_stride,
             a_type: values.dtype,
             a_is_made: values.a == ValueSource::Scratch,
+            weights,
             codes: &call.b.numbers,
-            block_scales: required("block scales of B", &call.b.block_scales)?,
-            format: desc.b.spec().block.ok_or_else(|| bug("B without block scales"))?.format,
+            scales,
             outer: [outer("A", desc.a, &call.a)?, outer("B", desc.b.into(), &call.b)?],
             end,
         };
-        kernels.small_m_e2m1_product(call.queue, &product)
+        kernels.small_m_weights_product(call.queue, &product)
     }
 }
 
-/// The second-level scales of an operand, if its scheme has any.
+/// The scales of an operand that are no part of the sum, if its scheme has any.
 fn outer<'s>(name: &str, operand: Operand, spans: &'s Spans<'s>) -> Result<Option<OuterScales<'s>>> {
     let each = match second_level(operand) {
         ScaleUse::Nothing => return Ok(None),
@@ -130,7 +143,7 @@ fn bug(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{CodeFormat, DType, Fp8Format, Scheme};
+    use crate::format::{DType, Fp8Format, Scheme};
     use crate::gpu::gemm::formulation::{Finish, Formulation};
     use crate::gpu::gemm::outline::outline;
     use crate::gpu::kernels::SmallMBlock;
@@ -156,11 +169,16 @@ mod tests {
         let sum = outline(&e2m1, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let product = SmallMProduct::ask(&e2m1, &sum, 132, search(20));
         assert_eq!(product.place(), (0, 12));
-        assert!(product.configs.iter().all(|config| config.block().codes() == CodeFormat::E2M1));
+        assert!(product.configs.iter().all(|config| config.block().operands() == SmallMOperands::E2m1Weights));
         // More rows than 16 are for tiles.
         let more = GemmDesc { m: 17, ..e2m1 };
         let product = SmallMProduct::ask(&more, &sum, 132, search(20));
         assert_eq!(product.place(), (0, 4));
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::Tile));
+        let plain = GemmDesc { b, ..e2m1 };
+        let sum = outline(&plain, Formulation::SmallM, Finish::Fused).unwrap().sum;
+        let product = SmallMProduct::ask(&plain, &sum, 132, search(20));
+        assert_eq!(product.place(), (0, 4));
+        assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::TileE4m3));
     }
 }

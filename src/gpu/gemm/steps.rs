@@ -8,7 +8,7 @@ use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::gemm::call::{self, Call};
 use crate::gpu::gemm::desc::{Accumulate, GemmDesc};
 use crate::gpu::gemm::finish;
-use crate::gpu::gemm::formulation::{Finish, Formulation};
+use crate::gpu::gemm::formulation::{Finish, Formulation, small_m_operands};
 use crate::gpu::gemm::lt_step::LtProduct;
 use crate::gpu::gemm::outline::{FactorPlace, Outline, ScaleUse, ValueSource, outline};
 use crate::gpu::gemm::record::Algorithm;
@@ -86,7 +86,8 @@ impl Product {
                 Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM)
-                if config.block().codes() == desc.b.spec().format && desc.m <= config.block().most_rows() =>
+                if Some(config.block().operands()) == small_m_operands(desc)
+                    && desc.m <= config.block().most_rows() =>
             {
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, sm_count, *config)))))
             }

@@ -1,11 +1,12 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
 //! One launch of our kernels for sm_90, which read on the device where groups lie; of other pairs, and on other GPUs, one product a slot (`slots`). `weight`:
-//! gradients of the matrices, one product a group. `between`: what lies between groups becomes zeros.
+//! gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
 
 mod between;
 mod slots;
 mod weight;
+mod whole;
 
 pub use weight::GroupedWeightGradient;
 
@@ -18,7 +19,7 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    GroupPlaces, KernelFamily, Sm90Call, Sm90Config, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
@@ -51,7 +52,7 @@ pub enum GroupedRows<'a> {
 
 impl GroupedRows<'_> {
     /// With the places of so many groups on the stream.
-    fn with_places<'q, T>(
+    pub(crate) fn with_places<'q, T>(
         &'q self,
         groups: usize,
         order: &Order<'q>,
@@ -67,6 +68,33 @@ impl GroupedRows<'_> {
             Self::Masked { slot_rows, .. } => {
                 then(GroupPlaces { groups, starts: None, slot_rows: *slot_rows, counts: &counts })
             }
+        }
+    }
+}
+
+impl GroupedRows<'_> {
+    /// Refuses slots that so many rows of A do not hold.
+    pub(crate) fn check_slots(&self, groups: usize, rows: usize) -> Result<()> {
+        match self {
+            Self::Masked { slot_rows, .. }
+                if !slot_rows.is_multiple_of(4) || slot_rows.checked_mul(groups).is_none_or(|all| all > rows) =>
+            {
+                Err(Error::shape(
+                    "rows of A",
+                    format!("{rows} rows for {groups} slots of {slot_rows}"),
+                    "must hold every slot, each of a multiple of 4 rows",
+                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many rows a group has, as far as the host knows: all that a slot holds, or an equal share.
+    pub(crate) fn expected(&self, groups: usize, rows: usize) -> usize {
+        match self {
+            Self::Masked { slot_rows, .. } => *slot_rows,
+            Self::Contiguous { .. } => rows.div_ceil(groups.max(1)),
         }
     }
 }
@@ -204,16 +232,7 @@ impl<'a> GroupedGemmArgs<'a> {
                 ));
             }
         }
-        if let GroupedRows::Masked { slot_rows, .. } = self.rows
-            && (!slot_rows.is_multiple_of(4) || slot_rows.checked_mul(*groups).is_none_or(|all| all > a.rows()))
-        {
-            return Err(Error::shape(
-                "rows of A",
-                format!("{} rows for {groups} slots of {slot_rows}", a.rows()),
-                "must hold every slot, each of a multiple of 4 rows",
-                "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-            ));
-        }
+        self.rows.check_slots(*groups, a.rows())?;
         if d.rows() != a.rows() {
             return Err(Error::shape(
                 "D",
@@ -227,10 +246,7 @@ impl<'a> GroupedGemmArgs<'a> {
 
     /// The configuration asked for, or the one that should be fastest.
     fn chosen(&self, sm_count: usize) -> Sm90Config {
-        let expected = self.expected_rows.unwrap_or_else(|| match self.rows {
-            GroupedRows::Masked { slot_rows, .. } => slot_rows,
-            GroupedRows::Contiguous { .. } => self.a.rows().div_ceil(self.groups.max(1)),
-        });
+        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
         let mnk = [expected.clamp(1, self.a.rows().max(1)), self.d.cols(), self.a.cols()];
         self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
     }
@@ -323,37 +339,30 @@ impl Handle {
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
-        let (GroupedRows::Contiguous { counts, .. } | GroupedRows::Masked { counts, .. }) = &*rows;
-        let counts = counts.at(&order)?;
-        let starts;
-        let places = match &*rows {
-            GroupedRows::Contiguous { starts: at, .. } => {
-                starts = at.at(&order)?;
-                Sm90Rows::Starts(&starts)
-            }
-            GroupedRows::Masked { slot_rows, .. } => Sm90Rows::Slots(*slot_rows),
-        };
         let d = d.data_mut().at(&order)?;
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
-        let call = Sm90Call {
-            config,
-            m,
-            n,
-            k,
-            a: Sm90Operand { codes: &a.codes, scales: &a.scales },
-            b: Sm90Operand { codes: &b.codes, scales: &b.scales },
-            layout,
-            d: &d,
-            d_stride,
-            d_type,
-            alpha: *alpha,
-            beta: 0.0,
-            bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
-            activation: *activation,
-            residual: None,
-            groups: Some(Sm90Groups { count: *groups, rows: places, counts: &counts }),
-        };
-        kernels.sm90_product(queue, &call, &mut Sm90Maps::default())?;
+        rows.with_places(*groups, &order, |places| {
+            let call = Sm90Call {
+                config,
+                m,
+                n,
+                k,
+                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
+                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+                layout,
+                d: &d,
+                d_stride,
+                d_type,
+                alpha: *alpha,
+                beta: 0.0,
+                bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+                activation: *activation,
+                residual: None,
+                groups: Some(places.into()),
+                end: Sm90End::Numbers,
+            };
+            kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+        })?;
         drop(order);
         self.count_clamped(&mut args)
     }

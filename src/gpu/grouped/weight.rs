@@ -1,29 +1,96 @@
 //! [`GroupedWeightGradient`]: gradients of the matrices of groups, whose rows are summed over.
 
+use super::GroupedRows;
+use super::whole::Whole;
 use crate::error::{Error, Result};
 use crate::format::{DType, Recipe};
 use crate::gpu::cast::quantize::QuantizeTo;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::handle::Handle;
+use crate::gpu::kernels::Sm90Config;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
-/// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k. dY and X lie in slots of equal length, a multiple of 16 rows; each slot is cast to the transpose
-/// that the product reads ([`Handle::quantize_slots_transposed_into`]), and is summed over whole. Rows of no group must be zeros in both, which
-/// [`Handle::clear_between_groups`] sees to, whatever the counts are by then: they add nothing, and so one captured graph of clearing, casts and
-/// products takes any counts.
+/// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
 ///
-/// One product a group, one after the other on the handle's stream, each of all rows of a slot: there is no kernel for all of them yet, and an empty
-/// group takes as long as a full one.
+/// [`GroupedWeightGradient::whole`]: one launch of our kernels for sm_90, of the transposes of all rows, `fp8-1x128:e4m3`. It reads counts on the device:
+/// empty groups are free, others take as long as their rows do.
+///
+/// [`GroupedWeightGradient::new`]: one product a group, one after the other on the handle's stream, of every pair that [`Handle::scaled_gemm`] multiplies.
+/// dY and X lie in slots of equal length, a multiple of 16 rows; each slot is cast to the transpose that the product reads
+/// ([`Handle::quantize_slots_transposed_into`]), and is summed over whole: an empty group takes as long as a full one.
+///
+/// Rows of no group must be zeros in dY and X before they are cast, which [`Handle::clear_between_groups`] sees to, whatever the counts are by then: they share
+/// scales with rows of groups and are summed over with them, in the one form up to the next multiple of 128, in the other all of a slot's. So one captured graph of
+/// clearing, casts and products takes any counts.
 pub struct GroupedWeightGradient<'a> {
+    of: Of<'a>,
+    dw: MatMut<'a>,
+    config: Option<Sm90Config>,
+    expected_rows: Option<usize>,
+}
+
+enum Of<'a> {
+    Slots(Slots<'a>),
+    Whole(Whole<'a>),
+}
+
+/// A transpose of each group.
+struct Slots<'a> {
     dy: &'a [QuantMatrix],
     x: &'a [QuantMatrix],
-    dw: MatMut<'a>,
 }
 
 impl<'a> GroupedWeightGradient<'a> {
-    /// dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
+    /// One product a group. dY transposed, out x slot rows, and X transposed, features x slot rows, of each group; dW F32, `groups * out` rows of features.
     pub fn new(dy: &'a [QuantMatrix], x: &'a [QuantMatrix], dw: MatMut<'a>) -> Self {
-        Self { dy, x, dw }
+        Self { of: Of::Slots(Slots { dy, x }), dw, config: None, expected_rows: None }
+    }
+
+    /// One launch. dY transposed, out x rows, and X transposed, features x rows, each in one piece as [`QuantizeTo::Transposed`] makes it of the rows of all
+    /// groups, `fp8-1x128:e4m3`; dW F32, `groups * out` rows of features. The order of sums is that of the formulation `sm90`, of each group's rows alone.
+    ///
+    /// Groups begin at multiples of 128 rows, so that no two share a scale: slots are of such a length, and a group that starts elsewhere is left out (one
+    /// before it that reaches into its first 128 rows takes what lies there); all else is as [`GroupedRows`] has it. dW of a group without rows is not touched.
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DType, DeviceBuffer, Fp8Format, GroupedRows, GroupedWeightGradient, Handle, MatMut, MatRef, QuantizeTo};
+    /// # use scaled_gemm::{QuantMatrix, Recipe, Result, Scheme};
+    /// # fn gradients(handle: &Handle, dy: &mut DeviceBuffer, x: &mut DeviceBuffer, dw: &mut DeviceBuffer) -> Result<()> {
+    /// // Two experts of 256 x 512 weights, with 100 and 30 tokens in slots of 128.
+    /// let (groups, slot_rows, rows, out, features) = (2, 128, 256, 256, 512);
+    /// let counts = handle.upload(&[100i64, 30])?;
+    /// let places = || GroupedRows::Masked { slot_rows, counts: counts.view() };
+    /// handle.clear_between_groups(&mut MatMut::new(dy, DType::Bf16, rows, out)?, groups, &places(), None)?;
+    /// handle.clear_between_groups(&mut MatMut::new(x, DType::Bf16, rows, features)?, groups, &places(), None)?;
+    /// let scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+    /// let mut dy_t = QuantMatrix::zeros(handle, scheme, out, rows)?;
+    /// let mut x_t = QuantMatrix::zeros(handle, scheme, features, rows)?;
+    /// let (dy, x) = (MatRef::new(&*dy, DType::Bf16, rows, out)?, MatRef::new(&*x, DType::Bf16, rows, features)?);
+    /// handle.quantize_into(&dy, Recipe::new(scheme), QuantizeTo::Transposed(&mut dy_t))?;
+    /// handle.quantize_into(&x, Recipe::new(scheme), QuantizeTo::Transposed(&mut x_t))?;
+    /// let dw = MatMut::new(dw, DType::F32, groups * out, features)?;
+    /// handle.grouped_weight_gradient(GroupedWeightGradient::whole(&dy_t, &x_t, groups, places(), dw))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn whole(
+        dy: &'a QuantMatrix,
+        x: &'a QuantMatrix,
+        groups: usize,
+        rows: GroupedRows<'a>,
+        dw: MatMut<'a>,
+    ) -> Self {
+        Self { of: Of::Whole(Whole { dy, x, groups, rows }), dw, config: None, expected_rows: None }
+    }
+
+    /// How many rows a group usually has, which decides the configuration of one launch and nothing else. Unless told, all that a slot holds, or an equal share.
+    pub fn expected_rows(self, rows: usize) -> Self {
+        Self { expected_rows: Some(rows), ..self }
+    }
+
+    /// One launch in this configuration and no other. Results are the same in every bit.
+    pub fn config(self, config: Sm90Config) -> Self {
+        Self { config: Some(config), ..self }
     }
 
     /// Which way the products go, what it costs in memory, and why.
@@ -31,20 +98,50 @@ impl<'a> GroupedWeightGradient<'a> {
     /// # Errors
     /// As [`Handle::grouped_weight_gradient`].
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
-        let out = self.check()?;
-        let groups = self.dy.len();
-        let Some(desc) = (0..groups.min(1)).map(|g| self.one(g, out)?.desc()).next().transpose()? else {
+        let Self { of, dw, config, expected_rows } = self;
+        let slots = match of {
+            Of::Slots(slots) => slots,
+            Of::Whole(whole) => return whole.explain(handle, dw, *config, *expected_rows),
+        };
+        let out = slots.check(dw, *config)?;
+        let groups = slots.dy.len();
+        let Some(desc) = (0..groups.min(1)).map(|g| slots.one(dw, g, out)?.desc()).next().transpose()? else {
             return Ok("no groups: nothing to do".to_string());
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because there is no kernel for all of them\n{}",
+            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90\n{}",
             handle.plan(&desc)?.explain()
         ))
     }
+}
 
+/// Refuses a dW that is not that of so many matrices.
+pub(super) fn check_dw(dw: &MatMut<'_>, groups: usize, out: usize, features: usize) -> Result<()> {
+    if Some(dw.rows()) != groups.checked_mul(out) || dw.cols() != features {
+        return Err(Error::shape(
+            "dW",
+            format!("{} x {}", dw.rows(), dw.cols()),
+            format!("must be {groups} * {out} x {features}: as many rows for each group as dY has features"),
+            "pass the gradients of all groups, rows upon rows",
+        ));
+    }
+    if dw.dtype() != DType::F32 {
+        return Err(Error::dtype("dW", dw.dtype(), "is not f32", "add gradients up in f32"));
+    }
+    Ok(())
+}
+
+impl Slots<'_> {
     /// Rows of dW of each group.
-    fn check(&self) -> Result<usize> {
-        let Self { dy, x, dw } = self;
+    fn check(&self, dw: &MatMut<'_>, config: Option<Sm90Config>) -> Result<usize> {
+        let Self { dy, x } = self;
+        if let Some(config) = config {
+            return Err(Error::unsupported(
+                format!("the configuration {config} of one product a group"),
+                "each is planned",
+                "ask for none, or pass the transposes of all rows to GroupedWeightGradient::whole",
+            ));
+        }
         if dy.len() != x.len() {
             return Err(Error::shape(
                 "X of a grouped weight gradient",
@@ -66,27 +163,12 @@ impl<'a> GroupedWeightGradient<'a> {
                 ));
             }
         }
-        if Some(dw.rows()) != dy.len().checked_mul(first_dy.rows()) || dw.cols() != first_x.rows() {
-            return Err(Error::shape(
-                "dW",
-                format!("{} x {}", dw.rows(), dw.cols()),
-                format!(
-                    "must be {} * {} x {}: as many rows for each group as dY has features",
-                    dy.len(),
-                    first_dy.rows(),
-                    first_x.rows()
-                ),
-                "pass the gradients of all groups, rows upon rows",
-            ));
-        }
-        if dw.dtype() != DType::F32 {
-            return Err(Error::dtype("dW", dw.dtype(), "is not f32", "add gradients up in f32"));
-        }
+        check_dw(dw, dy.len(), first_dy.rows(), first_x.rows())?;
         Ok(first_dy.rows())
     }
 
-    fn one(&mut self, g: usize, out: usize) -> Result<GemmArgs<'_>> {
-        let dw = self.dw.rows_part(g * out..(g + 1) * out)?;
+    fn one<'b>(&'b self, dw: &'b mut MatMut<'_>, g: usize, out: usize) -> Result<GemmArgs<'b>> {
+        let dw = dw.rows_part(g * out..(g + 1) * out)?;
         Ok(GemmArgs::new(&self.dy[g], &self.x[g], dw).accumulate(1.0))
     }
 }
@@ -118,14 +200,22 @@ impl Handle {
         })
     }
 
-    /// The gradients of all groups, added to dW, by the plan that [`Handle::scaled_gemm`] makes of one, in the first call. Allocates nothing and waits for
-    /// nothing after that; safe inside graph capture then. The handle keeps its 64 last used plans: where as many others came between, run it once more
+    /// The gradients of all groups, added to dW: in one launch, or by the plan that [`Handle::scaled_gemm`] makes of one group, in the first call. Allocates
+    /// nothing and waits for nothing after that; safe inside graph capture then. One launch needs its kernels loaded and no more ([`Handle::load_kernels`] of
+    /// [`KernelFamily::Sm90`](crate::KernelFamily::Sm90)). Of plans the handle keeps its 64 last used: where as many others came between, run it once more
     /// before a capture, which is refused otherwise.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] for what does not fit together, and another number of groups; those of [`Handle::scaled_gemm`].
-    pub fn grouped_weight_gradient(&self, mut of: GroupedWeightGradient<'_>) -> Result<()> {
-        let out = of.check()?;
-        (0..of.dy.len()).try_for_each(|g| self.scaled_gemm(of.one(g, out)?))
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Alignment`] for what does not fit together, and another number of groups; [`Error::Pair`] for one launch on another
+    /// GPU or of other schemes; [`Error::Unsupported`] for a configuration of one product a group; those of [`Handle::scaled_gemm`].
+    pub fn grouped_weight_gradient(&self, of: GroupedWeightGradient<'_>) -> Result<()> {
+        let GroupedWeightGradient { of, mut dw, config, expected_rows } = of;
+        match of {
+            Of::Slots(slots) => {
+                let out = slots.check(&dw, config)?;
+                (0..slots.dy.len()).try_for_each(|g| self.scaled_gemm(slots.one(&mut dw, g, out)?))
+            }
+            Of::Whole(whole) => whole.enqueue(self, &mut dw, config, expected_rows),
+        }
     }
 }

@@ -8,11 +8,11 @@ use super::operand::{
     Factor, Input, Output, address, check_aligned, check_bytes, check_floats, check_output, extent, format_code,
     is_aligned,
 };
-use super::small_m_config::most_rows;
+use super::small_m_config::{SmallMOperands, most_rows};
 use crate::error::{Error, Result};
 use crate::format::layout::ScaleLayout;
 use crate::format::pair::K_MULTIPLE;
-use crate::format::{CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
+use crate::format::{DType, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, Fp8Scales, Scheme};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -329,7 +329,7 @@ impl Kernels {
         out: &Output<'_>,
         enqueue: impl FnOnce(u32) -> Result<()>,
     ) -> Result<()> {
-        let few = rows <= most_rows(CodeFormat::E4M3);
+        let few = rows <= most_rows(SmallMOperands::Fp8);
         let link = stream.link(&[]).filter(|_| few).and_then(|follows| Some((follows, self.end_of_chain()?)));
         enqueue(u32::from(link.is_some()))?;
         if let Some((follows, seal)) = link {

@@ -75,7 +75,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 33] = [
+const HEADERS: [(&str, &str); 35] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -104,10 +104,12 @@ const HEADERS: [(&str, &str); 33] = [
     ("gemm/finish.cuh", include_str!("../../../kernels/gemm/finish.cuh")),
     ("gemm/sm90_config.cuh", include_str!("../../../kernels/gemm/sm90_config.cuh")),
     ("gemm/sm90_store.cuh", include_str!("../../../kernels/gemm/sm90_store.cuh")),
+    ("gemm/sm90_cast.cuh", include_str!("../../../kernels/gemm/sm90_cast.cuh")),
     ("gemm/sm90.cuh", include_str!("../../../kernels/gemm/sm90.cuh")),
     ("gemm/sm90_table.cuh", include_str!("../../../kernels/gemm/sm90_table.cuh")),
     ("gemm/small_m.cuh", include_str!("../../../kernels/gemm/small_m.cuh")),
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
+    ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
 ];
 

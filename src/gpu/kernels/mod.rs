@@ -26,10 +26,12 @@ mod operand;
 mod produced;
 mod ptx_cache;
 mod sm90;
+mod sm90_config;
+mod sm90_groups;
 mod small_m;
 mod small_m_config;
-mod small_m_e2m1;
 mod small_m_end;
+mod small_m_weights;
 mod tensor_map;
 
 pub(crate) use cast_call::{CastFrom, CastPart, CastTo, CastValues, ProducerCall, ProducerKind};
@@ -40,13 +42,14 @@ pub(crate) use grouped_between::GroupPlaces;
 pub use image::{KernelFamily, KernelSource};
 pub(crate) use linear::{DelayedRule, column_sum_bytes};
 pub(crate) use operand::{BlockCodes, Factor, Input, Output};
-pub use sm90::Sm90Config;
-pub(crate) use sm90::{Sm90Call, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Rows, Sm90Scales};
+pub(crate) use sm90::{Sm90Call, Sm90Codes, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales};
+pub use sm90_config::Sm90Config;
+pub(crate) use sm90_groups::{Sm90Along, Sm90Groups};
 pub(crate) use small_m::{SmallMCall, SmallMScales};
 pub(crate) use small_m_config::most_rows;
-pub use small_m_config::{SmallMBlock, SmallMConfig};
-pub(crate) use small_m_e2m1::{E2M1_K_MULTIPLE, E2M1_MOST_K, OuterScales, SmallME2m1Call};
+pub use small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands};
 pub(crate) use small_m_end::{MOST_LENGTH, SmallMEnd};
+pub(crate) use small_m_weights::{E2M1_K_MULTIPLE, OuterScales, SmallMWeights, SmallMWeightsCall, most_k_power};
 
 use crate::error::{Error, Result};
 use crate::format::Scheme;
@@ -72,13 +75,13 @@ pub(crate) struct Kernels {
     nvfp4: OnceLock<nvfp4::Nvfp4Kernels>,
     linear: OnceLock<linear::LinearKernels>,
     epilogue: OnceLock<epilogue::EpilogueKernels>,
-    sm90: OnceLock<sm90::Sm90Kernels>,
+    sm90: OnceLock<sm90_config::Sm90Kernels>,
     small_m: OnceLock<SmallMFamily>,
     sm_count: usize,
 }
 
 /// Products of few rows: with E4M3 weights, and with E2M1 ones.
-type SmallMFamily = (small_m::SmallMKernels, small_m_e2m1::SmallME2m1Kernels);
+type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -188,13 +191,13 @@ impl Kernels {
         self.family(&self.epilogue, KernelFamily::Epilogue, epilogue::EpilogueKernels::of, stream)
     }
 
-    fn sm90(&self, stream: &Queue) -> Result<&sm90::Sm90Kernels> {
-        self.family(&self.sm90, KernelFamily::Sm90, sm90::Sm90Kernels::of, stream)
+    fn sm90(&self, stream: &Queue) -> Result<&sm90_config::Sm90Kernels> {
+        self.family(&self.sm90, KernelFamily::Sm90, sm90_config::Sm90Kernels::of, stream)
     }
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            Ok((small_m::SmallMKernels::of(modules)?, small_m_e2m1::SmallME2m1Kernels::of(modules)?))
+            Ok((small_m::SmallMKernels::of(modules)?, small_m_weights::SmallMWeightsKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }

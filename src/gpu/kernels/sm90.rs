@@ -1,165 +1,23 @@
-//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu` and `sm90_outer.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128 scales, whole
-//! or of groups of rows, with 1x128 scales on both sides, and with scales of rows or whole matrices.
+//! Launches of `kernels/gemm/sm90_block.cu`, `sm90_vector.cu`, `sm90_outer.cu` and `sm90_cast.cu`: products on Hopper of E4M3 codes, with 1x128 and 128x128
+//! scales, whole or of groups of rows, with 1x128 scales on both sides, whole or of groups of k, and with scales of rows or whole matrices; what they store are
+//! numbers, or codes with 1x128 scales, or either of SwiGLU of two products.
 
 use cudarc::driver::sys::CUtensorMap;
-use serde::{Deserialize, Serialize};
 
 use super::Kernels;
 use super::epilogue::{activation_code, wide_code};
-use super::launch::{Blocks, Kernel, enqueue};
-use super::module::Modules;
+use super::fp8::ScaleRule;
+use super::launch::{Blocks, enqueue};
 use super::operand::{address, check_aligned, check_bytes, extent};
+use super::sm90_config::{Kind, Sm90Config, Sm90Tile};
+use super::sm90_groups::{Sm90Along, Sm90Groups, Sm90Rows};
 use super::tensor_map::{MapElement, MatrixMap, Swizzle};
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::DType;
 use crate::format::layout::ScaleLayout;
+use crate::format::{CodeFormat, DType, Fp8Format, Fp8Granularity, Fp8Recipe};
 use crate::gpu::device::memory::{Span, driver};
 use crate::gpu::device::stream::Queue;
-
-/// A configuration of the `sm90` product, by the tile of D of a thread block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Sm90Config {
-    /// 256 x 128, two neighbours share A: for thousands of rows.
-    #[serde(rename = "256x128")]
-    Tile256x128,
-    /// 128 x 128, two neighbours share A.
-    #[serde(rename = "128x128")]
-    Tile128x128,
-    /// 64 x 128, half of the columns for each warpgroup.
-    #[serde(rename = "64x128")]
-    Tile64x128,
-    /// 64 x 64, one block on a multiprocessor: few rows, long k.
-    #[serde(rename = "64x64")]
-    Tile64x64,
-    /// 64 x 64, two blocks on a multiprocessor.
-    #[serde(rename = "64x64-two")]
-    Tile64x64Two,
-}
-
-named!(
-    Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128", Tile64x128 => "64x128",
-    Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
-);
-
-/// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sm90Tile {
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
-    /// Warpgroups that multiply; one more copies.
-    warpgroups: u32,
-    /// Neighbours along n that form a cluster, each with its part of A's rows: 2, or 1 for none.
-    pub(crate) cluster: usize,
-    /// Blocks on a multiprocessor.
-    pub(crate) residents: usize,
-    /// Dynamic shared memory in bytes.
-    shared: u32,
-}
-
-impl Sm90Config {
-    /// Tile, threads and memory.
-    pub(crate) fn tile(self) -> Sm90Tile {
-        let of = |rows, cols, warpgroups, cluster, residents, shared| Sm90Tile {
-            rows,
-            cols,
-            warpgroups,
-            cluster,
-            residents,
-            shared,
-        };
-        match self {
-            Self::Tile256x128 => of(256, 128, 2, 2, 1, 220_288),
-            Self::Tile128x128 => of(128, 128, 2, 2, 1, 220_352),
-            Self::Tile64x128 => of(64, 128, 2, 1, 1, 220_416),
-            Self::Tile64x64 => of(64, 64, 1, 1, 1, 212_352),
-            Self::Tile64x64Two => of(64, 64, 1, 1, 2, 110_784),
-        }
-    }
-
-    /// `gemm_fp8_block_<configuration>`, `gemm_fp8_vector_...` and `gemm_fp8_outer_...`, with `_grouped` behind it for groups of rows.
-    fn kernel(self, kind: Kind) -> String {
-        let name = self.name().replace('-', "_");
-        match kind {
-            Kind::Block => format!("gemm_fp8_block_{name}"),
-            Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
-            Kind::Vector => format!("gemm_fp8_vector_{name}"),
-            Kind::Outer => format!("gemm_fp8_outer_{name}"),
-            Kind::OuterGrouped => format!("gemm_fp8_outer_{name}_grouped"),
-        }
-    }
-}
-
-impl Sm90Tile {
-    /// Blocks that run at once: whole clusters.
-    pub(crate) fn blocks_at_once(&self, sm_count: usize) -> usize {
-        (sm_count * self.residents / self.cluster * self.cluster).max(self.cluster)
-    }
-
-    /// Tiles of an m x n product, counted as blocks take them: clusters are whole.
-    pub(crate) fn tiles(&self, m: usize, n: usize) -> usize {
-        m.div_ceil(self.rows) * n.div_ceil(self.cols * self.cluster) * self.cluster
-    }
-
-    /// Tiles along m that are walked before the next along n, so that what blocks of a moment read stays in L2 (measured: 8 and 16 are
-    /// equal, 4 is slower; H200, 2026-11).
-    fn raster(&self) -> u32 {
-        if self.rows >= 256 { 8 } else { 16 }
-    }
-}
-
-/// What the kernels of a configuration differ in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// 1x128 and 128x128 scales.
-    Block,
-    /// The same, of groups of rows.
-    Grouped,
-    /// 1x128 scales on both sides.
-    Vector,
-    /// Scales of rows or whole matrices.
-    Outer,
-    /// The same, of groups of rows.
-    OuterGrouped,
-}
-
-impl Kind {
-    const ALL: [Self; 5] = [Self::Block, Self::Grouped, Self::Vector, Self::Outer, Self::OuterGrouped];
-
-    fn file(self) -> &'static str {
-        match self {
-            Self::Block | Self::Grouped => "gemm/sm90_block",
-            Self::Vector => "gemm/sm90_vector",
-            Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
-        }
-    }
-}
-
-/// The kernels of the family.
-pub(super) struct Sm90Kernels {
-    /// By [`Kind`], in the order of [`Kind::ALL`], and by configuration in that of [`Sm90Config::ALL`].
-    kernels: Vec<Kernel>,
-}
-
-impl Sm90Kernels {
-    pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let mut kernels = Vec::new();
-        for kind in Kind::ALL {
-            let file = modules.file(kind.file())?;
-            for config in Sm90Config::ALL {
-                kernels.push(file.kernel_with_shared(&config.kernel(kind), config.tile().shared)?);
-            }
-        }
-        Ok(Self { kernels })
-    }
-
-    fn of_call(&self, kind: Kind, config: Sm90Config) -> Kernel {
-        let place = |found: Option<usize>| found.unwrap_or(0);
-        let row = place(Kind::ALL.iter().position(|k| *k == kind)) * Sm90Config::ALL.len();
-        self.kernels[row + place(Sm90Config::ALL.iter().position(|c| *c == config))]
-    }
-}
 
 /// How the scales of both operands lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,39 +53,42 @@ pub(crate) struct Sm90Operand<'a> {
     pub(crate) scales: &'a Span<'a>,
 }
 
-/// Where groups of rows lie in A and D. Counts are 64-bit integers on the device; no more rows are taken than lie there.
+/// Where E4M3 codes with 1x128 scales go: the codes in the place of D, [`ScaleLayout::Vec128`] scales here.
 #[derive(Clone, Copy)]
-pub(crate) struct Sm90Groups<'a> {
-    pub(crate) count: usize,
-    pub(crate) rows: Sm90Rows<'a>,
-    pub(crate) counts: &'a Span<'a>,
+pub(crate) struct Sm90Codes<'a> {
+    pub(crate) scales: &'a Span<'a>,
+    /// 1x128, E4M3.
+    pub(crate) recipe: Fp8Recipe,
 }
 
-/// Where a group of rows begins.
+/// What becomes of the sums.
 #[derive(Clone, Copy)]
-pub(crate) enum Sm90Rows<'a> {
-    /// At a row that the device says, 64-bit integers. A group is left out whose row is negative, beyond A, or no multiple of 4.
-    Starts(&'a Span<'a>),
-    /// At the group's number times this many rows, of which it has no more.
-    Slots(usize),
+pub(crate) enum Sm90End<'a> {
+    /// Numbers of D's type.
+    Numbers,
+    /// Codes of what would be stored, in FP32.
+    Codes(Sm90Codes<'a>),
+    /// `silu(alpha A G^T) * (alpha A U^T)` of B = [G; U], n rows each (of each group), in FP32: numbers of D's type, or codes.
+    Swiglu(Option<Sm90Codes<'a>>),
 }
 
-/// One product: `D = residual + activation(alpha * A B^T + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says; or for groups
-/// the same of `A_g`, `B_g` and `bias_g`.
+/// One product: `D = residual + activation(alpha * A B^T + beta * D + bias)`, operation by operation as [`Epilogue`](crate::Epilogue) says, or what `end` says
+/// of it; or for groups of rows the same of `A_g`, `B_g` and `bias_g`, for groups of k that of `A_g`, `B_g` and `D_g` without the rest.
 pub(crate) struct Sm90Call<'a> {
     pub(crate) config: Sm90Config,
-    /// Rows of A and D, those of all groups and between them.
+    /// Rows of A and D, those of all groups and between them; of groups of k those of each group's D.
     pub(crate) m: usize,
-    /// Rows of B, of each group.
+    /// Columns of D: rows of B, of each group; of SwiGLU half of them.
     pub(crate) n: usize,
+    /// That of all groups and between them, where they divide it.
     pub(crate) k: usize,
     /// E4M3 `[m][k]`.
     pub(crate) a: Sm90Operand<'a>,
-    /// E4M3 `[n][k]`, one group after the other.
+    /// E4M3 `[n][k]`, one group of rows after the other.
     pub(crate) b: Sm90Operand<'a>,
-    /// How the scales of both lie; those of groups are no vectors on both sides.
+    /// How the scales of both lie; vectors on both sides are for groups of k, all others for groups of rows.
     pub(crate) layout: Sm90Scales,
-    /// `[m][n]` of `d_type`: BF16, F16 or F32.
+    /// `[m][n]` of `d_type`: BF16, F16 or F32; or codes. One group of k after the other.
     pub(crate) d: &'a Span<'a>,
     pub(crate) d_stride: usize,
     pub(crate) d_type: DType,
@@ -240,9 +101,10 @@ pub(crate) struct Sm90Call<'a> {
     /// `[m][n]`, its row stride and type.
     pub(crate) residual: Option<(&'a Span<'a>, usize, DType)>,
     pub(crate) groups: Option<Sm90Groups<'a>>,
+    pub(crate) end: Sm90End<'a>,
 }
 
-/// Mirror of `Sm90Problem` in `kernels/gemm/sm90.cuh`.
+/// Mirror of `Sm90Problem` in `kernels/gemm/sm90_config.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Sm90Problem {
@@ -275,6 +137,9 @@ struct Sm90Problem {
     bias: u64,
     residual: u64,
     stride_residual: u64,
+    scales_d: u64,
+    pitch_d: u32,
+    rule: ScaleRule,
 }
 
 /// What maps were made of: matrices, addresses and lengths.
@@ -306,11 +171,33 @@ impl Sm90Call<'_> {
         self.groups.map_or(1, |groups| groups.count)
     }
 
+    /// How many matrices lie in B, or one behind the other in D, for groups.
+    fn matrices(&self) -> [usize; 2] {
+        match self.groups {
+            None => [1, 1],
+            Some(Sm90Groups { along: Sm90Along::Rows, count, .. }) => [count, 1],
+            Some(Sm90Groups { along: Sm90Along::K, count, .. }) => [1, count],
+        }
+    }
+
+    /// Matrices in B, of each group.
+    fn parts(&self) -> usize {
+        if matches!(self.end, Sm90End::Swiglu(_)) { 2 } else { 1 }
+    }
+
+    fn codes(&self) -> Option<Sm90Codes<'_>> {
+        match self.end {
+            Sm90End::Numbers => None,
+            Sm90End::Codes(codes) => Some(codes),
+            Sm90End::Swiglu(codes) => codes,
+        }
+    }
+
     /// Every length and alignment against what the kernel touches. Scales are copied 16 bytes at a time: of A as far as the rows of
     /// [`ScaleLayout::Vec128`] are padded, of B those of four k-blocks, as [`ScaleLayout::Blk128`] is padded: all of it lies inside.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
-        let groups = self.group_count();
+        let (groups, parts, [of_b, of_d]) = (self.group_count(), self.parts(), self.matrices());
         let shape = || format!("m = {m}, n = {n}, k = {k}, {groups} groups");
         if k == 0 || !k.is_multiple_of(16) || !n.is_multiple_of(8) {
             let rule = "k must be a multiple of 16 above 0, n a multiple of 8";
@@ -320,33 +207,31 @@ impl Sm90Call<'_> {
         let fits = |count: Option<usize>| count.is_some_and(|count| count < 1 << 31);
         let tile = Sm90Config::Tile64x64.tile();
         let tiles = || m.div_ceil(tile.rows).checked_mul(n.div_ceil(tile.cols))?.checked_mul(groups);
-        if ![Some(m), Some(k), Some(groups), n.checked_mul(groups), tiles()].into_iter().all(fits) {
+        if ![m.checked_mul(of_d), Some(k), Some(groups), n.checked_mul(of_b * parts), tiles()].into_iter().all(fits) {
             return Err(Error::shape(
                 "A and B",
                 shape(),
-                "m, k, the groups, the rows of B and the tiles of 64 x 64 of all groups must be below 2^31",
+                "k, the groups, the rows of B and D and the tiles of 64 x 64 of all groups must be below 2^31",
                 "split the product",
             ));
         }
-        self.groups.map_or(Ok(()), |groups| groups.check(m, n))?;
+        self.groups.map_or(Ok(()), |groups| groups.check([m, n, k]))?;
+        self.check_along()?;
+        self.check_end()?;
         let blocks = k_blocks(k);
         let (a_scales, b_scales) = match self.layout {
             Sm90Scales::Blocks => {
-                (ScaleLayout::Vec128.len(m, blocks), groups * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
-            }
-            Sm90Scales::Vectors if self.groups.is_some() => {
-                return Err(Error::unsupported(
-                    "groups of rows with 1x128 scales on both sides",
-                    "the kernels of groups read 1x128 and 128x128 scales, or those of rows and matrices",
-                    "multiply the groups one by one",
-                ));
+                (ScaleLayout::Vec128.len(m, blocks), of_b * parts * ScaleLayout::Blk128.len(n.div_ceil(128), blocks))
             }
             Sm90Scales::Vectors => (ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Vec128.len(n, blocks)),
             // One for a matrix is that of all groups.
-            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { groups * n } else { 1 }),
+            Sm90Scales::Outer { each: [a, b] } => (if a { m } else { 1 }, if b { of_b * n } else { 1 }),
         };
         self.check_operand(["A", "scales of A"], self.a, m, a_scales)?;
-        self.check_operand(["B", "scales of B"], self.b, groups * n, b_scales)?;
+        self.check_operand(["B", "scales of B"], self.b, of_b * parts * n, b_scales)?;
+        if self.codes().is_some() {
+            return self.check_codes();
+        }
         if wide_code(self.d_type).is_err() {
             return Err(Error::dtype("D", self.d_type, "is not bf16, f16 or f32", "store one of them"));
         }
@@ -358,8 +243,102 @@ impl Sm90Call<'_> {
                 "pad the rows of D",
             ));
         }
-        check_bytes("D", self.d, extent(m, n, self.d_stride) * self.d_type.bytes())?;
+        check_bytes("D", self.d, extent(m * of_d, n, self.d_stride) * self.d_type.bytes())?;
         check_aligned("D", self.d, 16)?;
+        self.check_epilogue()
+    }
+
+    /// Whether there is a kernel of such groups.
+    fn check_along(&self) -> Result<()> {
+        let vectors = self.layout == Sm90Scales::Vectors;
+        let more = self.bias.is_some() || self.residual.is_some() || self.activation != Activation::None;
+        let (what, reason, remedy) = match self.groups.map(|groups| groups.along) {
+            Some(Sm90Along::Rows) if vectors => (
+                "groups of rows with 1x128 scales on both sides",
+                "the kernels of groups of rows read 1x128 and 128x128 scales, or those of rows and matrices",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if !vectors => (
+                "groups of k with other scales than 1x128 on both sides",
+                "the kernels of groups of k read these alone",
+                "multiply the groups one by one",
+            ),
+            Some(Sm90Along::K) if more => (
+                "a bias, an activation or a residual with groups of k",
+                "what is added up is the products alone",
+                "apply it to D in a call of its own",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(what, reason, remedy))
+    }
+
+    /// Whether a kernel ends so: with 128x128 scales of B, and of two matrices nothing but SwiGLU, whose scales begin at tiles of their own.
+    fn check_end(&self) -> Result<()> {
+        let Self { n, layout, .. } = *self;
+        let epilogue = self.beta != 0.0 || self.bias.is_some() || self.residual.is_some();
+        let (what, reason, remedy) = match self.end {
+            Sm90End::Numbers => return Ok(()),
+            _ if layout != Sm90Scales::Blocks => (
+                "other scales than 1x128 and 128x128",
+                "no kernel reads them and casts D",
+                "cast D in a call of its own",
+            ),
+            _ if self.beta != 0.0 || self.residual.is_some() => (
+                "an old value of D or a residual",
+                "codes are of the product alone",
+                "store D, and cast it in a call of its own",
+            ),
+            Sm90End::Swiglu(_) if epilogue || self.activation != Activation::None => (
+                "a bias or an activation with SwiGLU",
+                "it is of the products alone",
+                "store the products, and apply them in calls of their own",
+            ),
+            Sm90End::Swiglu(_) if !n.is_multiple_of(128) => {
+                let rule = "must be a multiple of 128 with SwiGLU: no 128x128 scale of B belongs to both matrices";
+                return Err(Error::shape("n", n.to_string(), rule, "pad the rows of both matrices of B with zeros"));
+            }
+            Sm90End::Codes(_) if !n.is_multiple_of(16) => {
+                let rule = "must be a multiple of 16 for codes, of which 16 are stored at once";
+                return Err(Error::shape("n", n.to_string(), rule, "pad the rows of B with zeros"));
+            }
+            Sm90End::Codes(_) | Sm90End::Swiglu(_) => return Ok(()),
+        };
+        Err(Error::unsupported(format!("{what} in a product that casts D"), reason, remedy))
+    }
+
+    /// Codes of D, packed, and their scales.
+    fn check_codes(&self) -> Result<()> {
+        let Self { m, n, .. } = *self;
+        let Some(Sm90Codes { scales, recipe }) = self.codes() else { return Ok(()) };
+        let scheme = recipe.scheme();
+        if scheme.spec().scale_layout != ScaleLayout::Vec128 || scheme.spec().format != CodeFormat::E4M3 {
+            return Err(Error::unsupported(
+                format!("D cast to {scheme} by the product"),
+                "it stores E4M3 codes with 1x128 scales",
+                "take fp8-1x128:e4m3, or store D and cast it in a call of its own",
+            ));
+        }
+        if self.d_stride != n {
+            let rule = "must be n: rows of codes lie side by side";
+            return Err(Error::shape(
+                "D",
+                format!("row stride {} for n = {n}", self.d_stride),
+                rule,
+                "pass a packed D",
+            ));
+        }
+        check_bytes("D", self.d, m * n)?;
+        check_aligned("D", self.d, 16)?;
+        check_bytes("scales of D", scales, ScaleLayout::Vec128.len(m, n.div_ceil(128)) * 4)?;
+        check_aligned("scales of D", scales, 4)?;
+        self.check_epilogue()
+    }
+
+    /// What beta, bias and residual ask for.
+    fn check_epilogue(&self) -> Result<()> {
+        let Self { m, n, .. } = *self;
+        let groups = self.group_count();
         if self.beta != 0.0 && self.d_type != DType::F32 {
             return Err(Error::dtype("D", self.d_type, "is not f32, which beta is for", "accumulate into f32"));
         }
@@ -395,9 +374,8 @@ impl Sm90Call<'_> {
         check_aligned(scales, operand.scales, if matches!(self.layout, Sm90Scales::Outer { .. }) { 4 } else { 16 })
     }
 
-    /// A's and B's boxes.
-    fn maps(&self) -> [MatrixMap; 2] {
-        let tile = self.config.tile();
+    /// A's and B's boxes: of A the part of a block of a cluster, of B the rows of one matrix.
+    fn maps(&self, tile: Sm90Tile) -> [MatrixMap; 2] {
         let map = |rows, box_rows| MatrixMap {
             element: MapElement::U8,
             rows,
@@ -407,22 +385,29 @@ impl Sm90Call<'_> {
             box_cols: 128,
             swizzle: Swizzle::Bytes128,
         };
-        [map(self.m, tile.rows / tile.cluster), map(self.group_count() * self.n, tile.cols)]
+        [map(self.m, tile.rows / tile.cluster), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
     }
 
     fn kind(&self) -> Kind {
+        let grouped = self.groups.is_some();
+        match self.end {
+            Sm90End::Codes(_) => return if grouped { Kind::CodesGrouped } else { Kind::Codes },
+            Sm90End::Swiglu(_) => return if grouped { Kind::SwigluGrouped } else { Kind::Swiglu },
+            Sm90End::Numbers => {}
+        }
         match (self.layout, self.groups) {
             (Sm90Scales::Outer { .. }, Some(_)) => Kind::OuterGrouped,
             (Sm90Scales::Outer { .. }, None) => Kind::Outer,
-            (Sm90Scales::Vectors, _) => Kind::Vector,
+            (Sm90Scales::Vectors, Some(_)) => Kind::VectorOfK,
+            (Sm90Scales::Vectors, None) => Kind::Vector,
             (Sm90Scales::Blocks, Some(_)) => Kind::Grouped,
             (Sm90Scales::Blocks, None) => Kind::Block,
         }
     }
 
-    fn problem(&self) -> Result<Sm90Problem> {
+    fn problem(&self, tile: Sm90Tile) -> Result<Sm90Problem> {
         let &Self {
-            config,
+            config: _,
             m,
             n,
             k,
@@ -438,7 +423,11 @@ impl Sm90Call<'_> {
             activation,
             residual,
             groups,
+            end: _,
         } = self;
+        let (parts, codes) = (self.parts(), self.codes());
+        // Of numbers the rule has no part in it.
+        let recipe = codes.map_or(Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3), |codes| codes.recipe);
         let each = match layout {
             Sm90Scales::Blocks | Sm90Scales::Vectors => [false; 2],
             Sm90Scales::Outer { each } => each,
@@ -456,7 +445,7 @@ impl Sm90Call<'_> {
             m: m as u32,
             n: n as u32,
             k: k as u32,
-            raster: config.tile().raster(),
+            raster: tile.raster(),
             scales_a: a.scales.address,
             scales_b: b.scales.address,
             pitch_a: m.next_multiple_of(4) as u32,
@@ -467,12 +456,12 @@ impl Sm90Call<'_> {
             counts: address(groups.map(|groups| groups.counts)),
             groups: groups.map_or(0, |groups| groups.count) as u32,
             slot_rows: slot_rows as u32,
-            group_b: n as u32,
-            group_tiles: n.div_ceil(128) as u32,
+            group_b: (parts * n) as u32,
+            group_tiles: (parts * n.div_ceil(128)) as u32,
             alpha,
             beta,
             plain: u32::from(!more),
-            d_type: wide_code(d_type)?,
+            d_type: if codes.is_some() { 0 } else { wide_code(d_type)? },
             activation: activation_code(activation),
             bias_type: bias.map_or(Ok(0), |bias| wide_code(bias.1))?,
             residual_type: residual.map_or(Ok(0), |residual| wide_code(residual.2))?,
@@ -482,61 +471,17 @@ impl Sm90Call<'_> {
             bias: address(bias.map(|bias| bias.0)),
             residual: address(residual.map(|residual| residual.0)),
             stride_residual: residual.map_or(0, |residual| residual.1) as u64,
+            scales_d: address(codes.map(|codes| codes.scales)),
+            pitch_d: m.next_multiple_of(4) as u32,
+            rule: ScaleRule::new(recipe, DType::F32),
         })
     }
 
-    fn blocks(&self, sm_count: usize) -> Blocks {
-        let tile = self.config.tile();
+    fn blocks(&self, tile: Sm90Tile, sm_count: usize) -> Blocks {
         let at_once = tile.blocks_at_once(sm_count);
         // How many tiles groups have, the device alone knows.
         let grid = if self.groups.is_some() { at_once } else { at_once.min(tile.tiles(self.m, self.n)) };
         Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster as u32).shared(tile.shared)
-    }
-}
-
-impl Sm90Groups<'_> {
-    fn check(&self, m: usize, n: usize) -> Result<()> {
-        if !n.is_multiple_of(128) {
-            return Err(Error::shape(
-                "B",
-                format!("n = {n} rows for each of {} groups", self.count),
-                "must be a multiple of 128: no 128x128 scale belongs to two groups",
-                "pad the rows of each group's B with zeros",
-            ));
-        }
-        let numbers = [("counts of groups", Some(self.counts)), ("starts of groups", self.starts())];
-        for (name, span) in numbers {
-            let Some(span) = span else { continue };
-            if span.bytes < self.count * 8 {
-                return Err(Error::shape(
-                    name,
-                    format!("{} bytes for {} groups", span.bytes, self.count),
-                    format!("must be at least {}: one 64-bit integer for each group", self.count * 8),
-                    "pass as many numbers as there are groups",
-                ));
-            }
-            check_aligned(name, span, 8)?;
-        }
-        match self.rows {
-            Sm90Rows::Slots(rows)
-                if !rows.is_multiple_of(4) || rows.checked_mul(self.count).is_none_or(|all| all > m) =>
-            {
-                Err(Error::shape(
-                    "rows of A",
-                    format!("{m} rows for {} slots of {rows}", self.count),
-                    "must hold every slot, each of a multiple of 4 rows",
-                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn starts(&self) -> Option<&Span<'_>> {
-        match self.rows {
-            Sm90Rows::Starts(starts) => Some(starts),
-            Sm90Rows::Slots(_) => None,
-        }
     }
 }
 
@@ -548,11 +493,19 @@ impl Kernels {
         if call.m == 0 || call.n == 0 || call.group_count() == 0 {
             return Ok(());
         }
-        let [a, b] = call.maps();
+        let (kind, config) = (call.kind(), call.config);
+        let found = config.tile_of(kind).zip(self.sm90(stream)?.of_call(kind, config));
+        let (tile, kernel) = found.ok_or_else(|| {
+            Error::unsupported(
+                format!("the configuration {config} of a product that casts D"),
+                "codes have it in 256x128, 128x128 and 64x128, SwiGLU in 128x128 and 64x128",
+                "ask for one of these, or for none",
+            )
+        })?;
+        let [a, b] = call.maps(tile);
         let key = [(a, call.a.codes.address, call.a.codes.bytes), (b, call.b.codes.address, call.b.codes.bytes)];
         let [map_a, map_b] = maps.of(stream, key, call.a.codes, call.b.codes)?;
-        let kernel = self.sm90(stream)?.of_call(call.kind(), call.config);
-        enqueue!(stream, kernel, call.blocks(self.sm_count), map_a, map_b, call.problem()?)
+        enqueue!(stream, kernel, call.blocks(tile, self.sm_count), map_a, map_b, call.problem(tile)?)
     }
 }
 

@@ -4,10 +4,9 @@ use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue, seal};
 use super::module::Modules;
 use super::operand::{check_aligned, check_bytes};
-use super::small_m_config::{SmallMBlock, SmallMConfig, most_rows, no_such_block};
+use super::small_m_config::{SmallMBlock, SmallMConfig, SmallMOperands, most_rows, no_such_block};
 use super::small_m_end::{MOST_LENGTH, SmallMEnd};
 use crate::error::{Error, Result};
-use crate::format::CodeFormat;
 use crate::format::layout::ScaleLayout;
 use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
@@ -37,7 +36,7 @@ impl SmallMKernels {
     pub(super) fn of(modules: &Modules) -> Result<Self> {
         let file = modules.file("gemm/small_m_fp8")?;
         let mut kernels = Vec::new();
-        for block in SmallMBlock::of(CodeFormat::E4M3) {
+        for block in SmallMBlock::of(SmallMOperands::Fp8) {
             for (&tokens, blocks) in block.widths().iter().flat_map(|tokens| [(tokens, true), (tokens, false)]) {
                 let kernel = file.kernel_with_shared(&name(block, blocks, tokens), block.shared(tokens))?;
                 kernels.push(SmallMKernel { block, tokens, blocks, kernel });
@@ -119,8 +118,8 @@ impl SmallMCall<'_> {
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
-        if m > most_rows(CodeFormat::E4M3) {
-            let rule = format!("m must be at most {}", most_rows(CodeFormat::E4M3));
+        if m > most_rows(SmallMOperands::Fp8) {
+            let rule = format!("m must be at most {}", most_rows(SmallMOperands::Fp8));
             return Err(Error::shape("A", shape(), rule, "use another formulation"));
         }
         if k == 0 || !k.is_multiple_of(16) || !n.is_multiple_of(8) {
@@ -198,7 +197,7 @@ impl Kernels {
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
         let kernels = &self.small_m(stream)?.0.all;
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
-        let kernel = found.ok_or_else(|| no_such_block(block, CodeFormat::E4M3))?.kernel;
+        let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
         enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
         self.enqueued(stream, &place, &call.end)

@@ -3,30 +3,47 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::format::CodeFormat;
+
+/// What a block of the `small-m` product multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum SmallMOperands {
+    /// E4M3 codes of both sides.
+    Fp8,
+    /// Rows of BF16 or F16 numbers with E2M1 weights.
+    E2m1Weights,
+    /// Rows of BF16 or F16 numbers with E4M3 weights.
+    E4m3Weights,
+}
+
+named!(
+    SmallMOperands, "operands of the small-m product", Fp8 => "fp8", E2m1Weights => "e2m1-weights", E4m3Weights => "e4m3-weights",
+);
 
 /// How a block of the `small-m` product is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum SmallMBlock {
-    /// E4M3: one warpgroup, which takes 128 of k at a time: four blocks on a multiprocessor, three from 17 rows of A on.
+    /// FP8: one warpgroup, which takes 128 of k at a time: four blocks on a multiprocessor, three from 17 rows of A on.
     One,
-    /// E4M3: one warpgroup, 256 of k at a time.
+    /// FP8: one warpgroup, 256 of k at a time.
     OneDeep,
-    /// E4M3: two warpgroups, each with a half of the block's part of k, 128 at a time.
+    /// FP8: two warpgroups, each with a half of the block's part of k, 128 at a time.
     Two,
-    /// E2M1: four warps, each with a quarter of the block's part of k.
+    /// E2M1 weights: four warps, each with a quarter of the block's part of k.
     Four,
-    /// E2M1: eight warps, each with an eighth of the block's part of k.
+    /// E2M1 weights: eight warps, each with an eighth of the block's part of k.
     Eight,
-    /// E2M1: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
+    /// E2M1 weights: four warps, each with a quarter of the block's 128 rows of B, for up to 64 rows of A, which they share. The one above 16 rows; below, it is tried last.
     Tile,
+    /// E4M3 weights: the same, at any m up to 64.
+    TileE4m3,
 }
 
 named!(
     SmallMBlock, "block of the small-m product", One => "one", OneDeep => "one-deep", Two => "two", Four => "four", Eight => "eight",
-    Tile => "tile",
+    Tile => "tile", TileE4m3 => "tile-e4m3",
 );
 
 /// What a launch must know of a block.
@@ -36,22 +53,24 @@ pub(super) enum Shape {
     E4m3 { warpgroups: usize, steps: usize, stages: usize },
     /// Mirror of the table in `kernels/gemm/small_m_e2m1.cu`: warps; blocks on a multiprocessor with at most eight rows of A, and with more.
     E2m1 { warps: usize, residents: [usize; 2] },
-    /// Mirror of the other table there: stages of the ring; blocks on a multiprocessor for each of the [`SmallMBlock::widths`].
-    Tile { stages: usize, residents: [usize; 4] },
+    /// Mirror of the other table there, and of that in `kernels/gemm/small_m_e4m3.cu`: E4M3 codes, else E2M1; stages of the ring; blocks on a
+    /// multiprocessor for each of the [`SmallMBlock::widths`].
+    Tile { e4m3: bool, stages: usize, residents: [usize; 4] },
 }
 
 impl SmallMBlock {
-    /// The codes of B that it multiplies: E4M3, or E2M1 with block scales.
-    pub fn codes(self) -> CodeFormat {
+    /// What it multiplies.
+    pub fn operands(self) -> SmallMOperands {
         match self.shape() {
-            Shape::E4m3 { .. } => CodeFormat::E4M3,
-            Shape::E2m1 { .. } | Shape::Tile { .. } => CodeFormat::E2M1,
+            Shape::E4m3 { .. } => SmallMOperands::Fp8,
+            Shape::E2m1 { .. } | Shape::Tile { e4m3: false, .. } => SmallMOperands::E2m1Weights,
+            Shape::Tile { e4m3: true, .. } => SmallMOperands::E4m3Weights,
         }
     }
 
-    /// Those that multiply such codes.
-    pub(crate) fn of(codes: CodeFormat) -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(move |block| block.codes() == codes)
+    /// Those that multiply such operands.
+    pub(crate) fn of(operands: SmallMOperands) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |block| block.operands() == operands)
     }
 
     pub(super) fn shape(self) -> Shape {
@@ -61,7 +80,8 @@ impl SmallMBlock {
             Self::Two => Shape::E4m3 { warpgroups: 2, steps: 1, stages: 5 },
             Self::Four => Shape::E2m1 { warps: 4, residents: [6, 4] },
             Self::Eight => Shape::E2m1 { warps: 8, residents: [3, 2] },
-            Self::Tile => Shape::Tile { stages: 3, residents: [4, 4, 3, 3] },
+            Self::Tile => Shape::Tile { e4m3: false, stages: 3, residents: [4, 4, 3, 3] },
+            Self::TileE4m3 => Shape::Tile { e4m3: true, stages: 3, residents: [3, 3, 3, 2] },
         }
     }
 
@@ -70,7 +90,8 @@ impl SmallMBlock {
         match self.shape() {
             Shape::E4m3 { .. } => &[8, 16, 32],
             Shape::E2m1 { .. } => &[8, 16],
-            Shape::Tile { .. } => &[16, 32, 48, 64],
+            Shape::Tile { e4m3: false, .. } => &[16, 32, 48, 64],
+            Shape::Tile { e4m3: true, .. } => &[8, 16, 32, 64],
         }
     }
 
@@ -112,7 +133,7 @@ impl SmallMBlock {
     }
 
     /// Dynamic shared memory in bytes: for E4M3 the rings of B, A and scales; the sums that arrive, and a barrier. Of tiles a ring of codes, scales and A, in
-    /// whose place sums arrive. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
+    /// whose place sums arrive; of E4M3 and few rows of A they have one of their own. Mirror of `SmallMConfig`, `SmallME2m1Config` and `SmallMTileConfig` in `kernels/gemm/`.
     pub(super) fn shared(self, tokens: usize) -> u32 {
         let bytes = match self.shape() {
             Shape::E4m3 { warpgroups, steps, stages } => {
@@ -120,7 +141,11 @@ impl SmallMBlock {
                 1024 + warpgroups * (stages * steps * step + E4M3_ROWS * tokens * 4) + 16
             }
             Shape::E2m1 { warps, .. } => 128 + E2M1_ROWS * tokens * 4 * warps + 16,
-            Shape::Tile { stages, .. } => stages * (TILE_ROWS * 64 + 1024 + tokens * 256),
+            Shape::Tile { e4m3, stages, .. } => {
+                let weights = if e4m3 { TILE_ROWS * 128 + 512 } else { TILE_ROWS * 64 + 1024 };
+                let own_parts = if e4m3 && tokens <= 16 { TILE_ROWS * tokens * 4 + 16 } else { 0 };
+                stages * (weights + tokens * 256) + own_parts
+            }
         };
         bytes as u32
     }
@@ -151,9 +176,9 @@ const E2M1_ROWS: usize = 32;
 /// Those that share tiles of block scales.
 const TILE_ROWS: usize = 128;
 
-/// The most rows of A for weights of these codes.
-pub(crate) fn most_rows(codes: CodeFormat) -> usize {
-    SmallMBlock::of(codes).map(SmallMBlock::most_rows).max().unwrap_or(0)
+/// The most rows of A of these operands.
+pub(crate) fn most_rows(operands: SmallMOperands) -> usize {
+    SmallMBlock::of(operands).map(SmallMBlock::most_rows).max().unwrap_or(0)
 }
 
 /// A configuration of the `small-m` product: a block, and into how many parts a cluster of blocks splits k. The parts whose sums are added in the order
@@ -205,10 +230,10 @@ impl SmallMConfig {
         Ok(Self { block, split })
     }
 
-    /// Every configuration for weights of these codes; none but E4M3 and E2M1 have any. Not each serves as many rows of A: those of E2M1 weights
+    /// Every configuration for these operands. Not each serves as many rows of A: those of E2M1 weights
     /// 64 in blocks of [`SmallMBlock::Tile`], and 16 in others.
-    pub fn all(codes: CodeFormat) -> impl Iterator<Item = Self> {
-        SmallMBlock::of(codes).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
+    pub fn all(operands: SmallMOperands) -> impl Iterator<Item = Self> {
+        SmallMBlock::of(operands).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
     }
 
     /// The block.
@@ -246,7 +271,9 @@ impl SmallMConfig {
                 };
                 config.leaves_room(blocks(config), m, sm_count).then_some((config, left))
             }
-            SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile => {
+            // These begin as other kernels do.
+            SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
+            SmallMBlock::Four | SmallMBlock::Eight => {
                 let rounds = blocks(self) > self.block.residents(m) * sm_count;
                 let releases = rounds || steps(self) <= 2 || self.leaves_room(blocks(self), m, sm_count);
                 Some((self, u32::from(releases)))
@@ -269,20 +296,20 @@ impl std::fmt::Display for SmallMConfig {
     }
 }
 
-/// For a configuration of weights of other codes.
-pub(super) fn no_such_block(block: SmallMBlock, codes: CodeFormat) -> Error {
+/// For a configuration of other operands.
+pub(super) fn no_such_block(block: SmallMBlock, operands: SmallMOperands) -> Error {
     Error::unsupported(
-        format!("a small-m product of {codes} weights in blocks of {block}"),
-        format!("those multiply {} weights", block.codes()),
+        format!("a small-m product of {operands} in blocks of {block}"),
+        format!("those multiply {}", block.operands()),
         "choose one of SmallMConfig::all, or tune anew",
     )
 }
 
 /// For a configuration whose columns do not hold m rows of A.
 pub(super) fn too_many_rows(block: SmallMBlock, shape: String) -> Error {
-    let (codes, most) = (block.codes(), block.most_rows());
-    let rule = format!("m must be at most {most} for {codes} weights in blocks of {block}");
-    let remedy = if most < most_rows(codes) { "choose blocks for more rows" } else { "use another formulation" };
+    let (operands, most) = (block.operands(), block.most_rows());
+    let rule = format!("m must be at most {most} for {operands} in blocks of {block}");
+    let remedy = if most < most_rows(operands) { "choose blocks for more rows" } else { "use another formulation" };
     Error::shape("A", shape, rule, remedy)
 }
 
@@ -295,6 +322,8 @@ mod tests {
         let residents = |block: SmallMBlock| [1, 8, 16, 32].map(|m| block.residents(m));
         let of_tiles = [1, 16, 17, 32, 33, 48, 49, 64].map(|m| SmallMBlock::Tile.residents(m));
         assert_eq!(of_tiles, [4, 4, 4, 4, 3, 3, 3, 3]);
+        assert_eq!([1, 8, 9, 16, 17, 64].map(|m| SmallMBlock::TileE4m3.residents(m)), [3, 3, 3, 3, 3, 2]);
+        assert_eq!([1, 9, 16, 17, 33].map(|m| SmallMBlock::TileE4m3.tokens(m)), [8, 16, 16, 32, 64]);
         assert_eq!(residents(SmallMBlock::One), [4, 4, 4, 3]);
         assert_eq!(residents(SmallMBlock::OneDeep), [3, 3, 3, 2]);
         assert_eq!(residents(SmallMBlock::Two), [2, 2, 2, 1]);
@@ -313,8 +342,8 @@ mod tests {
             [1, 16, 17, 32, 33, 48, 49, 64, 65].map(|m| SmallMBlock::Tile.tokens(m)),
             [16, 16, 32, 32, 48, 48, 64, 64, 64]
         );
-        assert_eq!(SmallMBlock::ALL.map(SmallMBlock::most_rows), [32, 32, 32, 16, 16, 64]);
-        assert_eq!([CodeFormat::E4M3, CodeFormat::E2M1, CodeFormat::E5M2].map(most_rows), [32, 64, 0]);
+        assert_eq!(SmallMBlock::ALL.map(SmallMBlock::most_rows), [32, 32, 32, 16, 16, 64, 64]);
+        assert_eq!(SmallMOperands::ALL.map(most_rows), [32, 64, 64]);
         assert_eq!(
             [8, 128, 136].map(|n| [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Tile].map(|block| block.tiles(n))),
             [[1, 4, 1], [2, 4, 1], [3, 8, 2]]
@@ -327,13 +356,13 @@ mod tests {
         use SmallMBlock::{Eight, Four, One, OneDeep, Tile, Two};
         let config = |block, split| SmallMConfig::new(block, split).unwrap();
         let parts = |config: SmallMConfig| config.block().parts() * config.split() as usize;
-        for codes in [CodeFormat::E4M3, CodeFormat::E2M1] {
+        for operands in [SmallMOperands::Fp8, SmallMOperands::E2m1Weights] {
             for (all, mnk) in [[1, 4096, 7168], [16, 7168, 2048], [8, 57344, 8192], [1, 8, 16], [32, 2112, 7168]]
                 .into_iter()
-                .flat_map(|mnk| SmallMConfig::all(codes).map(move |config| (config, mnk)))
+                .flat_map(|mnk| SmallMConfig::all(operands).map(move |config| (config, mnk)))
             {
                 let Some((link, _)) = all.in_chain(mnk, 132) else { continue };
-                assert_eq!((parts(link), link.block().codes()), (parts(all), codes), "{all}");
+                assert_eq!((parts(link), link.block().operands()), (parts(all), operands), "{all}");
             }
         }
         let of = |block, split, mnk| config(block, split).in_chain(mnk, 132);
@@ -352,16 +381,16 @@ mod tests {
         assert_eq!(of(Four, 1, [16, 10240, 8192]), Some((config(Four, 1), 0)));
         assert_eq!(of(Four, 1, [16, 24576, 1536]), Some((config(Four, 1), 1)), "many rounds of blocks");
         assert_eq!(of(Four, 2, [16, 7168, 2048]), Some((config(Four, 2), 1)));
-        assert_eq!(of(Tile, 4, [32, 7168, 2048]).map(|link| link.0), Some(config(Tile, 4)));
+        assert_eq!(of(Tile, 4, [32, 7168, 2048]), None);
     }
 
     #[test]
     fn configurations_of_a_file_are_checked() {
         let read = |text: &str| serde_json::from_str::<SmallMConfig>(text).map_err(|e| e.to_string());
-        for (codes, count) in [(CodeFormat::E4M3, 12), (CodeFormat::E2M1, 12), (CodeFormat::E5M2, 0)] {
-            assert_eq!(SmallMConfig::all(codes).count(), count);
-            for config in SmallMConfig::all(codes) {
-                assert_eq!(config.block().codes(), codes);
+        for (operands, count) in SmallMOperands::ALL.into_iter().zip([12, 12, 4]) {
+            assert_eq!(SmallMConfig::all(operands).count(), count);
+            for config in SmallMConfig::all(operands) {
+                assert_eq!(config.block().operands(), operands);
                 assert_eq!(read(&serde_json::to_string(&config).unwrap()), Ok(config));
             }
         }

@@ -5,6 +5,7 @@ use super::operand::other_form;
 use super::saved::{Kept, LinearGradientsInto, Made, QuantizedGradient, SavedInput};
 use crate::error::{Error, Result};
 use crate::format::DType;
+use crate::gpu::gemm::call::check_alignment;
 use crate::gpu::handle::Handle;
 use crate::gpu::matrix::{MatMut, MatRef, VecRef};
 
@@ -37,11 +38,11 @@ impl Linear {
     }
 
     /// Y of so many tokens.
-    pub(super) fn check_result(&self, tokens: usize, y: &MatMut<'_>) -> Result<()> {
+    pub(super) fn check_result(&self, handle: &Handle, tokens: usize, y: &mut MatMut<'_>) -> Result<()> {
         let remedy = "Y is tokens x out, with the tokens of X";
         self.check_tokens(&Tokens::written("Y", y), (self.out_features(), "out"), remedy)?;
         check_rows("Y", y.rows(), tokens, "X")?;
-        self.check_stored("Y", y)
+        self.check_stored(handle, "Y", y)
     }
 
     /// dY, tokens x out.
@@ -51,25 +52,32 @@ impl Linear {
     }
 
     /// dX of so many tokens.
-    pub(super) fn check_input_gradient(&self, tokens: usize, dx: &MatMut<'_>) -> Result<()> {
+    pub(super) fn check_input_gradient(&self, handle: &Handle, tokens: usize, dx: &mut MatMut<'_>) -> Result<()> {
         let remedy = "dX has the shape of X, tokens x in";
         self.check_tokens(&Tokens::written("dX", dx), (self.in_features(), "in"), remedy)?;
         check_rows("dX", dx.rows(), tokens, "dY")?;
-        self.check_stored("dX", dx)
+        self.check_stored(handle, "dX", dx)
     }
 
     /// What the product would refuse of its D, before a cast remembers an amax for delayed scaling.
-    fn check_stored(&self, operand: &str, d: &MatMut<'_>) -> Result<()> {
+    fn check_stored(&self, handle: &Handle, operand: &str, d: &mut MatMut<'_>) -> Result<()> {
         let bytes = d.dtype().bytes();
-        if self.scales.is_none() || (d.row_stride() * bytes).is_multiple_of(16) {
+        if self.scales.is_none() {
             return Ok(());
         }
-        Err(Error::shape(
-            operand,
-            format!("row stride {} ({})", d.row_stride(), d.dtype()),
-            "a row must be a multiple of 16 bytes",
-            format!("use a multiple of {} elements", 16 / bytes),
-        ))
+        if !(d.row_stride() * bytes).is_multiple_of(16) {
+            return Err(Error::shape(
+                operand,
+                format!("row stride {} ({})", d.row_stride(), d.dtype()),
+                "a row must be a multiple of 16 bytes",
+                format!("use a multiple of {} elements", 16 / bytes),
+            ));
+        }
+        if d.rows() == 0 {
+            return Ok(());
+        }
+        let order = handle.queue().order();
+        check_alignment(operand, &d.data_mut().at(&order)?)
     }
 
     fn check_tokens(&self, of: &Tokens, (features, which): (usize, &str), remedy: &str) -> Result<()> {
@@ -211,9 +219,9 @@ impl Linear {
         ))
     }
 
-    pub(super) fn check_gradients(&self, gradients: &LinearGradientsInto<'_>) -> Result<()> {
+    pub(super) fn check_gradients(&self, handle: &Handle, gradients: &mut LinearGradientsInto<'_>) -> Result<()> {
         let [out, features] = [self.out_features(), self.in_features()];
-        let weight = &gradients.weight;
+        let weight = &mut gradients.weight;
         let bias = self.bias.as_ref().map_or(0, |_| 4 * out);
         let found = gradients.bias.as_ref().map_or(0, |bias| bias.len());
         if (weight.rows(), weight.cols(), found) != (out, features, bias) {
@@ -227,7 +235,7 @@ impl Linear {
         if weight.dtype() != DType::F32 {
             return Err(Error::dtype("dW", weight.dtype(), "is not f32", "add gradients up in f32"));
         }
-        self.check_stored("dW", weight)
+        self.check_stored(handle, "dW", weight)
     }
 }
 

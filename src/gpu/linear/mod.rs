@@ -278,10 +278,11 @@ impl Linear {
     /// Sets gradients to zero. Safe inside graph capture.
     ///
     /// # Errors
-    /// [`Error::Shape`], [`Error::DType`] if they are not those of this layer.
-    pub fn zero_gradients(&self, handle: &Handle, gradients: LinearGradientsInto<'_>) -> Result<()> {
+    /// [`Error::Shape`], [`Error::DType`] if they are not those of this layer; with delayed scaling [`Error::Alignment`] unless dW begins at a
+    /// multiple of 16 bytes, as the passes ask for.
+    pub fn zero_gradients(&self, handle: &Handle, mut gradients: LinearGradientsInto<'_>) -> Result<()> {
         self.check_handle(handle)?;
-        self.check_gradients(&gradients)?;
+        self.check_gradients(handle, &mut gradients)?;
         let LinearGradientsInto { mut weight, mut bias } = gradients;
         let (stream, order) = (handle.queue(), handle.queue().order());
         let (stride, row) = (weight.row_stride() * 4, self.features * 4);

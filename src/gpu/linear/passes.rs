@@ -59,8 +59,8 @@ impl Linear {
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if X or Y does not fit the layer; [`Error::Alignment`](crate::Error::Alignment) unless matrices begin at multiples of 16
     /// bytes; [`Error::Unsupported`](crate::Error::Unsupported) on another handle, or inside a capture where a product is left to be planned.
-    pub fn forward_into(&mut self, handle: &Handle, x: &MatRef<'_>, y: MatMut<'_>) -> Result<()> {
-        self.check_forward(handle, x, &y)?;
+    pub fn forward_into(&mut self, handle: &Handle, x: &MatRef<'_>, mut y: MatMut<'_>) -> Result<()> {
+        self.check_forward(handle, x, &mut y)?;
         if x.rows() == 0 {
             return Ok(());
         }
@@ -82,10 +82,10 @@ impl Linear {
         &mut self,
         handle: &Handle,
         x: &MatRef<'_>,
-        y: MatMut<'_>,
+        mut y: MatMut<'_>,
         saved: &mut SavedInput,
     ) -> Result<()> {
-        self.check_forward(handle, x, &y)?;
+        self.check_forward(handle, x, &mut y)?;
         self.check_room(saved)?;
         let (tokens, features) = (x.rows(), self.features);
         saved.of = None;
@@ -165,10 +165,10 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape), [`Error::DType`](crate::Error::DType) if dX does not fit; [`Error::Unsupported`](crate::Error::Unsupported) for a gradient of another layer, or none.
-    pub fn input_gradient_into(&mut self, handle: &Handle, dy: &QuantizedGradient, dx: MatMut<'_>) -> Result<()> {
+    pub fn input_gradient_into(&mut self, handle: &Handle, dy: &QuantizedGradient, mut dx: MatMut<'_>) -> Result<()> {
         self.check_handle(handle)?;
         let Made { tokens, .. } = self.check_gradient(dy)?;
-        self.check_input_gradient(tokens, &dx)?;
+        self.check_input_gradient(handle, tokens, &mut dx)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -200,12 +200,12 @@ impl Linear {
         handle: &Handle,
         dy: &QuantizedGradient,
         saved: &SavedInput,
-        gradients: LinearGradientsInto<'_>,
+        mut gradients: LinearGradientsInto<'_>,
     ) -> Result<()> {
         self.check_handle(handle)?;
         let Made { tokens, .. } = self.check_gradient(dy)?;
         self.check_saved(tokens, saved)?;
-        self.check_gradients(&gradients)?;
+        self.check_gradients(handle, &mut gradients)?;
         if tokens == 0 {
             return Ok(());
         }
@@ -266,14 +266,14 @@ impl Linear {
         handle: &Handle,
         dy: &MatRef<'_>,
         saved: &SavedInput,
-        dx: MatMut<'_>,
-        gradients: LinearGradientsInto<'_>,
+        mut dx: MatMut<'_>,
+        mut gradients: LinearGradientsInto<'_>,
     ) -> Result<()> {
         self.check_handle(handle)?;
         self.check_output(dy)?;
         self.check_saved(dy.rows(), saved)?;
-        self.check_gradients(&gradients)?;
-        self.check_input_gradient(dy.rows(), &dx)?;
+        self.check_gradients(handle, &mut gradients)?;
+        self.check_input_gradient(handle, dy.rows(), &mut dx)?;
         saved.check_apart("dX", &dx)?;
         gradients.check_apart(saved)?;
         // Out of the layer while the passes borrow that.
@@ -288,10 +288,10 @@ impl Linear {
         done
     }
 
-    fn check_forward(&self, handle: &Handle, x: &MatRef<'_>, y: &MatMut<'_>) -> Result<()> {
+    fn check_forward(&self, handle: &Handle, x: &MatRef<'_>, y: &mut MatMut<'_>) -> Result<()> {
         self.check_handle(handle)?;
         self.check_input(x)?;
-        self.check_result(x.rows(), y)
+        self.check_result(handle, x.rows(), y)
     }
 
     fn made(&self, tokens: usize, features: usize) -> Made {

@@ -3,11 +3,12 @@
 use super::*;
 
 const TABLE: &str = include_str!("../../../../kernels/gemm/sm90_table.cuh");
-const SOURCES: [&str; 4] = [
+const SOURCES: [&str; 5] = [
     include_str!("../../../../kernels/gemm/sm90_config.cuh"),
     include_str!("../../../../kernels/gemm/sm90_block.cu"),
     include_str!("../../../../kernels/gemm/sm90_outer.cu"),
     include_str!("../../../../kernels/gemm/sm90_vector.cu"),
+    include_str!("../../../../kernels/gemm/sm90_cast.cu"),
 ];
 
 /// How many operands of a call are checked.
@@ -70,10 +71,23 @@ fn check_places(
         residual: Some((&spans[8], d_stride, DType::F16)),
         groups: slots.map(|(count, slot_rows)| {
             let rows = if slot_rows == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot_rows) };
-            Sm90Groups { count, rows, counts: &spans[5] }
+            Sm90Groups { count, along: Sm90Along::Rows, rows, counts: &spans[5] }
         }),
+        end: Sm90End::Numbers,
     };
     call.check().map_err(|error| error.to_string())
+}
+
+/// The tile of a row of a table, from its rows on; of D's columns, for each of which B has so many rows.
+fn tile_of(row: &[&str], parts: usize) -> Sm90Tile {
+    let number = |at: usize| -> usize { row[at].parse().unwrap() };
+    let cluster = match row[3] {
+        "SHARE_A" => 2,
+        "SHARE_NONE" => 1,
+        other => panic!("{other}: boxes of the other operand would be halved"),
+    };
+    let (rows, cols, warpgroups) = (number(0), number(1) / parts, number(2) as u32);
+    Sm90Tile { rows, cols, warpgroups, cluster, residents: number(9), shared: number(10) as u32 }
 }
 
 #[test]
@@ -85,25 +99,31 @@ fn the_table_is_that_of_the_kernels() {
         .collect();
     assert_eq!(rows.len(), Sm90Config::ALL.len());
     for (config, row) in Sm90Config::ALL.into_iter().zip(rows) {
-        let number = |at: usize| -> usize { row[at].parse().unwrap() };
-        let cluster = match row[4] {
-            "SHARE_A" => 2,
-            "SHARE_NONE" => 1,
-            other => panic!("{other}: boxes of the other operand would be halved"),
-        };
-        let tile = Sm90Tile {
-            rows: number(1),
-            cols: number(2),
-            warpgroups: number(3) as u32,
-            cluster,
-            residents: number(10),
-            shared: number(11) as u32,
-        };
+        let tile = tile_of(&row[1..], 1);
         let name = format!("gemm_fp8_block_{}", row[0]);
         assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
         assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
+    }
+}
+
+/// Those of kernels that cast D: of codes the same tiles as of numbers.
+#[test]
+fn the_table_of_casts_is_that_of_the_kernels() {
+    let of_kind = |kind, end: &str, parts| {
+        let rows = SOURCES[4].lines().filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'));
+        let rows: Vec<Vec<&str>> =
+            rows.map(|row| row.split(", ").collect()).filter(|row: &Vec<&str>| row[1] == end).collect();
+        let found = rows.iter().map(|row| (format!("gemm_fp8_{}", row[0]), tile_of(&row[2..], parts)));
+        let known = Sm90Config::ALL.into_iter().filter_map(|c| Some((c.kernel(kind), c.tile_of(kind)?)));
+        assert_eq!(found.collect::<Vec<_>>(), known.collect::<Vec<_>>(), "{end}");
+        rows.len()
+    };
+    assert_eq!((of_kind(Kind::Codes, "END_CODES", 1), of_kind(Kind::Swiglu, "END_SWIGLU", 2)), (3, 2));
+    for grouped in [Kind::CodesGrouped, Kind::SwigluGrouped] {
+        let kernel = Sm90Config::Tile64x128.kernel(grouped);
+        assert!(kernel.ends_with("_64x128_grouped"), "{kernel}");
     }
 }
 
@@ -116,8 +136,13 @@ fn each_kind_has_kernels_of_its_own() {
             "block_64x64_two",
             "block_64x64_two_grouped",
             "vector_64x64_two",
+            "vector_64x64_two_k_grouped",
             "outer_64x64_two",
-            "outer_64x64_two_grouped"
+            "outer_64x64_two_grouped",
+            "codes_64x64_two",
+            "codes_64x64_two_grouped",
+            "swiglu_64x64_two",
+            "swiglu_64x64_two_grouped"
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
@@ -127,6 +152,9 @@ fn each_kind_has_kernels_of_its_own() {
         (2, "gemm_fp8_outer_##NAME,"),
         (2, "gemm_fp8_outer_##NAME##_grouped,"),
         (3, "gemm_fp8_vector_##NAME,"),
+        (3, "gemm_fp8_vector_##NAME##_k_grouped,"),
+        (4, "gemm_fp8_##NAME,"),
+        (4, "gemm_fp8_##NAME##_grouped,"),
     ] {
         assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
     }
@@ -135,11 +163,16 @@ fn each_kind_has_kernels_of_its_own() {
 #[test]
 fn problems_have_the_size_that_the_kernels_take() {
     use std::mem::offset_of;
-    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (152, 128));
-    assert!(SOURCES[0].contains("sizeof(Sm90Problem) == 152"));
+    assert_eq!((size_of::<Sm90Problem>(), size_of::<CUtensorMap>()), (184, 128));
+    assert!(SOURCES[0].contains("sizeof(Sm90Problem) == 184"));
     assert_eq!(
-        [offset_of!(Sm90Problem, d), offset_of!(Sm90Problem, alpha), offset_of!(Sm90Problem, bias)],
-        [40, 88, 128]
+        [
+            offset_of!(Sm90Problem, d),
+            offset_of!(Sm90Problem, alpha),
+            offset_of!(Sm90Problem, bias),
+            offset_of!(Sm90Problem, rule)
+        ],
+        [40, 88, 128, 164]
     );
 }
 
@@ -151,6 +184,9 @@ fn whole_clusters_are_launched_and_no_more_than_there_are_tiles() {
     // 3 x 5 tiles, the last along n with a neighbour that has no columns.
     assert_eq!((large.tiles(513, 520), large.tiles(1, 8)), (18, 2));
     assert_eq!(Sm90Config::Tile64x64.tile().tiles(65, 520), 18);
+    // SwiGLU has no clusters.
+    let swiglu = Sm90Config::Tile128x128.swiglu_tile().unwrap();
+    assert_eq!((swiglu.tiles(129, 520), swiglu.tiles(257, 128), swiglu.blocks_at_once(133)), (10, 3, 133));
 }
 
 #[test]
@@ -208,6 +244,65 @@ fn what_the_kernel_cannot_touch_is_refused() {
     }
 }
 
+/// Products that cast D: what they store, and what they do not do.
+#[test]
+fn casts_of_d_have_codes_and_scales_and_no_more() {
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    type Change = fn(&mut Sm90Call<'_>);
+    let check = |[m, n, k]: [usize; 3], swiglu: bool, d: [usize; 2], recipe, change: Change| {
+        let parts = if swiglu { 2 } else { 1 };
+        let blocks = k.div_ceil(128);
+        let a = [span(m * k), span(m.next_multiple_of(4) * blocks * 4)];
+        let b = [span(parts * n * k), span(parts * n.div_ceil(128) * blocks.next_multiple_of(4) * 4)];
+        let (d, scales, bias) = (span(d[0]), span(d[1]), span(n * 4));
+        let codes = Sm90Codes { scales: &scales, recipe };
+        let mut call = Sm90Call {
+            config: Sm90Config::Tile64x128,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &a[0], scales: &a[1] },
+            b: Sm90Operand { codes: &b[0], scales: &b[1] },
+            layout: Sm90Scales::Blocks,
+            d: &d,
+            d_stride: n,
+            d_type: DType::E4M3,
+            alpha: 1.0,
+            beta: 0.0,
+            bias: (!swiglu).then_some((&bias, DType::F32)),
+            activation: Activation::None,
+            residual: None,
+            groups: None,
+            end: if swiglu { Sm90End::Swiglu(Some(codes)) } else { Sm90End::Codes(codes) },
+        };
+        change(&mut call);
+        call.check().map_err(|error| error.to_string())
+    };
+    for swiglu in [false, true] {
+        let exact = [130 * 256, 132 * 2 * 4];
+        check([130, 256, 400], swiglu, exact, recipe, |_| {}).unwrap();
+        for (at, word) in ["D", "scales of D"].into_iter().enumerate() {
+            let mut short = exact;
+            short[at] -= 1;
+            let error = check([130, 256, 400], swiglu, short, recipe, |_| {}).unwrap_err();
+            assert!(error.starts_with(word) && error.contains("must be at least"), "{error}");
+        }
+        let refused = |n, recipe, change: Change, words: &str| {
+            let error = check([130, n, 400], swiglu, exact, recipe, change).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        };
+        let rows = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3);
+        refused(256, rows, |_| {}, "fp8-row");
+        refused(256, recipe, |call| call.d_stride = 272, "row stride 272");
+        refused(256, recipe, |call| call.beta = 1.0, "old value of D");
+        refused(if swiglu { 64 } else { 72 }, recipe, |_| {}, "must be a multiple of");
+        refused(256, recipe, |call| call.layout = Sm90Scales::Outer { each: [false; 2] }, "other scales");
+        if swiglu {
+            refused(256, recipe, |call| call.activation = Activation::Relu, "SwiGLU");
+        }
+    }
+}
+
 #[test]
 fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
     let check =
@@ -245,5 +340,101 @@ fn scales_of_rows_and_matrices_have_lengths_of_their_own() {
         assert!(check(lengths, places).unwrap_err().contains("must be at least"));
         places[at] = 8;
         assert!(check([0; OPERANDS], places).unwrap_err().contains("16-byte aligned"));
+    }
+}
+
+/// Of groups of k A and B are one matrix each, and D has one for each group: of the formats of others, and epilogues, there are no kernels.
+#[test]
+fn groups_of_k_have_one_a_and_b_and_many_d() {
+    type Change = fn(&mut Sm90Call<'_>);
+    let check = |[m, n, k]: [usize; 3], (count, slot): (usize, usize), lengths: [isize; 7], change: Change| {
+        let scales = |rows: usize| rows.next_multiple_of(4) * k.div_ceil(128) * 4;
+        let exact = [m * k, scales(m), n * k, scales(n), count * m * n * 4, count * 8, count * 8];
+        let spans = exact.iter().zip(lengths).map(|(exact, more)| span((*exact as isize + more) as usize));
+        let spans: Vec<_> = spans.collect();
+        let mut call = Sm90Call {
+            config: Sm90Config::Tile256x128,
+            m,
+            n,
+            k,
+            a: Sm90Operand { codes: &spans[0], scales: &spans[1] },
+            b: Sm90Operand { codes: &spans[2], scales: &spans[3] },
+            layout: Sm90Scales::Vectors,
+            d: &spans[4],
+            d_stride: n,
+            d_type: DType::F32,
+            alpha: 1.0,
+            beta: 1.0,
+            bias: None,
+            activation: Activation::None,
+            residual: None,
+            groups: Some(Sm90Groups {
+                count,
+                along: Sm90Along::K,
+                rows: if slot == 0 { Sm90Rows::Starts(&spans[6]) } else { Sm90Rows::Slots(slot) },
+                counts: &spans[5],
+            }),
+            end: Sm90End::Numbers,
+        };
+        change(&mut call);
+        assert_eq!(call.kind(), Kind::VectorOfK);
+        let [a, b] = call.maps(call.config.tile());
+        assert_eq!(([a.rows, a.cols], [b.rows, b.cols]), ([m, k], [n, k]));
+        call.check().map_err(|error| error.to_string())
+    };
+    fn same(_: &mut Sm90Call<'_>) {}
+    // Rows of B are not divided among groups: any multiple of 8.
+    for (shape, groups) in [([130, 136, 768], (3, 256)), ([130, 136, 784], (3, 256)), ([130, 136, 400], (3, 0))] {
+        check(shape, groups, [0; 7], same).unwrap();
+        for at in 0..if groups.1 == 0 { 7 } else { 6 } {
+            let mut lengths = [0; 7];
+            lengths[at] = -1;
+            let error = check(shape, groups, lengths, same).unwrap_err();
+            assert!(error.starts_with(NAMES[at]) && error.contains("must be at least"), "{error}");
+        }
+    }
+    let refused = |shape, groups, change: Change, words: &str| {
+        let error = check(shape, groups, [0; 7], change).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    };
+    let shape = [128, 128, 512];
+    refused(shape, (4, 132), same, "512 for 4 slots of 132");
+    refused(shape, (5, 128), same, "512 for 5 slots of 128");
+    refused([1 << 16, 128, 512], (1 << 15, 0), same, "below 2^31");
+    let bias: Change = |call| call.bias = Some((Box::leak(Box::new(span(512))), DType::F32));
+    refused(shape, (4, 128), bias, "with groups of k");
+    refused(shape, (4, 128), |call| call.activation = Activation::Relu, "with groups of k");
+    refused(shape, (4, 128), |call| call.d_type = DType::Bf16, "beta");
+}
+
+/// And none of other scales.
+#[test]
+fn groups_of_k_have_1x128_scales_on_both_sides() {
+    let all = span(1 << 20);
+    let operand = Sm90Operand { codes: &all, scales: &all };
+    let call = |layout, along| Sm90Call {
+        config: Sm90Config::Tile64x64,
+        m: 128,
+        n: 128,
+        k: 512,
+        a: operand,
+        b: operand,
+        layout,
+        d: &all,
+        d_stride: 128,
+        d_type: DType::F32,
+        alpha: 1.0,
+        beta: 1.0,
+        bias: None,
+        activation: Activation::None,
+        residual: None,
+        groups: Some(Sm90Groups { count: 1, along, rows: Sm90Rows::Slots(128), counts: &all }),
+        end: Sm90End::Numbers,
+    };
+    call(Sm90Scales::Vectors, Sm90Along::K).check().unwrap();
+    call(Sm90Scales::Blocks, Sm90Along::Rows).check().unwrap();
+    for layout in [Sm90Scales::Blocks, Sm90Scales::Outer { each: [true; 2] }] {
+        let error = call(layout, Sm90Along::K).check().unwrap_err().to_string();
+        assert!(error.contains("groups of k with other scales"), "{error}");
     }
 }

@@ -1,36 +1,19 @@
-//! What the suite of our product of few rows with E2M1 weights is made of: pairs, configurations, plans, operands of either kind.
+//! What the suites of our products of few rows with weights that are decoded are made of: configurations, plans, operands of either kind, and the check
+//! against the bound.
 
 use crate::common::gemm::*;
 use crate::common::{Noise, handle};
 use ndarray::Array2;
+use scaled_gemm::reference::{Gelu, SumBound};
 use scaled_gemm::{
-    CodeFormat, DType, Formulation, Fp8Format, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily, Operand,
-    PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, TuneRecord,
+    Accumulation, DType, Formulation, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily, Operand, PlanOptions,
+    QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
 };
 
-pub const NV: Scheme = Scheme::Nvfp4;
-pub const NV_ROW: Scheme = Scheme::Nvfp4Row;
-pub const MX4: Scheme = Scheme::Mxfp4;
 pub const BF16: Operand = Operand::Plain(DType::Bf16);
 pub const F16: Operand = Operand::Plain(DType::F16);
 
 pub type Pair = (Operand, Scheme);
-
-/// Every kind of A that each scheme of weights multiplies here.
-pub const PAIRS: [Pair; 12] = [
-    (BF16, NV),
-    (F16, NV),
-    (BF16, NV_ROW),
-    (F16, NV_ROW),
-    (BF16, MX4),
-    (Operand::Quantized(NV), NV),
-    (Operand::Quantized(NV), NV_ROW),
-    (Operand::Quantized(NV_ROW), NV),
-    (Operand::Quantized(NV_ROW), NV_ROW),
-    (Operand::Quantized(MX4), MX4),
-    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E4M3)), MX4),
-    (Operand::Quantized(Scheme::Mxfp8(Fp8Format::E5M2)), MX4),
-];
 
 /// A handle on an sm_90.
 pub fn hopper() -> Option<Handle> {
@@ -43,19 +26,19 @@ pub fn hopper() -> Option<Handle> {
 }
 
 /// Blocks that multiply so many rows.
-pub fn blocks(m: usize) -> impl Iterator<Item = SmallMBlock> {
-    let most = |block: SmallMBlock| if block == SmallMBlock::Tile { 64 } else { 16 };
-    SmallMBlock::ALL.into_iter().filter(move |block| CodeFormat::E2M1 == block.codes() && m <= most(*block))
+pub fn blocks_of(operands: SmallMOperands, m: usize) -> impl Iterator<Item = SmallMBlock> {
+    let most = |block: SmallMBlock| if [SmallMBlock::Four, SmallMBlock::Eight].contains(&block) { 16 } else { 64 };
+    SmallMBlock::ALL.into_iter().filter(move |block| operands == block.operands() && m <= most(*block))
 }
 
-pub fn all(m: usize) -> impl Iterator<Item = SmallMConfig> {
-    SmallMConfig::all(CodeFormat::E2M1).filter(move |config| blocks(m).any(|block| block == config.block()))
+pub fn all_of(operands: SmallMOperands, m: usize) -> impl Iterator<Item = SmallMConfig> {
+    SmallMConfig::all(operands).filter(move |config| blocks_of(operands, m).any(|block| block == config.block()))
 }
 
 /// Those of a kernel each, with splits in turn.
-pub fn one_of_each(m: usize, turn: usize) -> impl Iterator<Item = SmallMConfig> {
+pub fn one_of_each_of(operands: SmallMOperands, m: usize, turn: usize) -> impl Iterator<Item = SmallMConfig> {
     let splits = SmallMConfig::SPLITS;
-    let blocks = blocks(m).enumerate();
+    let blocks = blocks_of(operands, m).enumerate();
     blocks.map(move |(i, block)| SmallMConfig::new(block, splits[(3 * i + turn) % splits.len()]).unwrap())
 }
 
@@ -90,8 +73,8 @@ pub enum Both {
 macro_rules! with {
     ($both:expr, |$ops:ident| $body:expr) => {
         match $both {
-            $crate::small_m_e2m1::Both::Quantized($ops) => $body,
-            $crate::small_m_e2m1::Both::Plain($ops) => $body,
+            $crate::small_m_weights::Both::Quantized($ops) => $body,
+            $crate::small_m_weights::Both::Plain($ops) => $body,
         }
     };
 }
@@ -101,7 +84,7 @@ pub(crate) use with;
 fn apart(handle: &Handle, host: &HostQuantMatrix) -> QuantMatrix {
     let codes = handle.upload(host.codes()).unwrap();
     let scales = (!host.scales().is_empty()).then(|| handle.upload(host.scales()).unwrap());
-    let block_scales = Some(handle.upload(host.block_scales()).unwrap());
+    let block_scales = (!host.block_scales().is_empty()).then(|| handle.upload(host.block_scales()).unwrap());
     QuantMatrix::from_parts(host.scheme(), host.rows(), host.cols(), codes, scales, block_scales).unwrap()
 }
 
@@ -121,4 +104,43 @@ pub fn operands(handle: &Handle, x: &Array2<f32>, host_b: HostQuantMatrix, a: Op
 pub fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], (a, b): Pair) -> Both {
     let x = blocked(rng, m, k);
     operands(handle, &x, quantized(&blocked(rng, n, k), b), a)
+}
+
+/// Each of these configurations gives D within the bound, twice the same.
+pub fn check_with(
+    handle: &Handle,
+    ops: &impl Product,
+    extras: &Extras,
+    sums: &SumBound,
+    case: Case,
+    configs: impl Iterator<Item = SmallMConfig>,
+) -> f64 {
+    let desc = case.desc(ops);
+    let bound = sums.with(&extras.inputs(ops, &case), Gelu::Ieee).unwrap();
+    let mut worst = 0f64;
+    for config in configs {
+        let mut plan = planned(handle, &desc, config);
+        let stored = execute(handle, &mut plan, ops, extras, &case);
+        let found = bound.check(stored.values(ops, &case).view());
+        worst = worst.max(found.unwrap_or_else(|e| panic!("{e}; alpha {}\n{}", case.alpha, plan.explain())));
+        let again = execute(handle, &mut plan, ops, extras, &case);
+        assert!(again == stored, "a second run differs\n{}", plan.explain());
+    }
+    worst
+}
+
+pub fn check(
+    handle: &Handle,
+    rng: &mut Noise,
+    shape: [usize; 3],
+    pair: Pair,
+    case: Case,
+    configs: impl Iterator<Item = SmallMConfig>,
+) -> f64 {
+    let both = new(handle, rng, shape, pair);
+    let extras = Extras::new(handle, rng, shape[0], shape[1], &[case.gap]);
+    with!(&both, |ops| {
+        let sums = ops.sums(Accumulation::Precise);
+        check_with(handle, ops, &extras, &sums, case, configs)
+    })
 }

@@ -1,0 +1,23 @@
+// Products of at most 64 rows of BF16 or F16 with E4M3 codes, on Hopper: see small_m_tile.cuh.
+#include "gemm/small_m_tile.cuh"
+
+#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        begin();                                                                                                                 \
+        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
+    }
+#define SMALL_M_TILES(tokens, ...)                                                                                               \
+    SMALL_M_TILE_KERNEL(fp8, FP8, bf16, Bf16, tokens, __VA_ARGS__)                                                               \
+    SMALL_M_TILE_KERNEL(fp8, FP8, f16, F16, tokens, __VA_ARGS__)                                                                 \
+    SMALL_M_TILE_KERNEL(fp8_1x128, FP8_1X128, bf16, Bf16, tokens, __VA_ARGS__)                                                   \
+    SMALL_M_TILE_KERNEL(fp8_1x128, FP8_1X128, f16, F16, tokens, __VA_ARGS__)                                                     \
+    SMALL_M_TILE_KERNEL(fp8_128x128, FP8_128X128, bf16, Bf16, tokens, __VA_ARGS__)                                               \
+    SMALL_M_TILE_KERNEL(fp8_128x128, FP8_128X128, f16, F16, tokens, __VA_ARGS__)                                                 \
+    SMALL_M_TILE_KERNEL(mxfp8, MXFP8, bf16, Bf16, tokens, __VA_ARGS__)
+
+// columns, name, stages, blocks on a multiprocessor. Mirror of `SmallMBlock` in src/gpu/kernels.
+SMALL_M_TILES(8, tile_e4m3, 3, 3)
+SMALL_M_TILES(16, tile_e4m3, 3, 3)
+SMALL_M_TILES(32, tile_e4m3, 3, 3)
+SMALL_M_TILES(64, tile_e4m3, 3, 2)

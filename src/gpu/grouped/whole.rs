@@ -1,0 +1,141 @@
+//! Gradients of the matrices of groups in one launch: groups along k of two matrices, the transposes of all rows.
+
+use super::GroupedRows;
+use super::weight::check_dw;
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::{DType, Fp8Format, Operand, Scheme, pair};
+use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::sm90_rules;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{
+    KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
+};
+use crate::gpu::matrix::{MatMut, QuantMatrix};
+
+const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+
+pub(super) struct Whole<'a> {
+    pub(super) dy: &'a QuantMatrix,
+    pub(super) x: &'a QuantMatrix,
+    pub(super) groups: usize,
+    pub(super) rows: GroupedRows<'a>,
+}
+
+impl Whole<'_> {
+    /// Refuses operands that do not fit together, and GPUs and schemes that have no such kernel.
+    fn check(&self, handle: &Handle, dw: &MatMut<'_>) -> Result<()> {
+        let &Self { dy, x, groups, ref rows } = self;
+        let (major, minor) = handle.device().compute_capability;
+        let reason = if (major, minor) != HOPPER {
+            Some(format!("groups along k in one launch are for sm_90, and this GPU is sm_{major}{minor}"))
+        } else if (dy.scheme(), x.scheme()) != (SCHEME, SCHEME) {
+            Some(format!("groups along k in one launch are {SCHEME} on both sides"))
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            return Err(Error::Pair {
+                a: Operand::Quantized(dy.scheme()),
+                b: x.scheme(),
+                device: handle.device().to_string(),
+                reason,
+                remedy: "cast each slot to a transpose of its own (Handle::quantize_slots_transposed_into), and pass these to GroupedWeightGradient::new".to_string(),
+            });
+        }
+        pair::check_basis(dy.basis(), x.basis())?;
+        if dy.cols() != x.cols() {
+            return Err(Error::shape(
+                "X of a grouped weight gradient",
+                format!("{} x {}", x.rows(), x.cols()),
+                format!("must have the {} columns of dY transposed", dy.cols()),
+                "pass transposes of the same rows",
+            ));
+        }
+        check_dw(dw, groups, dy.rows(), x.rows())?;
+        match rows {
+            GroupedRows::Masked { slot_rows, .. }
+                if !slot_rows.is_multiple_of(128)
+                    || slot_rows.checked_mul(groups).is_none_or(|all| all > dy.cols()) =>
+            {
+                Err(Error::shape(
+                    "rows of dY and X",
+                    format!("{} rows for {groups} slots of {slot_rows}", dy.cols()),
+                    "must hold every slot, each of a multiple of 128 rows: no 1x128 group belongs to two slots",
+                    "pass slots of a multiple of 128 rows, and transposes of all slots",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The configuration asked for, or the one that should be fastest.
+    fn chosen(&self, handle: &Handle, config: Option<Sm90Config>, expected_rows: Option<usize>) -> Sm90Config {
+        let Self { dy, x, groups, rows } = self;
+        let k = expected_rows.unwrap_or_else(|| rows.expected(*groups, dy.cols())).clamp(1, dy.cols().max(1));
+        let sm_count = handle.device().sm_count as usize;
+        config.unwrap_or_else(|| sm90_rules::order(*groups, [dy.rows(), x.rows(), k], sm_count)[0])
+    }
+
+    pub(super) fn explain(
+        &self,
+        handle: &Handle,
+        dw: &MatMut<'_>,
+        config: Option<Sm90Config>,
+        expected_rows: Option<usize>,
+    ) -> Result<String> {
+        self.check(handle, dw)?;
+        let &Self { dy, x, groups, .. } = self;
+        Ok(format!(
+            "{groups} groups along k of {} rows, dW of {} x {} each\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time, others as long as their rows\n  because our kernels for sm_90 serve {SCHEME} on both sides",
+            dy.cols(),
+            dy.rows(),
+            x.rows(),
+            self.chosen(handle, config, expected_rows)
+        ))
+    }
+
+    pub(super) fn enqueue(
+        &self,
+        handle: &Handle,
+        dw: &mut MatMut<'_>,
+        config: Option<Sm90Config>,
+        expected_rows: Option<usize>,
+    ) -> Result<()> {
+        self.check(handle, dw)?;
+        let &Self { dy, x, groups, ref rows } = self;
+        let [m, n, k] = [dy.rows(), x.rows(), dy.cols()];
+        if groups == 0 || m == 0 || n == 0 || k == 0 {
+            return Ok(());
+        }
+        let config = self.chosen(handle, config, expected_rows);
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        kernels.load(queue, KernelFamily::Sm90)?;
+        let order = queue.order();
+        let (a, b) = (dy.read(&order)?, x.read(&order)?);
+        let d_stride = dw.row_stride();
+        let d = dw.data_mut().at(&order)?;
+        rows.with_places(groups, &order, |places| {
+            let call = Sm90Call {
+                config,
+                m,
+                n,
+                k,
+                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
+                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+                layout: Sm90Scales::Vectors,
+                d: &d,
+                d_stride,
+                d_type: DType::F32,
+                alpha: 1.0,
+                beta: 1.0,
+                bias: None,
+                activation: Activation::None,
+                residual: None,
+                groups: Some(Sm90Groups { along: Sm90Along::K, ..places.into() }),
+                end: Sm90End::Numbers,
+            };
+            kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
+        })
+    }
+}

@@ -1,0 +1,207 @@
+//! Configurations of the kernels for Hopper: their tiles, mirrors of `kernels/gemm/sm90_table.cuh` and of the table in `kernels/gemm/sm90_cast.cu`, and the
+//! loaded kernels of all kinds.
+
+use serde::{Deserialize, Serialize};
+
+use super::launch::Kernel;
+use super::module::Modules;
+use crate::error::Result;
+
+/// A configuration of the `sm90` product, by the tile of D of a thread block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Sm90Config {
+    /// 256 x 128, two neighbours share A: for thousands of rows.
+    #[serde(rename = "256x128")]
+    Tile256x128,
+    /// 128 x 128, two neighbours share A.
+    #[serde(rename = "128x128")]
+    Tile128x128,
+    /// 128 x 192: up to 128 rows on a wide B, whose tiles are then one round.
+    #[serde(rename = "128x192")]
+    Tile128x192,
+    /// 64 x 192, one warpgroup: up to 64 rows on a wide B.
+    #[serde(rename = "64x192")]
+    Tile64x192,
+    /// 64 x 128, half of the columns for each warpgroup.
+    #[serde(rename = "64x128")]
+    Tile64x128,
+    /// 64 x 64, one block on a multiprocessor: few rows, long k.
+    #[serde(rename = "64x64")]
+    Tile64x64,
+    /// 64 x 64, two blocks on a multiprocessor.
+    #[serde(rename = "64x64-two")]
+    Tile64x64Two,
+}
+
+named!(
+    Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128",
+    Tile128x192 => "128x192", Tile64x192 => "64x192", Tile64x128 => "64x128",
+    Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
+);
+
+/// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sm90Tile {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// Warpgroups that multiply; one more copies.
+    pub(super) warpgroups: u32,
+    /// Neighbours along n that form a cluster, each with its part of A's rows: 2, or 1 for none.
+    pub(crate) cluster: usize,
+    /// Blocks on a multiprocessor.
+    pub(crate) residents: usize,
+    /// Dynamic shared memory in bytes.
+    pub(super) shared: u32,
+}
+
+impl Sm90Config {
+    /// Tile, threads and memory.
+    pub(crate) fn tile(self) -> Sm90Tile {
+        match self {
+            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 220_288),
+            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 2, 1, 220_352),
+            Self::Tile128x192 => Sm90Tile::of(128, 192, 2, 1, 1, 228_768),
+            Self::Tile64x192 => Sm90Tile::of(64, 192, 1, 1, 1, 212_160),
+            Self::Tile64x128 => Sm90Tile::of(64, 128, 2, 1, 1, 220_416),
+            Self::Tile64x64 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352),
+            Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_784),
+        }
+    }
+
+    /// The same of a kernel for SwiGLU, where there is one: of columns of D, for each of which B has two rows.
+    pub(crate) fn swiglu_tile(self) -> Option<Sm90Tile> {
+        match self {
+            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, 1, 1, 220_288)),
+            Self::Tile64x128 => Some(Sm90Tile::of(64, 128, 2, 1, 1, 228_768)),
+            _ => None,
+        }
+    }
+
+    /// Whether a kernel of it stores codes: rows of a tile are whole groups.
+    pub(crate) fn stores_codes(self) -> bool {
+        self.tile().cols == 128
+    }
+
+    /// The tile of its kernel of this kind, if there is one.
+    pub(super) fn tile_of(self, kind: Kind) -> Option<Sm90Tile> {
+        match kind {
+            Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
+            Kind::Codes | Kind::CodesGrouped => self.stores_codes().then(|| self.tile()),
+            Kind::Block | Kind::Grouped | Kind::Vector | Kind::VectorOfK | Kind::Outer | Kind::OuterGrouped => {
+                Some(self.tile())
+            }
+        }
+    }
+
+    /// `gemm_fp8_block_<configuration>` and its like, with `_grouped` behind it for groups of rows, `_k_grouped` for groups of k.
+    pub(super) fn kernel(self, kind: Kind) -> String {
+        let name = self.name().replace('-', "_");
+        match kind {
+            Kind::Block => format!("gemm_fp8_block_{name}"),
+            Kind::Grouped => format!("gemm_fp8_block_{name}_grouped"),
+            Kind::Vector => format!("gemm_fp8_vector_{name}"),
+            Kind::VectorOfK => format!("gemm_fp8_vector_{name}_k_grouped"),
+            Kind::Outer => format!("gemm_fp8_outer_{name}"),
+            Kind::OuterGrouped => format!("gemm_fp8_outer_{name}_grouped"),
+            Kind::Codes => format!("gemm_fp8_codes_{name}"),
+            Kind::CodesGrouped => format!("gemm_fp8_codes_{name}_grouped"),
+            Kind::Swiglu => format!("gemm_fp8_swiglu_{name}"),
+            Kind::SwigluGrouped => format!("gemm_fp8_swiglu_{name}_grouped"),
+        }
+    }
+}
+
+impl Sm90Tile {
+    fn of(rows: usize, cols: usize, warpgroups: u32, cluster: usize, residents: usize, shared: u32) -> Self {
+        Self { rows, cols, warpgroups, cluster, residents, shared }
+    }
+
+    /// Blocks that run at once: whole clusters.
+    pub(crate) fn blocks_at_once(&self, sm_count: usize) -> usize {
+        (sm_count * self.residents / self.cluster * self.cluster).max(self.cluster)
+    }
+
+    /// Tiles of an m x n product, counted as blocks take them: clusters are whole.
+    pub(crate) fn tiles(&self, m: usize, n: usize) -> usize {
+        m.div_ceil(self.rows) * n.div_ceil(self.cols * self.cluster) * self.cluster
+    }
+
+    /// Tiles along m that are walked before the next along n, so that what blocks of a moment read stays in L2 (measured: 8 and 16 are
+    /// equal, 4 is slower; H200, 2026-11).
+    pub(super) fn raster(&self) -> u32 {
+        if self.rows >= 256 { 8 } else { 16 }
+    }
+}
+
+/// What the kernels of a configuration differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// 1x128 and 128x128 scales.
+    Block,
+    /// The same, of groups of rows.
+    Grouped,
+    /// 1x128 scales on both sides.
+    Vector,
+    /// The same, of groups of k.
+    VectorOfK,
+    /// Scales of rows or whole matrices.
+    Outer,
+    /// The same, of groups of rows.
+    OuterGrouped,
+    /// 1x128 and 128x128 scales, D in codes with 1x128 scales.
+    Codes,
+    /// The same, of groups of rows.
+    CodesGrouped,
+    /// The same scales, and SwiGLU of two products.
+    Swiglu,
+    /// The same, of groups of rows.
+    SwigluGrouped,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 10] = [
+        Self::Block,
+        Self::Grouped,
+        Self::Vector,
+        Self::VectorOfK,
+        Self::Outer,
+        Self::OuterGrouped,
+        Self::Codes,
+        Self::CodesGrouped,
+        Self::Swiglu,
+        Self::SwigluGrouped,
+    ];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Block | Self::Grouped => "gemm/sm90_block",
+            Self::Vector | Self::VectorOfK => "gemm/sm90_vector",
+            Self::Outer | Self::OuterGrouped => "gemm/sm90_outer",
+            Self::Codes | Self::CodesGrouped | Self::Swiglu | Self::SwigluGrouped => "gemm/sm90_cast",
+        }
+    }
+}
+
+/// The kernels of the family.
+pub(super) struct Sm90Kernels {
+    kernels: Vec<(Kind, Sm90Config, Kernel)>,
+}
+
+impl Sm90Kernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let mut kernels = Vec::new();
+        for kind in Kind::ALL {
+            let file = modules.file(kind.file())?;
+            for config in Sm90Config::ALL {
+                let Some(tile) = config.tile_of(kind) else { continue };
+                kernels.push((kind, config, file.kernel_with_shared(&config.kernel(kind), tile.shared)?));
+            }
+        }
+        Ok(Self { kernels })
+    }
+
+    pub(super) fn of_call(&self, kind: Kind, config: Sm90Config) -> Option<Kernel> {
+        self.kernels.iter().find(|(k, c, _)| (*k, *c) == (kind, config)).map(|(.., kernel)| *kernel)
+    }
+}

@@ -1,0 +1,265 @@
+//! Gradients of the matrices of experts in one launch, groups along k: the bits of one product a group of the rows that it has, in every configuration, in
+//! slots and one behind the other, whatever numbers the device finds; a captured graph takes any counts.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::*;
+use ndarray::{Array2, s};
+use scaled_gemm::{
+    Accumulate, DType, DeviceBuffer, Formulation, Fp8Format, GemmArgs, GemmDesc, GroupedRows, GroupedWeightGradient,
+    Handle, KernelFamily, MatMut, MatRef, PlanOptions, QuantMatrix, QuantizeTo, Recipe, Result, Scheme, Sm90Config,
+};
+
+const SCHEME: Scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
+/// No multiples of a tile in either direction.
+const OUT: usize = 328;
+const FEATURES: usize = 272;
+/// Columns of dW from one row to the next.
+const STRIDE: usize = FEATURES + 4;
+const SLOT: usize = 384;
+const GROUPS: usize = 6;
+
+/// The transpose that the product reads.
+fn turned(handle: &Handle, x: &Array2<f32>) -> QuantMatrix {
+    let (rows, cols) = x.dim();
+    let on = upload(handle, &bytes_of(DType::Bf16, x.iter()));
+    let mut q = QuantMatrix::zeros(handle, SCHEME, cols, rows).unwrap();
+    let x = MatRef::new(&on, DType::Bf16, rows, cols).unwrap();
+    handle.quantize_into(&x, Recipe::new(SCHEME), QuantizeTo::Transposed(&mut q)).unwrap();
+    q
+}
+
+/// dY and X, and what dW holds before.
+struct Experts {
+    dy: Array2<f32>,
+    x: Array2<f32>,
+    dw: Vec<f32>,
+}
+
+impl Experts {
+    fn new(seed: u64, rows: usize, groups: usize) -> Self {
+        let mut rng = Noise::new(seed);
+        let [dy, x] = [OUT, FEATURES].map(|cols| spread(&mut rng, rows, cols, DType::Bf16));
+        let dw = (0..groups * OUT * STRIDE).map(|i| (i % 1009) as f32 - 504.0).collect();
+        Self { dy, x, dw }
+    }
+
+    /// dY and X of these rows, with zeros for all others.
+    fn cleared(&self, taken: &[(usize, usize)]) -> [Array2<f32>; 2] {
+        [&self.dy, &self.x].map(|all| {
+            let mut cleared = Array2::zeros(all.raw_dim());
+            for (start, count) in taken {
+                let part = s![*start..start + count, ..];
+                cleared.slice_mut(part).assign(&all.slice(part));
+            }
+            cleared
+        })
+    }
+
+    /// dW of each group by a product of its own, of its rows and zeros up to a multiple of 128.
+    fn one_by_one(&self, handle: &Handle, taken: &[(usize, usize)]) -> Vec<f32> {
+        let mut want = self.dw.clone();
+        for (g, &(start, count)) in taken.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
+            let rows = count.next_multiple_of(128);
+            let [dy_t, x_t] = [&self.dy, &self.x].map(|all| {
+                let mut own = Array2::zeros((rows, all.ncols()));
+                own.slice_mut(s![..count, ..]).assign(&all.slice(s![start..start + count, ..]));
+                turned(handle, &own)
+            });
+            let own = &mut want[g * OUT * STRIDE..(g + 1) * OUT * STRIDE];
+            let packed: Vec<f32> = own.chunks(STRIDE).flat_map(|row| &row[..FEATURES]).copied().collect();
+            let mut d = handle.upload(&packed).unwrap();
+            let desc = GemmDesc::new(OUT, FEATURES, rows, SCHEME, SCHEME, DType::F32).with_accumulate(Accumulate::Add);
+            let options = PlanOptions::default().with_formulation(Formulation::Sm90);
+            let mut plan = handle.plan_with(&desc, &options).unwrap();
+            let target = MatMut::new(&mut d, DType::F32, OUT, FEATURES).unwrap();
+            plan.execute(handle, GemmArgs::new(&dy_t, &x_t, target).accumulate(1.0)).unwrap();
+            let found = handle.read::<f32>(&d.view()).unwrap();
+            own.chunks_mut(STRIDE)
+                .zip(found.chunks(FEATURES))
+                .for_each(|(to, row)| to[..FEATURES].copy_from_slice(row));
+        }
+        want
+    }
+
+    /// In one launch of all rows, by the numbers that the device finds.
+    fn in_one(
+        &self,
+        handle: &Handle,
+        taken: &[(usize, usize)],
+        starts: Option<&[i64]>,
+        counts: &[i64],
+        configs: &[Option<Sm90Config>],
+    ) {
+        let [dy_t, x_t] = self.cleared(taken).map(|x| turned(handle, &x));
+        let want = self.one_by_one(handle, taken);
+        let counts_on = handle.upload(counts).unwrap();
+        let starts_on = starts.map(|starts| handle.upload(starts).unwrap());
+        for config in configs {
+            let mut dw = handle.upload(&self.dw).unwrap();
+            let rows = match &starts_on {
+                Some(starts) => GroupedRows::Contiguous { starts: starts.view(), counts: counts_on.view() },
+                None => GroupedRows::Masked { slot_rows: self.x.nrows() / counts.len(), counts: counts_on.view() },
+            };
+            let of = GroupedWeightGradient::whole(&dy_t, &x_t, counts.len(), rows, target(&mut dw, counts.len()));
+            let of = if let Some(config) = config { of.config(*config) } else { of };
+            handle.grouped_weight_gradient(of).unwrap();
+            let found = handle.read::<f32>(&dw.view()).unwrap();
+            let wrong = found.iter().zip(&want).position(|(found, want)| found.to_bits() != want.to_bits());
+            let place = wrong.map(|at| [at / STRIDE / OUT, at / STRIDE % OUT, at % STRIDE]);
+            assert_eq!(place, None, "{config:?}, counts {counts:?}: the first group, row and column that differs");
+        }
+    }
+}
+
+fn target(dw: &mut DeviceBuffer, groups: usize) -> MatMut<'_> {
+    MatMut::new(dw, DType::F32, groups * OUT, FEATURES).unwrap().with_row_stride(STRIDE).unwrap()
+}
+
+/// A handle, if there are kernels for its GPU.
+fn hopper() -> Option<Handle> {
+    let handle = handle()?;
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} has no such kernels", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
+/// Slots that are empty, full, and all that lies beside a multiple of 128, in every configuration; counts that make no sense.
+#[test]
+fn slots_give_what_each_group_gives_alone() {
+    let Some(handle) = hopper() else { return };
+    let of = Experts::new(61, GROUPS * SLOT, GROUPS);
+    let all: Vec<_> = [None].into_iter().chain(Sm90Config::ALL.map(Some)).collect();
+    let taken = |counts: [usize; GROUPS]| -> Vec<_> {
+        counts.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect()
+    };
+    of.in_one(&handle, &taken([0, 1, 127, 128, 129, SLOT]), None, &[0, 1, 127, 128, 129, SLOT as i64], &all);
+    of.in_one(&handle, &taken([SLOT, 0, 256, 0, 0, 5]), None, &[i64::MAX, -1, 256, i64::MIN, 0, 5], &all[..2]);
+    of.in_one(&handle, &taken([0; GROUPS]), None, &[0; GROUPS], &all);
+}
+
+/// One behind the other with gaps, the last up to the end, which is no multiple of 128; starts that make no sense leave their groups out.
+#[test]
+fn starts_give_what_each_group_gives_alone() {
+    let Some(handle) = hopper() else { return };
+    let of = Experts::new(67, 1040, GROUPS);
+    let (starts, counts) = ([0, 256, 256, 384, 896, 1024], [200, 0, 128, 300, 1, 99]);
+    let taken = [(0, 200), (256, 0), (256, 128), (384, 300), (896, 1), (1024, 16)];
+    of.in_one(
+        &handle,
+        &taken,
+        Some(&starts),
+        &counts,
+        &[None, Some(Sm90Config::Tile256x128), Some(Sm90Config::Tile64x64)],
+    );
+    // Up to the next one's start; at no multiple of 128, before an earlier one, behind the end, below 0.
+    let (starts, counts) = ([-128, 0, 128, 388, 256, 1152], [100, 300, 200, 100, 100, 100]);
+    let taken = [(0, 0), (0, 128), (128, 200), (0, 0), (0, 0), (0, 0)];
+    of.in_one(&handle, &taken, Some(&starts), &counts, &[None]);
+}
+
+/// More than a warp has lanes.
+#[test]
+fn many_groups() {
+    let Some(handle) = hopper() else { return };
+    let groups = 70;
+    let of = Experts::new(71, groups * 128, groups);
+    let count = |g: usize| [0, 128, 0, 77, 1][g % 5] * usize::from(!(32..64).contains(&g));
+    let taken: Vec<_> = (0..groups).map(|g| (g * 128, count(g))).collect();
+    let counts: Vec<_> = (0..groups).map(|g| count(g) as i64).collect();
+    of.in_one(&handle, &taken, None, &counts, &[None, Some(Sm90Config::Tile128x128)]);
+}
+
+/// Zeros between groups, casts and gradients in one graph.
+#[test]
+fn a_captured_graph_takes_any_counts() {
+    let Some(handle) = hopper() else { return };
+    handle.load_kernels(&[KernelFamily::Sm90, KernelFamily::Fp8, KernelFamily::Grouped]).unwrap();
+    let rows = GROUPS * SLOT;
+    let of = Experts::new(73, rows, GROUPS);
+    let mut counts = handle.upload(&[0i64; GROUPS]).unwrap();
+    let mut on = [OUT, FEATURES].map(|cols| handle.alloc(rows * cols * 2).unwrap());
+    let [mut dy_t, mut x_t] = [OUT, FEATURES].map(|cols| QuantMatrix::zeros(&handle, SCHEME, cols, rows).unwrap());
+    let mut dw = handle.upload(&of.dw).unwrap();
+    let graph = capture_owned(&handle, || {
+        let places = || GroupedRows::Masked { slot_rows: SLOT, counts: counts.view() };
+        for (on, to) in on.iter_mut().zip([&mut dy_t, &mut x_t]) {
+            let cols = to.rows();
+            handle.clear_between_groups(&mut MatMut::new(on, DType::Bf16, rows, cols)?, GROUPS, &places(), None)?;
+            let x = MatRef::new(&*on, DType::Bf16, rows, cols)?;
+            handle.quantize_into(&x, Recipe::new(SCHEME), QuantizeTo::Transposed(to))?;
+        }
+        let of = GroupedWeightGradient::whole(&dy_t, &x_t, GROUPS, places(), target(&mut dw, GROUPS));
+        handle.grouped_weight_gradient(of.expected_rows(100))
+    });
+    let graph = graph.unwrap();
+    for found in [[0, 1, 127, 128, 129, SLOT], [SLOT; GROUPS], [0; GROUPS], [300, 0, 0, 0, 0, 7]] {
+        let taken: Vec<_> = found.into_iter().enumerate().map(|(g, count)| (g * SLOT, count)).collect();
+        for (on, all) in on.iter_mut().zip([&of.dy, &of.x]) {
+            // Between groups lies anything.
+            let mut all = all.clone();
+            for (start, count) in &taken {
+                all.slice_mut(s![start + count..start + SLOT, ..]).fill(f32::NAN);
+            }
+            handle.write(&mut on.view_mut(), &bytes_of(DType::Bf16, all.iter())).unwrap();
+        }
+        handle.write(&mut counts.view_mut(), &found.map(|count| count as i64)).unwrap();
+        handle.write(&mut dw.view_mut(), &of.dw).unwrap();
+        handle.launch(&graph).unwrap();
+        let (found_dw, want) = (handle.read::<f32>(&dw.view()).unwrap(), of.one_by_one(&handle, &taken));
+        let same = found_dw.iter().zip(&want).all(|(found, want)| found.to_bits() == want.to_bits());
+        assert!(same, "counts {found:?}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let Some(handle) = handle() else { return };
+    let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+    let [dy_t, x_t] = [OUT, FEATURES].map(|rows| zeros(SCHEME, rows, 2 * SLOT));
+    let numbers = handle.upload(&[0i64, 0]).unwrap();
+    let slots = |slot_rows| GroupedRows::Masked { slot_rows, counts: numbers.view() };
+    let mut dw = handle.alloc(3 * OUT * STRIDE * 4).unwrap();
+    let mut of = |dy: &QuantMatrix, x: &QuantMatrix, groups, rows, [dw_rows, dw_cols]: [usize; 2], dtype| {
+        let dw = MatMut::new(&mut dw, dtype, dw_rows, dw_cols)?;
+        let mut of = GroupedWeightGradient::whole(dy, x, groups, rows, dw).config(Sm90Config::Tile64x64);
+        let text = of.explain(&handle)?;
+        handle.grouped_weight_gradient(of).map(|()| text)
+    };
+    let refused = |result: Result<String>, words: &[&str]| {
+        let text = result.unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    };
+    let (shape, f32) = ([2 * OUT, FEATURES], DType::F32);
+    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
+        refused(of(&dy_t, &x_t, 2, slots(SLOT), shape, f32), &["for sm_90", "GroupedWeightGradient::new"]);
+        return;
+    }
+    let text = of(&dy_t, &x_t, 2, slots(SLOT), shape, f32).unwrap();
+    assert!(text.contains("one launch of 64x64") && text.contains("2 groups along k of 768 rows"), "{text}");
+    of(&dy_t, &x_t, 0, slots(SLOT), [0, FEATURES], f32).unwrap();
+    refused(of(&dy_t, &x_t, 2, slots(192), shape, f32), &["768 rows for 2 slots of 192", "multiple of 128"]);
+    refused(of(&dy_t, &x_t, 2, slots(512), shape, f32), &["768 rows for 2 slots of 512"]);
+    refused(of(&dy_t, &x_t, 3, slots(128), [3 * OUT, FEATURES], f32), &["counts of groups", "16 bytes", "24"]);
+    refused(of(&dy_t, &x_t, 2, slots(SLOT), [OUT, FEATURES], f32), &["dW: 328 x 272", "2 * 328 x 272"]);
+    refused(of(&dy_t, &x_t, 2, slots(SLOT), shape, DType::Bf16), &["dW", "bf16", "is not f32"]);
+    let short = zeros(SCHEME, FEATURES, SLOT);
+    refused(of(&dy_t, &short, 2, slots(SLOT), shape, f32), &["X of a grouped weight gradient", "768 columns"]);
+    for scheme in [Scheme::Fp8Group1x128(Fp8Format::E5M2), Scheme::Mxfp8(Fp8Format::E4M3)] {
+        let other = zeros(scheme, FEATURES, 2 * SLOT);
+        refused(
+            of(&dy_t, &other, 2, slots(SLOT), shape, f32),
+            &["fp8-1x128:e4m3 on both", "quantize_slots_transposed_into"],
+        );
+    }
+    // A configuration is for one launch.
+    let alone = [zeros(SCHEME, OUT, SLOT), zeros(SCHEME, FEATURES, SLOT)];
+    let mut d = handle.alloc(OUT * FEATURES * 4).unwrap();
+    let d = MatMut::new(&mut d, DType::F32, OUT, FEATURES).unwrap();
+    let of = GroupedWeightGradient::new(&alone[..1], &alone[1..], d).config(Sm90Config::Tile64x64);
+    let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
+    assert!(text.contains("64x64 of one product a group") && text.contains("GroupedWeightGradient::whole"), "{text}");
+}

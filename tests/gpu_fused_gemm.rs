@@ -1,0 +1,391 @@
+//! Products with the pass behind them in one kernel: SwiGLU of two products and results in codes give, in every configuration, the bytes of the reference
+//! applied to what our product for sm_90 stores in FP32; groups give what each gives alone; nothing else is written; bad input is refused.
+#![cfg(feature = "cuda")]
+
+mod common;
+#[path = "common/sm90.rs"]
+mod sm90;
+
+use common::gemm::*;
+use common::*;
+use ndarray::Array2;
+use scaled_gemm::reference::{self, Swiglu};
+use scaled_gemm::{
+    Activation, DType, Epilogue, Error, Formulation, Fp8Format, Fp8Granularity, Fp8Recipe, Fp8Rule, FusedGemmArgs,
+    FusedOut, GemmArgs, GemmDesc, GroupedRows, Handle, HostQuantMatrix, KernelFamily, MatMut, PlanOptions, QuantMatrix,
+    Result, Sm90Config, VecRef,
+};
+use sm90::*;
+
+const CODES: [Sm90Config; 3] = [Sm90Config::Tile256x128, Sm90Config::Tile128x128, Sm90Config::Tile64x128];
+const SWIGLU: [Sm90Config; 2] = [Sm90Config::Tile128x128, Sm90Config::Tile64x128];
+
+fn recipes() -> impl Iterator<Item = Fp8Recipe> {
+    Fp8Recipe::all().filter(|r| (r.granularity, r.format) == (Fp8Granularity::Group1x128, Fp8Format::E4M3))
+}
+
+/// A and B on the device, and what our product of them is in FP32.
+struct Products {
+    a: QuantMatrix,
+    b: QuantMatrix,
+    sums: Array2<f32>,
+}
+
+impl Products {
+    /// B of n rows. A magnitude of each row of A times `size`.
+    fn new(handle: &Handle, rng: &mut Noise, [m, n, k]: [usize; 3], size: f32, epilogue: Option<&[f32]>) -> Self {
+        let a = quantized(&tiled(rng, m, k).mapv(|x| x * size), VEC);
+        let b = quantized(&tiled(rng, n, k), BLK);
+        Self::of(handle, &a, &b, epilogue)
+    }
+
+    fn of(handle: &Handle, a: &HostQuantMatrix, b: &HostQuantMatrix, bias: Option<&[f32]>) -> Self {
+        let [m, n, k] = [a.rows(), b.rows(), a.cols()];
+        let (a, b) = (QuantMatrix::from_host(handle, a).unwrap(), QuantMatrix::from_host(handle, b).unwrap());
+        let epilogue = Epilogue {
+            bias: bias.map(|_| DType::F32),
+            activation: if bias.is_some() { Activation::Gelu } else { Activation::None },
+            residual: None,
+        };
+        let desc = GemmDesc::new(m, n, k, VEC, BLK, DType::F32).with_epilogue(epilogue);
+        let mut d = poisoned(handle, m * n * 4);
+        let bias = bias.map(|bias| handle.upload(bias).unwrap());
+        let mut args = GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, m, n).unwrap()).alpha(ALPHA);
+        if let Some(bias) = &bias {
+            args = args.bias(VecRef::new(bias, DType::F32, n).unwrap()).activation(Activation::Gelu);
+        }
+        let options = PlanOptions::default().with_formulation(Formulation::Sm90);
+        handle.plan_with(&desc, &options).unwrap().execute(handle, args).unwrap();
+        let sums = values_of(DType::F32, &handle.stream().clone_dtoh(&d).unwrap());
+        Self { a, b, sums: Array2::from_shape_vec((m, n), sums).unwrap() }
+    }
+
+    fn swiglu(&self) -> Array2<f32> {
+        reference::swiglu(self.sums.view(), &Swiglu::default()).unwrap().0
+    }
+}
+
+const ALPHA: f32 = 0.75;
+
+fn coded(x: &Array2<f32>, recipe: Fp8Recipe) -> HostQuantMatrix {
+    reference::quantize(x.view(), DType::F32, recipe).unwrap()
+}
+
+/// All bytes are to be written but for the padding of rows.
+fn target(handle: &Handle, m: usize, n: usize) -> QuantMatrix {
+    let mut q = poisoned_matrix(handle, VEC, m, n);
+    let padded = m.next_multiple_of(4);
+    q.write_parts(handle, |mut parts| {
+        let (mut codes, mut scales) = (vec![0xFFu8; padded * n], vec![f32::NAN; padded * n.div_ceil(128)]);
+        codes[m * n..].fill(0);
+        scales.chunks_mut(padded).for_each(|of_block| of_block[m..].fill(0.0));
+        handle.write(&mut parts.codes, &codes)?;
+        handle.write(&mut parts.scales, &scales)
+    })
+    .unwrap();
+    q
+}
+
+/// Every configuration, output type and recipe of SwiGLU of these products.
+fn check_swiglu(handle: &Handle, of: &Products, what: &str, recipes: impl Iterator<Item = Fp8Recipe>) {
+    let (m, n) = (of.sums.nrows(), of.sums.ncols() / 2);
+    let want = of.swiglu();
+    for recipe in recipes {
+        let want = coded(&want, recipe);
+        for config in SWIGLU {
+            let mut d = target(handle, m, n);
+            let args = FusedGemmArgs::swiglu(&of.a, &of.b, &mut d).alpha(ALPHA).recipe(recipe).config(config);
+            handle.fused_gemm(args).unwrap();
+            assert_device_bits(handle, &d, &want, &format!("{what}, {config}, {recipe:?}"));
+        }
+    }
+    for (i, (out, config)) in WIDE.into_iter().flat_map(|out| SWIGLU.map(|config| (out, config))).enumerate() {
+        let stride = n + 8 * i;
+        let mut d = poisoned(handle, m * stride * out.bytes());
+        let to = MatMut::new(&mut d, out, m, n).unwrap().with_row_stride(stride).unwrap();
+        handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA).config(config)).unwrap();
+        let got = handle.stream().clone_dtoh(&d).unwrap();
+        let mut wanted = vec![0xFF; got.len()];
+        for i in 0..m {
+            let row: Vec<f32> = want.row(i).iter().map(|x| round_to(out, *x)).collect();
+            wanted[i * stride * out.bytes()..][..n * out.bytes()].copy_from_slice(&bytes_of(out, &row));
+        }
+        assert!(same_numbers(out, &got, &wanted), "{what}, {config}, {out}");
+    }
+}
+
+/// Equal bits, or both NaN.
+fn same_numbers(dtype: DType, got: &[u8], want: &[u8]) -> bool {
+    got == want
+        || values_of(dtype, got)
+            .iter()
+            .zip(values_of(dtype, want))
+            .all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
+}
+
+const WIDE: [DType; 3] = [DType::Bf16, DType::F16, DType::F32];
+
+/// Small, for runs under a sanitizer: each kernel.
+#[test]
+fn each_kernel_once() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(271);
+    let first = || recipes().take(1);
+    check_swiglu(&handle, &Products::new(&handle, &mut rng, [131, 256, 400], 1.0, None), "131", first());
+    check_codes(&handle, &mut rng, [131, 144, 400], 1.0, first());
+    grouped(&handle, &mut rng, true);
+    grouped(&handle, &mut rng, false);
+}
+
+#[test]
+fn swiglu_of_shapes_that_cut_tiles_stages_and_clusters() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(272);
+    for (i, k) in [16, 128, 144, 1040].into_iter().enumerate() {
+        for (j, m) in [1, 63, 65, 127, 129, 257, 300].into_iter().enumerate() {
+            let n = [128, 256, 384][(i + j) % 3];
+            let products = Products::new(&handle, &mut rng, [m, 2 * n, k], 1.0, None);
+            check_swiglu(&handle, &products, &format!("{m} x {n} x {k}"), recipes().skip(i + j).take(1));
+        }
+    }
+}
+
+/// Gates beyond what the short sigmoid is for, infinite ones and NaN, and every rule of scales.
+#[test]
+fn swiglu_of_large_gates_and_every_rule() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(273);
+    for size in [1.0, 40.0, 1e4] {
+        let (m, n, k) = (70, 128, 272);
+        let mut x = tiled(&mut rng, m, k).mapv(|x| x * size);
+        x.row_mut(3).fill(0.0);
+        let mut codes = quantized(&x, VEC).logical_codes().to_vec();
+        codes[5 * k] = 0x7F;
+        let mut scales = quantized(&x, VEC).logical_scales();
+        scales[3 * 7] = f32::INFINITY;
+        let a = HostQuantMatrix::from_logical(VEC, m, k, codes, &scales).unwrap();
+        let products = Products::of(&handle, &a, &quantized(&tiled(&mut rng, 2 * n, k), BLK), None);
+        let far = products.sums.iter().filter(|x| x.abs() > 80.0).count();
+        assert!(size < 2.0 || far > 100, "{far} numbers of {size} are far");
+        check_swiglu(&handle, &products, &format!("of size {size}"), recipes());
+    }
+}
+
+/// Codes of a whole epilogue.
+fn check_codes(
+    handle: &Handle,
+    rng: &mut Noise,
+    [m, n, k]: [usize; 3],
+    size: f32,
+    recipes: impl Iterator<Item = Fp8Recipe>,
+) {
+    let bias: Vec<f32> = (0..n).map(|_| rng.normal()).collect();
+    let (bias_there, mut seed) = (handle.upload(&bias).unwrap(), rng.bits());
+    for recipe in recipes {
+        for with_bias in [false, true] {
+            seed += 1;
+            let mut own = Noise::new(seed.into());
+            let of = Products::new(handle, &mut own, [m, n, k], size, with_bias.then_some(&bias));
+            let want = coded(&of.sums, recipe);
+            for config in CODES {
+                let mut d = target(handle, m, n);
+                let mut args =
+                    FusedGemmArgs::quantized(&of.a, &of.b, &mut d).alpha(ALPHA).recipe(recipe).config(config);
+                if with_bias {
+                    args = args.bias(VecRef::new(&bias_there, DType::F32, n).unwrap()).activation(Activation::Gelu);
+                }
+                handle.fused_gemm(args).unwrap();
+                assert_device_bits(handle, &d, &want, &format!("{m} x {n} x {k}, {config}, {recipe:?}, {with_bias}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_of_products() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(274);
+    for (i, k) in [16, 128, 400, 1040].into_iter().enumerate() {
+        for (j, n) in [16, 64, 128, 144, 208, 400].into_iter().enumerate() {
+            let m = [1, 65, 127, 129, 257, 300][(i + j) % 6];
+            let size = [1.0, 100.0][j % 2];
+            check_codes(&handle, &mut rng, [m, n, k], size, recipes().skip((i + j) % 8).take(1));
+        }
+    }
+}
+
+/// Groups one behind the other with gaps, or in slots, of which one is empty: each as alone, and nothing else is written; in a graph whose counts change.
+fn grouped(handle: &Handle, rng: &mut Noise, swiglu: bool) {
+    let (groups, n, k, slot) = (4, 256, 272, 132);
+    let parts = if swiglu { 2 } else { 1 };
+    let rows = groups * slot + 3;
+    let a = quantized(&tiled(rng, rows, k), VEC);
+    let b = quantized(&tiled(rng, groups * parts * n, k), BLK);
+    let part = |q: &HostQuantMatrix, from: usize, to: usize| {
+        let values = q.logical_codes()[from * k..to * k].to_vec();
+        let all = q.logical_scales();
+        let each = k.div_ceil(128);
+        let scales = match q.scheme() {
+            VEC => all[from * each..to * each].to_vec(),
+            _ => all[from / 128 * each..to / 128 * each].to_vec(),
+        };
+        HostQuantMatrix::from_logical(q.scheme(), to - from, k, values, &scales).unwrap()
+    };
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    let on = QuantMatrix::from_host(handle, &a).unwrap();
+    let weights = QuantMatrix::from_host(handle, &b).unwrap();
+    let starts: Vec<i64> = (0..groups as i64).map(|g| g * slot as i64).collect();
+    let starts_there = handle.upload(&starts).unwrap();
+    let mut counts_there = handle.upload(&[0i64; 4]).unwrap();
+    handle.load_kernels(&[KernelFamily::Sm90]).unwrap();
+    for (i, masked) in [false, true].into_iter().enumerate() {
+        for config in if swiglu { &SWIGLU[..] } else { &CODES[..] } {
+            let mut d = poisoned_matrix(handle, VEC, rows, n);
+            let graph = capture_owned(handle, || {
+                let places = match masked {
+                    true => GroupedRows::Masked { slot_rows: slot, counts: counts_there.view() },
+                    false => GroupedRows::Contiguous { starts: starts_there.view(), counts: counts_there.view() },
+                };
+                let args = match swiglu {
+                    true => FusedGemmArgs::swiglu(&on, &weights, &mut d),
+                    false => FusedGemmArgs::quantized(&on, &weights, &mut d),
+                };
+                handle.fused_gemm(args.alpha(ALPHA).groups(groups, places).config(*config))
+            })
+            .unwrap();
+            for counts in [[7i64, 0, 132, 65], [0, 1, 128, 131 - i as i64]] {
+                handle.write(&mut counts_there.view_mut(), &counts).unwrap();
+                d.write_parts(handle, |mut p| {
+                    handle.write(&mut p.codes, &vec![0xFFu8; rows.next_multiple_of(4) * n])?;
+                    handle.write(&mut p.scales, &vec![f32::NAN; rows.next_multiple_of(4) * n / 128])
+                })
+                .unwrap();
+                handle.launch(&graph).unwrap();
+                let codes = handle.read_bytes(&d.codes()).unwrap();
+                let scales: Vec<f32> = handle.read(&d.scales()).unwrap();
+                let mut want = vec![0xFF; codes.len()];
+                let mut want_scales = vec![f32::NAN; scales.len()];
+                for (g, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+                    let (from, count) = (g * slot, count as usize);
+                    let own = Products::of(
+                        handle,
+                        &part(&a, from, from + count),
+                        &part(&b, g * parts * n, (g + 1) * parts * n),
+                        None,
+                    );
+                    let values = if swiglu { own.swiglu() } else { own.sums };
+                    let own = coded(&values, recipe);
+                    want[from * n..(from + count) * n].copy_from_slice(own.logical_codes());
+                    for (i, scale) in own.logical_scales().into_iter().enumerate() {
+                        want_scales[i % (n / 128) * rows.next_multiple_of(4) + from + i / (n / 128)] = scale;
+                    }
+                }
+                let wrong = (0..rows).find(|row| codes[row * n..][..n] != want[row * n..][..n]);
+                assert_eq!(wrong, None, "the first row that differs, {config}, counts {counts:?}, swiglu {swiglu}");
+                let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(scales.iter().zip(&want_scales).all(same), "scales, {config}, counts {counts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_give_what_each_gives_alone() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(275);
+    grouped(&handle, &mut rng, true);
+    grouped(&handle, &mut rng, false);
+}
+
+/// Several tiles a block, fewer k-blocks than stages, so that one warpgroup may run ahead of the other, far gates, and tiles of which one warpgroup has no columns: a race
+/// would show.
+#[test]
+fn the_same_bits_every_time() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(276);
+    let recipe = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3);
+    for (k, size) in [(272, 1e4), (272, 1.0), (1040, 1.0)] {
+        let (m, n) = (2000, 2048);
+        let of = Products::new(&handle, &mut rng, [m, 2 * n, k], size, None);
+        let want = coded(&of.swiglu(), recipe);
+        for round in 0..10 {
+            for config in SWIGLU {
+                let mut d = target(&handle, m, n);
+                handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, &mut d).alpha(ALPHA).config(config)).unwrap();
+                assert_device_bits(&handle, &d, &want, &format!("{config}, k = {k}, size {size}, round {round}"));
+            }
+        }
+        // The last tile along n has columns for one of the two warpgroups alone.
+        let n = 2064;
+        let of = Products::new(&handle, &mut rng, [m, n, k], size, None);
+        let want = coded(&of.sums, recipe);
+        for round in 0..10 {
+            for config in CODES {
+                let mut d = target(&handle, m, n);
+                handle.fused_gemm(FusedGemmArgs::quantized(&of.a, &of.b, &mut d).alpha(ALPHA).config(config)).unwrap();
+                assert_device_bits(&handle, &d, &want, &format!("{config}, k = {k}, size {size}, round {round}"));
+            }
+        }
+    }
+}
+
+fn refusal(result: Result<()>, words: &[&str]) -> Error {
+    refused(result, words)
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let Some(handle) = hopper() else { return };
+    let zeros = |scheme, rows, cols| QuantMatrix::zeros(&handle, scheme, rows, cols).unwrap();
+    let (a, b) = (zeros(VEC, 64, 256), zeros(BLK, 512, 256));
+    let fused = |args: FusedGemmArgs<'_>| handle.fused_gemm(args);
+    // D of another width, shape, scheme; B of one matrix; n that cuts a tile of scales.
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut zeros(VEC, 64, 512))), &["512 x 256", "2 * 512 x 256"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut zeros(VEC, 60, 256))), &["60 x 256", "A's 64 rows"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut zeros(ROW_PAIR.0, 64, 256))), &["fp8-row", "fp8-1x128"]);
+    let cut = zeros(BLK, 2 * 192, 256);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &cut, &mut zeros(VEC, 64, 192))), &["192", "multiple of 128"]);
+    refusal(fused(FusedGemmArgs::quantized(&a, &b, &mut zeros(VEC, 64, 256))), &["512 x 256", "256 x 256"]);
+    let odd = zeros(BLK, 512, 128);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &odd, &mut zeros(VEC, 64, 256))), &["A's 256 columns"]);
+    // Schemes, recipes and configurations that no kernel has.
+    let rows = (zeros(ROW_PAIR.0, 64, 256), zeros(ROW_PAIR.1, 512, 256));
+    let ragged = (zeros(VEC, 64, 200), zeros(BLK, 512, 200));
+    refusal(fused(FusedGemmArgs::swiglu(&ragged.0, &ragged.1, &mut zeros(VEC, 64, 256))), &["200", "multiple of 16"]);
+    let error = refusal(fused(FusedGemmArgs::swiglu(&rows.0, &rows.1, &mut zeros(VEC, 64, 256))), &["fp8-row"]);
+    assert!(error.to_string().contains("SwigluSource"), "{error}");
+    let mut d = zeros(VEC, 64, 256);
+    let row = Fp8Recipe::new(Fp8Granularity::Row, Fp8Format::E4M3);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).recipe(row)), &["fp8-row", "Group1x128"]);
+    let wide = Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E5M2);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).recipe(wide)), &["e5m2"]);
+    let gemm = wide.with_rule(Fp8Rule::DeepGemm);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).recipe(gemm)), &["E4M3"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).config(Sm90Config::Tile256x128)), &["256x128", "64x128"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).activation(Activation::Relu)), &["SwiGLU"]);
+    let mut wide = zeros(VEC, 64, 512);
+    refusal(fused(FusedGemmArgs::quantized(&a, &b, &mut wide).config(Sm90Config::Tile64x64)), &["64x64", "256x128"]);
+    let bias = handle.upload(&[0f32; 8]).unwrap();
+    let bias = |n| VecRef::new(&bias, DType::F32, n).unwrap();
+    refusal(fused(FusedGemmArgs::quantized(&a, &b, &mut wide).bias(bias(8))), &["8 numbers", "512"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).bias(bias(8))), &["SwiGLU"]);
+    // D in another type; counts for fewer groups; slots that A does not hold.
+    let mut bytes = handle.alloc(64 * 256 * 4).unwrap();
+    let fp8 = MatMut::new(&mut bytes, DType::E4M3, 64, 256).unwrap();
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, fp8)), &["e4m3"]);
+    let counts = handle.upload(&[1i64]).unwrap();
+    let slots = |slot_rows| GroupedRows::Masked { slot_rows, counts: counts.view() };
+    let two = zeros(BLK, 2 * 512, 256);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &two, &mut d).groups(2, slots(32))), &["8 bytes for 2 groups"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &two, &mut d).groups(2, slots(36))), &["64 rows for 2 slots of 36"]);
+    refusal(fused(FusedGemmArgs::swiglu(&a, &b, &mut d).groups(2, slots(32))), &["2 * 2 * 256"]);
+    // And none of it left anything behind.
+    handle.synchronize().unwrap();
+    assert!(handle.read_bytes(&d.codes()).unwrap().iter().all(|code| *code == 0));
+    // Empty ones are no work.
+    fused(FusedGemmArgs::swiglu(&zeros(VEC, 0, 256), &b, &mut zeros(VEC, 0, 256))).unwrap();
+    let out: FusedOut<'_> = (&mut d).into();
+    assert!(matches!(out, FusedOut::Quantized(_)));
+    let text = FusedGemmArgs::swiglu(&zeros(VEC, 64, 256), &b, &mut d).explain(&handle).unwrap();
+    assert!(text.contains("SwiGLU") && text.contains("one launch of 64x128"), "{text}");
+}
