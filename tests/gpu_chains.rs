@@ -244,7 +244,8 @@ fn chains_give_the_bits_of_products_one_after_the_other() {
         let (graph, [links, early]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
         net.check(&handle, &graph, &want, &words);
         // The first quantizer follows nothing that is known.
-        assert_eq!((links, early), (240, 239), "{words}");
+        let all = if m > 16 { [0; 2] } else { [240, 239] };
+        assert_eq!([links, early], all, "{words}: tiles are no links");
         // Outside of a graph, and in a graph without the scope, nothing is a link.
         let (_, none) = Links::of(|| {
             handle.chain(|| net.all(&handle)).unwrap();

@@ -4,6 +4,7 @@
 #define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        begin();                                                                                                                 \
         small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
     }
 #define SMALL_M_TILES(tokens, ...)                                                                                               \

@@ -72,22 +72,19 @@ template <class C> struct SmallMTile {
         }
     }
 
-    __device__ __forceinline__ void load_weights(u32 step, u32 slot) const {
+    __device__ __forceinline__ void load(u32 step, u32 slot) const {
         const u32 at = slot * C::STAGE;
         const u8* codes_from = once(codes + (u64)step * C::PITCH);
 #pragma unroll
         for (u32 j = 0; j < C::UNITS; j++) copy_16(at + codes_to + j * APART * C::PITCH, codes_from + further[j], step < codes_end);
         load_scales(step, ring + at + C::SCALES);
-    }
-
-    __device__ __forceinline__ void load_a(u32 step, u32 slot) const {
-        const u32 at = slot * C::STAGE;
         const u16* from = once(a + (u64)step * 128);
 #pragma unroll
         for (u32 j = 0; j < GROUPS; j++) {
             if (j < a_copies) copy_16(at + a_to + j * 2048, from, step < a_end);
             if (j + 1 < GROUPS) from = once(from + 8 * p.stride_a);
         }
+        copies_commit();
     }
 
     // The units that this thread has copied.
@@ -180,21 +177,10 @@ template <class C> struct SmallMTile {
 
     // The sums over the block's part of k.
     __device__ __forceinline__ void sums(u32 first, float (&sum)[2][GROUPS][4]) const {
-        // Groups of copies are counted as if each stage had one: weights that came before the wait belong to the first.
-        if (p.loads_early) {
-#pragma unroll
-            for (u32 i = 0; i < C::RING - 1; i++)
-                if (first + i < end) load_weights(first + i, i);
-        }
-        begin();
-        if (p.releases) release();
 #pragma unroll
         for (u32 i = 0; i < C::RING - 1; i++) {
-            if (first + i < end) {
-                if (!p.loads_early) load_weights(first + i, i);
-                load_a(first + i, i);
-            }
-            copies_commit();
+            if (first + i < end) load(first + i, i);
+            else copies_commit();
         }
         u32 slot = 0;
 #pragma unroll 1
@@ -204,12 +190,8 @@ template <class C> struct SmallMTile {
             if constexpr (C::E2M1) arrange(stage);
             // All have waited for their part of this stage, and none reads the one before, which is filled next.
             __syncthreads();
-            if (step + C::RING - 1 < end) {
-                const u32 free = slot == 0 ? C::RING - 1 : slot - 1;
-                load_weights(step + C::RING - 1, free);
-                load_a(step + C::RING - 1, free);
-            }
-            copies_commit();
+            if (step + C::RING - 1 < end) load(step + C::RING - 1, slot == 0 ? C::RING - 1 : slot - 1);
+            else copies_commit();
             if constexpr (C::GROUP_SCALES) multiply_group(step, stage, sum);
             else multiply(step, stage, sum);
             slot = slot + 1 == C::RING ? 0 : slot + 1;

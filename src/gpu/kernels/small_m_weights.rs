@@ -307,11 +307,10 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let weights = [Some(call.codes), call.scales];
-        let weights: Vec<_> = weights.into_iter().flatten().collect();
+        let (mnk, all) = ([call.m, call.n, call.k], [call.codes, call.scales.unwrap_or(call.codes)]);
         let place = match call.a_is_made {
             true => InChain::alone(call.config),
-            false => self.in_chain(stream, call.config, [call.m, call.n, call.k], &weights),
+            false => self.in_chain(stream, call.config, mnk, &all),
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let tokens = block.tokens(call.m);
