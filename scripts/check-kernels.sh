@@ -59,8 +59,9 @@ def faults(image):
     listing = subprocess.run(["cuobjdump", "-sass", image], check=True, capture_output=True, text=True).stdout
     gpu, function, functions, narrow, early, waited = None, None, {}, set(), set(), False
     for line in listing.splitlines():
-        if found := re.match(r"arch = sm_(\d+)", line):
-            gpu = int(found[1])
+        # An image of several GPUs says the one; that of one alone the other.
+        if found := re.match(r"arch = sm_(\d+)|\s*code for sm_(\d+)", line):
+            gpu = int(found[1] or found[2])
         elif found := re.match(r"\s+Function : (\S+)", line):
             function = f"{found[1]} for sm_{gpu}"
             functions.setdefault(gpu, []).append(found[1])

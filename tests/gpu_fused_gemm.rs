@@ -184,7 +184,7 @@ fn check_codes(
     for recipe in recipes {
         for with_bias in [false, true] {
             seed += 1;
-            let mut own = Noise::new(seed.into());
+            let mut own = Noise::new(seed);
             let of = Products::new(handle, &mut own, [m, n, k], size, with_bias.then_some(&bias));
             let want = coded(&of.sums, recipe);
             for config in CODES {

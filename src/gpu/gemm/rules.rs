@@ -131,11 +131,12 @@ fn preference_for_any_m(desc: &GemmDesc, facts: Facts) -> (Vec<Formulation>, Str
         return (order, words);
     }
     let library = if wins { alternative } else { Formulation::Native };
-    // A residual or an old D that the library leaves to a pass costs it what an activation does that it leaves to one.
-    let activation = if stores(desc, library) { problem.activation } else { Activation::Silu };
-    let ours = measured::choose(tables_of_ours, Problem { activation, ..problem }, mnk, sm_count, facts.measured);
+    let ours = measured::choose(tables_of_ours, problem, mnk, sm_count, facts.measured);
     let by_rule = match (alternative, ours) {
         (_, Some(Choice::Measured(_))) => None,
+        _ if !stores(desc, Formulation::Native) && outline(desc, Formulation::Sm90, Finish::Fused).is_ok() => {
+            Some(sm90_rules::saves_a_pass(mnk))
+        }
         (Formulation::Rescaled, _) => Some(rows_are_ours(desc, mnk, sm_count)),
         _ if library_ends_sooner(desc, library) => Some(false),
         _ => None,
@@ -257,15 +258,9 @@ mod tests {
         let words = |desc: &GemmDesc| preference_for_any_m(desc, H200).1;
         assert!(words(&known).contains("measured at this shape"), "{}", words(&known));
         let silu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
-        let residual = Epilogue { residual: Some(DType::Bf16), ..silu };
-        for similar in [
-            known.with_epilogue(residual),
-            known.with_accumulate(Accumulate::Add),
-            GemmDesc { out: DType::F16, ..known },
-        ] {
-            assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
-        }
-        // A bias and every type cost ours what they cost the library; activations and residuals more, also against a pass.
+        let similar = GemmDesc { out: DType::F16, ..known };
+        assert!(words(&similar).contains("rule of similar problems"), "{similar}: {}", words(&similar));
+        // A bias and every type cost ours what they cost the library, activations that the library fuses more, and what it leaves to a pass less.
         let wide = desc(8192, 24576, 1536, vec, blk);
         let of = |desc: &GemmDesc| preference_for_any_m(desc, H200);
         assert_eq!(of(&wide).0[0], Sm90);
@@ -280,12 +275,16 @@ mod tests {
             assert_eq!((order[0], words.contains("rule of similar problems")), (Sm90, true), "{fused}: {words}");
         }
         let silu = of(&wide.with_epilogue(silu));
-        assert!(silu.0[0] == Native && silu.1.contains("sm90 is not, measured at this shape"), "{silu:?}");
-        for slower in [
-            wide.with_epilogue(with(Activation::Gelu, None)),
-            wide.with_epilogue(with(Activation::Relu, None)),
-            wide.with_epilogue(Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() }),
-        ] {
+        assert!(silu.0[0] == Sm90 && silu.1.contains("measured at this shape"), "{silu:?}");
+        let residual = Epilogue { residual: Some(DType::Bf16), ..Epilogue::default() };
+        for (m, ours) in [(1, false), (16, false), (512, true)] {
+            let desc = desc(m, 4096, 14336, vec, blk).with_epilogue(residual);
+            let (order, words) = of(&desc);
+            assert_eq!((order[0] == Sm90, words.contains("rule from an H200")), (ours, true), "{desc}: {words}");
+        }
+        for slower in
+            [wide.with_epilogue(with(Activation::Gelu, None)), wide.with_epilogue(with(Activation::Relu, None))]
+        {
             let (order, words) = of(&slower);
             assert_eq!(
                 (order[0], words.contains("sm90 is not, with such an epilogue")),
@@ -299,9 +298,9 @@ mod tests {
         assert_eq!(of(&large).0[0], Sm90);
         assert!(of(&large).1.contains("rule from an H200"));
         let silu = with(Activation::Silu, None);
+        assert_eq!(of(&large.with_epilogue(silu)).0[0], Sm90);
         for other in [
             large.with_accumulation(Accumulation::Fast),
-            large.with_epilogue(silu),
             precise(4096, 24576, 1536, row),
             precise(4096, 4096, 7296, Scheme::Fp8Tensor(F)),
         ] {
@@ -309,7 +308,7 @@ mod tests {
         }
         let few = desc(128, 4096, 7168, row, row);
         assert_eq!([few, few.with_epilogue(silu)].map(|desc| of(&desc).0[0]), [Sm90; 2]);
-        assert_ne!(of(&few.with_epilogue(Epilogue { residual: Some(DType::F16), ..silu })).0[0], Sm90);
+        assert_eq!(of(&few.with_epilogue(Epilogue { residual: Some(DType::F16), ..silu })).0[0], Sm90);
         assert_ne!(preference_for_any_m(&few, Facts { cc: (8, 9), ..H200 }).0[0], Sm90);
         // Weight gradients: where they are added to.
         let gradient = GemmDesc { out: DType::F32, ..precise(4096, 4096, 4096, vec) };
@@ -348,12 +347,11 @@ mod tests {
         for (m, n, fastest) in [
             (128, 576, Rescaled),
             (256, 576, Rescaled),
-            (512, 576, Sm90),
             (1024, 576, Rescaled),
             (128, 2112, Rescaled),
-            (256, 2112, Sm90),
             (512, 2112, Sm90),
             (128, 4096, Sm90),
+            (256, 4096, Sm90),
         ] {
             let desc = GemmDesc::new(m, n, 7168, row, row, DType::Bf16).with_accumulation(Accumulation::Fast);
             assert_eq!(first(desc), fastest, "m = {m}, n = {n}");

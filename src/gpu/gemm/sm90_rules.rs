@@ -98,6 +98,15 @@ pub(crate) fn is_one_round([m, n, k]: [usize; 3], sm_count: usize) -> bool {
     (33..=1024).contains(&m) && tiles <= 2 * sm_count && tiles * 192 >= k
 }
 
+/// Whether it is tried before a product of the library that needs a pass of our epilogue kernel (SiLU, a residual, an old D): where 64 x 128 tiles are so many that the library gains little by
+/// splitting k.
+///
+/// Of SiLU at the 17 published shapes (H200, 2026-11-25, `formulations-silu.md` of `e3baec9`): within 3 % of the better one in 302 of 335 places (1x128 x 128x128), 269 and 277 (rows, fast and
+/// precise sums), 1.1, 2.6 and 2.4 % behind on average; never ours 104, 109 and 96, 20 to 24 %. 192 in the place of 256 is as good.
+pub(crate) fn saves_a_pass([m, n, k]: [usize; 3]) -> bool {
+    (m.div_ceil(64) * n.div_ceil(128)).saturating_mul(256) >= k
+}
+
 /// Several rounds of the largest tiles.
 pub(crate) fn has_rounds([m, n, _]: [usize; 3], sm_count: usize) -> bool {
     let tile = Sm90Config::Tile256x128.tile();
