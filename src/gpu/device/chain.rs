@@ -240,10 +240,10 @@ mod tests {
 
     #[test]
     fn what_is_written_beside_is_handed_on() {
-        let Beside::Writers(writes) = tails(Some(70), &[100..200]).followed(PLACE, &[]).beside else {
+        let Beside::Writers(writes) = tails(Some(70), &[100..200, 300..310]).followed(PLACE, &[]).beside else {
             panic!("it follows")
         };
-        assert_eq!(writes[..], [100..200]);
+        assert_eq!(writes[..], [100..200, 300..310]);
         assert!(matches!(Tails::default().followed(PLACE, &[]).beside, Beside::Unknown));
     }
 
