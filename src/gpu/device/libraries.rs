@@ -25,7 +25,6 @@ const NVRTC: Search = Search {
 /// Every function of the driver that this crate calls, itself or through cudarc, which looks each up at its first call and
 /// panics without it. All are in the driver of CUDA 12.4.
 const DRIVER_FUNCTIONS: [&str; 51] = [
-    "cuGetProcAddress_v2",
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -76,6 +75,7 @@ const DRIVER_FUNCTIONS: [&str; 51] = [
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuTensorMapEncodeTiled",
+    "cuGetProcAddress_v2",
 ];
 
 /// What cudarc, as it was built, reads times of events with. The second is in drivers of CUDA 12.8 and newer only.
