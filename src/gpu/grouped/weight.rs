@@ -60,8 +60,8 @@ impl<'a> GroupedWeightGradient<'a> {
     /// let (groups, slot_rows, rows, out, features) = (2, 128, 256, 256, 512);
     /// let counts = handle.upload(&[100i64, 30])?;
     /// let places = || GroupedRows::Masked { slot_rows, counts: counts.view() };
-    /// handle.clear_between_groups(&mut MatMut::new(dy, DType::Bf16, rows, out)?, groups, &places(), None)?;
-    /// handle.clear_between_groups(&mut MatMut::new(x, DType::Bf16, rows, features)?, groups, &places(), None)?;
+    /// handle.clear_between_groups(&mut MatMut::new(&mut *dy, DType::Bf16, rows, out)?, groups, &places(), None)?;
+    /// handle.clear_between_groups(&mut MatMut::new(&mut *x, DType::Bf16, rows, features)?, groups, &places(), None)?;
     /// let scheme = Scheme::Fp8Group1x128(Fp8Format::E4M3);
     /// let mut dy_t = QuantMatrix::zeros(handle, scheme, out, rows)?;
     /// let mut x_t = QuantMatrix::zeros(handle, scheme, features, rows)?;
