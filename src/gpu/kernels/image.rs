@@ -228,7 +228,9 @@ mod tests {
         let wait = body.find("griddepcontrol.wait").unwrap_or_else(|| panic!("{name} never waits"));
         let loads = if name.starts_with("gemm_small_m_") { &[][..] } else { &["ld.global", "cp.async", "ld.v"] };
         for access in ["st.global", "atom.", "red.", "st.v"].iter().chain(loads) {
-            let first = body.find(access).unwrap_or(usize::MAX);
+            // A word's beginning: copies say `cp.async.ca.shared.global`.
+            let begins = |at: &usize| body[..*at].ends_with(char::is_whitespace);
+            let first = body.match_indices(access).map(|(at, _)| at).find(begins).unwrap_or(usize::MAX);
             assert!(wait < first, "{name}: {access} comes before griddepcontrol.wait");
         }
         // A kernel that releases its successor has waited: what that one loads at once is then written by nobody but this kernel. Quantizers between
