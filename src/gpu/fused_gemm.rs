@@ -401,8 +401,7 @@ impl Handle {
 /// Refuses a D that overlaps what other tiles still read.
 fn check_apart(name: &str, read: &QuantSpans<'_>, written: &Span<'_>) -> Result<()> {
     for span in [&read.codes, &read.scales] {
-        let ends = [span, written].map(|span| span.address + span.bytes as u64);
-        if span.bytes > 0 && written.bytes > 0 && span.address < ends[1] && written.address < ends[0] {
+        if span.overlaps(written) {
             return Err(Error::shape(
                 "D",
                 format!("{} bytes at {:#x}", written.bytes, written.address),

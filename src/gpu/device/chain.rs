@@ -21,8 +21,8 @@ use std::sync::{Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::memory::Span;
 use super::memory::raw::{CapturePlace, capture_place};
+use super::memory::{Span, overlap};
 use super::stream::Queue;
 use crate::error::Result;
 
@@ -110,18 +110,10 @@ impl Tails {
                 .iter()
                 .find(|tail| tail.capture == place.capture && tail.node.is_some() && tail.node == place.after);
             let Some(tail) = tail else { return Follows { loads_early: false, beside: Beside::Unknown } };
-            let written = weights.iter().any(|span| tail.writes.iter().any(|write| overlap(write, &range(span))));
+            let written = weights.iter().any(|span| tail.writes.iter().any(|write| overlap(write, &span.range())));
             Follows { loads_early: !written, beside: Beside::Writers(tail.writes.clone()) }
         })
     }
-}
-
-fn range(span: &Span<'_>) -> Range<u64> {
-    span.address..span.address + span.bytes as u64
-}
-
-fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
-    a.start < b.end && b.start < a.end
 }
 
 impl Queue {
@@ -159,7 +151,7 @@ impl Queue {
     /// this one; nothing where it releases behind its wait.
     pub(crate) fn linked(&self, writes: &[&Span<'_>], beside: Beside, seal: Option<Seal>) {
         let Some(CapturePlace { capture, after }) = capture_place(&self.stream) else { return };
-        let own = writes.iter().map(|span| range(span));
+        let own = writes.iter().map(|span| span.range());
         let (node, writes) = match beside {
             Beside::Nothing => (after, own.collect()),
             Beside::Writers(others) => (after, own.chain(others).collect()),

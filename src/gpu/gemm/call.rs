@@ -183,8 +183,7 @@ pub(crate) fn check_alignment(operand: &str, span: &Span<'_>) -> Result<()> {
 
 /// Refuses a D where an A lies that the call quantizes: some ways store D while others of its rows still read A.
 fn check_apart(a: &Span<'_>, d: &Span<'_>) -> Result<()> {
-    let ends = [a, d].map(|span| span.address + span.bytes as u64);
-    if a.bytes == 0 || d.bytes == 0 || a.address >= ends[1] || d.address >= ends[0] {
+    if !a.overlaps(d) {
         return Ok(());
     }
     Err(Error::shape(

@@ -191,12 +191,11 @@ pub(super) fn check_apart<'s>(
 ) -> Result<()> {
     for (what, source) in sources {
         for (which, target) in targets {
-            let (a, b) = (source.address, target.address);
-            if source.bytes > 0 && target.bytes > 0 && a < b + target.bytes as u64 && b < a + source.bytes as u64 {
+            if source.overlaps(target) {
                 return Err(Error::shape(
                     *which,
-                    format!("{} bytes at {b:#x}", target.bytes),
-                    format!("must not overlap the {what}, {} bytes at {a:#x}", source.bytes),
+                    format!("{} bytes at {:#x}", target.bytes, target.address),
+                    format!("must not overlap the {what}, {} bytes at {:#x}", source.bytes, source.address),
                     "cast into memory of its own",
                 ));
             }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::format::DType;
-use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut};
+use crate::gpu::device::memory::{DeviceBuffer, DeviceBytes, DeviceBytesMut, overlap};
 
 /// A plain row-major matrix on the device, borrowed for reading.
 pub struct MatRef<'a> {
@@ -53,7 +53,7 @@ impl SharedMatrix {
     pub(crate) fn check_apart(&self, operand: &str, which: &str, target: &MatMut<'_>) -> Result<()> {
         let (from, bytes) = (self.data.address(), self.data.len() as u64);
         let (to, length) = (target.data.known_address(), target.data.len() as u64);
-        match to.filter(|to| bytes > 0 && length > 0 && *to < from + bytes && from < *to + length) {
+        match to.filter(|to| overlap(&(from..from + bytes), &(*to..*to + length))) {
             None => Ok(()),
             Some(to) => Err(Error::shape(
                 which,

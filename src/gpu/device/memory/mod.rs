@@ -94,7 +94,22 @@ impl Drop for Rejoin<'_> {
     }
 }
 
+/// Whether ranges of addresses have a byte in common.
+pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
+}
+
 impl<'a> Span<'a> {
+    /// The addresses.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.address..self.address + self.bytes as u64
+    }
+
+    /// Whether a byte belongs to both.
+    pub(crate) fn overlaps(&self, other: &Span<'_>) -> bool {
+        overlap(&self.range(), &other.range())
+    }
+
     /// Memory whose order and life are somebody else's care.
     pub(crate) fn unguarded(address: u64, bytes: usize) -> Self {
         Self { address, bytes, _order: PhantomData }
