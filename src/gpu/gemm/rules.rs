@@ -173,7 +173,7 @@ fn library_ends_sooner(desc: &GemmDesc, library: Formulation) -> bool {
 /// Of row scales.
 fn rows_are_ours(desc: &GemmDesc, mnk: [usize; 3], sm_count: usize) -> bool {
     let plain = desc.epilogue.activation == Activation::None && desc.accumulation == Accumulation::Precise;
-    let fits = desc.epilogue.residual.is_none() && outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
+    let fits = outline(desc, Formulation::Sm90, Finish::Fused).is_ok();
     fits && (sm90_rules::is_one_round(mnk, sm_count) || (plain && sm90_rules::is_first_of_rows(mnk, sm_count)))
 }
 
