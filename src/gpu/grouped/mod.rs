@@ -19,7 +19,7 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    GroupPlaces, KernelFamily, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
@@ -76,17 +76,8 @@ impl GroupedRows<'_> {
     /// Refuses slots that so many rows of A do not hold.
     pub(crate) fn check_slots(&self, groups: usize, rows: usize) -> Result<()> {
         match self {
-            Self::Masked { slot_rows, .. }
-                if !slot_rows.is_multiple_of(4) || slot_rows.checked_mul(groups).is_none_or(|all| all > rows) =>
-            {
-                Err(Error::shape(
-                    "rows of A",
-                    format!("{rows} rows for {groups} slots of {slot_rows}"),
-                    "must hold every slot, each of a multiple of 4 rows",
-                    "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-                ))
-            }
-            _ => Ok(()),
+            Self::Masked { slot_rows, .. } => Sm90Along::Rows.check_slots(rows, groups, *slot_rows),
+            Self::Contiguous { .. } => Ok(()),
         }
     }
 

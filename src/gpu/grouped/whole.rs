@@ -54,10 +54,7 @@ impl Whole<'_> {
         }
         check_dw(dw, groups, dy.rows(), x.rows())?;
         match rows {
-            GroupedRows::Masked { slot_rows, .. }
-                if !slot_rows.is_multiple_of(128)
-                    || slot_rows.checked_mul(groups).is_none_or(|all| all > dy.cols()) =>
-            {
+            GroupedRows::Masked { slot_rows, .. } if !Sm90Along::K.holds_slots(dy.cols(), groups, *slot_rows) => {
                 Err(Error::shape(
                     "rows of dY and X",
                     format!("{} rows for {groups} slots of {slot_rows}", dy.cols()),

@@ -24,6 +24,35 @@ pub(crate) enum Sm90Along {
     K,
 }
 
+impl Sm90Along {
+    /// Whether so many rows, or numbers along k, hold so many slots, each of whole steps.
+    pub(crate) fn holds_slots(self, held: usize, count: usize, slot: usize) -> bool {
+        let step = if self == Self::Rows { 4 } else { 128 };
+        slot.is_multiple_of(step) && slot.checked_mul(count).is_some_and(|all| all <= held)
+    }
+
+    /// Refuses those that are not held.
+    pub(crate) fn check_slots(self, held: usize, count: usize, slot: usize) -> Result<()> {
+        if self.holds_slots(held, count, slot) {
+            return Ok(());
+        }
+        Err(match self {
+            Self::Rows => Error::shape(
+                "rows of A",
+                format!("{held} rows for {count} slots of {slot}"),
+                "must hold every slot, each of a multiple of 4 rows",
+                "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
+            ),
+            Self::K => Error::shape(
+                "k",
+                format!("{held} for {count} slots of {slot}"),
+                "must hold every slot, each of a multiple of 128: no 1x128 group belongs to two slots",
+                "pass slots of a multiple of 128 rows, and transposes of all slots",
+            ),
+        })
+    }
+}
+
 /// Where a group of rows begins.
 #[derive(Clone, Copy)]
 pub(crate) enum Sm90Rows<'a> {
@@ -66,26 +95,7 @@ impl Sm90Groups<'_> {
             check_aligned(name, span, 8)?;
         }
         let Sm90Rows::Slots(rows) = self.rows else { return Ok(()) };
-        let step = if of_rows { 4 } else { 128 };
-        let held = if of_rows { m } else { k };
-        if rows.is_multiple_of(step) && rows.checked_mul(self.count).is_some_and(|all| all <= held) {
-            return Ok(());
-        }
-        Err(if of_rows {
-            Error::shape(
-                "rows of A",
-                format!("{m} rows for {} slots of {rows}", self.count),
-                "must hold every slot, each of a multiple of 4 rows",
-                "pass slots of a multiple of 4 rows (casts begin groups at multiples of 128), and an A of all slots",
-            )
-        } else {
-            Error::shape(
-                "k",
-                format!("{k} for {} slots of {rows}", self.count),
-                "must hold every slot, each of a multiple of 128: no 1x128 group belongs to two slots",
-                "pass slots of a multiple of 128 rows, and transposes of all slots",
-            )
-        })
+        self.along.check_slots(if of_rows { m } else { k }, self.count, rows)
     }
 
     fn starts(&self) -> Option<&Span<'_>> {
