@@ -171,11 +171,7 @@ impl<'a> FusedGemmArgs<'a> {
         if let Some(config) = self.config
             && !(if *swiglu { config.swiglu_tile().is_some() } else { config.stores_codes() })
         {
-            return Err(Error::unsupported(
-                format!("the configuration {config} of a product with {after} in its kernel"),
-                "codes have it in 256x128, 128x128 and 64x128, SwiGLU in 128x128 and 64x128",
-                "ask for one of these, or for none",
-            ));
+            return Err(config.casts_nothing());
         }
         if b.cols() != k {
             let found = format!("{} x {}", b.rows(), b.cols());

@@ -495,13 +495,7 @@ impl Kernels {
         }
         let (kind, config) = (call.kind(), call.config);
         let found = config.tile_of(kind).zip(self.sm90(stream)?.of_call(kind, config));
-        let (tile, kernel) = found.ok_or_else(|| {
-            Error::unsupported(
-                format!("the configuration {config} of a product that casts D"),
-                "codes have it in 256x128, 128x128 and 64x128, SwiGLU in 128x128 and 64x128",
-                "ask for one of these, or for none",
-            )
-        })?;
+        let (tile, kernel) = found.ok_or_else(|| config.casts_nothing())?;
         let [a, b] = call.maps(tile);
         let key = [(a, call.a.codes.address, call.a.codes.bytes), (b, call.b.codes.address, call.b.codes.bytes)];
         let [map_a, map_b] = maps.of(stream, key, call.a.codes, call.b.codes)?;

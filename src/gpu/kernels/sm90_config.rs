@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::Kernel;
 use super::module::Modules;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A configuration of the `sm90` product, by the tile of D of a thread block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,6 +81,15 @@ impl Sm90Config {
     /// Whether a kernel of it stores codes: rows of a tile are whole groups.
     pub(crate) fn stores_codes(self) -> bool {
         self.tile().cols == 128
+    }
+
+    /// That it has no kernel which stores what was asked for.
+    pub(crate) fn casts_nothing(self) -> Error {
+        Error::unsupported(
+            format!("the configuration {self} of a product that casts D"),
+            "codes have it in 256x128, 128x128 and 64x128, SwiGLU in 128x128 and 64x128",
+            "ask for one of these, or for none",
+        )
     }
 
     /// The tile of its kernel of this kind, if there is one.
