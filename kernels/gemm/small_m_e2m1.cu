@@ -18,12 +18,6 @@
 SMALL_M(four, 4, 6, 4)
 SMALL_M(eight, 8, 3, 2)
 
-#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
-        begin();                                                                                                                 \
-        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
-    }
 #define SMALL_M_TILES(tokens, ...)                                                                                               \
     SMALL_M_TILE_KERNEL(nvfp4, NVFP4, bf16, Bf16, tokens, __VA_ARGS__)                                                           \
     SMALL_M_TILE_KERNEL(nvfp4, NVFP4, f16, F16, tokens, __VA_ARGS__)                                                             \

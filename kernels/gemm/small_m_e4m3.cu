@@ -1,12 +1,6 @@
 // Products of at most 64 rows of BF16 or F16 with E4M3 codes, on Hopper: see small_m_tile.cuh.
 #include "gemm/small_m_tile.cuh"
 
-#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
-        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
-        begin();                                                                                                                 \
-        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
-    }
 #define SMALL_M_TILES(tokens, ...)                                                                                               \
     SMALL_M_TILE_KERNEL(fp8, FP8, bf16, Bf16, tokens, __VA_ARGS__)                                                               \
     SMALL_M_TILE_KERNEL(fp8, FP8, f16, F16, tokens, __VA_ARGS__)                                                                 \

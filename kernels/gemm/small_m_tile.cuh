@@ -319,3 +319,11 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
         }
     }
 }
+
+// A kernel of the tables in small_m_e2m1.cu and small_m_e4m3.cu.
+#define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+        gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
+        begin();                                                                                                                 \
+        small_m_tile<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                               \
+    }
