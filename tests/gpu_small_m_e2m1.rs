@@ -8,7 +8,7 @@ mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
-use ndarray::{Array2, s};
+use ndarray::Array2;
 use scaled_gemm::reference::{self, Gelu};
 use scaled_gemm::{
     Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights, MatMut,
@@ -42,6 +42,11 @@ fn blocks(m: usize) -> impl Iterator<Item = SmallMBlock> {
 
 fn all(m: usize) -> impl Iterator<Item = SmallMConfig> {
     all_of(SmallMOperands::E2m1Weights, m)
+}
+
+/// The most rows that a configuration multiplies.
+fn most_of(config: SmallMConfig) -> usize {
+    if blocks(64).any(|block| block == config.block()) { 64 } else { 16 }
 }
 
 fn one_of_each(m: usize, turn: usize) -> impl Iterator<Item = SmallMConfig> {
@@ -200,20 +205,7 @@ fn epilogues() {
 #[test]
 fn beta_zero_reads_nothing() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(186);
-    for pair in PAIRS {
-        let both = new(&handle, &mut rng, [5, 72, 160], pair);
-        let mut extras = Extras::new(&handle, &mut rng, 5, 72, &[0]);
-        with!(&both, |ops| {
-            let case = Case { beta: Some(0.0), ..Case::new(DType::F32) };
-            let sums = ops.sums(Accumulation::Precise);
-            let bound = sums.with(&extras.inputs(ops, &Case { beta: None, ..case }), Gelu::Ieee).unwrap();
-            extras.old.fill(f32::NAN);
-            let mut plan = plan(&handle, &case.desc(ops), Formulation::SmallM);
-            let stored = execute(&handle, &mut plan, ops, &extras, &case);
-            bound.check(stored.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
-        });
-    }
+    check_beta_zero(&handle, 186, [5, 72, 160], &PAIRS);
 }
 
 /// Second-level scales whose product overflows FP32, and an alpha that brings the result back.
@@ -307,69 +299,16 @@ fn not_a_number_stays_where_it_is() {
 #[test]
 fn equal_rows_have_equal_results() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(189);
-    let (n, k) = (520, 1184);
-    for (a, b) in [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)] {
-        let (x, w) = (blocked(&mut rng, 64, k), quantized(&blocked(&mut rng, n, k), b));
-        let case = Case::new(DType::F32);
-        for config in all(1) {
-            let most = if blocks(64).any(|block| block == config.block()) { 64 } else { 16 };
-            let rows = |start: usize, m: usize| {
-                let part = x.slice(s![start..start + m, ..]).to_owned();
-                let both = operands(&handle, &part, w.clone(), a);
-                let extras = Extras::new(&handle, &mut Noise::new(190), m, n, &[]);
-                with!(&both, |ops| {
-                    execute(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case).bytes
-                })
-            };
-            let want = rows(0, most);
-            let parts = [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13), (0, 17), (20, 33), (15, 49), (63, 1)];
-            for (start, m) in parts.into_iter().filter(|(start, m)| start + m <= most) {
-                assert!(rows(start, m) == want[start * n * 4..(start + m) * n * 4], "{config}: rows from {start}, {m}");
-            }
-        }
-    }
+    let pairs = [(BF16, NV), (F16, NV_ROW), (BF16, MX4), (Operand::Quantized(NV_ROW), NV)];
+    let configs: Vec<_> = all(1).map(|config| (config, most_of(config))).collect();
+    check_equal_rows(&handle, [189, 190], 1184, &pairs, &configs);
 }
 
 #[test]
 fn graphs_give_the_eager_bits_and_follow_both_operands() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(191);
-    let (n, k) = (520, 672);
     let configs = [12, 50, 12, 29].into_iter().flat_map(|m| all(m).map(move |config| (m, config)));
-    for (i, (m, config)) in configs.enumerate() {
-        let mut both = new(&handle, &mut rng, [m, n, k], PAIRS[i % PAIRS.len()]);
-        let extras = Extras::new(&handle, &mut rng, m, n, &[]);
-        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
-        let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
-        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        let mut output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
-        let graph = with!(&both, |ops| capture_among_others(&handle, || plan
-            .execute(&handle, output.args(ops, &extras, &case))))
-        .unwrap();
-        let replay = |output: &mut Output| {
-            output.reset(&handle);
-            handle.launch(&graph).unwrap();
-            output.read(&handle, "replay")
-        };
-        for _ in 0..3 {
-            assert!(replay(&mut output) == want, "{config}: a replay differs");
-        }
-        let x = blocked(&mut rng, m, k).mapv(|v| v * 3.0);
-        match &mut both {
-            Both::Plain(ops) => ops.rewrite(&handle, &x),
-            Both::Quantized(ops) => rewrite(&handle, &x, &mut ops.a),
-        }
-        let follows = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
-        let w = blocked(&mut rng, n, k);
-        match &mut both {
-            Both::Plain(ops) => rewrite(&handle, &w, &mut ops.b),
-            Both::Quantized(ops) => rewrite(&handle, &w, &mut ops.b),
-        }
-        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        assert!(follows != want && replay(&mut output) == want, "{config}: the replay does not follow B");
-    }
+    check_graphs(&handle, 191, &PAIRS, configs);
 }
 
 /// D may begin at any multiple of 16 bytes, and so may its rows.
@@ -407,31 +346,10 @@ fn d_at_any_16_bytes() {
 #[test]
 fn long_chains() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(192);
-    let case = Case { gap: 8, ..Case::new(DType::Bf16) };
-    let mut links: Vec<_> = all(16)
-        .chain(all(16))
-        .chain(all(64))
-        .enumerate()
-        .map(|(i, config)| {
-            // Of tiles as many as they serve.
-            let m = if blocks(64).any(|block| block == config.block()) { 1 + 9 * i % 64 } else { 1 + i % 16 };
-            let both = new(&handle, &mut rng, [m, 264, 2080], PAIRS[i % PAIRS.len()]);
-            let extras = Extras::new(&handle, &mut rng, m, 264, &[case.gap]);
-            let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
-            let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-            let output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
-            (both, extras, plan, want, output)
-        })
-        .collect();
-    for _ in 0..2000 {
-        for (both, extras, plan, _, output) in &mut links {
-            with!(&*both, |ops| plan.execute(&handle, output.args(ops, extras, &case)).unwrap());
-        }
-    }
-    for (.., plan, want, output) in &links {
-        assert!(output.read(&handle, "the end of a chain") == *want, "{}", plan.explain());
-    }
+    let configs = all(16).chain(all(16)).chain(all(64)).enumerate();
+    // Of tiles as many as they serve.
+    let most = |i: usize, config| if most_of(config) == 64 { 1 + 9 * i % 64 } else { 1 + i % 16 };
+    check_long_chains(&handle, 192, 2080, &PAIRS, configs.map(|(i, config)| (most(i, config), config)));
 }
 
 /// It comes first, also where B keeps its values, which it does not read.

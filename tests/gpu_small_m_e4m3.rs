@@ -9,8 +9,8 @@ mod small_m_weights;
 
 use common::gemm::*;
 use common::*;
-use ndarray::{Array2, s};
-use scaled_gemm::reference::{self, Gelu};
+use ndarray::Array2;
+use scaled_gemm::reference;
 use scaled_gemm::{
     Accumulation, DType, Finish, Formulation, Fp8Format, GemmArgs, GemmDesc, HostQuantMatrix, KeptWeights, MatMut,
     MatRef, Operand, PlanOptions, QuantMatrix, Scheme, SmallMBlock, SmallMConfig, SmallMOperands, TuneRecord,
@@ -181,20 +181,7 @@ fn epilogues() {
 #[test]
 fn beta_zero_reads_nothing() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(286);
-    for pair in PAIRS {
-        let both = new(&handle, &mut rng, [5, 72, 144], pair);
-        let mut extras = Extras::new(&handle, &mut rng, 5, 72, &[0]);
-        with!(&both, |ops| {
-            let case = Case { beta: Some(0.0), ..Case::new(DType::F32) };
-            let sums = ops.sums(Accumulation::Precise);
-            let bound = sums.with(&extras.inputs(ops, &Case { beta: None, ..case }), Gelu::Ieee).unwrap();
-            extras.old.fill(f32::NAN);
-            let mut plan = plan(&handle, &case.desc(ops), Formulation::SmallM);
-            let stored = execute(&handle, &mut plan, ops, &extras, &case);
-            bound.check(stored.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
-        });
-    }
+    check_beta_zero(&handle, 286, [5, 72, 144], &PAIRS);
 }
 
 /// Activations near both ends of BF16's range, and weights whose FP32 scales are as far away.
@@ -256,96 +243,24 @@ fn not_a_number_stays_where_it_is() {
 #[test]
 fn equal_rows_have_equal_results() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(289);
-    let (n, k) = (520, 1168);
-    for (a, b) in [(BF16, TILES), (F16, VECTORS), (BF16, ROW), (BF16, MX)] {
-        let (x, w) = (blocked(&mut rng, 64, k), quantized(&blocked(&mut rng, n, k), b));
-        let case = Case::new(DType::F32);
-        for config in all() {
-            let rows = |start: usize, m: usize| {
-                let part = x.slice(s![start..start + m, ..]).to_owned();
-                let both = operands(&handle, &part, w.clone(), a);
-                let extras = Extras::new(&handle, &mut Noise::new(290), m, n, &[]);
-                with!(&both, |ops| {
-                    execute(&handle, &mut planned(&handle, &case.desc(ops), config), ops, &extras, &case).bytes
-                })
-            };
-            let want = rows(0, 64);
-            for (start, m) in [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13), (0, 17), (20, 33), (15, 49), (63, 1)] {
-                assert!(rows(start, m) == want[start * n * 4..(start + m) * n * 4], "{config}: rows from {start}, {m}");
-            }
-        }
-    }
+    let pairs = [(BF16, TILES), (F16, VECTORS), (BF16, ROW), (BF16, MX)];
+    let configs: Vec<_> = all().map(|config| (config, 64)).collect();
+    check_equal_rows(&handle, [289, 290], 1168, &pairs, &configs);
 }
 
 #[test]
 fn graphs_give_the_eager_bits_and_follow_both_operands() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(291);
-    let (n, k) = (520, 672);
     let configs = [5, 12, 50, 29].into_iter().flat_map(|m| all().map(move |config| (m, config)));
-    for (i, (m, config)) in configs.enumerate() {
-        let mut both = new(&handle, &mut rng, [m, n, k], PAIRS[i % PAIRS.len()]);
-        let extras = Extras::new(&handle, &mut rng, m, n, &[]);
-        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
-        let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
-        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        let mut output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
-        let graph = with!(&both, |ops| capture_among_others(&handle, || plan
-            .execute(&handle, output.args(ops, &extras, &case))))
-        .unwrap();
-        let replay = |output: &mut Output| {
-            output.reset(&handle);
-            handle.launch(&graph).unwrap();
-            output.read(&handle, "replay")
-        };
-        for _ in 0..3 {
-            assert!(replay(&mut output) == want, "{config}: a replay differs");
-        }
-        let x = blocked(&mut rng, m, k).mapv(|v| v * 3.0);
-        match &mut both {
-            Both::Plain(ops) => ops.rewrite(&handle, &x),
-            Both::Quantized(ops) => rewrite(&handle, &x, &mut ops.a),
-        }
-        let follows = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
-        let w = blocked(&mut rng, n, k);
-        match &mut both {
-            Both::Plain(ops) => rewrite(&handle, &w, &mut ops.b),
-            Both::Quantized(ops) => rewrite(&handle, &w, &mut ops.b),
-        }
-        let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-        assert!(follows != want && replay(&mut output) == want, "{config}: the replay does not follow B");
-    }
+    check_graphs(&handle, 291, &PAIRS, configs);
 }
 
 /// Products back to back, each behind the one before it: tens of thousands of launches, of clusters of every size in turn, and then the right bits.
 #[test]
 fn long_chains() {
     let Some(handle) = hopper() else { return };
-    let mut rng = Noise::new(292);
-    let case = Case { gap: 8, ..Case::new(DType::Bf16) };
-    let configs = (0..8).flat_map(|_| all());
-    let mut links: Vec<_> = configs
-        .enumerate()
-        .map(|(i, config)| {
-            let m = 1 + 9 * i % 64;
-            let both = new(&handle, &mut rng, [m, 264, 2064], PAIRS[i % PAIRS.len()]);
-            let extras = Extras::new(&handle, &mut rng, m, 264, &[case.gap]);
-            let mut plan = with!(&both, |ops| planned(&handle, &case.desc(ops), config));
-            let want = with!(&both, |ops| execute(&handle, &mut plan, ops, &extras, &case));
-            let output = with!(&both, |ops| Output::new(&handle, ops, &extras, &case));
-            (both, extras, plan, want, output)
-        })
-        .collect();
-    for _ in 0..2000 {
-        for (both, extras, plan, _, output) in &mut links {
-            with!(&*both, |ops| plan.execute(&handle, output.args(ops, extras, &case)).unwrap());
-        }
-    }
-    for (.., plan, want, output) in &links {
-        assert!(output.read(&handle, "the end of a chain") == *want, "{}", plan.explain());
-    }
+    let configs = (0..8).flat_map(|_| all()).enumerate();
+    check_long_chains(&handle, 292, 2064, &PAIRS, configs.map(|(i, config)| (1 + 9 * i % 64, config)));
 }
 
 /// It is planned for every pair; of MXFP8 weights also where they keep their values, which it does not read.

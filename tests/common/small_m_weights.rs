@@ -2,8 +2,8 @@
 //! against the bound.
 
 use crate::common::gemm::*;
-use crate::common::{Noise, handle};
-use ndarray::Array2;
+use crate::common::{Noise, capture_among_others, handle};
+use ndarray::{Array2, s};
 use scaled_gemm::reference::{Gelu, SumBound};
 use scaled_gemm::{
     Accumulation, DType, Formulation, GemmDesc, GemmPlan, Handle, HostQuantMatrix, KernelFamily, Operand, PlanOptions,
@@ -143,4 +143,125 @@ pub fn check(
         let sums = ops.sums(Accumulation::Precise);
         check_with(handle, ops, &extras, &sums, case, configs)
     })
+}
+
+/// With `beta = 0` D's old value, NaN here, is not read.
+pub fn check_beta_zero(handle: &Handle, seed: u64, [m, n, k]: [usize; 3], pairs: &[Pair]) {
+    let mut rng = Noise::new(seed);
+    for pair in pairs {
+        let both = new(handle, &mut rng, [m, n, k], *pair);
+        let mut extras = Extras::new(handle, &mut rng, m, n, &[0]);
+        with!(&both, |ops| {
+            let case = Case { beta: Some(0.0), ..Case::new(DType::F32) };
+            let sums = ops.sums(Accumulation::Precise);
+            let bound = sums.with(&extras.inputs(ops, &Case { beta: None, ..case }), Gelu::Ieee).unwrap();
+            extras.old.fill(f32::NAN);
+            let mut plan = plan(handle, &case.desc(ops), Formulation::SmallM);
+            let stored = execute(handle, &mut plan, ops, &extras, &case);
+            bound.check(stored.values(ops, &case).view()).unwrap_or_else(|e| panic!("{e}\n{}", plan.explain()));
+        });
+    }
+}
+
+/// In one configuration a row of D has the same bits whatever m is, and with it the width of the product, and wherever the row stands. Each configuration comes with
+/// the most rows that it multiplies.
+pub fn check_equal_rows(
+    handle: &Handle,
+    [seed, of_extras]: [u64; 2],
+    k: usize,
+    pairs: &[Pair],
+    configs: &[(SmallMConfig, usize)],
+) {
+    let mut rng = Noise::new(seed);
+    let n = 520;
+    for &(a, b) in pairs {
+        let (x, w) = (blocked(&mut rng, 64, k), quantized(&blocked(&mut rng, n, k), b));
+        let case = Case::new(DType::F32);
+        for &(config, most) in configs {
+            let rows = |start: usize, m: usize| {
+                let part = x.slice(s![start..start + m, ..]).to_owned();
+                let both = operands(handle, &part, w.clone(), a);
+                let extras = Extras::new(handle, &mut Noise::new(of_extras), m, n, &[]);
+                with!(&both, |ops| {
+                    execute(handle, &mut planned(handle, &case.desc(ops), config), ops, &extras, &case).bytes
+                })
+            };
+            let want = rows(0, most);
+            let parts = [(0, 1), (15, 1), (3, 8), (5, 9), (0, 13), (0, 17), (20, 33), (15, 49), (63, 1)];
+            for (start, m) in parts.into_iter().filter(|(start, m)| start + m <= most) {
+                assert!(rows(start, m) == want[start * n * 4..(start + m) * n * 4], "{config}: rows from {start}, {m}");
+            }
+        }
+    }
+}
+
+/// The eager bits in graphs, which follow A and B. Of these m and configurations, with the pairs in turn.
+pub fn check_graphs(handle: &Handle, seed: u64, pairs: &[Pair], configs: impl Iterator<Item = (usize, SmallMConfig)>) {
+    let mut rng = Noise::new(seed);
+    let (n, k) = (520, 672);
+    for (i, (m, config)) in configs.enumerate() {
+        let mut both = new(handle, &mut rng, [m, n, k], pairs[i % pairs.len()]);
+        let extras = Extras::new(handle, &mut rng, m, n, &[]);
+        let case = Case { alpha: 0.5, gap: 8, ..Case::new(DType::Bf16) };
+        let mut plan = with!(&both, |ops| planned(handle, &case.desc(ops), config));
+        let want = with!(&both, |ops| execute(handle, &mut plan, ops, &extras, &case));
+        let mut output = with!(&both, |ops| Output::new(handle, ops, &extras, &case));
+        let graph = with!(&both, |ops| capture_among_others(handle, || plan
+            .execute(handle, output.args(ops, &extras, &case))))
+        .unwrap();
+        let replay = |output: &mut Output| {
+            output.reset(handle);
+            handle.launch(&graph).unwrap();
+            output.read(handle, "replay")
+        };
+        for _ in 0..3 {
+            assert!(replay(&mut output) == want, "{config}: a replay differs");
+        }
+        let x = blocked(&mut rng, m, k).mapv(|v| v * 3.0);
+        match &mut both {
+            Both::Plain(ops) => ops.rewrite(handle, &x),
+            Both::Quantized(ops) => rewrite(handle, &x, &mut ops.a),
+        }
+        let follows = with!(&both, |ops| execute(handle, &mut plan, ops, &extras, &case));
+        assert!(follows != want && replay(&mut output) == follows, "{config}: the replay does not follow A");
+        let w = blocked(&mut rng, n, k);
+        match &mut both {
+            Both::Plain(ops) => rewrite(handle, &w, &mut ops.b),
+            Both::Quantized(ops) => rewrite(handle, &w, &mut ops.b),
+        }
+        let want = with!(&both, |ops| execute(handle, &mut plan, ops, &extras, &case));
+        assert!(follows != want && replay(&mut output) == want, "{config}: the replay does not follow B");
+    }
+}
+
+/// Products back to back, each behind the one before it: tens of thousands of launches, of clusters of every size in turn, and then the right bits. Of these m
+/// and configurations, with the pairs in turn.
+pub fn check_long_chains(
+    handle: &Handle,
+    seed: u64,
+    k: usize,
+    pairs: &[Pair],
+    configs: impl Iterator<Item = (usize, SmallMConfig)>,
+) {
+    let mut rng = Noise::new(seed);
+    let case = Case { gap: 8, ..Case::new(DType::Bf16) };
+    let mut links: Vec<_> = configs
+        .enumerate()
+        .map(|(i, (m, config))| {
+            let both = new(handle, &mut rng, [m, 264, k], pairs[i % pairs.len()]);
+            let extras = Extras::new(handle, &mut rng, m, 264, &[case.gap]);
+            let mut plan = with!(&both, |ops| planned(handle, &case.desc(ops), config));
+            let want = with!(&both, |ops| execute(handle, &mut plan, ops, &extras, &case));
+            let output = with!(&both, |ops| Output::new(handle, ops, &extras, &case));
+            (both, extras, plan, want, output)
+        })
+        .collect();
+    for _ in 0..2000 {
+        for (both, extras, plan, _, output) in &mut links {
+            with!(&*both, |ops| plan.execute(handle, output.args(ops, extras, &case)).unwrap());
+        }
+    }
+    for (.., plan, want, output) in &links {
+        assert!(output.read(handle, "the end of a chain") == *want, "{}", plan.explain());
+    }
 }
