@@ -206,7 +206,7 @@ fn a_row_has_the_same_bits_for_every_m() {
         }
     }
     println!("{products} products, {configurations:?}");
-    let least = if handle.device().sm_count == 132 { Sm90Config::ALL.len() } else { 3 };
+    let least = if handle.device().sm_count == 132 { 6 } else { 3 };
     assert!(configurations.len() >= least, "{configurations:?}: of one configuration little is seen");
 }
 
@@ -331,14 +331,15 @@ fn autotune_and_records_keep_to_it() {
         if out == DType::E4M3 {
             args = args.out_encode(&one);
         }
-        let report = plan.autotune(&handle, args, &TuneOptions::default().with_repetitions(3)).unwrap();
-        assert_eq!(report.trials.len(), Sm90Config::ALL.len());
+        let report =
+            plan.autotune(&handle, args, &TuneOptions::default().with_candidates(16).with_repetitions(3)).unwrap();
+        assert_eq!(report.trials.len(), of_groups().len());
         for trial in &report.trials {
             assert!(trial.formulation == Formulation::Sm90 && matches!(trial.verdict, Verdict::Timed(_)), "{trial}");
         }
         // Whichever it is.
         let unasked = asked.with_batch_invariant(false);
-        for config in Sm90Config::ALL {
+        for config in of_groups() {
             let mut table = TuneTable::default();
             table.insert(planned(&handle, &asked, config).record().unwrap());
             handle.set_tuning(table);

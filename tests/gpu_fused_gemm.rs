@@ -47,10 +47,11 @@ impl Products {
             activation: if bias.is_some() { Activation::Gelu } else { Activation::None },
             residual: None,
         };
-        let desc = GemmDesc::new(m, n, k, VEC, BLK, DType::F32).with_epilogue(epilogue);
+        let desc = GemmDesc::new(m, n, k, VEC, BLK, DType::F32).with_epilogue(epilogue).with_batch_invariant(true);
         let mut d = poisoned(handle, m * n * 4);
         let bias = bias.map(|bias| handle.upload(bias).unwrap());
-        let mut args = GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, m, n).unwrap()).alpha(ALPHA);
+        let mut args =
+            GemmArgs::new(&a, &b, MatMut::new(&mut d, DType::F32, m, n).unwrap()).alpha(ALPHA).batch_invariant(true);
         if let Some(bias) = &bias {
             args = args.bias(VecRef::new(bias, DType::F32, n).unwrap()).activation(Activation::Gelu);
         }

@@ -3,9 +3,10 @@
 // Blocks are persistent: each walks the tiles of D with its own number modulo the grid. A producer warp copies the operands of the
 // next k-blocks (128 of k, zeros beyond the end) with their scales into a ring of stages; one or two math warpgroups multiply them
 // in atoms of 64 x ATOM x 128 and add each atom times its scales to FP32 sums ("promotion": tensor cores keep some 14 bits of
-// FP8 sums). The order of all sums depends on k alone: equal rows have equal results, whatever m and the grid.
+// FP8 sums). The order of all sums depends on k, and on how many blocks divide it, alone: equal rows have equal results, whatever m and the grid.
 //
-// A stage has two barriers. `full` has one arrival, the producer's, which also announces the bytes of its four copies. `empty` has one
+// A stage has two barriers. `full` has the producer's arrival, which also announces the bytes of its two copies, and that of a second warp, which copies the scales: each copy takes a
+// thread some hundred cycles. `empty` has one
 // arrival of every math warp, of both blocks where a pair shares an operand: there each producer copies one half of it into both blocks,
 // and waits for both. With the first stage of a tile the producer says which it is. Before a block ends its
 // producer waits until all stages are empty: then no copy is on its way to the other block and no arrival to this one.
@@ -167,7 +168,7 @@ template <class C> struct Sm90Ring {
 };
 
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const Sm90Problem& p, u32 shared) {
+__device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap& b, const Sm90Problem& p, u32 shared, bool of_scales) {
     constexpr bool OF_K = GROUPED == GROUPS_OF_K;
     const u32 blocks = (p.k + 127) / 128, rank = C::CLUSTER > 1 ? cluster_rank() : 0;
     Sm90Walk<C, GROUPED> walk(p);
@@ -178,7 +179,8 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
             const u32 last_tile = (p.n + 127) / 128 - 1, group_row = GROUPED == GROUPS_OF_ROWS ? tile.group * p.group_b : 0;
             // Of A, which all groups of k share, as they do B.
             const u32 row = OF_K ? tile.row - tile.group * p.m : tile.row;
-            const u32 first = OF_K ? tile.first_block : 0, end = OF_K ? first + tile.blocks : blocks;
+            const u32 first = OF_K ? tile.first_block : C::SPLIT > 1 ? rank * blocks / C::SPLIT : 0;
+            const u32 end = OF_K ? first + tile.blocks : C::SPLIT > 1 ? (rank + 1) * blocks / C::SPLIT : blocks;
             // Of a tile without rows, whichever: its sums are not stored.
             constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR;
             const u32 scale_row = SCALED ? min(row, p.pitch_a - 4) : 0, scale_bytes = SCALED ? min(C::ROWS, p.pitch_a - scale_row) * 4 : 0;
@@ -191,16 +193,8 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                 const u32 full = shared + C::FULL + 8 * ring.stage;
                 const u32 to_a = shared + ring.stage * C::A_BYTES, to_b = shared + C::B + ring.stage * C::B_BYTES;
                 barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
-                if (block == first)
-                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
-                barrier_expect(full, C::A_BYTES + C::B_BYTES + scale_bytes + scale_bytes_b);
-                if (C::SHARE == SHARE_A)
-                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, row + rank * C::A_BOX, full, 3);
-                else
-                    copy_box(to_a, a, 128 * block, row, full);
-                copy_box(to_b, b, 128 * block, group_row + tile.col, full);
-                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
-                if (SCALED) {
+                if (of_scales) {
+                    barrier_expect(full, scale_bytes + scale_bytes_b);
                     copy_bytes(shared + C::SCALES_A + ring.stage * C::SCALES_A_BYTES, scales_a + (u64)block * p.pitch_a, scale_bytes, full);
                     // 128x128 scales of four k-blocks, as copies have no less than 16 bytes.
                     const float* of_block = VECTOR ? scales_b + (u64)block * p.pitch_b : scales_b + block / 4 * 4;
@@ -209,13 +203,24 @@ __device__ __forceinline__ void sm90_produce(const TensorMap& a, const TensorMap
                     // Of the second matrix, or of the next tile.
                     const u32 next = C::PARTS > 1 ? p.n / 128 : tile.col / 128 < last_tile ? 1 : 0;
                     if (C::SCALE_PARTS > 1 && !VECTOR) copy_bytes(to_scales + 16, of_block + (u64)next * p.pitch_b, 16, full);
+                    ring.advance();
+                    continue;
                 }
+                if (block == first)
+                    shared_store(shared + C::WORK + 16 * ring.stage, {tile.row, tile.col, (u32)tile.rows, OF_K ? tile.blocks : tile.group});
+                barrier_expect(full, C::A_BYTES + C::B_BYTES);
+                if (C::SHARE == SHARE_A)
+                    copy_box_to(to_a + rank * (C::A_BYTES / 2), a, 128 * block, row + rank * C::A_BOX, full, 3);
+                else
+                    copy_box(to_a, a, 128 * block, row, full);
+                copy_box(to_b, b, 128 * block, group_row + tile.col, full);
+                if (C::PARTS > 1) copy_box(to_b + C::B_BYTES / 2, b, 128 * block, group_row + tile.col + p.n, full);
                 ring.advance();
             }
         }
         __syncwarp();
     }
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x % 32 == 0 && !of_scales)
         for (u32 i = 0; i < C::STAGES; i++) {
             barrier_wait(shared + C::EMPTY + 8 * ring.stage, ring.parity);
             ring.advance();
@@ -228,9 +233,9 @@ template <class C> struct Sm90Math {
     u32 scale_a;  // the thread's first scale there
     u32 scale_b;  // likewise of B, where its rows have scales of their own
     Sm90Ring<C> ring;
-    u32 odd;      // of a tile in two tiles of scales: it begins amid the first
+    u32 edge;     // of a tile in two tiles of scales: its columns in the first, or more
 
-    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}), odd(0) {
+    __device__ __forceinline__ Sm90Math(u32 shared, u32 down, u32 across) : shared(shared), ring({0, 0}), edge(0) {
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         a = wgmma_operand(shared + down * C::TALL * 128);
         b = wgmma_operand(shared + C::B + across * C::OUT_WIDE * 128);
@@ -241,21 +246,26 @@ template <class C> struct Sm90Math {
     // One lane of a warp for each block of the cluster says that the warp has read the stage.
     __device__ __forceinline__ void give_back(u32 stage) {
         const u32 lane = threadIdx.x % 32, empty = shared + C::EMPTY + 8 * stage;
-        if (C::CLUSTER > 1) {
-            if (lane < C::CLUSTER) barrier_arrive_at(empty, lane);
+        if (C::SHARERS > 1) {
+            if (lane < C::SHARERS) barrier_arrive_at(empty, lane);
         } else if (lane == 0) {
             barrier_arrive(empty);
         }
     }
 
-    // The 128x128 scale of an atom.
-    __device__ __forceinline__ float tile_of(const float (&tiles)[C::SCALE_PARTS], u32 atom) const {
-        if (C::SPAN == 1) return tiles[atom / C::OUT_ATOMS];
-        return atom == 0 || (atom == 1 && !odd) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
+    __device__ __forceinline__ void begin_at(u32 col) {
+        if (C::SPAN > 1) edge = __shfl_sync(0xFFFFFFFFu, 128 - col % 128, 0);
     }
 
-    // `BLOCKS` k-blocks from `block` on.
-    template <u32 BLOCKS> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
+    // The 128x128 scale of an atom, or of the columns from `first` of it on.
+    template <u32 EDGE> __device__ __forceinline__ float tile_of(const float (&tiles)[C::SCALE_PARTS], u32 atom, u32 first = 0) const {
+        if (C::SPAN == 1) return tiles[atom / C::OUT_ATOMS];
+        const u32 col = atom * C::ATOM + first;
+        return col == 0 || (col < 128 && col < (EDGE ? EDGE : edge)) ? tiles[0] : tiles[C::SCALE_PARTS - 1];
+    }
+
+    // `BLOCKS` k-blocks from `block` on; `edge` is known to be EDGE, or that is 0.
+    template <u32 BLOCKS, u32 EDGE> __device__ __forceinline__ void multiply(Sm90Sums<C>& sum, u32 block) {
         constexpr u32 EACH = C::WAVES * C::ATOMS, ALL = BLOCKS * EACH, PIECE = C::ATOM / 2;
         // Where products overlap, a k-block's scales of A are loaded together, and multiplied after the products are asked for.
         constexpr bool SCALED = C::SCALES != SCALES_OUTER, VECTOR = C::SCALES == SCALES_VECTOR, TOGETHER = SCALED && C::DEPTH > 1;
@@ -266,7 +276,7 @@ template <class C> struct Sm90Math {
             if (i < ALL) {
                 const u32 wave = i % EACH / C::ATOMS, atom = i % C::ATOMS, now = i % C::DEPTH;
                 if (i % EACH == 0) {
-                    const u32 quarter = BLOCKS % 4 == 0 ? i / EACH % 4 : (block + i / EACH) % 4, stage = ring.stage;
+                    const u32 quarter = BLOCKS % 4 == 0 && C::SPLIT == 1 ? i / EACH % 4 : (block + i / EACH) % 4, stage = ring.stage;
                     barrier_wait(shared + C::FULL + 8 * stage, ring.parity);
                     from_a = a + stage * (C::A_BYTES / 16);
                     from_b = b + stage * (C::B_BYTES / 16);
@@ -286,7 +296,7 @@ template <class C> struct Sm90Math {
                 if (SCALED && !TOGETHER) {
                     low[now] = shared_float(scale + wave * 256);
                     high[now] = shared_float(scale + wave * 256 + 32);
-                    if (!VECTOR) low[now] *= tile_of(tiles, atom), high[now] *= tile_of(tiles, atom);
+                    if (!VECTOR && !C::CROSSED) low[now] *= tile_of<EDGE>(tiles, atom), high[now] *= tile_of<EDGE>(tiles, atom);
                 }
                 hold(part[now]);
                 wgmma_fence();
@@ -295,8 +305,8 @@ template <class C> struct Sm90Math {
                     wgmma(part[now], from_a + wave * (64 * 128 / 16) + 2 * q, from_b + C::atom_row(atom) * (128 / 16) + 2 * q, q > 0);
                 wgmma_commit();
                 if (TOGETHER) {
-                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of(tiles, atom);
-                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of(tiles, atom);
+                    low[now] = VECTOR ? rows[wave][0] : rows[wave][0] * tile_of<EDGE>(tiles, atom);
+                    high[now] = VECTOR ? rows[wave][1] : rows[wave][1] * tile_of<EDGE>(tiles, atom);
                 }
             }
             if (i + 1 >= C::DEPTH) {
@@ -319,11 +329,12 @@ template <class C> struct Sm90Math {
                         continue;
                     }
                     float2 col = {1.0f, 1.0f};
+                    if (C::CROSSED) col.x = col.y = tile_of<EDGE>(tiles, j % C::ATOMS, 2 * e / C::CUT * C::CUT);
                     if (VECTOR) col = shared_pair(scale_b + stage * C::SCALES_B_BYTES + (j % C::ATOMS * C::ATOM + 2 * e) * 4);
-                    to[e] = __fmaf_rn(VECTOR ? low[done] * col.x : low[done], part[done][e], to[e]);
-                    to[e + 1] = __fmaf_rn(VECTOR ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
-                    to[e + 2] = __fmaf_rn(VECTOR ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
-                    to[e + 3] = __fmaf_rn(VECTOR ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
+                    to[e] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.x : low[done], part[done][e], to[e]);
+                    to[e + 1] = __fmaf_rn(VECTOR || C::CROSSED ? low[done] * col.y : low[done], part[done][e + 1], to[e + 1]);
+                    to[e + 2] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.x : high[done], part[done][e + 2], to[e + 2]);
+                    to[e + 3] = __fmaf_rn(VECTOR || C::CROSSED ? high[done] * col.y : high[done], part[done][e + 3], to[e + 3]);
                 }
                 // Scales of B are read until now.
                 if (VECTOR && j % EACH == EACH - 1) {
@@ -334,12 +345,28 @@ template <class C> struct Sm90Math {
         }
     }
 
+    template <u32 EDGE> __device__ __forceinline__ void run_with(Sm90Sums<C>& sum, u32 block, u32 end) {
+        for (; block + C::UNROLL <= end; block += C::UNROLL) multiply<C::UNROLL, EDGE>(sum, block);
+        for (; block < end; block++) multiply<1, EDGE>(sum, block);
+    }
+
+    // The k-blocks from `block` on. Where an atom lies in two tiles of scales, a loop for each place where they meet: their selection costs a tenth of the time.
+    __device__ __forceinline__ void run(Sm90Sums<C>& sum, u32 block, u32 end) {
+        if constexpr (!C::CROSSED) return run_with<0>(sum, block, end);
+        if (edge == 128) return run_with<128>(sum, block, end);
+        if (edge == 64) return run_with<64>(sum, block, end);
+        if constexpr (C::CUT == 32) {
+            if (edge == 32) return run_with<32>(sum, block, end);
+            return run_with<96>(sum, block, end);
+        }
+    }
+
     // What the producer says with the first stage of a tile; its last word is the group, or how many blocks of k the tile has.
     template <u32 GROUPED> __device__ __forceinline__ Sm90Tile next() {
         barrier_wait(shared + C::FULL + 8 * ring.stage, ring.parity);
         const uint4 work = shared_vector(shared + C::WORK + 16 * ring.stage);
         __syncwarp();
-        if (C::SPAN > 1) odd = __shfl_sync(0xFFFFFFFFu, work.y / 64 % 2, 0);
+        begin_at(work.y);
         if (GROUPED == GROUPS_OF_K) return {work.x, work.y, (int)work.z, 0, 0, __shfl_sync(0xFFFFFFFFu, work.w, 0)};
         return {work.x, work.y, (int)work.z, work.w, 0, 0};
     }
@@ -355,8 +382,61 @@ template <class C> struct Sm90Math {
     }
 };
 
-template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const Sm90Problem& p, u32 shared, u32 group) {
-    u32 blocks = (p.k + 127) / 128;
+// The sums of all blocks of a cluster that divide k, in the order of their parts of it: each block ends some columns, and gets those of the others to where its stages were, which nobody
+// uses again, as there is one tile. A thread's numbers go to the same thread.
+template <class C>
+__device__ __forceinline__ void sm90_join(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& d, const Sm90Tile& tile, u32 row, u32 col, u32 shared, u32 slab) {
+    using Part = Sm90Part<C>;
+    constexpr u32 EACH = C::PART_WIDE / 2, MATH = 128 * C::GROUPS;
+    const u32 rank = cluster_rank(), place = shared + 16 * threadIdx.x;
+    cluster_sync();  // all have multiplied what lies in their stages
+#pragma unroll
+    for (u32 to = 0; to < C::ENDERS; to++) {
+        if (to == rank) continue;
+        const u32 at = at_rank(place + (rank < to ? rank : rank - 1) * C::PART_BYTES, to);
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 e = 0; e < EACH; e += 4) {
+                const u32 c = to * EACH + e;
+                store_four_in_cluster(at + (wave * EACH + e) / 4 * 16 * MATH, &sum[wave][c / (C::ATOM / 2)][c % (C::ATOM / 2)]);
+            }
+    }
+    cluster_sync();
+    if (rank >= C::ENDERS) return;
+    Sm90Sums<Part> own, all;
+#pragma unroll
+    for (u32 to = 0; to < C::ENDERS; to++)
+        if (to == rank)
+#pragma unroll
+            for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+                for (u32 e = 0; e < EACH; e++) own[wave][0][e] = sum[wave][(to * EACH + e) / (C::ATOM / 2)][(to * EACH + e) % (C::ATOM / 2)];
+#pragma unroll
+    for (u32 from = 0; from < C::SPLIT; from++)
+#pragma unroll
+        for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+            for (u32 e = 0; e < EACH; e += 4) {
+                float4 v = {own[wave][0][e], own[wave][0][e + 1], own[wave][0][e + 2], own[wave][0][e + 3]};
+                if (from != rank) {
+                    const uint4 w = shared_vector(place + (from < rank ? from : from - 1) * C::PART_BYTES + (wave * EACH + e) / 4 * 16 * MATH);
+                    v = {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
+                }
+                float* to = &all[wave][0][e];
+                if (from == 0) to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+                else to[0] = __fadd_rn(to[0], v.x), to[1] = __fadd_rn(to[1], v.y), to[2] = __fadd_rn(to[2], v.z), to[3] = __fadd_rn(to[3], v.w);
+            }
+    sm90_store<Part>(all, p, d, tile, row, col + rank * C::PART_WIDE, slab);
+}
+
+template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(const TensorMap& d, const Sm90Problem& p, u32 shared, u32 group) {
+    u32 blocks = (p.k + 127) / 128, first = 0;
+    if (C::SPLIT > 1) {
+        const u32 rank = cluster_rank();
+        first = rank * blocks / C::SPLIT;
+        blocks = (rank + 1) * blocks / C::SPLIT;
+    }
     const u32 down = C::DOWN > 1 ? group : 0, across = C::DOWN > 1 ? 0 : group;
     const u32 row = down * C::TALL, col = across * C::OUT_WIDE;
     Sm90Math<C> math(shared, down, across);
@@ -364,10 +444,18 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
     // loop that ends as shared memory says it moved each descriptor there between two products.
     const u32 tiles = Sm90Walk<C, GROUPED>::tiles(p);
     for (u32 i = 0; i < tiles; i++) {
-        const Sm90Tile tile = math.template next<GROUPED>();
+        Sm90Tile tile;
+        if (C::SPLIT > 1) {
+            // The one tile of the cluster: a block may have no part of k, of whose first stage it would learn which.
+            Sm90Walk<C, GROUPED> walk(p);
+            walk.next(tile);
+            math.begin_at(tile.col);
+        } else {
+            tile = math.template next<GROUPED>();
+        }
         if (GROUPED == GROUPS_OF_K) blocks = tile.blocks;
         if ((int)row >= tile.rows || tile.col + col >= p.n) {
-            math.pass(blocks);
+            math.pass(blocks - first);
             continue;
         }
         if (C::SCALES == SCALES_OUTER || !p.plain) sm90_prefetch<C>(p, tile, row + 16 * sm90_warp<C>(), col);
@@ -381,23 +469,24 @@ template <class C, u32 GROUPED> __device__ __forceinline__ void sm90_multiply(co
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles -= (u32)clock();
 #endif
-        u32 block = 0;
-        for (; block + C::UNROLL <= blocks; block += C::UNROLL) math.template multiply<C::UNROLL>(sum, block);
-        for (; block < blocks; block++) math.template multiply<1>(sum, block);
+        math.run(sum, first, blocks);
 #ifdef SCALED_GEMM_STAMPS
         if (threadIdx.x == 0) loop_cycles += (u32)clock();
 #endif
-        const u32 warp = sm90_warp<C>(), slab = shared + C::SLAB + (4 * group + warp) * C::SLAB_BYTES;
-        if (C::END == END_NUMBERS) sm90_store<C>(sum, p, tile, row + 16 * warp, col, slab);
-        else sm90_store_cast<C>(sum, p, tile, row + 16 * warp, col, slab, shared + C::SLAB + (4 * (across ^ 1) + warp) * C::SLAB_BYTES);
+        const u32 warp = sm90_warp<C>(), slab = shared + C::SLAB + group * C::SLABS_BYTES + warp * C::SLAB_BYTES;
+        if (C::SPLIT > 1) sm90_join<C>(sum, p, d, tile, row + 16 * warp, col, shared, slab);
+        else if (C::END == END_NUMBERS) sm90_store<C>(sum, p, d, tile, row + 16 * warp, col, slab);
+        else sm90_store_cast<C>(sum, p, d, tile, row + 16 * warp, col, slab, shared + C::SLAB + (across ^ 1) * C::SLABS_BYTES + warp * C::SLAB_BYTES);
     }
+    // Shared memory stays until it is read.
+    if (C::STORE == STORE_BOXES && threadIdx.x % 128 == 0) bulk_read();
 #ifdef SCALED_GEMM_STAMPS
     if (threadIdx.x % 128 == 0) stamp(p, 1 + group);
 #endif
 }
 
 template <class C, u32 GROUPED>
-__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const Sm90Problem& p) {
+__device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& b, const TensorMap& d, const Sm90Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const u32 group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 128, 0);  // the same for all lanes, and known to be
@@ -413,8 +502,8 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
         prefetch_map(b);
         // A stage is read by the warps of every warpgroup.
         for (u32 i = 0; i < C::STAGES; i++) {
-            barrier_init(shared + C::FULL + 8 * i, 1);
-            barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::CLUSTER);
+            barrier_init(shared + C::FULL + 8 * i, C::SCALES == SCALES_OUTER ? 1 : 2);
+            barrier_init(shared + C::EMPTY + 8 * i, 4 * C::GROUPS * C::SHARERS);
         }
         barriers_ready();
     }
@@ -422,10 +511,11 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
     begin();
     if (group == C::GROUPS) {
         if (C::GROUPS > 1) fewer_registers<40>();
-        if (threadIdx.x / 32 == 4 * C::GROUPS) sm90_produce<C, GROUPED>(a, b, p, shared);
+        const u32 warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0) - 4 * C::GROUPS;
+        if (warp == 0 || (warp == 1 && C::SCALES != SCALES_OUTER)) sm90_produce<C, GROUPED>(a, b, p, shared, warp == 1);
 #ifdef SCALED_GEMM_BOUNDED_WAITS
         if (threadIdx.x == 128 * C::GROUPS) finished = 1;
-        if (threadIdx.x == 128 * C::GROUPS + 32) {
+        if (threadIdx.x == 128 * C::GROUPS + 64) {
             u64 from, now;
             asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(from));
             do {
@@ -440,20 +530,27 @@ __device__ __forceinline__ void sm90_block(const TensorMap& a, const TensorMap& 
 #endif
     } else {
         if (C::GROUPS > 1) more_registers<232>();
-        sm90_multiply<C, GROUPED>(p, shared, group);
+        sm90_multiply<C, GROUPED>(d, p, shared, group);
     }
 }
 
-// What the kernels have in common: {A's map, B's map, the problem}.
+// What the kernels have in common: {A's map, B's map, D's where it is stored in boxes, the problem}.
 #define SM90_KERNEL(NAME, C, GROUPED)                                                                                   \
     extern "C" __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)                                               \
-    NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ Sm90Problem p) { \
-        sm90_block<C, GROUPED>(a, b, p);                                                                                \
+    NAME(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap d,     \
+         const __grid_constant__ Sm90Problem p) {                                                                       \
+        sm90_block<C, GROUPED>(a, b, d, p);                                                                             \
     }
 
 #define SM90_CONFIG(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
     SM90_CONFIG_ENDING(NAME, END_NUMBERS, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
 
 #define SM90_CONFIG_ENDING(NAME, END, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
-    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END>;   \
-    static_assert(Config_##NAME::SHARED == BYTES, "dynamic shared memory, as src/gpu/kernels/sm90_config.rs asks for it");
+    SM90_CONFIG_OF(NAME, END, 1, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+
+#define SM90_CONFIG_SPLIT(NAME, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES, SPLIT) \
+    SM90_CONFIG_OF(NAME, END_NUMBERS, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES)
+
+#define SM90_CONFIG_OF(NAME, END, SPLIT, SCALES, ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, BYTES) \
+    using Config_##NAME = Sm90Config<ROWS, COLS, GROUPS, SHARE, STAGES, ATOM, DEPTH, UNROLL, STORE, RESIDENT, SCALES, END, SPLIT>; \
+    static_assert(Config_##NAME::SHARED <= BYTES, "dynamic shared memory, as src/gpu/kernels/sm90_config.rs asks for it");

@@ -91,11 +91,11 @@ __device__ __forceinline__ void sm90_store_codes(const Sm90Sums<C>& sum, const S
 }
 
 template <class C>
-__device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside) {
+__device__ __forceinline__ void sm90_store_cast(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab, u32 slab_beside) {
     if (C::END == END_SWIGLU) {
         if (p.alpha != 1.0f) sm90_each<C>(sum, [&](u32, u32, u32, float& x, float& y) { x = __fmul_rn(p.alpha, x), y = __fmul_rn(p.alpha, y); });
         sm90_swiglu<C>(sum, p, tile, row, col, slab);
-        if (!p.scales_d) return sm90_store_numbers<C>(sum, p, tile, row, col, slab);
+        if (!p.scales_d) return sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);
     } else {
         sm90_finish_sums<C>(sum, p, tile, row, col);
         if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);

@@ -12,9 +12,11 @@ constexpr u32 SCALES_BLOCK = 0;
 constexpr u32 SCALES_OUTER = 1;
 constexpr u32 SCALES_VECTOR = 2;
 
-// How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory. FP32 goes through shared memory.
+// How a warp writes its part of a BF16 or F16 D: from registers, or through shared memory, or its warpgroup through the copy engine, which writes memory while the next tile is
+// multiplied. FP32 goes through shared memory.
 constexpr u32 STORE_DIRECT = 0;
 constexpr u32 STORE_STAGED = 1;
+constexpr u32 STORE_BOXES = 2;
 
 // What becomes of the sums: numbers of D's type, after alpha, bias, activation and residual; E4M3 codes with 1x128 scales of what stands before a
 // residual; or of two matrices, whose rows lie one behind the other in B, SwiGLU: numbers or codes.
@@ -27,41 +29,52 @@ constexpr u32 GROUPS_NONE = 0;
 constexpr u32 GROUPS_OF_ROWS = 1;
 constexpr u32 GROUPS_OF_K = 2;
 
-template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128 or 192, of SwiGLU twice 128
+template <u32 ROWS_, u32 COLS_,  // rows of A and of B in the tile of a block; of B 64, 128, 160 or 192, of SwiGLU twice 128
           u32 GROUPS_,           // math warpgroups, side by side along rows, or along columns where rows are 64
           u32 SHARE_, u32 STAGES_,
-          u32 ATOM_,      // columns of one product: 64 or 128
+          u32 ATOM_,      // columns of one product: 64, 128, 160 or 192
           u32 DEPTH_,     // products of a warpgroup that run at once; 1: each is waited for
           u32 UNROLL_,    // k-blocks of the loop's body
           u32 STORE_,
           u32 RESIDENT_,  // blocks on a multiprocessor
-          u32 SCALES_, u32 END_ = END_NUMBERS>
+          u32 SCALES_, u32 END_ = END_NUMBERS,
+          u32 SPLIT_ = 1>  // blocks of a cluster that divide k among themselves, of one tile
 struct Sm90Config {
     static constexpr u32 ROWS = ROWS_, COLS = COLS_, GROUPS = GROUPS_, SHARE = SHARE_, STAGES = STAGES_, ATOM = ATOM_, DEPTH = DEPTH_;
-    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_, END = END_;
+    static constexpr u32 UNROLL = UNROLL_, STORE = STORE_, RESIDENT = RESIDENT_, SCALES = SCALES_, END = END_, SPLIT = SPLIT_;
     static constexpr u32 DOWN = ROWS >= 64 * GROUPS ? GROUPS : 1, ACROSS = GROUPS / DOWN;
     static constexpr u32 TALL = ROWS / DOWN, WIDE = COLS / ACROSS;  // of a warpgroup
     static constexpr u32 WAVES = TALL / 64, ATOMS = WIDE / ATOM;
     // Matrices in B, of each of which a tile and a warpgroup take equal parts; columns of D in them, and atoms.
     static constexpr u32 PARTS = END == END_SWIGLU ? 2 : 1, OUT_COLS = COLS / PARTS, OUT_WIDE = WIDE / PARTS, OUT_ATOMS = ATOMS / PARTS;
-    static constexpr u32 THREADS = 128 * (GROUPS + 1), CLUSTER = SHARE == SHARE_NONE ? 1 : 2;
+    static constexpr u32 THREADS = 128 * (GROUPS + 1), SHARERS = SHARE == SHARE_NONE ? 1 : 2, CLUSTER = SHARERS * SPLIT;
     static constexpr u32 A_BOX = SHARE == SHARE_A ? ROWS / 2 : ROWS;  // rows that a copy brings
-    static constexpr u32 SLAB_BYTES = 2048;  // for each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32
+    // For each warp 16 x 64 of D in BF16, or 16 x 32 of sums in FP32; a warpgroup's, or all of its D in BF16.
+    static constexpr u32 SLAB_BYTES = 2048, SLABS_BYTES = STORE == STORE_BOXES ? TALL * OUT_WIDE * 2 : 4 * SLAB_BYTES;
     // Shared memory: stages of A, of B; slabs; stages of scales of A, of what to do, of scales of B; barriers.
     static constexpr u32 A_BYTES = ROWS * 128, B_BYTES = COLS * 128, SCALES_A_BYTES = ROWS * 4;
     static constexpr u32 SCALES_B_BYTES = COLS * 4;  // of 128x128 scales 16, those of four k-blocks
     static constexpr u32 B = STAGES * A_BYTES, SLAB = B + STAGES * B_BYTES;
-    static constexpr u32 SCALES_A = SLAB + 4 * GROUPS * SLAB_BYTES;
+    static constexpr u32 SCALES_A = SLAB + GROUPS * SLABS_BYTES;
     static constexpr u32 WORK = SCALES_A + STAGES * SCALES_A_BYTES, SCALES_B = WORK + STAGES * 16;
     static constexpr u32 FULL = SCALES_B + STAGES * SCALES_B_BYTES, EMPTY = FULL + 8 * STAGES, SHARED = 1024 + EMPTY + 8 * STAGES;
-    // Tiles of 128x128 scales along n that a tile lies in: of 192 columns two, of which each atom has one.
-    static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN;
+    // Tiles of 128x128 scales along n that a tile lies in: of more than 128 columns two, which meet at a multiple of CUT columns; inside of an atom that is longer.
+    static constexpr u32 SPAN = OUT_COLS > 128 ? 2 : 1, SCALE_PARTS = PARTS * SPAN, CUT = OUT_COLS % 64 == 0 ? 64 : 32;
+    static constexpr bool CROSSED = SPAN > 1 && ATOM > CUT && SCALES == SCALES_BLOCK;
     // Where an atom of a warpgroup begins in a stage of B, in rows.
     __device__ __forceinline__ static constexpr u32 atom_row(u32 atom) { return atom / OUT_ATOMS * OUT_COLS + atom % OUT_ATOMS * ATOM; }
-    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 64 == 0, "whole atoms");
-    static_assert(OUT_COLS <= 128 || (OUT_COLS == 192 && ATOM == 64 && ACROSS == 1), "an atom lies in one tile of scales");
+    static_assert(TALL % 64 == 0 && OUT_WIDE % ATOM == 0 && OUT_WIDE % 32 == 0 && (STORE == STORE_DIRECT || OUT_WIDE % 64 == 0), "whole atoms");
+    static_assert(OUT_COLS <= 128 || (OUT_COLS % CUT == 0 && OUT_COLS <= 128 + CUT && ACROSS == 1 && (DEPTH == 1 || !CROSSED)), "a tile lies in two tiles of scales");
     static_assert(END == END_NUMBERS || (OUT_COLS == 128 && SCALES == SCALES_BLOCK), "a row of a tile is a group; each part of B has one scale");
     static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+    // Where k is divided: columns of a warpgroup that a block of the cluster ends, how many blocks end some, and their partial sums in the place of the stages.
+    static constexpr u32 PART_WIDE = WIDE / SPLIT < 32 ? 32 : WIDE / SPLIT, ENDERS = WIDE / PART_WIDE, PART_BYTES = 128 * GROUPS * WAVES * PART_WIDE * 2;
+    static_assert(SPLIT == 1 || (SHARE == SHARE_NONE && STORE == STORE_DIRECT && END == END_NUMBERS && (SPLIT - 1) * PART_BYTES <= SLAB), "as sm90_join has it");
+};
+
+// What a block of a cluster that divides k ends of a tile: some columns of each warpgroup.
+template <class C> struct Sm90Part : C {
+    static constexpr u32 WIDE = C::PART_WIDE, OUT_WIDE = WIDE, ATOM = WIDE, ATOMS = 1, OUT_ATOMS = 1;
 };
 
 // Mirror of the struct of the same name in src/gpu/kernels/sm90.rs.

@@ -98,6 +98,39 @@ __device__ __forceinline__ void sm90_store_staged(const Sm90Sums<C>& sum, const 
     }
 }
 
+// All warps of a math warpgroup.
+template <class C> __device__ __forceinline__ void sm90_meet() {
+    asm volatile("bar.sync %0, 128;" ::"r"(5 + threadIdx.x / 128) : "memory");
+}
+
+// The warpgroup's slabs are free when what was stored from them is read.
+template <class C> __device__ __forceinline__ void sm90_slabs_free() {
+    if (threadIdx.x % 128 == 0) bulk_read();
+    sm90_meet<C>();
+}
+
+// Through the warpgroup's slabs, as boxes of 64 columns and all of its rows. `row`, `slabs`: of the warpgroup.
+template <class T, class C>
+__device__ __forceinline__ void sm90_store_boxes(const Sm90Sums<C>& sum, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slabs) {
+    const u32 lane = sm90_lane<C>(), in_row = lane % 16, in_chunk = lane / 16;
+    const u32 to = slabs + (16 * sm90_warp<C>() + in_row) * 128;
+#pragma unroll
+    for (u32 wave = 0; wave < C::WAVES; wave++)
+#pragma unroll
+        for (u32 c = 0; c < C::OUT_WIDE; c += 16) {
+            const float* v = &sum[wave][c / C::ATOM][c % C::ATOM / 2];
+            const u32 words[4] = {pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]), pack_pair<T>(v[4], v[5]), pack_pair<T>(v[6], v[7])};
+            store_matrices(to + (c / 64 * C::TALL + wave * 64) * 128 + (((c % 64 / 8 + in_chunk) ^ (in_row % 8)) << 4), words);
+        }
+    bulk_ready();
+    sm90_meet<C>();
+    if (threadIdx.x % 128 == 0) {
+#pragma unroll
+        for (u32 c = 0; c < C::OUT_WIDE; c += 64) store_box(map, tile.col + col + c, tile.row + row, slabs + c / 64 * C::TALL * 128);
+        bulk_commit();
+    }
+}
+
 // What the end of a tile reads, asked for while its products still run: matrices from memory, vectors to this multiprocessor.
 template <class C> __device__ __forceinline__ void sm90_prefetch(const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col) {
     const u32 lane = sm90_lane<C>(), to_col = tile.col + col + C::WIDE / 2 * (lane % 2);
@@ -399,23 +432,32 @@ __device__ __forceinline__ void sm90_store_wide(const Sm90Sums<C>& sum, const Sm
 }
 
 template <class T, class C>
-__device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    if (C::STORE == STORE_DIRECT) sm90_store_direct<T, C>(sum, p, tile, row, col);
-    else sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
+__device__ __forceinline__ void sm90_store_as(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if constexpr (C::STORE == STORE_BOXES) {
+        // Rows below D are outside of its map; those below a group's may be another's.
+        const u32 warp = sm90_warp<C>(), first = row - 16 * warp;
+        if (p.groups == 0 || (int)(first + C::TALL) <= tile.rows) sm90_store_boxes<T, C>(sum, map, tile, first, col, slab - warp * C::SLAB_BYTES);
+        else sm90_store_direct<T, C>(sum, p, tile, row, col);
+    } else if constexpr (C::STORE == STORE_DIRECT) {
+        sm90_store_direct<T, C>(sum, p, tile, row, col);
+    } else {
+        sm90_store_staged<T, C>(sum, p, tile, row, col, slab);
+    }
 }
 
 template <class C>
-__device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
-    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, tile, row, col, slab);
-    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, tile, row, col, slab);
+__device__ __forceinline__ void sm90_store_numbers(const Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (p.d_type == 0) sm90_store_as<Bf16, C>(sum, p, map, tile, row, col, slab);
+    else if (p.d_type == 1) sm90_store_as<F16, C>(sum, p, map, tile, row, col, slab);
     else sm90_store_wide<C>(sum, p, tile, row, col, slab);
 }
 
-// From sums to D: a warp's part of a tile.
+// From sums to D, of which `map` is one of boxes: a warp's part of a tile.
 template <class C>
-__device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+__device__ __forceinline__ void sm90_store(Sm90Sums<C>& sum, const Sm90Problem& p, const TensorMap& map, const Sm90Tile& tile, u32 row, u32 col, u32 slab) {
+    if (C::STORE == STORE_BOXES) sm90_slabs_free<C>();
     sm90_finish_sums<C>(sum, p, tile, row, col);
     if (sm90_only_adds<C>(p)) return sm90_add_to<C>(sum, p, tile, row, col);
     if (!p.plain) sm90_finish<C>(sum, p, tile, row, col, slab);
-    sm90_store_numbers<C>(sum, p, tile, row, col, slab);
+    sm90_store_numbers<C>(sum, p, map, tile, row, col, slab);
 }

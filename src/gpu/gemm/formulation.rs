@@ -30,9 +30,9 @@ pub enum Formulation {
     DequantizedBf16,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` on sm_90 by our own kernel: both sides E4M3, with scales of 1x128 x 128x128, 1x128 x 1x128, of rows or of
     /// whole matrices. Sums are FP32 from one block of 128 along k to the next, whatever [`Accumulation`](crate::Accumulation) is asked for. It stores
-    /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. A row of D has
-    /// the same bits whatever m is and whichever rows stand beside it. The planner takes other ways for other m: who wants such rows of all
-    /// asks for them by [`GemmDesc::batch_invariant`].
+    /// BF16, F16 or F32, without scratch; E4M3 is left to the epilogue kernel. Where its tiles are few and k is long, blocks divide k
+    /// ([`Sm90Config::k_parts`](crate::Sm90Config::k_parts)), and a row of D may change its last bits with m: who wants rows of the same bits whatever m is and whichever rows stand beside
+    /// them asks for them by [`GemmDesc::batch_invariant`].
     Sm90,
     /// `D = residual + activation(alpha A B^T + beta D + bias)` for few rows of A on sm_90 by our own kernels, in one pass over B. At most 32 rows where both
     /// sides are E4M3, with scales of 1x128 x 128x128, of rows or of whole matrices: sums FP32 from one block of 128 along k to the next, whatever

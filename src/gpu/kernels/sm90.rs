@@ -142,21 +142,31 @@ struct Sm90Problem {
     rule: ScaleRule,
 }
 
-/// What maps were made of: matrices, addresses and lengths.
-type MapKey = [(MatrixMap, u64, usize); 2];
+/// What a map is made of: the matrix, its address and length.
+type MapKey = (MatrixMap, u64, usize);
 
-/// The tensor maps of A and B of the last launch, to be used again as long as the operands stay where they are.
+/// The tensor maps of A and B of the last launch, and of D where it is stored in boxes, to be used again as long as they stay where they are.
 #[derive(Default)]
-pub(crate) struct Sm90Maps(Option<(MapKey, [CUtensorMap; 2])>);
+pub(crate) struct Sm90Maps([Option<(MapKey, CUtensorMap)>; 3]);
 
 impl Sm90Maps {
-    fn of(&mut self, stream: &Queue, key: MapKey, a: &Span<'_>, b: &Span<'_>) -> Result<[CUtensorMap; 2]> {
-        if let Some((_, maps)) = self.0.filter(|(made_of, _)| *made_of == key) {
-            return Ok(maps);
+    /// Empty where there is no matrix.
+    fn of(&mut self, stream: &Queue, call: &Sm90Call<'_>, tile: Sm90Tile) -> Result<[CUtensorMap; 3]> {
+        let [a, b] = call.maps(tile);
+        let operands = [("A", Some(a), call.a.codes), ("B", Some(b), call.b.codes), ("D", call.map_d(tile), call.d)];
+        let mut maps = [CUtensorMap { opaque: [0; 16] }; 3];
+        for ((kept, map), (name, matrix, span)) in self.0.iter_mut().zip(&mut maps).zip(operands) {
+            let Some(matrix) = matrix else { continue };
+            let key = (matrix, span.address, span.bytes);
+            *map = match kept.filter(|(made_of, _)| *made_of == key) {
+                Some((_, map)) => map,
+                None => {
+                    stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
+                    matrix.encode(name, span)?
+                }
+            };
+            *kept = Some((key, *map));
         }
-        stream.context().bind_to_thread().map_err(|e| driver("binding the context", e))?;
-        let maps = [key[0].0.encode("A", a)?, key[1].0.encode("B", b)?];
-        self.0 = Some((key, maps));
         Ok(maps)
     }
 }
@@ -385,7 +395,28 @@ impl Sm90Call<'_> {
             box_cols: 128,
             swizzle: Swizzle::Bytes128,
         };
-        [map(self.m, tile.rows / tile.cluster), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
+        [map(self.m, tile.rows / tile.sharers), map(self.matrices()[0] * self.parts() * self.n, tile.cols)]
+    }
+
+    /// D's boxes, where its kernel stores them: of 16-bit numbers.
+    fn map_d(&self, tile: Sm90Tile) -> Option<MatrixMap> {
+        let element = match self.d_type {
+            _ if !tile.boxes || matches!(self.end, Sm90End::Codes(_)) => return None,
+            DType::Bf16 => MapElement::Bf16,
+            DType::F16 => MapElement::F16,
+            _ => return None,
+        };
+        let rows = self.m * self.matrices()[1];
+        Some(MatrixMap {
+            element,
+            rows,
+            cols: self.n,
+            // Of one row the next one's place does not matter, and may be anywhere.
+            row_stride: if rows == 1 { self.n } else { self.d_stride },
+            box_rows: tile.rows / tile.warpgroups as usize,
+            box_cols: 64,
+            swizzle: Swizzle::Bytes128,
+        })
     }
 
     fn kind(&self) -> Kind {
@@ -479,14 +510,19 @@ impl Sm90Call<'_> {
 
     fn blocks(&self, tile: Sm90Tile, sm_count: usize) -> Blocks {
         let at_once = tile.blocks_at_once(sm_count);
-        // How many tiles groups have, the device alone knows.
-        let grid = if self.groups.is_some() { at_once } else { at_once.min(tile.tiles(self.m, self.n)) };
-        Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster as u32).shared(tile.shared)
+        let tiles = tile.tiles(self.m, self.n);
+        // How many tiles groups have, the device alone knows. Clusters that divide k have one tile each.
+        let grid = match self.groups {
+            Some(_) => at_once,
+            None if tile.split > 1 => tiles,
+            None => at_once.min(tiles),
+        };
+        Blocks::new((grid, 1), 128 * (tile.warpgroups + 1)).clusters(tile.cluster() as u32).shared(tile.shared)
     }
 }
 
 impl Kernels {
-    /// Enqueues one product. The order of sums depends on k alone: equal rows of A have equal results, whatever m, the place of the row,
+    /// Enqueues one product. The order of sums depends on k and [`Sm90Config::k_parts`] alone: equal rows of A have equal results, whatever m, the place of the row,
     /// and what stands beside it.
     pub(crate) fn sm90_product(&self, stream: &Queue, call: &Sm90Call<'_>, maps: &mut Sm90Maps) -> Result<()> {
         call.check()?;
@@ -495,11 +531,9 @@ impl Kernels {
         }
         let (kind, config) = (call.kind(), call.config);
         let found = config.tile_of(kind).zip(self.sm90(stream)?.of_call(kind, config));
-        let (tile, kernel) = found.ok_or_else(|| config.casts_nothing())?;
-        let [a, b] = call.maps(tile);
-        let key = [(a, call.a.codes.address, call.a.codes.bytes), (b, call.b.codes.address, call.b.codes.bytes)];
-        let [map_a, map_b] = maps.of(stream, key, call.a.codes, call.b.codes)?;
-        enqueue!(stream, kernel, call.blocks(tile, self.sm_count), map_a, map_b, call.problem(tile)?)
+        let (tile, kernel) = found.ok_or_else(|| config.has_none(kind))?;
+        let [map_a, map_b, map_d] = maps.of(stream, call, tile)?;
+        enqueue!(stream, kernel, call.blocks(tile, self.sm_count), map_a, map_b, map_d, call.problem(tile)?)
     }
 }
 

@@ -14,15 +14,21 @@ pub enum Sm90Config {
     /// 256 x 128, two neighbours share A: for thousands of rows.
     #[serde(rename = "256x128")]
     Tile256x128,
-    /// 128 x 128, two neighbours share A.
+    /// 128 x 128.
     #[serde(rename = "128x128")]
     Tile128x128,
+    /// 128 x 160: where tiles of 128 x 128 are a little more than whole rounds.
+    #[serde(rename = "128x160")]
+    Tile128x160,
     /// 128 x 192: up to 128 rows on a wide B, whose tiles are then one round.
     #[serde(rename = "128x192")]
     Tile128x192,
     /// 64 x 192, one warpgroup: up to 64 rows on a wide B.
     #[serde(rename = "64x192")]
     Tile64x192,
+    /// 128 x 64: some hundred rows, long k.
+    #[serde(rename = "128x64")]
+    Tile128x64,
     /// 64 x 128, half of the columns for each warpgroup.
     #[serde(rename = "64x128")]
     Tile64x128,
@@ -32,12 +38,22 @@ pub enum Sm90Config {
     /// 64 x 64, two blocks on a multiprocessor.
     #[serde(rename = "64x64-two")]
     Tile64x64Two,
+    /// 128 x 64, two blocks divide k, as in those that follow: where tiles are too few for the GPU, and k is long.
+    #[serde(rename = "128x64-k2")]
+    Tile128x64K2,
+    /// 64 x 64, two blocks divide k.
+    #[serde(rename = "64x64-k2")]
+    Tile64x64K2,
+    /// 64 x 64, four blocks divide k.
+    #[serde(rename = "64x64-k4")]
+    Tile64x64K4,
 }
 
 named!(
     Sm90Config, "configuration of the sm90 product", Tile256x128 => "256x128", Tile128x128 => "128x128",
-    Tile128x192 => "128x192", Tile64x192 => "64x192", Tile64x128 => "64x128",
-    Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
+    Tile128x160 => "128x160", Tile128x192 => "128x192", Tile64x192 => "64x192", Tile128x64 => "128x64",
+    Tile64x128 => "64x128", Tile64x64 => "64x64", Tile64x64Two => "64x64-two",
+    Tile128x64K2 => "128x64-k2", Tile64x64K2 => "64x64-k2", Tile64x64K4 => "64x64-k4",
 );
 
 /// What a launch must know of a configuration. Mirror of `kernels/gemm/sm90_table.cuh`.
@@ -48,7 +64,11 @@ pub(crate) struct Sm90Tile {
     /// Warpgroups that multiply; one more copies.
     pub(super) warpgroups: u32,
     /// Neighbours along n that form a cluster, each with its part of A's rows: 2, or 1 for none.
-    pub(crate) cluster: usize,
+    pub(super) sharers: usize,
+    /// Blocks of a cluster that divide k among themselves, each for the same tile; 1 for none.
+    pub(crate) split: usize,
+    /// Whether each warpgroup stores D of BF16 or F16 in boxes of 64 columns and all of its rows.
+    pub(super) boxes: bool,
     /// Blocks on a multiprocessor.
     pub(crate) residents: usize,
     /// Dynamic shared memory in bytes.
@@ -59,13 +79,18 @@ impl Sm90Config {
     /// Tile, threads and memory.
     pub(crate) fn tile(self) -> Sm90Tile {
         match self {
-            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 220_288),
-            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 2, 1, 220_352),
-            Self::Tile128x192 => Sm90Tile::of(128, 192, 2, 1, 1, 228_768),
+            Self::Tile256x128 => Sm90Tile::of(256, 128, 2, 2, 1, 220_288).boxes(),
+            Self::Tile128x128 => Sm90Tile::of(128, 128, 2, 1, 1, 202_912).boxes(),
+            Self::Tile128x160 => Sm90Tile::of(128, 160, 2, 1, 1, 207_648),
+            Self::Tile128x192 => Sm90Tile::of(128, 192, 2, 1, 1, 219_264).boxes(),
             Self::Tile64x192 => Sm90Tile::of(64, 192, 1, 1, 1, 212_160),
+            Self::Tile128x64 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416),
             Self::Tile64x128 => Sm90Tile::of(64, 128, 2, 1, 1, 220_416),
             Self::Tile64x64 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352),
             Self::Tile64x64Two => Sm90Tile::of(64, 64, 1, 1, 2, 110_784),
+            Self::Tile128x64K2 => Sm90Tile::of(128, 64, 2, 1, 1, 220_416).split(2),
+            Self::Tile64x64K2 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(2),
+            Self::Tile64x64K4 => Sm90Tile::of(64, 64, 1, 1, 1, 212_352).split(4),
         }
     }
 
@@ -78,9 +103,25 @@ impl Sm90Config {
         }
     }
 
-    /// Whether a kernel of it stores codes: rows of a tile are whole groups.
+    /// In how many parts it adds up k, of which each is added up by itself, and then they are: 1, or as many blocks as divide it. Configurations of equal
+    /// parts give an element the same bits.
+    pub fn k_parts(self) -> usize {
+        self.tile().split
+    }
+
+    /// The same of a kernel for codes: rows of a tile are whole groups.
+    pub(crate) fn codes_tile(self) -> Option<Sm90Tile> {
+        match self {
+            Self::Tile256x128 => Some(Sm90Tile::of(256, 128, 2, 2, 1, 220_288)),
+            Self::Tile128x128 => Some(Sm90Tile::of(128, 128, 2, 2, 1, 220_352)),
+            Self::Tile64x128 => Some(self.tile()),
+            _ => None,
+        }
+    }
+
+    /// Whether there is one.
     pub(crate) fn stores_codes(self) -> bool {
-        self.tile().cols == 128
+        self.codes_tile().is_some()
     }
 
     /// That it has no kernel which stores what was asked for.
@@ -92,14 +133,25 @@ impl Sm90Config {
         )
     }
 
+    /// That it has no kernel of this kind.
+    pub(super) fn has_none(self, kind: Kind) -> Error {
+        if matches!(kind, Kind::Codes | Kind::CodesGrouped | Kind::Swiglu | Kind::SwigluGrouped) {
+            return self.casts_nothing();
+        }
+        Error::unsupported(
+            format!("the configuration {self} of a product of groups"),
+            "blocks that divide k have one tile of one product each, and groups have any number of tiles",
+            "ask for a configuration without -k in its name, or for none",
+        )
+    }
+
     /// The tile of its kernel of this kind, if there is one.
     pub(super) fn tile_of(self, kind: Kind) -> Option<Sm90Tile> {
         match kind {
             Kind::Swiglu | Kind::SwigluGrouped => self.swiglu_tile(),
-            Kind::Codes | Kind::CodesGrouped => self.stores_codes().then(|| self.tile()),
-            Kind::Block | Kind::Grouped | Kind::Vector | Kind::VectorOfK | Kind::Outer | Kind::OuterGrouped => {
-                Some(self.tile())
-            }
+            Kind::Codes | Kind::CodesGrouped => self.codes_tile(),
+            Kind::Block | Kind::Vector | Kind::Outer => Some(self.tile()),
+            Kind::Grouped | Kind::VectorOfK | Kind::OuterGrouped => (self.k_parts() == 1).then(|| self.tile()),
         }
     }
 
@@ -122,18 +174,38 @@ impl Sm90Config {
 }
 
 impl Sm90Tile {
-    fn of(rows: usize, cols: usize, warpgroups: u32, cluster: usize, residents: usize, shared: u32) -> Self {
-        Self { rows, cols, warpgroups, cluster, residents, shared }
+    fn of(rows: usize, cols: usize, warpgroups: u32, sharers: usize, residents: usize, shared: u32) -> Self {
+        Self { rows, cols, warpgroups, sharers, split: 1, boxes: false, residents, shared }
     }
 
-    /// Blocks that run at once: whole clusters.
+    /// The same of kernels that store boxes.
+    fn boxes(self) -> Self {
+        Self { boxes: true, ..self }
+    }
+
+    /// The same of kernels whose clusters divide k.
+    fn split(self, split: usize) -> Self {
+        Self { split, ..self }
+    }
+
+    /// Blocks of a cluster.
+    pub(super) fn cluster(&self) -> usize {
+        self.sharers * self.split
+    }
+
+    /// Blocks that run at once: whole clusters. (Of four, two multiprocessors in some tens are left over: observed, H200.)
     pub(crate) fn blocks_at_once(&self, sm_count: usize) -> usize {
-        (sm_count * self.residents / self.cluster * self.cluster).max(self.cluster)
+        let clusters = if self.split > 2 {
+            sm_count * self.residents * 10 / 11 / 4
+        } else {
+            sm_count * self.residents / self.cluster()
+        };
+        clusters.max(1) * self.cluster()
     }
 
-    /// Tiles of an m x n product, counted as blocks take them: clusters are whole.
+    /// Blocks that an m x n product asks for: one a tile, those of whole clusters.
     pub(crate) fn tiles(&self, m: usize, n: usize) -> usize {
-        m.div_ceil(self.rows) * n.div_ceil(self.cols * self.cluster) * self.cluster
+        m.div_ceil(self.rows) * n.div_ceil(self.cols * self.sharers) * self.cluster()
     }
 
     /// Tiles along m that are walked before the next along n, so that what blocks of a moment read stays in L2 (measured: 8 and 16 are

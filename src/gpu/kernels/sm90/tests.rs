@@ -81,20 +81,21 @@ fn check_places(
 /// The tile of a row of a table, from its rows on; of D's columns, for each of which B has so many rows.
 fn tile_of(row: &[&str], parts: usize) -> Sm90Tile {
     let number = |at: usize| -> usize { row[at].parse().unwrap() };
-    let cluster = match row[3] {
+    let sharers = match row[3] {
         "SHARE_A" => 2,
         "SHARE_NONE" => 1,
         other => panic!("{other}: boxes of the other operand would be halved"),
     };
     let (rows, cols, warpgroups) = (number(0), number(1) / parts, number(2) as u32);
-    Sm90Tile { rows, cols, warpgroups, cluster, residents: number(9), shared: number(10) as u32 }
+    let (split, boxes) = (row.get(11).map_or(1, |split| split.parse().unwrap()), row[8] == "STORE_BOXES");
+    Sm90Tile { rows, cols, warpgroups, sharers, split, boxes, residents: number(9), shared: number(10) as u32 }
 }
 
 #[test]
 fn the_table_is_that_of_the_kernels() {
     let rows: Vec<Vec<&str>> = TABLE
         .lines()
-        .filter_map(|line| line.strip_prefix("SM90(")?.strip_suffix(')'))
+        .filter_map(|line| line.strip_prefix("SM90(").or(line.strip_prefix("SM90_SPLIT("))?.strip_suffix(')'))
         .map(|row| row.split(", ").collect())
         .collect();
     assert_eq!(rows.len(), Sm90Config::ALL.len());
@@ -104,6 +105,7 @@ fn the_table_is_that_of_the_kernels() {
         assert_eq!((config.kernel(Kind::Block), config.tile()), (name, tile), "{config}");
         // 227 KiB of a block, and 228 of a multiprocessor with 1 KiB for each block's own use.
         assert!(tile.shared <= 227 << 10 && tile.residents * (tile.shared as usize + 1024) <= 228 << 10, "{config}");
+        assert_eq!((tile.split, row.len()), (config.k_parts(), if tile.split > 1 { 13 } else { 12 }), "{config}");
         assert_eq!(serde_json::to_string(&config).unwrap(), format!("\"{config}\""));
     }
 }
@@ -146,6 +148,7 @@ fn each_kind_has_kernels_of_its_own() {
         ]
         .map(|name| format!("gemm_fp8_{name}"))
     );
+    // Those for whole products also where blocks divide k.
     for (file, kernel) in [
         (1, "gemm_fp8_block_##NAME,"),
         (1, "gemm_fp8_block_##NAME##_grouped,"),
@@ -156,7 +159,8 @@ fn each_kind_has_kernels_of_its_own() {
         (4, "gemm_fp8_##NAME,"),
         (4, "gemm_fp8_##NAME##_grouped,"),
     ] {
-        assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), 1, "{kernel}");
+        let tables = if file < 4 && kernel.ends_with("NAME,") { 2 } else { 1 };
+        assert_eq!(SOURCES[file].matches(&format!("SM90_KERNEL({kernel}")).count(), tables, "{kernel}");
     }
 }
 
