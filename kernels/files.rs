@@ -41,4 +41,6 @@ kernel_files! {
     SmallM, "gemm/small_m_fp8", 90..=90;
     SmallM, "gemm/small_m_e2m1", 90..=90;
     SmallM, "gemm/small_m_e4m3", 90..=90;
+    SmallMGroups, "gemm/small_m_groups_e2m1", 90..=90;
+    SmallMGroups, "gemm/small_m_groups_e4m3", 90..=90;
 }

@@ -1,9 +1,10 @@
 //! [`Handle::grouped_gemm`]: products of groups of rows, each with a matrix of its own: the experts of a layer.
 //!
-//! One launch of our kernels for sm_90, which read on the device where groups lie; of other pairs, and on other GPUs, one product a slot (`slots`). `weight`:
-//! gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
+//! One launch of our kernels for sm_90, which read on the device where groups lie: of FP8 operands those of `sm90`, of plain rows those that decode weights
+//! (`few`). Of other pairs, and on other GPUs, one product a slot (`slots`). `weight`: gradients of the matrices, one product a group, or in one launch of all (`whole`). `between`: what lies between groups becomes zeros.
 
 mod between;
+pub(crate) mod few;
 mod slots;
 mod weight;
 mod whole;
@@ -20,8 +21,9 @@ use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
+    SmallMGroupsConfig, SmallMWeights,
 };
-use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
 /// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
@@ -90,10 +92,39 @@ impl GroupedRows<'_> {
     }
 }
 
+/// A of a product of groups.
+pub(crate) enum GroupedA<'a> {
+    Quantized(&'a QuantMatrix),
+    Plain(MatRef<'a>),
+}
+
+impl GroupedA<'_> {
+    pub(crate) fn rows(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.rows(),
+            Self::Plain(a) => a.rows(),
+        }
+    }
+
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            Self::Quantized(a) => a.cols(),
+            Self::Plain(a) => a.cols(),
+        }
+    }
+
+    pub(crate) fn operand(&self) -> Operand {
+        match self {
+            Self::Quantized(a) => a.scheme().into(),
+            Self::Plain(a) => Operand::Plain(a.dtype()),
+        }
+    }
+}
+
 /// The operands of one grouped product `D_g = activation(alpha * A_g B_gᵀ + bias_g)`, sums in FP32, each step rounded to FP32 as
 /// [`Epilogue`](crate::Epilogue) says.
 pub struct GroupedGemmArgs<'a> {
-    a: &'a QuantMatrix,
+    a: GroupedA<'a>,
     b: &'a QuantMatrix,
     groups: usize,
     rows: GroupedRows<'a>,
@@ -111,6 +142,31 @@ impl<'a> GroupedGemmArgs<'a> {
     /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
     /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Quantized(a), b, groups, rows, d)
+    }
+
+    /// The same with plain activations, as [`GemmArgs::weight_only`](crate::GemmArgs::weight_only): for decode, where a group has few rows. A: BF16 or F16, its rows any
+    /// multiple of 16 bytes apart. B: NVFP4 and FP8 in E4M3, for a BF16 A also MXFP4 and MXFP8 in E4M3; `groups * n` rows, n a multiple of 128; one second-level
+    /// scale of `nvfp4` is that of all groups, `nvfp4-row` has one for each row. k a multiple of 16, of 32 with E2M1 codes. On sm_90, in one launch, with groups as many as there are: matrices of groups
+    /// without rows are not read. Up to 32 rows of a group are multiplied by one pass over its matrix; more take as many passes as they are times 32, most of them from L2. For
+    /// hundreds of rows quantize A, or multiply the groups one by one.
+    ///
+    /// ```no_run
+    /// # use scaled_gemm::{DType, GroupedGemmArgs, GroupedRows, Handle, MatMut, MatRef, QuantMatrix, Result};
+    /// # use scaled_gemm::DeviceBuffer;
+    /// # fn decode(handle: &Handle, x: MatRef<'_>, nvfp4: &QuantMatrix, counts: &DeviceBuffer, d: &mut DeviceBuffer) -> Result<()> {
+    /// // 256 experts of 2048 x 7168 weights, at most four tokens of each in a slot of its own.
+    /// let rows = GroupedRows::Masked { slot_rows: 4, counts: counts.view() };
+    /// let d = MatMut::new(d, DType::Bf16, 256 * 4, 2048)?;
+    /// handle.grouped_gemm(GroupedGemmArgs::weight_only(x, nvfp4, 256, rows, d))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn weight_only(a: MatRef<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
+        Self::of(GroupedA::Plain(a), b, groups, rows, d)
+    }
+
+    fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
         Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
     }
@@ -136,7 +192,7 @@ impl<'a> GroupedGemmArgs<'a> {
         Self { expected_rows: Some(rows), ..self }
     }
 
-    /// This configuration and no other. Results are the same in every bit.
+    /// This configuration of `sm90` and no other. Results are the same in every bit. Not of a plain A.
     pub fn config(self, config: Sm90Config) -> Self {
         Self { config: Some(config), ..self }
     }
@@ -149,13 +205,29 @@ impl<'a> GroupedGemmArgs<'a> {
     }
 
     /// Which way the products go, of operands that fit together.
-    fn way(&self, handle: &Handle) -> Result<Way> {
+    fn way(&self, handle: &Handle) -> Result<Way<'a>> {
         let Self { a, b, .. } = self;
+        let a = match a {
+            GroupedA::Quantized(a) => *a,
+            GroupedA::Plain(a) => {
+                let weights = few::served(handle, a, b)?;
+                if self.config.is_some() {
+                    return Err(Error::unsupported(
+                        "a configuration of sm90 for a plain A",
+                        "other kernels multiply it",
+                        "leave it out",
+                    ));
+                }
+                self.check()?;
+                return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?));
+            }
+        };
+        pair::check_basis(a.basis(), b.basis())?;
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
             Ok(scales) if (major, minor) == HOPPER => {
                 self.check()?;
-                return Ok(Way::Launch(scales));
+                return Ok(Way::Launch(a, scales));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
@@ -163,10 +235,10 @@ impl<'a> GroupedGemmArgs<'a> {
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
-        match slots::why_not(self) {
+        match slots::why_not(self, a) {
             None => {
                 self.check()?;
-                Ok(Way::Slots(reason))
+                Ok(Way::Slots(a, reason))
             }
             Some(why) => Err(Error::Pair {
                 a: Operand::Quantized(a.scheme()),
@@ -181,7 +253,6 @@ impl<'a> GroupedGemmArgs<'a> {
     /// Refuses operands that do not fit together.
     fn check(&self) -> Result<()> {
         let Self { a, b, groups, d, .. } = self;
-        pair::check_basis(a.basis(), b.basis())?;
         let (n, k) = (d.cols(), a.cols());
         if b.cols() != k {
             return Err(Error::shape(
@@ -235,20 +306,27 @@ impl<'a> GroupedGemmArgs<'a> {
         Ok(())
     }
 
+    /// Rows of a group.
+    fn usual_rows(&self) -> usize {
+        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
+        expected.clamp(1, self.a.rows().max(1))
+    }
+
     /// The configuration asked for, or the one that should be fastest.
     fn chosen(&self, sm_count: usize) -> Sm90Config {
-        let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
-        let mnk = [expected.clamp(1, self.a.rows().max(1)), self.d.cols(), self.a.cols()];
+        let mnk = [self.usual_rows(), self.d.cols(), self.a.cols()];
         self.config.unwrap_or_else(|| sm90_rules::order(self.groups, mnk, sm_count)[0])
     }
 }
 
 /// How groups are multiplied.
-enum Way {
+enum Way<'a> {
     /// One launch of our kernels for sm_90, which read scales so.
-    Launch(Sm90Scales),
+    Launch(&'a QuantMatrix, Sm90Scales),
+    /// One launch of those that decode such weights.
+    FewRows(SmallMWeights, SmallMGroupsConfig),
     /// One product a slot, and why not the other.
-    Slots(String),
+    Slots(&'a QuantMatrix, String),
 }
 
 impl GroupedGemmArgs<'_> {
@@ -258,15 +336,18 @@ impl GroupedGemmArgs<'_> {
     /// As [`Handle::grouped_gemm`].
     pub fn explain(&mut self, handle: &Handle) -> Result<String> {
         let (groups, n, k) = (self.groups, self.d.cols(), self.a.cols());
-        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.scheme(), self.b.scheme());
+        let what = format!("{groups} groups of {} x {}, n = {n}, k = {k}", self.a.operand(), self.b.scheme());
         match self.way(handle)? {
-            Way::Launch(_) => Ok(format!(
+            Way::Launch(..) => Ok(format!(
                 "{what}\n  one launch of {}, by groups that the device knows; no scratch memory; empty groups take no time\n  because our kernels for sm_90 serve this pair",
                 self.chosen(handle.device().sm_count as usize)
             )),
-            Way::Slots(reason) => Ok(format!(
+            Way::FewRows(_, config) => Ok(format!(
+                "{what}\n  one launch of small-m, {config}, by groups that the device knows; no scratch memory; matrices of groups without rows are not read\n  because A is plain: weights are decoded"
+            )),
+            Way::Slots(a, reason) => Ok(format!(
                 "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}\n{}",
-                slots::explain(handle, self)?
+                slots::explain(handle, self, a)?
             )),
         }
     }
@@ -317,15 +398,19 @@ impl Handle {
             }
             kernels.load(queue, KernelFamily::Grouped)?;
         }
-        let layout = match way {
-            Way::Launch(scales) => scales,
-            Way::Slots(_) => {
-                slots::multiply(self, &mut args)?;
+        let (a, layout) = match way {
+            Way::Launch(a, scales) => (a, scales),
+            Way::FewRows(weights, config) => {
+                self.multiply_few_rows(&mut args, weights, config)?;
+                return self.count_clamped(&mut args);
+            }
+            Way::Slots(a, _) => {
+                slots::multiply(self, &mut args, a)?;
                 return self.count_clamped(&mut args);
             }
         };
         let config = args.chosen(self.device().sm_count as usize);
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
+        let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
@@ -356,6 +441,21 @@ impl Handle {
         })?;
         drop(order);
         self.count_clamped(&mut args)
+    }
+
+    fn multiply_few_rows(
+        &self,
+        args: &mut GroupedGemmArgs<'_>,
+        weights: SmallMWeights,
+        config: SmallMGroupsConfig,
+    ) -> Result<()> {
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = args;
+        let GroupedA::Plain(a) = a else {
+            let remedy = "this is a bug of scaled-gemm: please report it";
+            return Err(Error::unsupported("a quantized A of few rows", "its kernels read plain ones", remedy));
+        };
+        let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
+        few::FewRows { weights, config, a, b, groups, d, alpha, bias, activation, gated: false }.multiply(self)
     }
 
     /// Behind the product, so that one that is refused leaves no count.

@@ -47,6 +47,8 @@ pub enum KernelFamily {
     Sm90,
     /// Products of few rows on sm_90, and on no other GPU.
     SmallM,
+    /// Products of groups of few rows, and of few rows with two matrices side by side, on sm_90, and on no other GPU.
+    SmallMGroups,
 }
 
 impl KernelFamily {
@@ -58,7 +60,7 @@ impl KernelFamily {
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m",
+    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m", SmallMGroups => "small-m-groups",
 );
 
 macro_rules! kernel_files {
@@ -75,7 +77,7 @@ macro_rules! kernel_files {
 }
 include!("../../../kernels/files.rs");
 
-const HEADERS: [(&str, &str); 35] = [
+const HEADERS: [(&str, &str); 37] = [
     ("base/launch.cuh", include_str!("../../../kernels/base/launch.cuh")),
     ("base/types.cuh", include_str!("../../../kernels/base/types.cuh")),
     ("base/codec.cuh", include_str!("../../../kernels/base/codec.cuh")),
@@ -111,6 +113,8 @@ const HEADERS: [(&str, &str); 35] = [
     ("gemm/small_m_e2m1.cuh", include_str!("../../../kernels/gemm/small_m_e2m1.cuh")),
     ("gemm/small_m_e4m3.cuh", include_str!("../../../kernels/gemm/small_m_e4m3.cuh")),
     ("gemm/small_m_tile.cuh", include_str!("../../../kernels/gemm/small_m_tile.cuh")),
+    ("gemm/groups.cuh", include_str!("../../../kernels/gemm/groups.cuh")),
+    ("gemm/small_m_groups.cuh", include_str!("../../../kernels/gemm/small_m_groups.cuh")),
 ];
 
 /// Where kernel images come from.

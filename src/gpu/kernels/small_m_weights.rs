@@ -67,13 +67,13 @@ impl SmallMWeights {
     }
 
     /// Whether rows of such numbers have a kernel: F16 does not hold what E8M0 scales reach.
-    fn multiplies(self, a: DType) -> bool {
+    pub(crate) fn multiplies(self, a: DType) -> bool {
         let powers = matches!(self, Self::Mxfp4 | Self::Mxfp8);
         a == DType::Bf16 || (a == DType::F16 && !powers)
     }
 
     /// Rows of A and B that have a kernel.
-    fn served() -> impl Iterator<Item = (Self, DType)> {
+    pub(super) fn served() -> impl Iterator<Item = (Self, DType)> {
         let types = [DType::Bf16, DType::F16];
         Self::ALL
             .into_iter()
@@ -81,7 +81,7 @@ impl SmallMWeights {
             .filter(|(weights, a)| weights.multiplies(*a))
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nvfp4 => "nvfp4",
             Self::Mxfp4 => "mxfp4",
@@ -92,7 +92,7 @@ impl SmallMWeights {
         }
     }
 
-    fn code_bytes(self, n: usize, k: usize) -> usize {
+    pub(super) fn code_bytes(self, n: usize, k: usize) -> usize {
         match self.operands() {
             SmallMOperands::E2m1Weights => n * k / 2,
             SmallMOperands::E4m3Weights | SmallMOperands::Fp8 => n * k,
@@ -100,7 +100,7 @@ impl SmallMWeights {
     }
 
     /// Of the scales that are a part of the sum: what the kernel steps by, and their bytes.
-    fn scales(self, n: usize, k: usize) -> (usize, usize) {
+    pub(super) fn scales(self, n: usize, k: usize) -> (usize, usize) {
         let groups = k.div_ceil(128);
         let tiles = |columns: usize| (k.div_ceil(columns), n.div_ceil(128) * k.div_ceil(columns) * 512);
         match self {
@@ -180,7 +180,7 @@ pub(crate) struct SmallMWeightsCall<'a> {
 /// Mirror of the struct of the same name in `kernels/gemm/small_m_e2m1.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct SmallMWeightsProblem {
+pub(super) struct SmallMWeightsProblem {
     m: u32,
     n: u32,
     k: u32,
@@ -192,7 +192,7 @@ struct SmallMWeightsProblem {
     activation: u32,
     releases: u32,
     loads_early: u32,
-    scale_pitch: u32,
+    pub(super) scale_pitch: u32,
     alpha: f32,
     beta: f32,
     a: u64,
@@ -211,21 +211,31 @@ struct SmallMWeightsProblem {
 impl SmallMWeightsCall<'_> {
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
-        let Self { m, n, k, a_stride, weights, .. } = *self;
+        let Self { m, n, k, .. } = *self;
         let shape = || format!("m = {m}, n = {n}, k = {k}");
         let block = self.config.block();
         if m > block.most_rows() {
             return Err(too_many_rows(block, shape()));
         }
+        // The grid has 31 bits.
+        if block.tiles(n) * self.config.split() as usize >= 1 << 31 {
+            return Err(Error::shape("A and B", shape(), "n must be at most 2^30", "split the product"));
+        }
+        self.check_memory(n)
+    }
+
+    /// The same without how it is cut, of a B of so many rows.
+    pub(super) fn check_memory(&self, b_rows: usize) -> Result<()> {
+        let Self { m, n, k, a_stride, weights, .. } = *self;
+        let shape = || format!("m = {m}, n = {n}, k = {k}");
         let multiple = if weights.operands() == SmallMOperands::E2m1Weights { E2M1_K_MULTIPLE } else { 16 };
         if k == 0 || !k.is_multiple_of(multiple) || !n.is_multiple_of(8) {
             let rule = format!("k must be a multiple of {multiple} above 0, n a multiple of 8");
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
-        // Numbers in the kernel have 32 bits; the grid has 31.
-        let blocks = block.tiles(n) * self.config.split() as usize;
+        // Numbers in the kernel have 32 bits.
         let power = most_k_power(weights.operands());
-        if n > MOST_LENGTH || k > 1 << power || blocks >= 1 << 31 {
+        if b_rows > MOST_LENGTH || k > 1 << power {
             let rule = format!("n must be at most 2^30, k at most 2^{power}");
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
         }
@@ -239,9 +249,9 @@ impl SmallMWeightsCall<'_> {
         }
         check_bytes("A", self.a, extent(m, k, a_stride) * 2)?;
         check_aligned("A", self.a, 16)?;
-        check_bytes("B", self.codes, weights.code_bytes(n, k))?;
+        check_bytes("B", self.codes, weights.code_bytes(b_rows, k))?;
         check_aligned("B", self.codes, 16)?;
-        let (_, bytes) = weights.scales(n, k);
+        let (_, bytes) = weights.scales(b_rows, k);
         match self.scales {
             Some(scales) => {
                 check_bytes("scales of B in the sum", scales, bytes)?;
@@ -258,7 +268,7 @@ impl SmallMWeightsCall<'_> {
             }
             None => {}
         }
-        for (name, outer, rows) in [("scales of A", self.outer[0], m), ("scales of B", self.outer[1], n)] {
+        for (name, outer, rows) in [("scales of A", self.outer[0], m), ("scales of B", self.outer[1], b_rows)] {
             let Some(OuterScales { scales, each }) = outer else { continue };
             check_bytes(name, scales, if each { rows * 4 } else { 4 })?;
             check_aligned(name, scales, 4)?;
@@ -266,7 +276,7 @@ impl SmallMWeightsCall<'_> {
         self.end.check(m, n)
     }
 
-    fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
+    pub(super) fn problem(&self, place: &InChain) -> Result<SmallMWeightsProblem> {
         let end = self.end.fields()?;
         let step = |outer: Option<OuterScales<'_>>| u32::from(outer.is_some_and(|outer| outer.each));
         Ok(SmallMWeightsProblem {

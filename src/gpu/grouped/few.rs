@@ -1,0 +1,151 @@
+//! Groups of few rows of BF16 or F16 numbers, in one launch of our kernels that decode the weights: [`FewRows`]. Also of all rows as one group, and of two
+//! matrices side by side.
+
+use super::GroupedRows;
+use crate::epilogue::Activation;
+use crate::error::{Error, Result};
+use crate::format::{Basis, Operand, pair};
+use crate::gpu::device::memory::Span;
+use crate::gpu::gemm::formulation::HOPPER;
+use crate::gpu::gemm::outline::{ScaleUse, second_level};
+use crate::gpu::gemm::small_m_rules;
+use crate::gpu::handle::Handle;
+use crate::gpu::kernels::{
+    KernelFamily, OuterScales, Sm90Groups, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMWeights,
+    SmallMWeightsCall,
+};
+use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
+
+/// How A and B are multiplied, after checking that they are a pair which these kernels read.
+///
+/// # Errors
+/// [`Error::Pair`] for others, and on other GPUs; [`Error::Unsupported`] for a B in another basis.
+pub(crate) fn served(handle: &Handle, a: &MatRef<'_>, b: &QuantMatrix) -> Result<SmallMWeights> {
+    let device = handle.device().to_string();
+    pair::check_pair(Operand::Plain(a.dtype()), b.scheme(), &device)?;
+    pair::check_basis(Basis::Plain, b.basis())?;
+    let (major, minor) = handle.device().compute_capability;
+    let reason = match SmallMWeights::of(b.scheme()) {
+        Some(weights) if weights.multiplies(a.dtype()) && (major, minor) == HOPPER => return Ok(weights),
+        Some(weights) if weights.multiplies(a.dtype()) => {
+            format!("products of groups with a plain A are for sm_90, and this GPU is sm_{major}{minor}")
+        }
+        _ => "products of groups with a plain A are of bf16 with nvfp4, nvfp4-row, mxfp4 or mxfp8:e4m3, and of bf16 or f16 with FP8 weights in e4m3, nvfp4 and nvfp4-row"
+            .to_string(),
+    };
+    Err(Error::Pair {
+        a: Operand::Plain(a.dtype()),
+        b: b.scheme(),
+        device,
+        reason,
+        remedy: "multiply the groups one by one with GemmArgs::weight_only, of a pair that Handle::supports offers on this GPU"
+            .to_string(),
+    })
+}
+
+/// The configuration for groups that have so many rows each, as a rule.
+pub(crate) fn config(weights: SmallMWeights, rows: usize, k: usize) -> Result<SmallMGroupsConfig> {
+    SmallMGroupsConfig::of(weights.operands(), rows, k)
+}
+
+/// That for m rows, which are no groups, with a B of n rows: split as tiles of that product are.
+pub(crate) fn whole(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<SmallMGroupsConfig> {
+    let config = config(weights, mnk[0], mnk[2])?;
+    let block = config.tile().block();
+    let tile = small_m_rules::order(weights.operands(), mnk, sm_count).into_iter().find(|tile| tile.block() == block);
+    Ok(tile.map_or(config, |tile| config.with_tile(tile)))
+}
+
+/// One launch.
+pub(crate) struct FewRows<'c, 'a> {
+    pub(crate) weights: SmallMWeights,
+    pub(crate) config: SmallMGroupsConfig,
+    pub(crate) a: &'c MatRef<'a>,
+    pub(crate) b: &'c QuantMatrix,
+    /// `None`: all rows are one group's.
+    pub(crate) groups: Option<(usize, &'c GroupedRows<'a>)>,
+    pub(crate) d: &'c mut MatMut<'a>,
+    pub(crate) alpha: f32,
+    pub(crate) bias: Option<&'c VecRef<'a>>,
+    pub(crate) activation: Activation,
+    /// Of two matrices, of which the first one's product is activated and multiplied with the other's.
+    pub(crate) gated: bool,
+}
+
+impl FewRows<'_, '_> {
+    /// Enqueues it. Loads the kernels, if they are not yet.
+    pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
+        let Self { weights, config, a, b, groups, d, alpha, bias, activation, gated } = self;
+        let (queue, kernels) = (handle.queue(), handle.kernels());
+        kernels.load(queue, KernelFamily::SmallMGroups)?;
+        let order = queue.order();
+        let spans = b.read(&order)?;
+        let (m, n, k) = (a.rows(), d.cols(), a.cols());
+        let (a_stride, a_type, d_stride, d_type) = (a.row_stride(), a.dtype(), d.row_stride(), d.dtype());
+        let a = a.data().at(&order)?;
+        let d = d.data_mut().at(&order)?;
+        let bias = bias.map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
+        for read in [&a, &spans.codes, &spans.scales, &spans.block_scales] {
+            check_apart(read, &d)?;
+        }
+        let (scales, outer) = match weights {
+            SmallMWeights::Fp8 => (None, second_level(b.scheme().into())),
+            SmallMWeights::Fp8Vectors | SmallMWeights::Fp8Tiles => (Some(&spans.scales), ScaleUse::Nothing),
+            SmallMWeights::Nvfp4 | SmallMWeights::Mxfp4 | SmallMWeights::Mxfp8 => {
+                (Some(&spans.block_scales), second_level(b.scheme().into()))
+            }
+        };
+        let outer = match outer {
+            ScaleUse::Nothing => None,
+            level => Some(OuterScales { scales: &spans.scales, each: level == ScaleUse::Each }),
+        };
+        let launch = |groups: Option<Sm90Groups<'_>>| {
+            let end = SmallMEnd {
+                alpha,
+                beta: 0.0,
+                bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+                activation,
+                residual: None,
+                d: &d,
+                d_stride,
+                d_type,
+            };
+            let product = SmallMWeightsCall {
+                config: config.tile(),
+                m,
+                n,
+                k,
+                a: &a,
+                a_stride,
+                a_type,
+                a_is_made: false,
+                weights,
+                codes: &spans.codes,
+                scales,
+                outer: [None, outer],
+                end,
+            };
+            kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
+        };
+        match groups {
+            None => launch(None),
+            Some((count, rows)) => rows.with_places(count, &order, |places| launch(Some(places.into()))),
+        }
+    }
+}
+
+/// Refuses a D that overlaps what other parts of D still read.
+fn check_apart(read: &Span<'_>, d: &Span<'_>) -> Result<()> {
+    if !read.overlaps(d) {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "D",
+        format!("{} bytes at {:#x}", d.bytes, d.address),
+        format!(
+            "must not overlap A and B, here {} bytes at {:#x}, which other tiles still read",
+            read.bytes, read.address
+        ),
+        "pass memory of its own",
+    ))
+}
