@@ -85,7 +85,10 @@ impl SmallMProduct {
             let layout = layout.ok_or_else(|| bug("scales of these layouts"))?;
             let codes = [&call.a.numbers, &call.b.numbers];
             let scales = [required("scales of A", &call.a.scales)?, required("scales of B", &call.b.scales)?];
-            return kernels.small_m_product(call.queue, &SmallMCall { config, m, n, k, codes, scales, layout, end });
+            return kernels.small_m_product(
+                call.queue,
+                &SmallMCall { config, gated: false, m, n, k, codes, scales, layout, end },
+            );
         };
         let (a, a_stride) = match values.a {
             ValueSource::Scratch => (&call.scratch.a, k),

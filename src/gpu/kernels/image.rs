@@ -45,9 +45,9 @@ pub enum KernelFamily {
     Epilogue,
     /// Products of our own on sm_90, and on no other GPU.
     Sm90,
-    /// Products of few rows on sm_90, and on no other GPU.
+    /// Products of few rows on sm_90, and on no other GPU; of FP8 codes also with SwiGLU in the kernel.
     SmallM,
-    /// Products of groups of few rows, and of few rows with two matrices side by side, on sm_90, and on no other GPU.
+    /// Products of groups of few plain rows, and SwiGLU of few plain rows, on sm_90, and on no other GPU.
     SmallMGroups,
 }
 

@@ -83,8 +83,8 @@ pub(crate) struct Kernels {
     sm_count: usize,
 }
 
-/// Products of few rows: with E4M3 weights, and with E2M1 ones.
-type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels);
+/// Products of few rows: of E4M3 codes, of plain rows with weights that are decoded, and of E4M3 codes with two matrices.
+type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels, small_m::SmallMGatedKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -202,7 +202,8 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            Ok((small_m::SmallMKernels::of(modules)?, small_m_weights::SmallMWeightsKernels::of(modules)?))
+            let decoded = small_m_weights::SmallMWeightsKernels::of(modules)?;
+            Ok((small_m::SmallMKernels::of(modules)?, decoded, small_m::SmallMGatedKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }

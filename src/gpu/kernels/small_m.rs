@@ -1,4 +1,5 @@
-//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices.
+//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices. And of `small_m_gated.cu`: of two
+//! matrices side by side.
 
 use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue, seal};
@@ -30,6 +31,24 @@ struct SmallMKernel {
     /// With scales of blocks, else of rows and matrices.
     blocks: bool,
     kernel: Kernel,
+}
+
+/// Those of two matrices, with scales of blocks.
+pub(super) struct SmallMGatedKernels(Vec<SmallMKernel>);
+
+impl SmallMGatedKernels {
+    pub(super) fn of(modules: &Modules) -> Result<Self> {
+        let file = modules.file("gemm/small_m_gated")?;
+        let mut kernels = Vec::new();
+        for block in SmallMBlock::of(SmallMOperands::Fp8) {
+            for &tokens in block.widths() {
+                let name = name(block, true, tokens).replace("small_m_", "small_m_gated_");
+                let kernel = file.kernel_with_shared(&name, block.shared(tokens))?;
+                kernels.push(SmallMKernel { block, tokens, blocks: true, kernel });
+            }
+        }
+        Ok(Self(kernels))
+    }
 }
 
 impl SmallMKernels {
@@ -73,10 +92,12 @@ impl SmallMScales {
 /// One product, the sum being `A B^T`.
 pub(crate) struct SmallMCall<'a> {
     pub(crate) config: SmallMConfig,
+    /// B has two matrices, G and U, of n rows, one behind the other, and `D = activation(alpha * A G^T) ∘ (alpha * A U^T)`, with scales of blocks.
+    pub(crate) gated: bool,
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// E4M3 `[m][k]`, `[n][k]`.
+    /// E4M3 `[m][k]`, `[n][k]` (gated: twice as many rows).
     pub(crate) codes: [&'a Span<'a>; 2],
     pub(crate) scales: [&'a Span<'a>; 2],
     pub(crate) layout: SmallMScales,
@@ -114,6 +135,11 @@ struct SmallMProblem {
 }
 
 impl SmallMCall<'_> {
+    /// Rows of B.
+    fn b_rows(&self) -> usize {
+        self.n.saturating_mul(if self.gated { 2 } else { 1 })
+    }
+
     /// Every length and alignment against what the kernel touches.
     fn check(&self) -> Result<()> {
         let Self { m, n, k, .. } = *self;
@@ -127,20 +153,29 @@ impl SmallMCall<'_> {
             return Err(Error::shape("A and B", shape(), rule, "pad k with zeros, and the rows of B"));
         }
         // Numbers in the kernel have 32 bits, also one tile or stage past the end; the grid has 31.
-        if n > MOST_LENGTH || k > MOST_LENGTH || self.config.block().tiles(n) * self.config.split() as usize >= 1 << 31
+        let b_rows = self.b_rows();
+        if b_rows > MOST_LENGTH
+            || k > MOST_LENGTH
+            || self.config.block().tiles(b_rows) * self.config.split() as usize >= 1 << 31
         {
             return Err(Error::shape("A and B", shape(), "n and k must be at most 2^30", "split the product"));
+        }
+        let end = &self.end;
+        let more = end.beta != 0.0 || end.bias.is_some() || end.residual.is_some();
+        if self.gated && (!n.is_multiple_of(128) || self.layout != SmallMScales::Blocks || more) {
+            let rule = "two matrices need n of a multiple of 128 and scales of blocks, and have neither beta, bias nor residual";
+            return Err(Error::shape("B", shape(), rule, "report it: a launch of this crate asked for it"));
         }
         let blocks = k.div_ceil(128);
         let lens = match self.layout {
             SmallMScales::Blocks => {
-                [ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Blk128.len(n.div_ceil(128), blocks)]
+                [ScaleLayout::Vec128.len(m, blocks), ScaleLayout::Blk128.len(b_rows.div_ceil(128), blocks)]
             }
             SmallMScales::Outer { each } => [if each[0] { m } else { 1 }, if each[1] { n } else { 1 }],
         };
         // A's scales of blocks are copied 16 bytes at a time.
         let alignments = [if self.layout == SmallMScales::Blocks { 16 } else { 4 }, 4];
-        for (i, (names, rows)) in [(["A", "scales of A"], m), (["B", "scales of B"], n)].into_iter().enumerate() {
+        for (i, (names, rows)) in [(["A", "scales of A"], m), (["B", "scales of B"], b_rows)].into_iter().enumerate() {
             check_bytes(names[0], self.codes[i], rows * k)?;
             check_aligned(names[0], self.codes[i], 16)?;
             check_bytes(names[1], self.scales[i], lens[i] * 4)?;
@@ -192,13 +227,15 @@ impl Kernels {
         if call.m == 0 || call.n == 0 {
             return Ok(());
         }
-        let place = self.in_chain(stream, call.config, [call.m, call.n, call.k], &[call.codes[1], call.scales[1]]);
+        let mnk = [call.m, call.b_rows(), call.k];
+        let place = self.in_chain(stream, call.config, mnk, &[call.codes[1], call.scales[1]]);
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
-        let kernels = &self.small_m(stream)?.0.all;
+        let family = self.small_m(stream)?;
+        let kernels = if call.gated { &family.2.0 } else { &family.0.all };
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
-        let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
+        let grid = Blocks::new((block.tiles(call.b_rows()) * split as usize, 1), block.threads());
         enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
         self.enqueued(stream, &place, &call.end)
     }
@@ -312,6 +349,7 @@ mod tests {
         spans.iter_mut().zip(places).for_each(|(span, place)| span.address += place);
         let call = SmallMCall {
             config: SmallMConfig::new(SmallMBlock::One, 2).unwrap(),
+            gated: false,
             m,
             n,
             k,

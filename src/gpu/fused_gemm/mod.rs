@@ -1,5 +1,7 @@
 //! [`Handle::fused_gemm`]: a product and the pass behind it in one kernel, whole or of groups of rows: SwiGLU of two products, and results in codes. Of FP8
-//! operands by the kernels of `sm90`; SwiGLU of plain rows by those that decode weights (`grouped::few`).
+//! operands by the kernels of `sm90`; SwiGLU of few rows by those of `small-m` (`few_rows`).
+
+mod few_rows;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -11,7 +13,7 @@ use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
-    SmallMGroupsConfig, SmallMWeights,
+    SmallMConfig, SmallMGroupsConfig, SmallMWeights,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -58,6 +60,8 @@ pub struct FusedGemmArgs<'a> {
     recipe: Fp8Recipe,
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
+    small_m_config: Option<SmallMConfig>,
+    batch_invariant: bool,
 }
 
 /// The most plain rows without groups: for more the codes are better decoded once, for all of them.
@@ -66,6 +70,7 @@ const MOST_PLAIN_ROWS: usize = 64;
 /// Which kernels multiply.
 enum Way<'a> {
     Sm90(&'a QuantMatrix),
+    SmallM(&'a QuantMatrix, SmallMConfig),
     FewRows(SmallMWeights, SmallMGroupsConfig),
 }
 
@@ -112,6 +117,8 @@ impl<'a> FusedGemmArgs<'a> {
             recipe: Fp8Recipe::new(Fp8Granularity::Group1x128, Fp8Format::E4M3),
             expected_rows: None,
             config: None,
+            small_m_config: None,
+            batch_invariant: false,
         }
     }
 
@@ -152,6 +159,17 @@ impl<'a> FusedGemmArgs<'a> {
         Self { config: Some(config), ..self }
     }
 
+    /// This configuration of `small-m` and no other: of FP8 operands, for SwiGLU of at most 32 rows without groups.
+    pub fn small_m_config(self, config: SmallMConfig) -> Self {
+        Self { small_m_config: Some(config), ..self }
+    }
+
+    /// Whether a row of D must have the same bits whatever m is; not unless told. Whichever rows stand beside it, it has them anyway, and in groups
+    /// and from 33 rows on whatever m is, too: for fewer the parts of k follow m.
+    pub fn batch_invariant(self, batch_invariant: bool) -> Self {
+        Self { batch_invariant, ..self }
+    }
+
     /// Matrices in B, of each group.
     fn parts(&self) -> usize {
         if self.swiglu { 2 } else { 1 }
@@ -169,14 +187,17 @@ impl<'a> FusedGemmArgs<'a> {
             GroupedA::Quantized(a) => {
                 self.check_pair(handle, a)?;
                 self.check_shapes(handle)?;
-                Ok(Way::Sm90(a))
+                Ok(match self.small_m(handle.device().sm_count as usize)? {
+                    Some(config) => Way::SmallM(a, config),
+                    None => Way::Sm90(a),
+                })
             }
             GroupedA::Plain(a) => {
                 let weights = few::served(handle, a, self.b)?;
-                if self.config.is_some() {
+                if self.config.is_some() || self.small_m_config.is_some() {
                     let remedy = "leave it out";
                     return Err(Error::unsupported(
-                        "a configuration of sm90 for a plain A",
+                        "a configuration of sm90 or small-m for a plain A",
                         "other kernels multiply it",
                         remedy,
                     ));
@@ -191,6 +212,7 @@ impl<'a> FusedGemmArgs<'a> {
                     ));
                 }
                 let config = match self.groups {
+                    None if self.batch_invariant => few::config(weights, a.rows(), a.cols()),
                     Some(_) => few::config(weights, self.usual_rows(), a.cols()),
                     None => few::whole(weights, [a.rows(), self.b.rows(), a.cols()], handle.device().sm_count as usize),
                 };
@@ -372,35 +394,34 @@ impl<'a> FusedGemmArgs<'a> {
             Way::Sm90(_) => {
                 (self.chosen(handle.device().sm_count as usize).to_string(), "our kernels for sm_90 serve this pair")
             }
+            Way::SmallM(_, config) => {
+                (format!("small-m, {config}"), "of few rows one pass over both matrices is the fastest")
+            }
             Way::FewRows(_, config) => (format!("small-m, {config}"), "A is plain: weights are decoded"),
         };
-        Ok(format!(
-            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  one launch of {launch}; no scratch memory\n  because {because}"
-        ))
-    }
-}
-
-impl FusedGemmArgs<'_> {
-    fn multiply_few_rows(&mut self, handle: &Handle, weights: SmallMWeights, config: SmallMGroupsConfig) -> Result<()> {
-        let (GroupedA::Plain(a), FusedOut::Plain(d)) = (&self.a, &mut self.d) else {
-            let remedy = "this is a bug of scaled-gemm: please report it";
-            return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
+        let scratch = match way {
+            Way::SmallM(..) if self.hidden_bytes() > 0 => {
+                format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
+            }
+            _ => "; no scratch memory".to_string(),
         };
-        let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
-        let (b, alpha, bias, activation) = (self.b, self.alpha, None, Activation::Silu);
-        few::FewRows { weights, config, a, b, groups, d, alpha, bias, activation, gated: true }.multiply(handle)
+        Ok(format!(
+            "{of}m = {m}, n = {n}, k = {k}: {what} to {to}\n  one launch of {launch}{scratch}\n  because {because}"
+        ))
     }
 }
 
 impl Handle {
     /// A product and what follows it, in one launch: [`FusedGemmArgs::swiglu`], [`FusedGemmArgs::swiglu_weight_only`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
-    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes; SwiGLU is faster than a product and a pass from about 1024 rows
-    /// on, and for 64 rows of a very wide layer, and slower in between, where its tiles of twice the columns fill the GPU worse (docs/performance.md).
+    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes; SwiGLU is faster than a product and a pass up to 32 rows, where `small-m`
+    /// reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 64 rows of a very wide layer, and slower in between, where its tiles of twice the columns fill the GPU
+    /// worse (docs/performance.md).
     ///
-    /// A row of D has the same bits whatever m is and whichever rows stand beside it, in every configuration. D must not overlap A, B, a bias, and where groups lie. What is derived of a
+    /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or of [`KernelFamily::SmallMGroups`] for a plain A) it allocates nothing and waits for nothing:
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows, with
+    /// [`KernelFamily::Fp8`] where they become codes, [`KernelFamily::SmallMGroups`] for a plain A) it allocates nothing but, at most once, scratch memory for codes of few rows ([`FusedGemmArgs::explain`]), and waits for nothing:
     /// safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// ```no_run
@@ -420,7 +441,8 @@ impl Handle {
     pub fn fused_gemm(&self, mut args: FusedGemmArgs<'_>) -> Result<()> {
         let a = match args.way(self)? {
             Way::Sm90(a) => a,
-            Way::FewRows(weights, config) => return args.multiply_few_rows(self, weights, config),
+            Way::SmallM(a, config) => return args.multiply_codes(self, a, config),
+            Way::FewRows(weights, config) => return args.multiply_plain(self, weights, config),
         };
         let config = args.chosen(self.device().sm_count as usize);
         let [m, n, k] = args.mnk();
