@@ -1,7 +1,7 @@
 // Products of groups of few rows of 16-bit numbers, each group with a matrix of E2M1 or E4M3 codes of its own, on Hopper: the experts of a layer. Also of
 // one matrix, where B has two that are multiplied side by side ("gated").
 //
-// Clusters are persistent: each walks the parts of D with its own number modulo the grid, and computes each as small_m_tile.cuh does, in the same order of
+// Clusters are persistent, but where all rows are one group's: each walks the parts of D with its own number modulo the grid, and computes each as small_m_tile.cuh does, in the same order of
 // sums: a row has the bits that its product alone has, split likewise. What device memory says of the groups decides which parts there are, so that
 // the matrices of groups without rows are not read. More rows of a group than TOKENS are parts one behind the other in the walk: clusters that run at once multiply
 // them, and all but one find the codes in L2.
@@ -24,6 +24,7 @@ template <u32 TOKENS> struct SmallMWalk {
     u32 first_group, base, end, upto, units, start, count, largest;
 
     __device__ __forceinline__ SmallMWalk(const SmallMWeightsProblem& p, const SmallMGroups& g) : p(p), g(g), first_group(0), end(0), largest(0) {
+        if (!g.groups) return;
         // All lines on their way at once: the walk finds them in L1.
         for (u32 at = threadIdx.x * 16; at < g.groups; at += blockDim.x * 16) {
             if (g.starts) touch(g.starts + at);
@@ -39,12 +40,7 @@ template <u32 TOKENS> struct SmallMWalk {
     __device__ __forceinline__ u32 tiles() const { return p.n / (g.gated ? 64 : 128); }
 
     __device__ __forceinline__ void load() {
-        if (g.groups) {
-            load_32_groups<4>(g, p.m, first_group, largest, start, count);
-        } else {
-            start = 0;
-            count = threadIdx.x % 32 == 0 ? p.m : 0;
-        }
+        load_32_groups<4>(g, p.m, first_group, largest, start, count);
         units = (count + TOKENS - 1) / TOKENS * tiles();
         upto = units;
 #pragma unroll
@@ -58,17 +54,24 @@ template <u32 TOKENS> struct SmallMWalk {
 
     // Which part unit number `unit` is; numbers increase. All lanes of a warp together.
     __device__ __forceinline__ bool find(u32 unit, SmallMPlace& part) {
-        while (unit >= end) {
-            first_group += 32;
-            if (first_group >= g.groups) return false;
-            load();
+        u32 group = 0, inside = unit, rows = p.m, row = 0;
+        if (g.groups) {
+            while (unit >= end) {
+                first_group += 32;
+                if (first_group >= g.groups) return false;
+                load();
+            }
+            const u32 lane = __ffs(__ballot_sync(0xFFFFFFFFu, unit - base < upto)) - 1;
+            group = first_group + lane;
+            inside = unit - base - __shfl_sync(0xFFFFFFFFu, upto - units, lane);
+            rows = __shfl_sync(0xFFFFFFFFu, count, lane);
+            row = __shfl_sync(0xFFFFFFFFu, start, lane);
         }
-        const u32 lane = __ffs(__ballot_sync(0xFFFFFFFFu, unit - base < upto)) - 1;
-        const u32 inside = unit - base - __shfl_sync(0xFFFFFFFFu, upto - units, lane), rows = __shfl_sync(0xFFFFFFFFu, count, lane);
         const u32 chunks = (rows + TOKENS - 1) / TOKENS, tile = inside / chunks, from = (inside - tile * chunks) * TOKENS;
+        if (tile >= tiles()) return false;  // of one group
         part.m = min(rows - from, TOKENS);
-        part.row = __shfl_sync(0xFFFFFFFFu, start, lane) + from;
-        part.b_row = (first_group + lane) * p.n * (g.gated ? 2 : 1);
+        part.row = row + from;
+        part.b_row = group * p.n * (g.gated ? 2 : 1);
         part.gated = g.gated;
         part.col = tile * part.columns();
         return true;

@@ -10,8 +10,7 @@ use crate::gpu::gemm::small_m_rules;
 use crate::gpu::grouped::{GroupedA, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    Input, KernelFamily, Output, SmallMCall, SmallMConfig, SmallMEnd, SmallMGroupsConfig, SmallMOperands, SmallMScales,
-    SmallMWeights,
+    Input, KernelFamily, Output, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
 };
 use crate::gpu::matrix::QuantMatrix;
 
@@ -110,18 +109,14 @@ impl<'a> FusedGemmArgs<'a> {
     }
 
     /// SwiGLU of plain rows.
-    pub(super) fn multiply_plain(
-        &mut self,
-        handle: &Handle,
-        weights: SmallMWeights,
-        config: SmallMGroupsConfig,
-    ) -> Result<()> {
+    pub(super) fn multiply_plain(&mut self, handle: &Handle, weights: SmallMWeights, way: few::Gated) -> Result<()> {
         let (GroupedA::Plain(a), FusedOut::Plain(d)) = (&self.a, &mut self.d) else {
             let remedy = "this is a bug of scaled-gemm: please report it";
             return Err(Error::unsupported("codes with plain weights", "the kernel has neither", remedy));
         };
         let groups = self.groups.as_ref().map(|(count, rows)| (*count, rows));
         let (b, alpha, bias, activation) = (self.b, self.alpha, None, Activation::Silu);
-        few::FewRows { weights, config, a, b, groups, d, alpha, bias, activation, gated: true }.multiply(handle)
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Gated(way) }
+            .multiply(handle)
     }
 }

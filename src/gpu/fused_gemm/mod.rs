@@ -13,7 +13,7 @@ use crate::gpu::grouped::{GroupedA, GroupedRows, few};
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     KernelFamily, Sm90Call, Sm90Codes, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
-    SmallMConfig, SmallMGroupsConfig, SmallMWeights,
+    SmallMConfig, SmallMWeights,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, QuantSpans, VecRef};
 
@@ -71,7 +71,7 @@ const MOST_PLAIN_ROWS: usize = 64;
 enum Way<'a> {
     Sm90(&'a QuantMatrix),
     SmallM(&'a QuantMatrix, SmallMConfig),
-    FewRows(SmallMWeights, SmallMGroupsConfig),
+    FewRows(SmallMWeights, few::Gated),
 }
 
 impl<'a> FusedGemmArgs<'a> {
@@ -212,9 +212,9 @@ impl<'a> FusedGemmArgs<'a> {
                     ));
                 }
                 let config = match self.groups {
-                    None if self.batch_invariant => few::config(weights, a.rows(), a.cols()),
-                    Some(_) => few::config(weights, self.usual_rows(), a.cols()),
-                    None => few::whole(weights, [a.rows(), self.b.rows(), a.cols()], handle.device().sm_count as usize),
+                    None if self.batch_invariant => few::config(weights, a.rows(), a.cols()).map(few::Gated::Tiles),
+                    Some(_) => few::config(weights, self.usual_rows(), a.cols()).map(few::Gated::Tiles),
+                    None => few::gated(weights, [a.rows(), self.b.rows(), a.cols()], handle.device().sm_count as usize),
                 };
                 Ok(Way::FewRows(weights, config?))
             }
@@ -402,6 +402,9 @@ impl<'a> FusedGemmArgs<'a> {
         let scratch = match way {
             Way::SmallM(..) if self.hidden_bytes() > 0 => {
                 format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
+            }
+            Way::FewRows(_, gated) if few::FewWay::Gated(gated).scratch_bytes([m, n]) > 0 => {
+                format!("; {} bytes of scratch memory", few::FewWay::Gated(gated).scratch_bytes([m, n]))
             }
             _ => "; no scratch memory".to_string(),
         };

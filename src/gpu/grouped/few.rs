@@ -4,15 +4,15 @@
 use super::GroupedRows;
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
-use crate::format::{Basis, Operand, pair};
+use crate::format::{Basis, DType, Operand, pair};
 use crate::gpu::device::memory::Span;
 use crate::gpu::gemm::formulation::HOPPER;
 use crate::gpu::gemm::outline::{ScaleUse, second_level};
 use crate::gpu::gemm::small_m_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, OuterScales, Sm90Groups, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig, SmallMWeights,
-    SmallMWeightsCall,
+    KernelFamily, OuterScales, Sm90Groups, SmallMConfig, SmallMEnd, SmallMGroupsCall, SmallMGroupsConfig,
+    SmallMWeights, SmallMWeightsCall,
 };
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
@@ -48,18 +48,39 @@ pub(crate) fn config(weights: SmallMWeights, rows: usize, k: usize) -> Result<Sm
     SmallMGroupsConfig::of(weights.operands(), rows, k)
 }
 
-/// That for m rows, which are no groups, with a B of n rows: split as tiles of that product are.
-pub(crate) fn whole(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<SmallMGroupsConfig> {
-    let config = config(weights, mnk[0], mnk[2])?;
-    let block = config.tile().block();
-    let tile = small_m_rules::order(weights.operands(), mnk, sm_count).into_iter().find(|tile| tile.block() == block);
-    Ok(tile.map_or(config, |tile| config.with_tile(tile)))
+/// How SwiGLU of plain rows is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gated {
+    /// In one launch of tiles.
+    Tiles(SmallMGroupsConfig),
+    /// Both products in this configuration, stored in FP32, and a pass over them. Without groups.
+    ThenPass(SmallMConfig),
 }
 
-/// One launch.
+impl std::fmt::Display for Gated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tiles(config) => write!(f, "{config}"),
+            Self::ThenPass(config) => write!(f, "{config}, and a pass over both products"),
+        }
+    }
+}
+
+/// That for m rows, which are no groups, with a B of n rows: in the configuration that this product by itself has. Where that is no tile, as E2M1
+/// weights have it up to 16 rows, the product and a pass are faster than tiles, which are slower there by more than the pass takes (H200, 2026-11, the record of experts: 57344 x 8192 and m = 1, 88 us for
+/// the product and 106 in tiles).
+pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
+    let config = config(weights, mnk[0], mnk[2])?;
+    Ok(match small_m_rules::order(weights.operands(), mnk, sm_count).first() {
+        Some(own) if own.block() != config.tile().block() => Gated::ThenPass(*own),
+        Some(tile) => Gated::Tiles(config.with_tile(*tile)),
+        None => Gated::Tiles(config),
+    })
+}
+
+/// One launch, or two.
 pub(crate) struct FewRows<'c, 'a> {
     pub(crate) weights: SmallMWeights,
-    pub(crate) config: SmallMGroupsConfig,
     pub(crate) a: &'c MatRef<'a>,
     pub(crate) b: &'c QuantMatrix,
     /// `None`: all rows are one group's.
@@ -68,16 +89,34 @@ pub(crate) struct FewRows<'c, 'a> {
     pub(crate) alpha: f32,
     pub(crate) bias: Option<&'c VecRef<'a>>,
     pub(crate) activation: Activation,
+    pub(crate) way: FewWay,
+}
+
+/// What it computes, and how.
+#[derive(Clone, Copy)]
+pub(crate) enum FewWay {
+    /// The product of each group.
+    Plain(SmallMGroupsConfig),
     /// Of two matrices, of which the first one's product is activated and multiplied with the other's.
-    pub(crate) gated: bool,
+    Gated(Gated),
+}
+
+impl FewWay {
+    /// Scratch memory of a call for D of m x n.
+    pub(crate) fn scratch_bytes(self, [m, n]: [usize; 2]) -> usize {
+        if matches!(self, Self::Gated(Gated::ThenPass(_))) { m * 2 * n * 4 } else { 0 }
+    }
 }
 
 impl FewRows<'_, '_> {
     /// Enqueues it. Loads the kernels, if they are not yet.
     pub(crate) fn multiply(self, handle: &Handle) -> Result<()> {
-        let Self { weights, config, a, b, groups, d, alpha, bias, activation, gated } = self;
+        let Self { weights, a, b, groups, d, alpha, bias, activation, way } = self;
         let (queue, kernels) = (handle.queue(), handle.kernels());
-        kernels.load(queue, KernelFamily::SmallMGroups)?;
+        let scratch = way.scratch_bytes([a.rows(), d.cols()]);
+        kernels.load(queue, if scratch > 0 { KernelFamily::SmallM } else { KernelFamily::SmallMGroups })?;
+        handle.reserve_scratch(scratch)?;
+        let _turn = queue.turn();
         let order = queue.order();
         let spans = b.read(&order)?;
         let (m, n, k) = (a.rows(), d.cols(), a.cols());
@@ -99,32 +138,43 @@ impl FewRows<'_, '_> {
             ScaleUse::Nothing => None,
             level => Some(OuterScales { scales: &spans.scales, each: level == ScaleUse::Each }),
         };
+        let end = |d, d_stride, d_type, activation| SmallMEnd {
+            alpha,
+            beta: 0.0,
+            bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
+            activation,
+            residual: None,
+            d,
+            d_stride,
+            d_type,
+        };
+        let product = |config, n, end| SmallMWeightsCall {
+            config,
+            m,
+            n,
+            k,
+            a: &a,
+            a_stride,
+            a_type,
+            a_is_made: false,
+            weights,
+            codes: &spans.codes,
+            scales,
+            outer: [None, outer],
+            end,
+        };
+        let (config, gated) = match way {
+            FewWay::Plain(config) => (config, false),
+            FewWay::Gated(Gated::Tiles(config)) => (config, true),
+            FewWay::Gated(Gated::ThenPass(config)) => {
+                let both = handle.scratch(scratch)?;
+                let end = end(&both, 2 * n, DType::F32, Activation::None);
+                kernels.small_m_weights_product(queue, &product(config, 2 * n, end))?;
+                return kernels.small_m_swiglu(queue, &both, [m, n], (&d, d_stride, d_type));
+            }
+        };
         let launch = |groups: Option<Sm90Groups<'_>>| {
-            let end = SmallMEnd {
-                alpha,
-                beta: 0.0,
-                bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
-                activation,
-                residual: None,
-                d: &d,
-                d_stride,
-                d_type,
-            };
-            let product = SmallMWeightsCall {
-                config: config.tile(),
-                m,
-                n,
-                k,
-                a: &a,
-                a_stride,
-                a_type,
-                a_is_made: false,
-                weights,
-                codes: &spans.codes,
-                scales,
-                outer: [None, outer],
-                end,
-            };
+            let product = product(config.tile(), n, end(&d, d_stride, d_type, activation));
             kernels.small_m_groups(queue, &SmallMGroupsCall { config, product, groups, gated })
         };
         match groups {

@@ -455,7 +455,8 @@ impl Handle {
             return Err(Error::unsupported("a quantized A of few rows", "its kernels read plain ones", remedy));
         };
         let (alpha, bias, activation, groups) = (*alpha, bias.as_ref(), *activation, Some((*groups, &*rows)));
-        few::FewRows { weights, config, a, b, groups, d, alpha, bias, activation, gated: false }.multiply(self)
+        few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
+            .multiply(self)
     }
 
     /// Behind the product, so that one that is refused leaves no count.

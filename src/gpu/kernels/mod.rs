@@ -31,6 +31,7 @@ mod sm90_groups;
 mod small_m;
 mod small_m_config;
 mod small_m_end;
+mod small_m_gated;
 mod small_m_groups;
 mod small_m_weights;
 mod tensor_map;
@@ -84,7 +85,7 @@ pub(crate) struct Kernels {
 }
 
 /// Products of few rows: of E4M3 codes, of plain rows with weights that are decoded, and of E4M3 codes with two matrices.
-type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels, small_m::SmallMGatedKernels);
+type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels, small_m_gated::SmallMGatedKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -203,7 +204,7 @@ impl Kernels {
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
             let decoded = small_m_weights::SmallMWeightsKernels::of(modules)?;
-            Ok((small_m::SmallMKernels::of(modules)?, decoded, small_m::SmallMGatedKernels::of(modules)?))
+            Ok((small_m::SmallMKernels::of(modules)?, decoded, small_m_gated::SmallMGatedKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
     }

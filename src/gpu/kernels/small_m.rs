@@ -1,5 +1,5 @@
-//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices. And of `small_m_gated.cu`: of two
-//! matrices side by side.
+//! Launches of `kernels/gemm/small_m_fp8.cu`: products of few rows on Hopper, of E4M3 codes with scales of blocks, rows or whole matrices; those of two
+//! matrices side by side are in `small_m_gated.cu`.
 
 use super::Kernels;
 use super::launch::{Blocks, Kernel, enqueue, seal};
@@ -13,7 +13,7 @@ use crate::gpu::device::chain::{Beside, Follows, Seal};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
-fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
+pub(super) fn name(block: SmallMBlock, blocks: bool, tokens: usize) -> String {
     let scales = if blocks { "block" } else { "outer" };
     format!("gemm_small_m_{scales}_{tokens}_{}", block.name().replace('-', "_"))
 }
@@ -25,30 +25,12 @@ pub(super) struct SmallMKernels {
     end_of_chain: Kernel,
 }
 
-struct SmallMKernel {
-    block: SmallMBlock,
-    tokens: usize,
+pub(super) struct SmallMKernel {
+    pub(super) block: SmallMBlock,
+    pub(super) tokens: usize,
     /// With scales of blocks, else of rows and matrices.
-    blocks: bool,
-    kernel: Kernel,
-}
-
-/// Those of two matrices, with scales of blocks.
-pub(super) struct SmallMGatedKernels(Vec<SmallMKernel>);
-
-impl SmallMGatedKernels {
-    pub(super) fn of(modules: &Modules) -> Result<Self> {
-        let file = modules.file("gemm/small_m_gated")?;
-        let mut kernels = Vec::new();
-        for block in SmallMBlock::of(SmallMOperands::Fp8) {
-            for &tokens in block.widths() {
-                let name = name(block, true, tokens).replace("small_m_", "small_m_gated_");
-                let kernel = file.kernel_with_shared(&name, block.shared(tokens))?;
-                kernels.push(SmallMKernel { block, tokens, blocks: true, kernel });
-            }
-        }
-        Ok(Self(kernels))
-    }
+    pub(super) blocks: bool,
+    pub(super) kernel: Kernel,
 }
 
 impl SmallMKernels {
@@ -232,7 +214,7 @@ impl Kernels {
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
         let family = self.small_m(stream)?;
-        let kernels = if call.gated { &family.2.0 } else { &family.0.all };
+        let kernels = if call.gated { &family.2.all } else { &family.0.all };
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
         let grid = Blocks::new((block.tiles(call.b_rows()) * split as usize, 1), block.threads());

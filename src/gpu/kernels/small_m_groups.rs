@@ -19,6 +19,9 @@ const WIDTHS: [usize; 3] = [8, 16, 32];
 const RESIDENTS_E2M1: [usize; 3] = [4, 4, 3];
 const RESIDENTS_E4M3: [usize; 3] = [3, 3, 3];
 
+/// Times 128 of k that a part has at least, where k is as long.
+const STEPS: usize = 14;
+
 /// How products of groups are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SmallMGroupsConfig {
@@ -33,9 +36,9 @@ impl SmallMGroupsConfig {
     /// groups there are.
     pub(crate) fn of(operands: SmallMOperands, rows: usize, k: usize) -> Result<Self> {
         let tokens = WIDTHS.into_iter().find(|tokens| rows <= *tokens).unwrap_or(WIDTHS[2]);
-        // Four steps to a part, and no more than four parts: of many tiles the fastest split at every number of rows, or within 6 % of it (H200, 2026-11, the records of tiles and
-        // of E4M3 weights: 57344 x 8192, 24576 x 1536, 7168 x 2048).
-        let split = 1 << (k.div_ceil(128) / 4).clamp(1, 4).ilog2();
+        // A cluster walks part after part of D, and each begins with an empty ring: short walks cost the most (H200, 2026-11, the record of experts: with four steps to a part, 256
+        // experts of 7168 x 2048 are read at 3.6 TB/s in E4M3, those of 4096 x 7168 with 14 steps at 4.3).
+        let split = 1 << (k.div_ceil(128) / STEPS).clamp(1, 4).ilog2();
         Ok(Self { tokens, tile: SmallMConfig::new(block(operands), split)? })
     }
 
@@ -131,7 +134,12 @@ impl SmallMGroupsCall<'_> {
     fn units(&self) -> usize {
         let groups = self.groups.as_ref().map_or(1, |groups| groups.count);
         let (m, n) = (self.product.m, self.product.n);
-        (m / self.config.tokens + groups.min(m)) * (n / if self.gated { 64 } else { 128 })
+        let tiles = n / if self.gated { 64 } else { 128 };
+        if self.groups.is_none() {
+            m.div_ceil(self.config.tokens) * tiles
+        } else {
+            (m / self.config.tokens + groups.min(m)) * tiles
+        }
     }
 
     /// Every length and alignment against what the kernel touches. What counts and starts say the kernel clamps.
@@ -144,8 +152,8 @@ impl SmallMGroupsCall<'_> {
         let b_rows = b_rows.ok_or_else(|| Error::shape("A and B", shape(), rule, "pad the rows of each matrix"))?;
         // Places in the kernel, and bytes from a row of the one matrix to that of the other, have 32 bits.
         let far = (n + 128).saturating_mul(product.weights.code_bytes(1, k.max(2)));
-        if self.units() >= 1 << 31 || (self.gated && far >= 1 << 32) {
-            let rule = "parts of D must be fewer than 2^31, and one of two matrices smaller than 4 GiB";
+        if self.units() >= 1 << 28 || (self.gated && far >= 1 << 32) {
+            let rule = "parts of D must be fewer than 2^28, and one of two matrices smaller than 4 GiB";
             return Err(Error::shape("A and B", shape(), rule, "split the product"));
         }
         if product.end.residual.is_some() || product.end.beta != 0.0 || product.outer[0].is_some() {
@@ -195,10 +203,12 @@ impl Kernels {
         let found = kernels.iter().find(|k| (k.tokens, k.serves) == (config.tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(serves))?.kernel;
         let split = config.tile.split() as usize;
-        // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`).
+        // As many clusters as run at once: those of four and eight do not fill every part of the GPU (see `small_m_rules`). Without groups it is known how many parts there are, and who
+        // takes which the GPU decides.
         let places = self.sm_count * config.residents() / split;
-        let clusters = if split < 4 { places } else { places * 15 / 16 };
-        let grid = Blocks::new((clusters.clamp(1, call.units()) * split, 1), config.tile.block().threads());
+        let at_once = if split < 4 { places } else { places * 15 / 16 };
+        let clusters = if call.groups.is_some() { at_once.clamp(1, call.units()) } else { call.units() };
+        let grid = Blocks::new((clusters * split, 1), config.tile.block().threads());
         let mut problem = product.problem(&InChain::alone(config.tile))?;
         problem.scale_pitch = product.weights.scales(b_rows, product.k).0 as u32;
         let shared = config.tile.block().shared(config.tokens);
@@ -250,8 +260,8 @@ mod tests {
             let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
             (config.tokens, config.tile.split(), config.residents())
         };
-        assert_eq!([of(1, 7168), of(8, 2048), of(9, 1536)], [(8, 4, 4), (8, 4, 4), (16, 2, 4)]);
-        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 2, 3), (32, 1, 3), (8, 1, 4)]);
+        assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
+        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (32, 1, 3), (8, 1, 4)]);
     }
 
     fn span(bytes: usize) -> Span<'static> {
