@@ -329,6 +329,45 @@ fn the_same_bits_every_time() {
     }
 }
 
+/// Where the products and a pass are faster, they give the bits of the one kernel, by every rule, and in graphs.
+#[test]
+fn two_steps_give_the_bits_of_one_kernel() {
+    let Some(handle) = hopper() else { return };
+    let mut rng = Noise::new(277);
+    for (i, (m, n, k)) in [(33, 2048, 1552), (256, 2048, 2064), (130, 1408, 4112)].into_iter().enumerate() {
+        let of = Products::new(&handle, &mut rng, [m, 2 * n, k], [1.0, 1e4, 1e-8][i], None);
+        let want = of.swiglu();
+        for (recipe, out) in recipes().zip(WIDE.into_iter().cycle()) {
+            let mut d = target(&handle, m, n);
+            let args = FusedGemmArgs::swiglu(&of.a, &of.b, &mut d).alpha(ALPHA).recipe(recipe);
+            let text = args.explain(&handle).unwrap();
+            assert!(
+                text.contains("for both products, and a pass over them; ") && text.contains("bytes of scratch"),
+                "{text}"
+            );
+            handle.fused_gemm(args).unwrap();
+            assert_device_bits(&handle, &d, &coded(&want, recipe), &format!("{recipe:?}, m = {m}\n{text}"));
+            let mut d = handle.upload(&vec![0xFFu8; m * (n + 4) * out.bytes()]).unwrap();
+            let to = MatMut::new(&mut d, out, m, n).unwrap().with_row_stride(n + 4).unwrap();
+            handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA)).unwrap();
+            let got = handle.read_bytes(&d.view()).unwrap();
+            for (row, bytes) in want.rows().into_iter().zip(got.chunks((n + 4) * out.bytes())) {
+                let row = bytes_of(out, row.mapv(|v| round_to(out, v)).iter());
+                let (row_got, gap) = bytes.split_at(row.len());
+                assert!(same_numbers(out, row_got, &row) && gap.iter().all(|byte| *byte == 0xFF), "{out}\n{text}");
+            }
+            let call = |d: &mut _| {
+                let to = MatMut::new(d, out, m, n)?.with_row_stride(n + 4)?;
+                handle.fused_gemm(FusedGemmArgs::swiglu(&of.a, &of.b, to).alpha(ALPHA))
+            };
+            let graph = capture_owned(&handle, || call(&mut d)).unwrap();
+            handle.write(&mut d.view_mut(), &vec![0xFFu8; got.len()]).unwrap();
+            handle.launch(&graph).unwrap();
+            assert!(handle.read_bytes(&d.view()).unwrap() == got, "in a graph, {out}");
+        }
+    }
+}
+
 fn refusal(result: Result<()>, words: &[&str]) -> Error {
     refused(result, words)
 }

@@ -2,6 +2,7 @@
 //! operands by the kernels of `sm90`; SwiGLU of few rows by those of `small-m` (`few_rows`).
 
 mod few_rows;
+mod two_steps;
 
 use crate::epilogue::Activation;
 use crate::error::{Error, Result};
@@ -70,6 +71,8 @@ const MOST_PLAIN_ROWS: usize = 64;
 /// Which kernels multiply.
 enum Way<'a> {
     Sm90(&'a QuantMatrix),
+    /// The products, and a pass over them.
+    Sm90InSteps(&'a QuantMatrix, Sm90Config),
     SmallM(&'a QuantMatrix, SmallMConfig),
     FewRows(SmallMWeights, few::Gated),
 }
@@ -189,7 +192,10 @@ impl<'a> FusedGemmArgs<'a> {
                 self.check_shapes(handle)?;
                 Ok(match self.small_m(handle.device().sm_count as usize)? {
                     Some(config) => Way::SmallM(a, config),
-                    None => Way::Sm90(a),
+                    None => match self.in_steps(handle.device().sm_count as usize) {
+                        Some(config) => Way::Sm90InSteps(a, config),
+                        None => Way::Sm90(a),
+                    },
                 })
             }
             GroupedA::Plain(a) => {
@@ -394,6 +400,10 @@ impl<'a> FusedGemmArgs<'a> {
             Way::Sm90(_) => {
                 (self.chosen(handle.device().sm_count as usize).to_string(), "our kernels for sm_90 serve this pair")
             }
+            Way::Sm90InSteps(_, config) => (
+                format!("{config} for both products, and a pass over them"),
+                "its tiles fill the GPU better than those of one kernel, and the bits are the same",
+            ),
             Way::SmallM(_, config) => {
                 (format!("small-m, {config}"), "of few rows one pass over both matrices is the fastest")
             }
@@ -403,6 +413,7 @@ impl<'a> FusedGemmArgs<'a> {
             Way::SmallM(..) if self.hidden_bytes() > 0 => {
                 format!(", and the quantizer behind it; {} bytes of scratch memory", self.hidden_bytes())
             }
+            Way::Sm90InSteps(..) => format!("; {} bytes of scratch memory", self.both_bytes()),
             Way::FewRows(_, gated) if few::FewWay::Gated(gated).scratch_bytes([m, n]) > 0 => {
                 format!("; {} bytes of scratch memory", few::FewWay::Gated(gated).scratch_bytes([m, n]))
             }
@@ -444,6 +455,7 @@ impl Handle {
     pub fn fused_gemm(&self, mut args: FusedGemmArgs<'_>) -> Result<()> {
         let a = match args.way(self)? {
             Way::Sm90(a) => a,
+            Way::Sm90InSteps(a, config) => return args.multiply_in_steps(self, a, config),
             Way::SmallM(a, config) => return args.multiply_codes(self, a, config),
             Way::FewRows(weights, config) => return args.multiply_plain(self, weights, config),
         };

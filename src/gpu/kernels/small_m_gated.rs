@@ -3,13 +3,15 @@
 
 use super::Kernels;
 use super::epilogue::wide_code;
+use super::fp8::ScaleRule;
 use super::launch::{Blocks, GRID_Y, Kernel, THREADS, enqueue};
 use super::module::Modules;
-use super::operand::{check_aligned, check_bytes, extent};
+use super::operand::{Output, check_aligned, check_bytes, extent};
 use super::small_m::{SmallMKernel, name};
 use super::small_m_config::{SmallMBlock, SmallMOperands};
 use crate::error::{Error, Result};
-use crate::format::DType;
+use crate::format::layout::ScaleLayout;
+use crate::format::{DType, Fp8Format, Fp8Recipe};
 use crate::gpu::device::memory::Span;
 use crate::gpu::device::stream::Queue;
 
@@ -18,6 +20,7 @@ pub(super) struct SmallMGatedKernels {
     /// Of two matrices, with scales of blocks.
     pub(super) all: Vec<SmallMKernel>,
     swiglu: Kernel,
+    swiglu_codes: Kernel,
 }
 
 impl SmallMGatedKernels {
@@ -31,7 +34,8 @@ impl SmallMGatedKernels {
                 all.push(SmallMKernel { block, tokens, blocks: true, kernel });
             }
         }
-        Ok(Self { all, swiglu: file.kernel("gemm_small_m_swiglu")? })
+        let (swiglu, swiglu_codes) = (file.kernel("gemm_small_m_swiglu")?, file.kernel("gemm_small_m_swiglu_codes")?);
+        Ok(Self { all, swiglu, swiglu_codes })
     }
 }
 
@@ -59,6 +63,37 @@ impl Kernels {
         let kernel = self.small_m(stream)?.2.swiglu;
         let blocks = Blocks::new((n.div_ceil(THREADS as usize), m), THREADS);
         enqueue!(stream, kernel, blocks, both.address, n as u32, d.address, stride as u64, wide_code(dtype)?)
+    }
+}
+
+impl Kernels {
+    /// The same to E4M3 codes with 1x128 scales: the bytes of the quantizer of D in FP32. n is a multiple of 128.
+    pub(crate) fn small_m_swiglu_codes(
+        &self,
+        stream: &Queue,
+        both: &Span<'_>,
+        [m, n]: [usize; 2],
+        recipe: Fp8Recipe,
+        out: &Output<'_>,
+    ) -> Result<()> {
+        check_bytes("products", both, m * 2 * n * 4)?;
+        check_aligned("products", both, 16)?;
+        if !n.is_multiple_of(128) || m > GRID_Y || n >= 1 << 31 || recipe.format != Fp8Format::E4M3 {
+            let found = format!("{m} x {n} {}", recipe.scheme());
+            let rule = "rows of E4M3 must be a multiple of 128, shorter than 2^31, and at most 65535";
+            return Err(Error::shape("D", found, rule, "report it: a launch of this crate asked for it"));
+        }
+        check_bytes("codes of D", out.codes, m * n)?;
+        check_aligned("codes of D", out.codes, 4)?;
+        check_bytes("scales of D", out.scales, ScaleLayout::Vec128.len(m, n / 128) * 4)?;
+        check_aligned("scales of D", out.scales, 4)?;
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        let kernel = self.small_m(stream)?.2.swiglu_codes;
+        let blocks = Blocks::new(((n / 128).div_ceil(8), m), THREADS);
+        let (rule, pitch) = (ScaleRule::new(recipe, DType::F32), m.next_multiple_of(4) as u32);
+        enqueue!(stream, kernel, blocks, both.address, n as u32, rule, out.codes.address, out.scales.address, pitch)
     }
 }
 
