@@ -149,10 +149,10 @@ fn graphs_and_chains_give_the_eager_bits() {
     let mut hidden: Vec<_> = (0..links).map(|_| QuantMatrix::zeros(&handle, A, m, n).unwrap()).collect();
     let mut d = handle.alloc(m * n * 2).unwrap();
     let run = |hidden: &mut [QuantMatrix], d: &mut DeviceBuffer| -> scaled_gemm::Result<()> {
-        for i in 0..links {
+        for (i, weights) in weights.iter().enumerate() {
             let (before, rest) = hidden.split_at_mut(i);
             let a = before.last().unwrap_or(&x);
-            handle.fused_gemm(FusedGemmArgs::swiglu(a, &weights[i], &mut rest[0]).alpha(0.125))?;
+            handle.fused_gemm(FusedGemmArgs::swiglu(a, weights, &mut rest[0]).alpha(0.125))?;
         }
         let d = MatMut::new(d, DType::Bf16, m, n)?;
         handle.fused_gemm(FusedGemmArgs::swiglu(&hidden[links - 1], &weights[0], d).alpha(0.125))
