@@ -7,6 +7,6 @@
     SMALL_M_GROUPS_KERNEL(mxfp4, MXFP4, bf16, Bf16, tokens, __VA_ARGS__)
 
 // columns, stages, blocks on a multiprocessor. Mirror of `SmallMGroupsShape` in src/gpu/kernels.
-SMALL_M_GROUPS(8, 3, 4)
+SMALL_M_GROUPS(8, 3, 5)
 SMALL_M_GROUPS(16, 3, 4)
 SMALL_M_GROUPS(32, 3, 3)
