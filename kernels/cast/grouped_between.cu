@@ -15,7 +15,9 @@ __device__ __forceinline__ i64 start_of(const GroupPlaces& p, u32 g) { return p.
 // Rows that lie there for group g, which begins at `at`.
 __device__ __forceinline__ i64 room_of(const GroupPlaces& p, u32 rows, u32 g, i64 at) {
     if (at < 0 || at % 4 != 0) return 0;
-    const i64 next = !p.starts ? at + (i64)p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)rows, end = min(next, (i64)rows);
+    const i64 next = !p.starts ? at + (i64)p.slot_rows : g + 1 < p.groups ? p.starts[g + 1] : (i64)rows;
+    // Not below 0: the compiler subtracts before it compares, and of the least number there is no less.
+    const i64 end = max(min(next, (i64)rows), (i64)0);
     return end > at ? end - at : 0;
 }
 

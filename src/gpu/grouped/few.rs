@@ -67,15 +67,21 @@ impl std::fmt::Display for Gated {
 }
 
 /// That for m rows, which are no groups, with a B of n rows: in the configuration that this product by itself has. Where that is no tile, as E2M1
-/// weights have it up to 16 rows, the product and a pass are faster than tiles, which are slower there by more than the pass takes (H200, 2026-11, the record of experts: 57344 x 8192 and m = 1, 88 us for
-/// the product and 106 in tiles).
+/// weights have it up to 16 rows, or its tiles do not all run at once, the product and a pass are faster than both in one kernel, whose tiles are slower by more than the pass takes (H200,
+/// 2026-11, the record of experts, m = 1: `nvfp4-row` 57344 x 8192 88 us for the product, 89.4 with the pass, 106 in one kernel; FP8 70.5 of 36864 x 7168 for the product, 74.4 in one kernel; 11.0 and 12.0 of
+/// 4096 x 7168).
 pub(crate) fn gated(weights: SmallMWeights, mnk: [usize; 3], sm_count: usize) -> Result<Gated> {
     let config = config(weights, mnk[0], mnk[2])?;
     Ok(match small_m_rules::order(weights.operands(), mnk, sm_count).first() {
-        Some(own) if own.block() != config.tile().block() => Gated::ThenPass(*own),
+        Some(own) if own.block() != config.tile().block() || !at_once(*own, mnk, sm_count) => Gated::ThenPass(*own),
         Some(tile) => Gated::Tiles(config.with_tile(*tile)),
         None => Gated::Tiles(config),
     })
+}
+
+/// Whether all blocks of this product run at once.
+fn at_once(config: SmallMConfig, [m, n, _]: [usize; 3], sm_count: usize) -> bool {
+    config.block().tiles(n) * config.split() as usize <= config.block().residents(m) * sm_count
 }
 
 /// One launch, or two.
