@@ -205,3 +205,35 @@ fn check_apart(read: &Span<'_>, d: &Span<'_>) -> Result<()> {
         "pass memory of its own",
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::kernels::SmallMBlock;
+
+    /// Where one kernel was faster than the product and a pass, and where not (H200, the record of experts).
+    #[test]
+    fn gated_products_are_of_tiles_that_all_run_at_once() {
+        let way = |weights, m, n: usize| gated(weights, [m, 2 * n, 7168], 132).unwrap();
+        let passes = |weights, m, n| match way(weights, m, n) {
+            Gated::Tiles(_) => None,
+            Gated::ThenPass(config) => Some(config.block()),
+        };
+        use SmallMWeights::{Fp8Tiles, Nvfp4};
+        assert_eq!([1, 16, 64].map(|m| passes(Fp8Tiles, m, 2048)), [None; 3]);
+        assert_eq!([1, 64].map(|m| passes(Fp8Tiles, m, 18432)), [Some(SmallMBlock::TileE4m3); 2]);
+        assert!(matches!(passes(Nvfp4, 16, 2048), Some(SmallMBlock::Four | SmallMBlock::Eight)));
+        assert_eq!([passes(Nvfp4, 32, 2048), passes(Nvfp4, 32, 18432)], [None, Some(SmallMBlock::Tile)]);
+        let bytes = |way| FewWay::Gated(way).scratch_bytes([16, 2048]);
+        assert_eq!([bytes(way(Nvfp4, 16, 2048)), bytes(way(Fp8Tiles, 16, 2048))], [16 * 2 * 2048 * 4, 0]);
+        assert!(way(Nvfp4, 1, 128).to_string().contains("k split by"));
+    }
+
+    #[test]
+    fn results_lie_apart_from_what_is_read() {
+        let span = |address, bytes| Span::unguarded(address, bytes);
+        assert!(check_apart(&span(4096, 16), &span(4112, 16)).is_ok());
+        let error = check_apart(&span(4096, 16), &span(4111, 16)).unwrap_err().to_string();
+        assert!(error.contains("must not overlap A and B, here 16 bytes at 0x1000"), "{error}");
+    }
+}

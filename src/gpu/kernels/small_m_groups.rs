@@ -16,7 +16,7 @@ use crate::gpu::device::stream::Queue;
 
 /// Columns of the tensor core's product, which hold rows of a group, and blocks on a multiprocessor. Mirror of the tables in the kernel files.
 const WIDTHS: [usize; 3] = [8, 16, 32];
-const RESIDENTS_E2M1: [usize; 3] = [5, 4, 3];
+const RESIDENTS_E2M1: [usize; 3] = [4, 4, 3];
 const RESIDENTS_E4M3: [usize; 3] = [3, 3, 3];
 
 /// Times 128 of k that a part has at least, where k is as long.
@@ -260,8 +260,8 @@ mod tests {
             let config = SmallMGroupsConfig::of(SmallMOperands::E2m1Weights, rows, k).unwrap();
             (config.tokens, config.tile.split(), config.residents())
         };
-        assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 5), (8, 1, 5), (16, 2, 4)]);
-        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (32, 1, 3), (8, 1, 5)]);
+        assert_eq!([of(1, 7168), of(8, 2048), of(9, 4096)], [(8, 4, 4), (8, 1, 4), (16, 2, 4)]);
+        assert_eq!([of(17, 1024), of(500, 128), of(0, 32)], [(32, 1, 3), (32, 1, 3), (8, 1, 4)]);
     }
 
     fn span(bytes: usize) -> Span<'static> {
