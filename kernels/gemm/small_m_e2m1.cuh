@@ -1,4 +1,4 @@
-// Products of few rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ, on Hopper: one pass over the codes, as they are published.
+// Products of few rows of 16-bit numbers with a matrix of E2M1 codes, D = A Bᵀ: one pass over the codes, as they are published.
 //
 // A block takes 32 rows of B, eight of each 32 of the 128 that share tiles of block scales, and its warps parts of k; the blocks of a cluster take parts of
 // k, too. A warp takes 128 of k at a time: lane l those 32 of its rows that come from 32 (l % 4) on, 16 bytes of codes, so that what it
@@ -8,7 +8,7 @@
 // Codes times block scales are exact in BF16 and in F16: their bits, put where they belong, are an E2M1 number times 2^-126 (2^-14), and the block scale
 // brings most of that back (UNIT). At the end every block of the cluster takes an equal part of the 128 rows, gets the sums of all parts of k through shared
 // memory, and adds them in the order of k: the order of sums depends on k, the split and the warps alone, and a row of D has the same bits
-// whatever stands beside it.
+// whatever stands beside it. GPUs before sm_90 have no clusters: there the warps of a block take all parts of k.
 #pragma once
 #include "gemm/small_m.cuh"
 
@@ -20,6 +20,7 @@ struct SmallMWeightsProblem {
     u32 releases, loads_early;  // 1 in links of chains: the next kernel behind the wait, weights before it. See `release` of base/launch.cuh
     u32 scale_pitch;  // of tiles of block scales their number along k; of FP32 scales of 128 columns from those of 128 columns to the next (1x128), or from
                       // those of 128 rows (128x128)
+    u32 split;        // before sm_90, of tiles: blocks that share rows of B, each with a part of k
     float alpha, beta;
     const void* a;           // BF16 or F16 [m][k], rows `stride_a` apart, each 16-byte aligned
     const u8* b;             // E2M1 [n][k / 2], k a multiple of 32, or E4M3 [n][k]
@@ -29,6 +30,7 @@ struct SmallMWeightsProblem {
     const void* bias;        // [n]; null: none
     const void* residual;    // [m][n], rows `stride_residual` apart; null: none
     void* d;                 // [m][n], rows `stride_d` apart
+    float* parts;            // sums over parts of k, [split][m][n], for small_m_join.cu; null: they meet in a cluster, or are all
     u64 stride_a, stride_residual, stride_d;
 };
 
@@ -36,7 +38,12 @@ struct SmallMWeightsProblem {
 
 __device__ __forceinline__ u32 product_of_pairs(Bf16, u32 a, u32 b) {
     u32 p;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(p) : "r"(a), "r"(b));
+#else
+    // With -0 added, which changes no product.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(p) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
     return p;
 }
 __device__ __forceinline__ u32 product_of_pairs(F16, u32 a, u32 b) {
@@ -73,9 +80,16 @@ __device__ __forceinline__ void spread(F16, u32 codes, u32 (&pairs)[4]) {
 
 // Two E4M3 numbers, the low bytes of `codes`, as F16.
 __device__ __forceinline__ u32 f16_of_e4m3(u32 codes) {
+#if __CUDA_ARCH__ >= 890
     u32 pair;
     asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(codes));
     return pair;
+#else
+    // The bits put where they belong are the number times 2^-8, subnormal ones included; of NaN, 480 times that.
+    const u32 spread = __byte_perm(codes, 0, 0x1404), bits = (spread >> 1 & 0x3F803F80u) | (spread & 0x80008000u);
+    const u32 pair = product_of_pairs(F16(), bits, 0x5C005C00u), nan = ((bits & 0x3F803F80u) + 0x00800080u) & 0x40004000u;
+    return pair | nan | nan >> 1 | nan >> 2 | nan >> 3 | nan >> 4;
+#endif
 }
 __device__ __forceinline__ u32 twice_bf16(float v) {
     u32 pair;
@@ -150,6 +164,17 @@ template <class T> struct Unit;
 // What a product of code and scale is of what it stands for.
 template <> struct Unit<Bf16> { static constexpr float NVFP4 = 0x1p8f; };
 template <> struct Unit<F16> { static constexpr float NVFP4 = 0x1p14f; };
+
+// Blocks on a multiprocessor: those of sm_90 are measured, and other GPUs need some registers more.
+constexpr u32 residents(u32 measured) {
+#if __CUDA_ARCH__ == 900
+    return measured;
+#elif __CUDA_ARCH__ < 900
+    return measured - 1;
+#else
+    return measured > 2 ? measured - 2 : 1;
+#endif
+}
 
 // Kept as it is, in a register: not made again from what it was made of at each use.
 __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }
@@ -294,7 +319,7 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     const u32 rows = C::ROWS / ranks;
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        const u32 r = C::NEIGHBOURS * j + row, to = r / rows, barrier = at_rank(arrived, to);
+        const u32 r = C::NEIGHBOURS * j + row, to = r / rows, barrier = CLUSTERS ? at_rank(arrived, to) : arrived;
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
             const u32 at = base + ((part * rows + r % rows) * TOKENS + t * 8 + lane % 4 * 2) * 4;

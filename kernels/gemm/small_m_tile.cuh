@@ -1,5 +1,4 @@
-// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ, on Hopper: one pass over the codes, each decoded once for all
-// rows of A.
+// Products of up to 64 rows of 16-bit numbers with a matrix of E2M1 or E4M3 codes, D = A Bᵀ: one pass over the codes, each decoded once for all rows of A.
 //
 // A block takes 128 rows of B, those that share tiles of block scales, 128 of k at a time, and the blocks of a cluster take parts of k. Codes, scales and A
 // come to a ring of stages in shared memory, as more rows of A than 16 are too much to be read by each warp for itself, or to wait in registers. Which of B's
@@ -9,7 +8,8 @@
 // it in that order, once for the four warps.
 // FP32 scales of 128 columns multiply the sum over those (multiply_group). At the end every block of the cluster takes an equal part of the 128 rows, gets
 // the sums of all parts of k through shared memory, and adds them in the order of k: the order of sums depends on k and the split alone, and a row of D
-// has the same bits whatever stands beside it.
+// has the same bits whatever stands beside it. GPUs before sm_90 have no clusters: there blocks leave their parts in memory, and small_m_join.cu adds them, in
+// the same order.
 // Of E4M3, eight warps of 16 rows each, a ring of four stages and two blocks on a multiprocessor were no faster, and rings of five slower (H200, 2026-11): with few rows of A
 // the conversion of codes to BF16 takes more instructions than all else.
 #pragma once
@@ -220,6 +220,22 @@ template <class C> struct SmallMTile {
             slot = slot + 1 == C::RING ? 0 : slot + 1;
         }
     }
+
+    // Writes the sums over this part of k where another kernel adds them to those of the other parts.
+    __device__ __forceinline__ void leave(u32 of_k, const float (&sum)[2][GROUPS][4]) const {
+        float* to = p.parts + (u64)of_k * p.m * p.n;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const u32 col = part.col + 32 * j + lane_row;
+#pragma unroll
+            for (u32 t = 0; t < GROUPS; t++)
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) {
+                    const u32 token = t * 8 + threadIdx.x % 4 * 2 + i;
+                    if (token < p.m && col < p.n) to[(u64)token * p.n + col] = sum[j / 2][t][2 * (j % 2) + i];
+                }
+        }
+    }
 };
 
 // Steps of 128 of k, from the first on, in which this column of each is within k.
@@ -252,7 +268,9 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     const u32 base = shared_address(tile_shared), parts = base + C::PARTS, arrived = base + C::BARRIER;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const u32 rank = cluster_rank(), ranks = cluster_size();
-    const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * rank / ranks);
+    // The part of k that this block takes, of so many.
+    const u32 split = CLUSTERS ? ranks : p.split, of_k = CLUSTERS ? rank : blockIdx.x % split;
+    const u32 steps = (p.k + 127) / 128, first = (u32)((u64)steps * of_k / split);
     // Of a row's 16 units in a stage those that the lanes want at once are neighbours, and rows alternate between the halves of 128 bytes: no bank is met twice.
     const u32 place = thread % 16 ^ thread / 16 % 2 * 4, unit = (place % 4 * 4 + place / 4) * 8;
     const u32 row = thread / C::UNITS, at_row = part.row_of_b(row, p.n), pitch = C::E2M1 ? p.k / 2 : p.k;
@@ -264,7 +282,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     SmallMTile<C> m = {p,
                        part,
                        base,
-                       (u32)((u64)steps * (rank + 1) / ranks),
+                       (u32)((u64)steps * (of_k + 1) / split),
                        base + SmallMTile<C>::place_of_codes(row, thread % C::UNITS),
                        base + C::A + thread * 16,
                        steps_within(p.k, thread % C::UNITS * (128 / C::UNITS)),
@@ -309,6 +327,7 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     }
     float sum[2][GROUPS][4] = {};
     m.sums(first, sum);
+    if (!CLUSTERS && p.parts) return m.leave(of_k, sum);
 
     if constexpr (C::OWN_PARTS) {
         // Some parts may be here before their number is announced: they count all the same.
@@ -359,15 +378,15 @@ template <class C> __device__ __forceinline__ void small_m_tile(const SmallMWeig
     }
 }
 
-// The whole product, a block of the cluster 128 of its columns.
+// The whole product, the blocks of a cluster 128 of its columns.
 template <class C> __device__ __forceinline__ void small_m_whole(const SmallMWeightsProblem& p) {
-    const SmallMPlace part = {p.m, 0, 0, blockIdx.x / cluster_size() * C::ROWS, 0, false};
+    const SmallMPlace part = {p.m, 0, 0, blockIdx.x / (CLUSTERS ? cluster_size() : p.split) * C::ROWS, 0, false};
     small_m_tile<C>(p, part);
 }
 
 // A kernel of the tables in small_m_e2m1.cu and small_m_e4m3.cu.
 #define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, residents(BLOCKS))                                                         \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         begin();                                                                                                                 \
         small_m_whole<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                              \

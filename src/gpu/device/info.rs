@@ -18,7 +18,7 @@ pub struct DeviceInfo {
     pub ordinal: usize,
     /// Name, such as `NVIDIA H200`.
     pub name: String,
-    /// Compute capability, major and minor: `(9, 0)` is sm_90.
+    /// Compute capability, major and minor: `(9, 0)` is sm_90; that of an older GPU where `SCALED_GEMM_SM` asks to be treated as one.
     pub compute_capability: (u32, u32),
     /// Number of multiprocessors.
     pub sm_count: u32,
@@ -42,15 +42,33 @@ impl DeviceInfo {
         Ok(Self {
             ordinal: context.ordinal(),
             name: context.name().map_err(|e| driver("reading the GPU's name", e))?,
-            compute_capability: (
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, "compute capability")?,
-                number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, "compute capability")?,
-            ),
+            compute_capability: compute_capability(context)?,
             sm_count: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, "multiprocessor count")?,
             l2_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, "L2 cache size")? as usize,
             memory_bytes: context.total_mem().map_err(|e| driver("reading the memory size", e))?,
             driver: driver_version()?,
         })
+    }
+}
+
+/// Names an older GPU as which this one is treated, `80` or `89`, to run what such GPUs would.
+pub(crate) const AS_OLDER: &str = "SCALED_GEMM_SM";
+
+/// Compute capability of a GPU, or of the older one that [`AS_OLDER`] names: kernels are compiled for that, and ways chosen.
+pub(crate) fn compute_capability(context: &Arc<CudaContext>) -> Result<(u32, u32)> {
+    let (major, minor) = context.compute_capability().map_err(|e| driver("reading the compute capability", e))?;
+    as_older(std::env::var(AS_OLDER).ok().as_deref(), (major as u32, minor as u32))
+}
+
+fn as_older(asked: Option<&str>, (major, minor): (u32, u32)) -> Result<(u32, u32)> {
+    let Some(asked) = asked else { return Ok((major, minor)) };
+    match asked.parse() {
+        Ok(sm @ 80..) if sm <= major * 10 + minor => Ok((sm / 10, sm % 10)),
+        _ => Err(Error::unsupported(
+            format!("{AS_OLDER}={asked}"),
+            format!("it names a compute capability from 80 to that of this GPU, {}", major * 10 + minor),
+            "unset it, or name such a one",
+        )),
     }
 }
 

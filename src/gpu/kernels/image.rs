@@ -8,6 +8,7 @@ use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
 use super::ptx_cache::PtxCache;
 use crate::error::{Error, Result};
+use crate::gpu::device::info::AS_OLDER;
 use crate::gpu::kernels::nvrtc_version;
 
 /// One `kernels/*/*.cu`: a row of `kernels/files.rs`, with its text and the image that `build.rs` made (empty: none).
@@ -45,8 +46,10 @@ pub enum KernelFamily {
     Epilogue,
     /// Products of our own on sm_90, and on no other GPU.
     Sm90,
-    /// Products of few rows on sm_90, and on no other GPU; of FP8 codes also with SwiGLU in the kernel.
+    /// Products of few rows of FP8 codes on sm_90, and on no other GPU, also with SwiGLU in the kernel.
     SmallM,
+    /// Products of few rows of BF16 or F16 numbers with weights that are decoded.
+    SmallMWeights,
     /// Products of groups of few plain rows, and SwiGLU of few plain rows, on sm_90, and on no other GPU.
     SmallMGroups,
 }
@@ -60,7 +63,8 @@ impl KernelFamily {
 
 named!(
     KernelFamily, "kernel family", Fp8 => "fp8", Grouped => "grouped", Cast => "cast", Fused => "fused", Mxfp8 => "mxfp8", Mxfp4 => "mxfp4", Nvfp4 => "nvfp4",
-    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m", SmallMGroups => "small-m-groups",
+    Linear => "linear", Epilogue => "epilogue", Sm90 => "sm90", SmallM => "small-m",
+    SmallMWeights => "small-m-weights", SmallMGroups => "small-m-groups",
 );
 
 macro_rules! kernel_files {
@@ -129,9 +133,10 @@ pub enum KernelSource {
 named!(KernelSource, "source of kernels", Embedded => "embedded", Nvrtc => "nvrtc");
 
 impl KernelSource {
-    /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC.
+    /// What this build and the environment say: `SCALED_GEMM_KERNELS=nvrtc` forces NVRTC, and so does `SCALED_GEMM_SM`, as a GPU
+    /// takes machine code of its own first.
     pub(super) fn from_env() -> Self {
-        let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc");
+        let forced = env::var("SCALED_GEMM_KERNELS").is_ok_and(|v| v == "nvrtc") || env::var_os(AS_OLDER).is_some();
         if forced || FILES.iter().all(|file| file.image.is_empty()) {
             return Self::Nvrtc;
         }
@@ -342,8 +347,9 @@ mod tests {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         for file in FILES {
             assert!(file.gpus.contains(&90), "{} would not run where it was measured", file.name);
+            let of_few_rows = file.family == KernelFamily::SmallMWeights && file.name.starts_with("gemm/small_m_");
             assert!(
-                file.name.contains(&file.family.to_string().replace('-', "_")),
+                of_few_rows || file.name.contains(&file.family.to_string().replace('-', "_")),
                 "{} is of another family than {}",
                 file.name,
                 file.family

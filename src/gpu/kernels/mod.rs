@@ -33,6 +33,7 @@ mod small_m_config;
 mod small_m_end;
 mod small_m_gated;
 mod small_m_groups;
+mod small_m_join;
 mod small_m_weights;
 mod tensor_map;
 
@@ -80,12 +81,13 @@ pub(crate) struct Kernels {
     epilogue: OnceLock<epilogue::EpilogueKernels>,
     sm90: OnceLock<sm90_config::Sm90Kernels>,
     small_m: OnceLock<SmallMFamily>,
+    small_m_weights: OnceLock<small_m_weights::SmallMWeightsKernels>,
     small_m_groups: OnceLock<small_m_groups::SmallMGroupsKernels>,
     sm_count: usize,
 }
 
-/// Products of few rows: of E4M3 codes, of plain rows with weights that are decoded, and of E4M3 codes with two matrices.
-type SmallMFamily = (small_m::SmallMKernels, small_m_weights::SmallMWeightsKernels, small_m_gated::SmallMGatedKernels);
+/// Products of few rows of E4M3 codes, and those with two matrices.
+type SmallMFamily = (small_m::SmallMKernels, small_m_gated::SmallMGatedKernels);
 
 /// By address of the context and source. Nothing is ever taken out: work and graphs may outlive every handle, and the loader
 /// keeps the context, so that its address stays its own.
@@ -117,6 +119,7 @@ impl Kernels {
             epilogue: OnceLock::new(),
             sm90: OnceLock::new(),
             small_m: OnceLock::new(),
+            small_m_weights: OnceLock::new(),
             small_m_groups: OnceLock::new(),
             sm_count: sm_count as usize,
         });
@@ -143,6 +146,7 @@ impl Kernels {
             KernelFamily::Epilogue => self.epilogue_kernels(stream).map(drop),
             KernelFamily::Sm90 => self.sm90(stream).map(drop),
             KernelFamily::SmallM => self.small_m(stream).map(drop),
+            KernelFamily::SmallMWeights => self.small_m_weights(stream).map(drop),
             KernelFamily::SmallMGroups => self.small_m_groups_family(stream).map(drop),
         }
     }
@@ -203,10 +207,18 @@ impl Kernels {
 
     fn small_m(&self, stream: &Queue) -> Result<&SmallMFamily> {
         let of = |modules: &Modules| {
-            let decoded = small_m_weights::SmallMWeightsKernels::of(modules)?;
-            Ok((small_m::SmallMKernels::of(modules)?, decoded, small_m_gated::SmallMGatedKernels::of(modules)?))
+            Ok((small_m::SmallMKernels::of(modules)?, small_m_gated::SmallMGatedKernels::of(modules)?))
         };
         self.family(&self.small_m, KernelFamily::SmallM, of, stream)
+    }
+
+    fn small_m_weights(&self, stream: &Queue) -> Result<&small_m_weights::SmallMWeightsKernels> {
+        if KernelFamily::SmallM.runs_on(self.loader.compute_capability()) {
+            // What ends a chain is there.
+            self.small_m(stream)?;
+        }
+        let of = small_m_weights::SmallMWeightsKernels::of;
+        self.family(&self.small_m_weights, KernelFamily::SmallMWeights, of, stream)
     }
 
     fn small_m_groups_family(&self, stream: &Queue) -> Result<&small_m_groups::SmallMGroupsKernels> {

@@ -214,7 +214,7 @@ impl Kernels {
         let (block, split) = (place.config.block(), place.config.split());
         let (tokens, blocks) = (block.tokens(call.m), call.layout == SmallMScales::Blocks);
         let family = self.small_m(stream)?;
-        let kernels = if call.gated { &family.2.all } else { &family.0.all };
+        let kernels = if call.gated { &family.1.all } else { &family.0.all };
         let found = kernels.iter().find(|k| (k.block, k.tokens, k.blocks) == (block, tokens, blocks));
         let kernel = found.ok_or_else(|| no_such_block(block, SmallMOperands::Fp8))?.kernel;
         let grid = Blocks::new((block.tiles(call.b_rows()) * split as usize, 1), block.threads());

@@ -236,6 +236,17 @@ impl SmallMConfig {
         SmallMBlock::of(operands).flat_map(|block| Self::SPLITS.map(|split| Self { block, split }))
     }
 
+    /// Whether its blocks must meet in a cluster, which GPUs have since sm_90. Those of tiles may leave their parts of sums in memory instead, for another
+    /// kernel to add in the same order.
+    pub fn needs_clusters(self) -> bool {
+        self.split > 1 && !matches!(self.block.shape(), Shape::Tile { .. })
+    }
+
+    /// Bytes in which a product of m by n leaves the sums over its parts of k, where they do not meet in a cluster.
+    pub(crate) fn parts_bytes(self, clusters: bool, [m, n]: [usize; 2]) -> usize {
+        if clusters || self.split == 1 { 0 } else { self.split as usize * m * n * 4 }
+    }
+
     /// The block.
     pub fn block(self) -> SmallMBlock {
         self.block

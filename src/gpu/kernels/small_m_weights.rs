@@ -2,7 +2,7 @@
 //! kernels decode.
 
 use super::Kernels;
-use super::launch::{Blocks, Kernel, enqueue};
+use super::launch::{Blocks, Kernel, THREADS, enqueue};
 use super::module::Modules;
 use super::operand::{address, check_aligned, check_bytes, extent};
 use super::small_m::InChain;
@@ -117,8 +117,12 @@ fn name(block: SmallMBlock, tokens: usize, (weights, a_type): (SmallMWeights, DT
     format!("gemm_small_m_{}_{a_type}_{tokens}_{}", weights.name(), block.name().replace('-', "_"))
 }
 
-/// The kernels of both files.
-pub(super) struct SmallMWeightsKernels(Vec<SmallMWeightsKernel>);
+/// The kernels of all files.
+pub(super) struct SmallMWeightsKernels {
+    all: Vec<SmallMWeightsKernel>,
+    /// Adds parts of sums that lie in memory.
+    join: Kernel,
+}
 
 struct SmallMWeightsKernel {
     block: SmallMBlock,
@@ -143,7 +147,7 @@ impl SmallMWeightsKernels {
                 }
             }
         }
-        Ok(Self(kernels))
+        Ok(Self { all: kernels, join: modules.file("gemm/small_m_join")?.kernel("gemm_small_m_join")? })
     }
 }
 
@@ -174,6 +178,8 @@ pub(crate) struct SmallMWeightsCall<'a> {
     pub(crate) scales: Option<&'a Span<'a>>,
     /// Of A and B.
     pub(crate) outer: [Option<OuterScales<'a>>; 2],
+    /// Where parts of sums are left on GPUs without clusters, as many bytes as [`SmallMConfig::parts_bytes`] says; `None`: there are none.
+    pub(crate) parts: Option<&'a Span<'a>>,
     pub(crate) end: SmallMEnd<'a>,
 }
 
@@ -193,6 +199,7 @@ pub(super) struct SmallMWeightsProblem {
     releases: u32,
     loads_early: u32,
     pub(super) scale_pitch: u32,
+    split: u32,
     alpha: f32,
     beta: f32,
     a: u64,
@@ -203,6 +210,7 @@ pub(super) struct SmallMWeightsProblem {
     bias: u64,
     residual: u64,
     d: u64,
+    parts: u64,
     stride_a: u64,
     stride_residual: u64,
     stride_d: u64,
@@ -292,6 +300,7 @@ impl SmallMWeightsCall<'_> {
             releases: place.releases,
             loads_early: u32::from(place.loads_early),
             scale_pitch: self.weights.scales(self.n, self.k).0 as u32,
+            split: place.config.split(),
             alpha: self.end.alpha,
             beta: self.end.beta,
             a: self.a.address,
@@ -302,6 +311,7 @@ impl SmallMWeightsCall<'_> {
             bias: end.bias,
             residual: end.residual,
             d: end.d,
+            parts: address(self.parts),
             stride_a: self.a_stride as u64,
             stride_residual: end.stride_residual,
             stride_d: end.stride_d,
@@ -324,11 +334,19 @@ impl Kernels {
         };
         let (block, split, serves) = (place.config.block(), place.config.split(), (call.weights, call.a_type));
         let tokens = block.tokens(call.m);
-        let kernels = &self.small_m(stream)?.1.0;
-        let found = kernels.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
+        let kernels = self.small_m_weights(stream)?;
+        let found = kernels.all.iter().find(|k| (k.block, k.tokens, k.serves) == (block, tokens, serves));
         let kernel = found.ok_or_else(|| no_such_kernel(block, serves))?.kernel;
+        let clusters = kernel.has_clusters();
+        call.check_parts(clusters)?;
         let grid = Blocks::new((block.tiles(call.n) * split as usize, 1), block.threads());
-        enqueue!(stream, kernel, grid.clusters(split).shared(block.shared(tokens)), call.problem(&place)?)?;
+        let grid = grid.clusters(if clusters { split } else { 1 }).shared(block.shared(tokens));
+        let problem = call.problem(&place)?;
+        enqueue!(stream, kernel, grid, problem)?;
+        if !clusters && split > 1 {
+            let grid = Blocks::new(((call.m * call.n).div_ceil(THREADS as usize), 1), THREADS);
+            enqueue!(stream, kernels.join, grid, problem, call.unit())?;
+        }
         self.enqueued(stream, &place, &call.end)
     }
 }
@@ -451,6 +469,7 @@ mod tests {
             codes: &spans[1],
             scales: (weights != SmallMWeights::Fp8).then_some(&spans[2]),
             outer: [3, 4].map(|i| Some(OuterScales { scales: &spans[i], each })),
+            parts: None,
             end: SmallMEnd {
                 alpha: 1.0,
                 beta: 0.5,
