@@ -2,7 +2,7 @@
 #include "gemm/small_m_tile.cuh"
 
 #define SMALL_M_KERNEL(scales, NVFP4, number, Number, tokens, block, PARTS, BLOCKS)                                              \
-    extern "C" __global__ void __launch_bounds__(32 * PARTS, residents(BLOCKS))                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * PARTS, RESIDENTS<BLOCKS>)                                                         \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         small_m_e2m1<SmallME2m1Config<Number, NVFP4, tokens, PARTS>>(p);                                                         \
     }

@@ -166,15 +166,13 @@ template <> struct Unit<Bf16> { static constexpr float NVFP4 = 0x1p8f; };
 template <> struct Unit<F16> { static constexpr float NVFP4 = 0x1p14f; };
 
 // Blocks on a multiprocessor: those of sm_90 are measured, and other GPUs need some registers more.
-constexpr u32 residents(u32 measured) {
 #if __CUDA_ARCH__ == 900
-    return measured;
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED;
 #elif __CUDA_ARCH__ < 900
-    return measured - 1;
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED - 1;
 #else
-    return measured > 2 ? measured - 2 : 1;
+template <u32 MEASURED> constexpr u32 RESIDENTS = MEASURED > 2 ? MEASURED - 2 : 1;
 #endif
-}
 
 // Kept as it is, in a register: not made again from what it was made of at each use.
 __device__ __forceinline__ void keep(u32& v) { asm("" : "+r"(v)); }

@@ -386,7 +386,7 @@ template <class C> __device__ __forceinline__ void small_m_whole(const SmallMWei
 
 // A kernel of the tables in small_m_e2m1.cu and small_m_e4m3.cu.
 #define SMALL_M_TILE_KERNEL(scales, WEIGHTS, number, Number, tokens, block, RING, BLOCKS)                                        \
-    extern "C" __global__ void __launch_bounds__(128, residents(BLOCKS))                                                         \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENTS<BLOCKS>)                                                         \
         gemm_small_m_##scales##_##number##_##tokens##_##block(SmallMWeightsProblem p) {                                          \
         begin();                                                                                                                 \
         small_m_whole<SmallMTileConfig<Number, Weights::WEIGHTS, tokens, RING>>(p);                                              \

@@ -60,7 +60,7 @@ impl Kernels {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let kernel = self.small_m(stream)?.2.swiglu;
+        let kernel = self.small_m(stream)?.1.swiglu;
         let blocks = Blocks::new((n.div_ceil(THREADS as usize), m), THREADS);
         enqueue!(stream, kernel, blocks, both.address, n as u32, d.address, stride as u64, wide_code(dtype)?)
     }
@@ -90,7 +90,7 @@ impl Kernels {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let kernel = self.small_m(stream)?.2.swiglu_codes;
+        let kernel = self.small_m(stream)?.1.swiglu_codes;
         let blocks = Blocks::new(((n / 128).div_ceil(8), m), THREADS);
         let (rule, pitch) = (ScaleRule::new(recipe, DType::F32), m.next_multiple_of(4) as u32);
         enqueue!(stream, kernel, blocks, both.address, n as u32, rule, out.codes.address, out.scales.address, pitch)
