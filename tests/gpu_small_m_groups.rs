@@ -21,6 +21,16 @@ use small_m_weights::*;
 
 const F: Fp8Format = Fp8Format::E4M3;
 
+/// A handle on an sm_90.
+fn hopper() -> Option<Handle> {
+    let handle = decoding()?;
+    if !KernelFamily::SmallMGroups.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} is no sm_90", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
 /// Every pair that a kernel multiplies.
 const PAIRS: [(DType, Scheme); 14] = [
     (DType::Bf16, Scheme::Nvfp4),

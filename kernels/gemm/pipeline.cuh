@@ -97,6 +97,7 @@ __device__ __forceinline__ void cluster_sync() {
 constexpr bool CLUSTERS = false;
 __device__ __forceinline__ u32 cluster_rank() { return 0; }
 __device__ __forceinline__ u32 cluster_size() { return 1; }
+__device__ __forceinline__ void cluster_arrive() {}
 __device__ __forceinline__ void cluster_arrive_relaxed() {}
 __device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ void cluster_sync() {}

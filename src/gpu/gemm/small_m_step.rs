@@ -220,4 +220,24 @@ mod tests {
         assert_eq!(product.place(), (0, 4));
         assert!(product.configs.iter().all(|config| config.block() == SmallMBlock::TileE4m3));
     }
+
+    /// Without clusters parts of k are those of a block's warps, or tiles that leave their sums in scratch memory.
+    #[test]
+    fn older_gpus_have_configurations_and_scratch() {
+        let older = SmallMGpu { clusters: false, ..H200 };
+        let ask = |m, b, gpu| {
+            let desc = GemmDesc::new(m, 4096, 7168, Operand::Plain(DType::Bf16), b, DType::Bf16);
+            let sum = outline(&desc, Formulation::SmallM, Finish::Fused).unwrap().sum;
+            SmallMProduct::ask(&desc, &sum, gpu, Search { candidates: 20, workspace_limit: 0 })
+        };
+        for b in [Scheme::Nvfp4, Scheme::Fp8Group128x128(Fp8Format::E4M3)] {
+            for m in [1, 16, 17, 64] {
+                assert_eq!(ask(m, b, H200).parts_bytes(), 0);
+                let product = ask(m, b, older);
+                assert!(product.configs.iter().all(|config| !config.needs_clusters()));
+                assert_eq!(product.parts_bytes(), 8 * m * 4096 * 4, "the largest split is 8");
+                assert_eq!(product.kernels(), KernelFamily::SmallMWeights);
+            }
+        }
+    }
 }

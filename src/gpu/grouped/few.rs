@@ -166,6 +166,7 @@ impl FewRows<'_, '_> {
             weights,
             codes: &spans.codes,
             scales,
+            parts: None,
             outer: [None, outer],
             end,
         };

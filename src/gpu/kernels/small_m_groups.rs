@@ -300,6 +300,7 @@ mod tests {
                 weights: SmallMWeights::Nvfp4,
                 codes: &spans[1],
                 scales: Some(&spans[2]),
+                parts: None,
                 outer: [None, Some(OuterScales { scales: &spans[3], each: true })],
                 end,
             },
