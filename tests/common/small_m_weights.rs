@@ -53,7 +53,9 @@ pub fn one_of_each_of(operands: SmallMOperands, m: usize, turn: usize) -> impl I
     let splits = SmallMConfig::SPLITS;
     let blocks = blocks_of(operands, m).enumerate();
     let of = |block, split| SmallMConfig::new(block, split).unwrap();
-    blocks.map(move |(i, block)| Some(of(block, splits[(3 * i + turn) % splits.len()])).filter(runs).unwrap_or(of(block, 1)))
+    blocks.map(move |(i, block)| {
+        Some(of(block, splits[(3 * i + turn) % splits.len()])).filter(runs).unwrap_or(of(block, 1))
+    })
 }
 
 /// A plan in this configuration, by way of a record.

@@ -239,9 +239,9 @@ fn available_small_m(desc: &GemmDesc, facts: Facts) -> Result<(), String> {
     small_m_pair(desc)?;
     let (major, minor) = facts.cc;
     match small_m_operands(desc) {
-        Some(SmallMOperands::Fp8) if facts.cc != HOPPER => {
-            Err(format!("its kernels for FP8 codes on both sides are for sm_90 alone, and this GPU is sm_{major}{minor}"))
-        }
+        Some(SmallMOperands::Fp8) if facts.cc != HOPPER => Err(format!(
+            "its kernels for FP8 codes on both sides are for sm_90 alone, and this GPU is sm_{major}{minor}"
+        )),
         _ if facts.cc < AMPERE => Err(format!("its kernels need sm_80, and this GPU is sm_{major}{minor}")),
         _ => Ok(()),
     }

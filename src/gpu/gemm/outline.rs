@@ -575,9 +575,15 @@ mod tests {
         let scratch = |desc: &GemmDesc, finish| outline(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
         let nv = desc(17, Scheme::Nvfp4, Scheme::Nvfp4);
         let (a, b) = (17 * 7168 * 2, 4096 * 7168 * 2);
-        assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16, codes: 0, scales: 0, parts_of_k: 0 });
+        assert_eq!(
+            scratch(&nv, Finish::Fused),
+            Scratch { sum: 0, a, b, factors: 16, codes: 0, scales: 0, parts_of_k: 0 }
+        );
         let kept = nv.with_kept(KeptWeights::Dequantized(DType::Bf16));
-        assert_eq!(scratch(&kept, Finish::Fused), Scratch { sum: 0, a, b: 0, factors: 16, codes: 0, scales: 0, parts_of_k: 0 });
+        assert_eq!(
+            scratch(&kept, Finish::Fused),
+            Scratch { sum: 0, a, b: 0, factors: 16, codes: 0, scales: 0, parts_of_k: 0 }
+        );
         // Values of another type than the product's are of no use to it.
         let other = nv.with_kept(KeptWeights::Dequantized(DType::F16));
         assert_eq!(scratch(&other, Finish::Fused).b, b);

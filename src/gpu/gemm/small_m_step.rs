@@ -12,7 +12,8 @@ use crate::gpu::gemm::small_m_rules::{order, waves};
 use crate::gpu::gemm::steps::Search;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights, SmallMWeightsCall,
+    KernelFamily, OuterScales, SmallMCall, SmallMConfig, SmallMEnd, SmallMOperands, SmallMScales, SmallMWeights,
+    SmallMWeightsCall,
 };
 
 /// What of a GPU decides how few rows are multiplied.

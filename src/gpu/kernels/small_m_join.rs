@@ -89,7 +89,10 @@ mod tests {
         let odd = Span::unguarded(0x7F00_0000_0002, bytes as usize);
         assert!(check(Tile, 4, Some(&odd), false).contains("4-byte aligned"));
         assert!(check(Tile, 4, None, false).contains("3072 bytes"));
-        assert_eq!([check(Tile, 4, None, true), check(Eight, 4, None, true), check(Eight, 1, None, false)], ["", "", ""]);
+        assert_eq!(
+            [check(Tile, 4, None, true), check(Eight, 4, None, true), check(Eight, 1, None, false)],
+            ["", "", ""]
+        );
         assert!(check(Eight, 2, Some(&parts(0)), false).contains("sm_90"));
     }
 }
