@@ -235,6 +235,11 @@ impl<'a> GroupedGemmArgs<'a> {
         Ok(())
     }
 
+    fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
+        let Self { a, groups, rows, clamped, .. } = self;
+        count_clamped(handle, (*groups, rows), (Sm90Along::Rows, a.rows()), clamped.as_mut())
+    }
+
     /// The configuration asked for, or the one that should be fastest.
     fn chosen(&self, sm_count: usize) -> Sm90Config {
         let expected = self.expected_rows.unwrap_or_else(|| self.rows.expected(self.groups, self.a.rows()));
@@ -306,22 +311,12 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
-        if let Some(clamped) = &args.clamped {
-            if clamped.len() < 4 {
-                return Err(Error::shape(
-                    "count of clamped groups",
-                    format!("{} bytes", clamped.len()),
-                    "must be 4",
-                    "pass memory of a u32",
-                ));
-            }
-            kernels.load(queue, KernelFamily::Grouped)?;
-        }
+        check_clamped(self, args.clamped.as_ref())?;
         let layout = match way {
             Way::Launch(scales) => scales,
             Way::Slots(_) => {
                 slots::multiply(self, &mut args)?;
-                return self.count_clamped(&mut args);
+                return args.count_clamped(self);
             }
         };
         let config = args.chosen(self.device().sm_count as usize);
@@ -355,17 +350,31 @@ impl Handle {
             kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
         })?;
         drop(order);
-        self.count_clamped(&mut args)
+        args.count_clamped(self)
     }
+}
 
-    /// Behind the product, so that one that is refused leaves no count.
-    fn count_clamped(&self, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
-        let Some(clamped) = &mut args.clamped else { return Ok(()) };
-        let (queue, kernels) = (self.queue(), self.kernels());
-        let order = queue.order();
-        let clamped = clamped.at(&order)?;
-        args.rows.with_places(args.groups, &order, |places| {
-            kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
-        })
+/// Before a product: refuses memory that holds no count, and loads the kernel that counts.
+fn check_clamped(handle: &Handle, clamped: Option<&DeviceBytesMut<'_>>) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    if clamped.len() < 4 {
+        let found = format!("{} bytes", clamped.len());
+        return Err(Error::shape("count of clamped groups", found, "must be 4", "pass memory of a u32"));
     }
+    handle.kernels().load(handle.queue(), KernelFamily::Grouped)
+}
+
+/// Behind a product, so that one that is refused leaves no count: how many of these groups of so many rows, or numbers along k, it did not take as their
+/// numbers say.
+fn count_clamped(
+    handle: &Handle,
+    (groups, rows): (usize, &GroupedRows<'_>),
+    held: (Sm90Along, usize),
+    clamped: Option<&mut DeviceBytesMut<'_>>,
+) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    let (queue, kernels) = (handle.queue(), handle.kernels());
+    let order = queue.order();
+    let clamped = clamped.at(&order)?;
+    rows.with_places(groups, &order, |places| kernels.count_clamped_groups(queue, held, &places, &clamped))
 }

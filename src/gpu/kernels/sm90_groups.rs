@@ -25,10 +25,14 @@ pub(crate) enum Sm90Along {
 }
 
 impl Sm90Along {
+    /// Groups begin at multiples of it.
+    pub(super) fn step(self) -> usize {
+        if self == Self::Rows { 4 } else { 128 }
+    }
+
     /// Whether so many rows, or numbers along k, hold so many slots, each of whole steps.
     pub(crate) fn holds_slots(self, held: usize, count: usize, slot: usize) -> bool {
-        let step = if self == Self::Rows { 4 } else { 128 };
-        slot.is_multiple_of(step) && slot.checked_mul(count).is_some_and(|all| all <= held)
+        slot.is_multiple_of(self.step()) && slot.checked_mul(count).is_some_and(|all| all <= held)
     }
 
     /// Refuses those that are not held.
