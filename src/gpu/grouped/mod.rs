@@ -210,19 +210,7 @@ impl<'a> GroupedGemmArgs<'a> {
         if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
             return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
         }
-        if let Some(bias) = &self.bias {
-            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
-            }
-            if bias.len() != b.rows() {
-                return Err(Error::shape(
-                    "bias",
-                    format!("{} numbers", bias.len()),
-                    format!("must have {groups} * {n}, one for each row of B"),
-                    "pass the biases of all groups, one behind the other",
-                ));
-            }
-        }
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(*groups, n))?;
         self.rows.check_slots(*groups, a.rows())?;
         if d.rows() != a.rows() {
             return Err(Error::shape(
