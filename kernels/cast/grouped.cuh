@@ -255,9 +255,12 @@ struct GroupedFactors {
     ScaleRule rule;       // of FACTOR_AMAX; its format is that of the codes always
 };
 
-__device__ __forceinline__ GroupScale grouped_scale(const GroupedFactors& f, u64 i) {
-    return f.kind == FACTOR_AMAX ? group_scale(f.rule, f.factor[i]) : given_scale(f.factor + i, f.kind);
+__device__ __forceinline__ GroupScale scale_of(const GroupedFactors& f, float factor) {
+    if (f.kind == FACTOR_AMAX) return group_scale(f.rule, factor);
+    const float other = __frcp_rn(factor);
+    return f.kind == FACTOR_ENCODE ? GroupScale{factor, other} : GroupScale{other, factor};
 }
+__device__ __forceinline__ GroupScale grouped_scale(const GroupedFactors& f, u64 i) { return scale_of(f, f.factor[i]); }
 
 // Of every member, also without elements: no block meets those.
 __device__ __forceinline__ void write_scales(const GroupedFactors& f, u32 members) {
