@@ -207,7 +207,8 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
     if (C::SCALES == SCALES_OUTER) {
         float of_rows[C::WAVES][2], of_cols[C::WIDE / 8][2];
         const float* scales = p.scales_b + tile.group * p.group_b + first;
-        const float one = *p.scales_b;
+        const float one = p.b_step ? 0.0f : p.scales_b[(u64)tile.group * p.pitch_b];
+        const float* scales_a = p.scales_a + (p.a_step ? 0 : (u64)tile.group * p.pitch_a);
 #pragma unroll
         for (u32 c = 0; c < C::WIDE; c += 8)
 #pragma unroll
@@ -220,7 +221,7 @@ __device__ __forceinline__ void sm90_finish_sums(Sm90Sums<C>& sum, const Sm90Pro
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u32 r = at + 64 * wave + 8 * half;
-                of_rows[wave][half] = (int)r < tile.rows ? p.scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
+                of_rows[wave][half] = (int)r < tile.rows ? scales_a[(u64)(tile.row + r) * p.a_step] : 0.0f;
             }
         sm90_each<C>(sum, [&](u32 wave, u32 c, u32 half, float& x, float& y) {
             x = __fmul_rn(__fmul_rn(x, of_rows[wave][half]), of_cols[c / 8][0]);

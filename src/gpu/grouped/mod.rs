@@ -19,7 +19,7 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
 };
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
@@ -104,15 +104,17 @@ pub struct GroupedGemmArgs<'a> {
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
     clamped: Option<DeviceBytesMut<'a>>,
+    scales: [Option<DeviceBytes<'a>>; 2],
 }
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
-    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n. In slots also
     /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
-        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
+        let (scales, clamped) = ([None, None], None);
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped, scales }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -128,6 +130,19 @@ impl<'a> GroupedGemmArgs<'a> {
     /// Applies an activation after the bias.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// A scale for each group in the place of the one of an `fp8-tensor` A: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
+    /// product runs is what counts.
+    pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
+        let [_, b] = self.scales;
+        Self { scales: [Some(scales), b], ..self }
+    }
+
+    /// The same of an `fp8-tensor` B: experts that were quantized each by itself, whose codes lie one behind the other.
+    pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
+        let [a, _] = self.scales;
+        Self { scales: [a, Some(scales)], ..self }
     }
 
     /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
@@ -154,12 +169,14 @@ impl<'a> GroupedGemmArgs<'a> {
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
             Ok(scales) if (major, minor) == HOPPER => {
+                self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
                 self.check()?;
                 return Ok(Way::Launch(scales));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
+        self.check_scales(false)?;
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
@@ -176,6 +193,18 @@ impl<'a> GroupedGemmArgs<'a> {
                 remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
             }),
         }
+    }
+
+    /// Refuses scales of groups, unless the way of the product reads them.
+    fn check_scales(&self, are_read: bool) -> Result<()> {
+        if are_read || self.scales.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a scale for each group of {} x {}", self.a.scheme(), self.b.scheme()),
+            "the kernels for sm_90 read it of fp8-tensor:e4m3 operands, in one launch of all groups",
+            "pass operands of fp8-row, each of whose rows has the scale of its group",
+        ))
     }
 
     /// Refuses operands that do not fit together.
@@ -308,21 +337,25 @@ impl Handle {
             }
         };
         let config = args.chosen(self.device().sm_count as usize);
-        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
+        let GroupedGemmArgs { a, b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
         let d = d.data_mut().at(&order)?;
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
+        let of_groups = scales.each_ref().map(Option::is_some);
+        let [scales_a, scales_b] =
+            scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.at(&order)).transpose());
+        let (scales_a, scales_b) = (scales_a?, scales_b?);
         rows.with_places(*groups, &order, |places| {
             let call = Sm90Call {
                 config,
                 m,
                 n,
                 k,
-                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
-                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+                a: Sm90Operand { codes: &a.codes, scales: scales_a.as_ref().unwrap_or(&a.scales) },
+                b: Sm90Operand { codes: &b.codes, scales: scales_b.as_ref().unwrap_or(&b.scales) },
                 layout,
                 d: &d,
                 d_stride,
@@ -332,7 +365,7 @@ impl Handle {
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
                 activation: *activation,
                 residual: None,
-                groups: Some(places.into()),
+                groups: Some(Sm90Groups { scales: of_groups, ..places.into() }),
                 end: Sm90End::Numbers,
             };
             kernels.sm90_product(queue, &call, &mut Sm90Maps::default())

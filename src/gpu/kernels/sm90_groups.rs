@@ -12,6 +12,8 @@ pub(crate) struct Sm90Groups<'a> {
     pub(crate) along: Sm90Along,
     pub(crate) rows: Sm90Rows<'a>,
     pub(crate) counts: &'a Span<'a>,
+    /// Whether A, and B, have a scale for each group where they would have one in all.
+    pub(crate) scales: [bool; 2],
 }
 
 /// What groups divide.
@@ -69,7 +71,7 @@ pub(crate) enum Sm90Rows<'a> {
 impl<'a> From<GroupPlaces<'a>> for Sm90Groups<'a> {
     fn from(places: GroupPlaces<'a>) -> Self {
         let rows = places.starts.map_or(Sm90Rows::Slots(places.slot_rows), Sm90Rows::Starts);
-        Self { count: places.groups, along: Sm90Along::Rows, rows, counts: places.counts }
+        Self { count: places.groups, along: Sm90Along::Rows, rows, counts: places.counts, scales: [false; 2] }
     }
 }
 
