@@ -91,6 +91,19 @@ __device__ __forceinline__ Few& few_of_block() {
     return few;
 }
 
+// Before `begin()`: block 0 asks for the numbers, and for factors if they are wanted, to be in L2 when all blocks read them; what the kernel before still writes of
+// them L2 has anyway. By each block it took longer than it saved (observed: H200, 2026-11).
+__device__ __forceinline__ void prefetch_numbers(const GroupedMembers& m, const float* factors, bool shared) {
+    u32 line;  // known here alone, so that no register holds an address over the plan
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(line));
+    const auto ask = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+    if (blockIdx.x != 0 || line * 16 >= m.members) return;
+    ask(m.rows + line * 16);
+    ask(m.cols + line * 16);
+    ask(m.offsets + line * 16);
+    if (factors) ask(factors + (shared ? 0 : line * 16));
+}
+
 // By all 256 threads of a block. The numbers are read once: what others write meanwhile cannot lead outside. A second input's offsets alone are read
 // again, by its `enter`.
 template <class UNITS> __device__ __forceinline__ void plan_few(const GroupedMembers& m, Few& few) {
@@ -335,6 +348,7 @@ template <class S, u32 FORMAT>
 __device__ __forceinline__ void grouped_chunks(S source, const GroupedMembers& m, const GroupedFactors& f, u8* codes, float* amax_out) {
     __shared__ float scratch[2][32];
     RaiseAmax raise;
+    if (!m.fitting) prefetch_numbers(m, FORMAT == NO_CODES ? nullptr : f.factor, f.shared);
     begin();
     constexpr u32 STEP = 256 * 8, AT_ONCE = S::AT_ONCE;
     const bool wants_amax = FORMAT == NO_CODES || amax_out;

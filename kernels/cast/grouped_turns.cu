@@ -39,6 +39,7 @@ __device__ __forceinline__ void grouped_turns(S source, const GroupedMembers& m,
     __shared__ float scratch[2][32];
     RaiseAmax raise;
     float (&encode)[FEW] = factors_of_block();
+    prefetch_numbers(m, f.factor, f.shared);
     begin();
     Few& few = few_of_block();
     // Asked for before the plan, which waits for memory, too; what follows from them is computed behind it.
