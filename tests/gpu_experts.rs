@@ -376,7 +376,9 @@ fn slots_of_other_pairs_are_what_each_is_alone() {
             if explains {
                 let text = args.explain(&handle)?;
                 assert!(
-                    text.contains("one product a slot, 3 of them") && text.contains("counts are not read"),
+                    text.contains("one product a slot, 3 of them")
+                        && text.contains("counts are not read")
+                        && text.contains("grouped products"),
                     "{text}"
                 );
             }

@@ -21,6 +21,7 @@ use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
     GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
 };
+use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, QuantMatrix, VecRef};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
@@ -287,7 +288,8 @@ impl GroupedGemmArgs<'_> {
                 self.chosen(handle.device().sm_count as usize)
             )),
             Way::Slots(reason) => Ok(format!(
-                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}\n{}",
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
+                why_not_grouped(handle.lt().version()),
                 slots::explain(handle, self)?
             )),
         }
@@ -297,7 +299,7 @@ impl GroupedGemmArgs<'_> {
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
     /// no group are not touched, and equal rows have equal results, whatever else is multiplied. Other pairs, in slots, take one product a slot
-    /// ([`GroupedGemmArgs::explain`]; cuBLASLt's own grouped products, experimental and known to hang on Hopper before 13.6.2, are not used).
+    /// ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.

@@ -9,6 +9,7 @@ use crate::gpu::device::memory::DeviceBytesMut;
 use crate::gpu::gemm::args::GemmArgs;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{Sm90Along, Sm90Config};
+use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix};
 
 /// `dW_g += dY_gᵀ X_g` of every group g, FP32: groups along k, of one of two forms.
@@ -118,7 +119,8 @@ impl<'a> GroupedWeightGradient<'a> {
             return Ok("no groups: nothing to do".to_string());
         };
         Ok(format!(
-            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90\n{}",
+            "{groups} groups along k\n  one product a group, one after the other on the handle's stream, each of all rows of a slot: empty groups take as long\n  because each group has transposes of its own: one launch is for those of all rows (GroupedWeightGradient::whole), of fp8-1x128:e4m3 on sm_90; {}\n{}",
+            why_not_grouped(handle.lt().version()),
             handle.plan(&desc)?.explain()
         ))
     }
