@@ -356,16 +356,7 @@ impl<'a> FusedGemmArgs<'a> {
                 "store the products, and apply them in calls of their own",
             ));
         }
-        if let Some(bias) = &self.bias {
-            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
-            }
-            if bias.len() != b.rows() {
-                let rule = format!("must have {}, one for each row of B", b.rows());
-                return Err(Error::shape("bias", format!("{} numbers", bias.len()), rule, "pass as many"));
-            }
-        }
-        Ok(())
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(groups, n))
     }
 
     /// Rows of a group, or all.

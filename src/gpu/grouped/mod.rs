@@ -20,9 +20,10 @@ use crate::gpu::gemm::formulation::{HOPPER, grouped_scales};
 use crate::gpu::gemm::sm90_rules;
 use crate::gpu::handle::Handle;
 use crate::gpu::kernels::{
-    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Maps, Sm90Operand, Sm90Scales,
+    GroupPlaces, KernelFamily, Sm90Along, Sm90Call, Sm90Config, Sm90End, Sm90Groups, Sm90Maps, Sm90Operand, Sm90Scales,
     SmallMGroupsConfig, SmallMWeights,
 };
+use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
 /// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
@@ -135,11 +136,12 @@ pub struct GroupedGemmArgs<'a> {
     expected_rows: Option<usize>,
     config: Option<Sm90Config>,
     clamped: Option<DeviceBytesMut<'a>>,
+    scales: [Option<DeviceBytes<'a>>; 2],
 }
 
 impl<'a> GroupedGemmArgs<'a> {
     /// A: the rows of all groups, k columns, `fp8-1x128:e4m3` where B is `fp8-128x128:e4m3`, else `fp8-row:e4m3` or `fp8-tensor:e4m3`, as B is. B: `groups * n`
-    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups. D: BF16, F16 or F32, A's rows by n. In slots also
+    /// rows, those of group 0 first; n a multiple of 128. Of `fp8-tensor` one scale is that of all groups, or each has its own ([`GroupedGemmArgs::scales_of_a`], [`GroupedGemmArgs::scales_of_b`]). D: BF16, F16 or F32, A's rows by n. In slots also
     /// any other pair that [`Handle::scaled_gemm`] multiplies, but for an A with 1x128 scales: E5M2, MXFP8, MXFP4 and NVFP4.
     pub fn new(a: &'a QuantMatrix, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         Self::of(GroupedA::Quantized(a), b, groups, rows, d)
@@ -168,7 +170,8 @@ impl<'a> GroupedGemmArgs<'a> {
 
     fn of(a: GroupedA<'a>, b: &'a QuantMatrix, groups: usize, rows: GroupedRows<'a>, d: MatMut<'a>) -> Self {
         let (bias, activation) = (None, Activation::None);
-        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped: None }
+        let (scales, clamped) = ([None, None], None);
+        Self { a, b, groups, rows, d, alpha: 1.0, bias, activation, expected_rows: None, config: None, clamped, scales }
     }
 
     /// Multiplies the products by `alpha` (a host number: a captured graph keeps the value it was captured with).
@@ -184,6 +187,19 @@ impl<'a> GroupedGemmArgs<'a> {
     /// Applies an activation after the bias.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// A scale for each group in the place of the one of an `fp8-tensor` A: FP32, as many as groups, 4-byte aligned; of one launch alone. What it holds when the
+    /// product runs is what counts.
+    pub fn scales_of_a(self, scales: DeviceBytes<'a>) -> Self {
+        let [_, b] = self.scales;
+        Self { scales: [Some(scales), b], ..self }
+    }
+
+    /// The same of an `fp8-tensor` B: experts that were quantized each by itself, whose codes lie one behind the other.
+    pub fn scales_of_b(self, scales: DeviceBytes<'a>) -> Self {
+        let [a, _] = self.scales;
+        Self { scales: [a, Some(scales)], ..self }
     }
 
     /// How many rows a group usually has, which decides the configuration and nothing else. Unless told, all that a slot holds, or an
@@ -218,6 +234,7 @@ impl<'a> GroupedGemmArgs<'a> {
                         "leave it out",
                     ));
                 }
+                self.check_scales(false)?;
                 self.check()?;
                 return Ok(Way::FewRows(weights, few::config(weights, self.usual_rows(), a.cols())?));
             }
@@ -226,12 +243,14 @@ impl<'a> GroupedGemmArgs<'a> {
         let (major, minor) = handle.device().compute_capability;
         let reason = match grouped_scales(a.scheme(), b.scheme()) {
             Ok(scales) if (major, minor) == HOPPER => {
+                self.check_scales(scales == Sm90Scales::Outer { each: [false; 2] })?;
                 self.check()?;
                 return Ok(Way::Launch(a, scales));
             }
             Ok(_) => format!("the grouped product is for sm_90, and this GPU is sm_{major}{minor}"),
             Err(reason) => format!("the grouped product is ours for sm_90: {reason}"),
         };
+        self.check_scales(false)?;
         // A pair that nobody multiplies has a reason of its own.
         let device = handle.device().to_string();
         pair::check_pair(a.scheme(), b.scheme(), &device)?;
@@ -248,6 +267,18 @@ impl<'a> GroupedGemmArgs<'a> {
                 remedy: "multiply the groups one by one with Handle::scaled_gemm, of a pair that Handle::supports offers on this GPU".to_string(),
             }),
         }
+    }
+
+    /// Refuses scales of groups, unless the way of the product reads them.
+    fn check_scales(&self, are_read: bool) -> Result<()> {
+        if are_read || self.scales.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("a scale for each group of {} x {}", self.a.operand(), self.b.scheme()),
+            "the kernels for sm_90 read it of fp8-tensor:e4m3 operands, in one launch of all groups",
+            "pass operands of fp8-row, each of whose rows has the scale of its group",
+        ))
     }
 
     /// Refuses operands that do not fit together.
@@ -281,19 +312,7 @@ impl<'a> GroupedGemmArgs<'a> {
         if !matches!(d.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
             return Err(Error::dtype("D", d.dtype(), "is not bf16, f16 or f32", "store one of them"));
         }
-        if let Some(bias) = &self.bias {
-            if !matches!(bias.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
-                return Err(Error::dtype("bias", bias.dtype(), "is not bf16, f16 or f32", "convert it first"));
-            }
-            if bias.len() != b.rows() {
-                return Err(Error::shape(
-                    "bias",
-                    format!("{} numbers", bias.len()),
-                    format!("must have {groups} * {n}, one for each row of B"),
-                    "pass the biases of all groups, one behind the other",
-                ));
-            }
-        }
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.check_bias(*groups, n))?;
         self.rows.check_slots(*groups, a.rows())?;
         if d.rows() != a.rows() {
             return Err(Error::shape(
@@ -304,6 +323,11 @@ impl<'a> GroupedGemmArgs<'a> {
             ));
         }
         Ok(())
+    }
+
+    fn count_clamped(&mut self, handle: &Handle) -> Result<()> {
+        let Self { a, groups, rows, clamped, .. } = self;
+        count_clamped(handle, (*groups, rows), (Sm90Along::Rows, a.rows()), clamped.as_mut())
     }
 
     /// Rows of a group.
@@ -346,7 +370,8 @@ impl GroupedGemmArgs<'_> {
                 "{what}\n  one launch of small-m, {config}, by groups that the device knows; no scratch memory; matrices of groups without rows are not read\n  because A is plain: weights are decoded"
             )),
             Way::Slots(a, reason) => Ok(format!(
-                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}\n{}",
+                "{what}\n  one product a slot, {groups} of them one after the other on the handle's stream, each of all rows of a slot: counts are not read, empty groups take as long\n  because {reason}; {}\n{}",
+                why_not_grouped(handle.lt().version()),
                 slots::explain(handle, self, a)?
             )),
         }
@@ -356,7 +381,7 @@ impl GroupedGemmArgs<'_> {
 impl Handle {
     /// `D_g = activation(alpha * A_g B_gᵀ + bias_g)` for every group g, in one launch where our kernels for sm_90 serve the pair: then rows of D that belong to
     /// no group are not touched, and equal rows have equal results, whatever else is multiplied. Other pairs, in slots, take one product a slot
-    /// ([`GroupedGemmArgs::explain`]; cuBLASLt's own grouped products, experimental and known to hang on Hopper before 13.6.2, are not used).
+    /// ([`GroupedGemmArgs::explain`], which also says why they are not cuBLASLt's own grouped products).
     ///
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
@@ -387,44 +412,38 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
-        if let Some(clamped) = &args.clamped {
-            if clamped.len() < 4 {
-                return Err(Error::shape(
-                    "count of clamped groups",
-                    format!("{} bytes", clamped.len()),
-                    "must be 4",
-                    "pass memory of a u32",
-                ));
-            }
-            kernels.load(queue, KernelFamily::Grouped)?;
-        }
+        check_clamped(self, args.clamped.as_ref())?;
         let (a, layout) = match way {
             Way::Launch(a, scales) => (a, scales),
             Way::FewRows(weights, config) => {
                 self.multiply_few_rows(&mut args, weights, config)?;
-                return self.count_clamped(&mut args);
+                return args.count_clamped(self);
             }
             Way::Slots(a, _) => {
                 slots::multiply(self, &mut args, a)?;
-                return self.count_clamped(&mut args);
+                return args.count_clamped(self);
             }
         };
         let config = args.chosen(self.device().sm_count as usize);
-        let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, .. } = &mut args;
+        let GroupedGemmArgs { b, groups, rows, d, alpha, bias, activation, scales, .. } = &mut args;
         let (m, n, k, d_stride, d_type) = (a.rows(), d.cols(), a.cols(), d.row_stride(), d.dtype());
         kernels.load(queue, KernelFamily::Sm90)?;
         let order = queue.order();
         let (a, b) = (a.read(&order)?, b.read(&order)?);
         let d = d.data_mut().at(&order)?;
         let bias = bias.as_ref().map(|v| Ok::<_, Error>((v.data().at(&order)?, v.dtype()))).transpose()?;
+        let of_groups = scales.each_ref().map(Option::is_some);
+        let [scales_a, scales_b] =
+            scales.each_ref().map(|scales| scales.as_ref().map(|scales| scales.at(&order)).transpose());
+        let (scales_a, scales_b) = (scales_a?, scales_b?);
         rows.with_places(*groups, &order, |places| {
             let call = Sm90Call {
                 config,
                 m,
                 n,
                 k,
-                a: Sm90Operand { codes: &a.codes, scales: &a.scales },
-                b: Sm90Operand { codes: &b.codes, scales: &b.scales },
+                a: Sm90Operand { codes: &a.codes, scales: scales_a.as_ref().unwrap_or(&a.scales) },
+                b: Sm90Operand { codes: &b.codes, scales: scales_b.as_ref().unwrap_or(&b.scales) },
                 layout,
                 d: &d,
                 d_stride,
@@ -434,13 +453,13 @@ impl Handle {
                 bias: bias.as_ref().map(|(span, dtype)| (span, *dtype)),
                 activation: *activation,
                 residual: None,
-                groups: Some(places.into()),
+                groups: Some(Sm90Groups { scales: of_groups, ..places.into() }),
                 end: Sm90End::Numbers,
             };
             kernels.sm90_product(queue, &call, &mut Sm90Maps::default())
         })?;
         drop(order);
-        self.count_clamped(&mut args)
+        args.count_clamped(self)
     }
 
     fn multiply_few_rows(
@@ -458,15 +477,30 @@ impl Handle {
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
             .multiply(self)
     }
-
-    /// Behind the product, so that one that is refused leaves no count.
-    fn count_clamped(&self, args: &mut GroupedGemmArgs<'_>) -> Result<()> {
-        let Some(clamped) = &mut args.clamped else { return Ok(()) };
-        let (queue, kernels) = (self.queue(), self.kernels());
-        let order = queue.order();
-        let clamped = clamped.at(&order)?;
-        args.rows.with_places(args.groups, &order, |places| {
-            kernels.count_clamped_groups(queue, args.a.rows(), &places, &clamped)
-        })
     }
+}
+
+/// Before a product: refuses memory that holds no count, and loads the kernel that counts.
+fn check_clamped(handle: &Handle, clamped: Option<&DeviceBytesMut<'_>>) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    if clamped.len() < 4 {
+        let found = format!("{} bytes", clamped.len());
+        return Err(Error::shape("count of clamped groups", found, "must be 4", "pass memory of a u32"));
+    }
+    handle.kernels().load(handle.queue(), KernelFamily::Grouped)
+}
+
+/// Behind a product, so that one that is refused leaves no count: how many of these groups of so many rows, or numbers along k, it did not take as their
+/// numbers say.
+fn count_clamped(
+    handle: &Handle,
+    (groups, rows): (usize, &GroupedRows<'_>),
+    held: (Sm90Along, usize),
+    clamped: Option<&mut DeviceBytesMut<'_>>,
+) -> Result<()> {
+    let Some(clamped) = clamped else { return Ok(()) };
+    let (queue, kernels) = (handle.queue(), handle.kernels());
+    let order = queue.order();
+    let clamped = clamped.at(&order)?;
+    rows.with_places(groups, &order, |places| kernels.count_clamped_groups(queue, held, &places, &clamped))
 }
