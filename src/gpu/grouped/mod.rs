@@ -477,7 +477,6 @@ impl Handle {
         few::FewRows { weights, a, b, groups, d, alpha, bias, activation, way: few::FewWay::Plain(config) }
             .multiply(self)
     }
-    }
 }
 
 /// Before a product: refuses memory that holds no count, and loads the kernel that counts.

@@ -309,6 +309,7 @@ mod tests {
                 along: Sm90Along::Rows,
                 rows: Sm90Rows::Starts(&spans[6]),
                 counts: &spans[7],
+                scales: [false; 2],
             }),
             gated,
         };
