@@ -417,16 +417,16 @@ impl<'a> FusedGemmArgs<'a> {
 }
 
 impl Handle {
-    /// A product and what follows it, in one launch: [`FusedGemmArgs::swiglu`], [`FusedGemmArgs::swiglu_weight_only`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
-    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes; SwiGLU is faster than a product and a pass up to 32 rows, where `small-m`
-    /// reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 64 rows of a very wide layer, and slower in between, where its tiles of twice the columns fill the GPU
-    /// worse (docs/performance.md).
+    /// A product and what follows it, in one launch, or two where that is faster ([`FusedGemmArgs::explain`]): [`FusedGemmArgs::swiglu`], [`FusedGemmArgs::swiglu_weight_only`] and [`FusedGemmArgs::quantized`]. The pass between the products of an MLP,
+    /// which reads and writes its hidden layer in memory, is gone. Codes cost nothing beside the product at most sizes. SwiGLU is faster than the planned product and a pass up to 16 rows, and 32 of a narrow layer, where
+    /// `small-m` reads both matrices side by side (to codes with the quantizer behind it), from about 1024 rows on, and for 32 rows and more of a very wide layer. In between tiles of twice the columns fill the GPU
+    /// worse: there it takes two steps of `sm90`, or is up to 1.3 times as slow as what the library plans for the product (docs/performance.md).
     ///
     /// A row of D has the same bits whichever rows stand beside it, and in groups, from 33 rows on and with [`FusedGemmArgs::batch_invariant`] whatever m is. D must not overlap A, B, a bias, and where groups lie. What is derived of a
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows, with
-    /// [`KernelFamily::Fp8`] where they become codes, [`KernelFamily::SmallMGroups`] for a plain A) it allocates nothing but, at most once, scratch memory for codes of few rows ([`FusedGemmArgs::explain`]), and waits for nothing:
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
+    /// [`KernelFamily::Fp8`] where few become codes, [`KernelFamily::SmallMGroups`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
     /// safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// ```no_run
