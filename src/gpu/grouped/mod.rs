@@ -386,7 +386,7 @@ impl Handle {
     /// The gradient of the input is such a product, too: A is dY, and B the transposes of the matrices, `groups * k` rows.
     /// [`GroupedWeightGradient`] is that of the matrices.
     ///
-    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], and [`KernelFamily::Grouped`] where
+    /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], or [`KernelFamily::SmallMGroups`] for a plain A, and [`KernelFamily::Grouped`] where
     /// [`GroupedGemmArgs::clamped`] is given) one launch allocates nothing and waits for nothing: then it is safe inside graph capture. Groups may have other places and
     /// counts at each launch. Products of slots are planned at the first call, as those of [`Handle::scaled_gemm`] are, which may allocate scratch memory and load other
     /// families: call it once before a capture, with the same operands' shapes.
