@@ -88,6 +88,16 @@ impl Layer {
     }
 }
 
+/// A handle on an sm_90.
+fn hopper() -> Option<Handle> {
+    let handle = decoding()?;
+    if !KernelFamily::SmallMGroups.runs_on(handle.device().compute_capability) {
+        println!("skipped: {} is no sm_90", handle.device());
+        return None;
+    }
+    Some(handle)
+}
+
 /// The configuration that the explanation names.
 fn named(text: &str) -> SmallMConfig {
     let place = text.split("one launch of small-m, ").nth(1).unwrap_or_else(|| panic!("not small-m: {text}"));

@@ -32,9 +32,14 @@ pub fn decoding() -> Option<Handle> {
     Some(handle)
 }
 
+/// Whether its blocks form clusters; else a plan has scratch memory for parts of sums, too.
+pub fn clusters() -> bool {
+    CLUSTERS.load(Ordering::Relaxed)
+}
+
 /// Whether the GPU runs this configuration.
 fn runs(config: &SmallMConfig) -> bool {
-    CLUSTERS.load(Ordering::Relaxed) || !config.needs_clusters()
+    clusters() || !config.needs_clusters()
 }
 
 /// Blocks that multiply so many rows.
