@@ -184,24 +184,31 @@ fn a_scope_ends_however_it_is_left() {
 fn an_end_is_enqueued_behind_the_scope_and_before_what_is_not_ours() {
     alone(|| {
         let Some(handle) = hopper() else { return };
-        let (m, n) = (1, 2048);
-        let net = RefCell::new(Net::new(&handle, m, n, &[By::SmallM(Scheme::Nvfp4), By::Library], 6, 3));
+        let (m, n) = (16, 2048);
+        // Two links each, quantizer and product; quantizer and cuBLASLt.
+        let kinds = [By::Quantized(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1)];
+        let net = RefCell::new(Net::new(&handle, m, n, &kinds, 6, 3));
         net.borrow_mut().want(&handle);
+        let other = Handle::from_stream(handle.stream().clone()).unwrap();
+        let of_other = RefCell::new(Net::new(&other, m, n, &kinds[1..], 1, 1));
+        of_other.borrow_mut().want(&other);
         let layer = |i| net.borrow_mut().layer(&handle, i);
         let count = |work: Work<'_>| nodes(&foreign(&handle, THREAD_LOCAL, work));
         let links = || [0, 2, 4].into_iter().try_for_each(layer);
-        assert_eq!(count(&links), 3);
-        assert_eq!(count(&|| handle.chain(links)), 4, "an end behind the scope");
+        assert_eq!(count(&links), 6);
+        assert_eq!(count(&|| handle.chain(links)), 7, "an end behind the scope");
+        let quantizer = || net.borrow_mut().quantize(&handle, 0);
+        assert_eq!(count(&|| handle.chain(quantizer)), 2, "an end behind a quantizer");
         let inner = || handle.chain(|| handle.chain(|| layer(0)).and_then(|()| layer(2)));
-        assert_eq!(count(&inner), 3, "a scope inside of another ends nothing");
+        assert_eq!(count(&inner), 5, "a scope inside of another ends nothing");
         for panics in [false, true] {
             let left = || {
                 leave(&handle, panics, || layer(0));
                 Ok(())
             };
-            assert_eq!(count(&left), 2, "an end behind a scope that is left, by a panic: {panics}");
+            assert_eq!(count(&left), 3, "an end behind a scope that is left, by a panic: {panics}");
         }
-        // A product of the library, and memory that the driver sets to zero.
+        // A product of the library, behind a product or a quantizer, and memory that the driver sets to zero.
         let x = handle.upload(&vec![0u8; m * n * 2]).unwrap();
         let amax = RefCell::new(handle.alloc(m * 4).unwrap());
         let cleared = || {
@@ -209,8 +216,15 @@ fn an_end_is_enqueued_behind_the_scope_and_before_what_is_not_ours() {
             handle.row_amax_into(&x, &mut amax.borrow_mut().view_mut())
         };
         cleared().unwrap();
-        let library = || layer(1);
-        let others: [(&str, Work<'_>); 2] = [("cuBLASLt", &library), ("a clear", &cleared)];
+        let library = || net.borrow_mut().product(&handle, 1);
+        let quantized = || layer(1);
+        let by_other = || of_other.borrow_mut().product(&other, 0);
+        let others: [(&str, Work<'_>); 4] = [
+            ("cuBLASLt behind a product", &library),
+            ("cuBLASLt behind a quantizer", &quantized),
+            ("cuBLASLt by another handle of the stream", &by_other),
+            ("a clear", &cleared),
+        ];
         for (what, other) in others {
             let between = || layer(0).and_then(|()| other()).and_then(|()| layer(2));
             assert_eq!(count(&|| handle.chain(between)), count(&between) + 2, "{what} between two links");
@@ -261,8 +275,9 @@ fn streams_of_one_capture_have_chains_of_their_own() {
         let Some(first) = hopper() else { return };
         let handles = hazards::two_handles(first);
         let [one, two] = &handles;
-        let kinds = [By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Nvfp4), By::Library];
-        let nets = handles.each_ref().map(|handle| RefCell::new(Net::new(handle, 1, 4096, &kinds, 30, 8)));
+        let (links, library) = (By::Quantized(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1));
+        let new = |handle: &Handle| RefCell::new(Net::new(handle, 16, 4096, &[links, links, library], 30, 8));
+        let nets = handles.each_ref().map(new);
         let want = [0, 1].map(|s| nets[s].borrow_mut().want(&handles[s]));
         let capture = |work: Work<'_>| {
             foreign(one, THREAD_LOCAL, || {
@@ -277,7 +292,9 @@ fn streams_of_one_capture_have_chains_of_their_own() {
         let chain = |s: usize, work: Work<'_>| {
             if scoped.get() { handles[s].chain(work) } else { work() }
         };
-        let layer = |s: usize, i| nets[s].borrow_mut().layer(&handles[s], i);
+        let quantize = |s: usize, i| nets[s].borrow_mut().quantize(&handles[s], i);
+        let product = |s: usize, i| nets[s].borrow_mut().product(&handles[s], i);
+        let layer = |s: usize, i| quantize(s, i).and_then(|()| product(s, i));
         // One kernel of ours, which is no link.
         let x = two.upload(&vec![0u8; 64 * 2048 * 2]).unwrap();
         let q = RefCell::new(QuantMatrix::zeros(two, Scheme::Nvfp4Row, 64, 2048).unwrap());
@@ -290,10 +307,12 @@ fn streams_of_one_capture_have_chains_of_their_own() {
         let kernel = || chain(0, &|| layer(0, 0).and_then(|()| quantizer()));
         let links = || chain(0, &|| layer(0, 0).and_then(|()| chain(1, &|| layer(1, 0))));
         let library = || chain(0, &|| layer(0, 0).and_then(|()| layer(1, 2)));
-        let library_here = || chain(0, &|| layer(0, 0).and_then(|()| quantizer()).and_then(|()| layer(0, 2)));
+        let library_here = || chain(0, &|| layer(0, 0).and_then(|()| quantizer()).and_then(|()| product(0, 2)));
         let alternate = || {
-            let all = || (0..30).try_for_each(|i| layer(0, i).and_then(|()| layer(1, i)));
-            chain(0, &|| chain(1, &all))
+            let each = |i| {
+                quantize(0, i).and_then(|()| quantize(1, i)).and_then(|()| product(0, i)).and_then(|()| product(1, i))
+            };
+            chain(0, &|| chain(1, &|| (0..30).try_for_each(each)))
         };
         let cases: [(&str, usize, Work<'_>); 5] = [
             ("a kernel of the other stream", 1, &kernel),

@@ -87,11 +87,11 @@ pub struct Layer {
 pub enum By {
     /// Our product of few rows, of what the layer before stored.
     SmallM(Scheme),
-    /// cuBLASLt, of the same.
+    /// cuBLASLt, of the same, behind a kernel of ours that multiplies alpha by the second level of B.
     Library,
     /// Our product of few rows, of that quantized.
     Quantized(Scheme, Scheme),
-    /// cuBLASLt, of that quantized. Its kernels read 1x128 scales without waiting for them.
+    /// cuBLASLt, of that quantized: right behind the quantizer.
     Native(Scheme, Scheme),
 }
 
