@@ -1,6 +1,8 @@
 //! Chains: products of few rows that begin before the one before them has ended give the bits that they give one after the other, in graphs
 //! launched again and again; what is not ours comes behind all of a chain, inside and at its end, however it ends; streams of one capture have a chain
 //! each; weights that were just written are not read too early.
+//!
+//! Each test runs in a process of its own (`hazards::alone`): what loads kernels breaks the captures of others.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -31,112 +33,124 @@ const BLOCKS: (Scheme, Scheme) = (Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group1
 /// Hundreds of links, of every kernel for few rows: each has what the link before stored, and reads it behind its wait.
 #[test]
 fn chains_give_the_bits_of_products_one_after_the_other() {
-    let Some(handle) = hopper() else { return };
-    let cases: [(usize, &[By]); 5] = [
-        (1, &[By::SmallM(Scheme::Nvfp4)]),
-        (16, &[By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)]),
-        (33, &[By::SmallM(Scheme::Nvfp4Row)]),
-        (1, &[By::Quantized(Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3))]),
-        (16, &[By::Quantized(Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3))]),
-    ];
-    for (m, kinds) in cases {
-        // 24 matrices of 4096 x 4096 come from memory at each use.
-        let mut net = Net::new(&handle, m, 4096, kinds, 240, 24 / kinds.len());
-        let words = format!("m = {m}, {} x {}", net.layers[0].b.scheme(), kinds.len());
-        let want = net.want(&handle);
-        let (graph, [links, early]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
-        net.check(&handle, &graph, &want, &words);
-        // The first quantizer follows nothing that is known.
-        let all = if m > 16 { [0; 2] } else { [240, 239] };
-        assert_eq!([links, early], all, "{words}: tiles are no links");
-        // Outside of a graph, and in a graph without the scope, nothing is a link.
-        let (_, none) = Links::of(|| {
-            handle.chain(|| net.all(&handle)).unwrap();
-            handle.capture(|| net.all(&handle)).unwrap()
-        });
-        assert_eq!(none, [0; 2], "{words}");
-        drop(graph);
-        // The same memory again and again, as engines use it: no cache holds what was there before.
-        net.values.truncate(2);
-        let want = net.want(&handle);
-        let graph = handle.capture(|| handle.chain(|| net.all(&handle))).unwrap();
-        net.check(&handle, &graph, &want, &format!("{words}, two buffers"));
-    }
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        let cases: [(usize, &[By]); 5] = [
+            (1, &[By::SmallM(Scheme::Nvfp4)]),
+            (16, &[By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Mxfp4)]),
+            (33, &[By::SmallM(Scheme::Nvfp4Row)]),
+            (1, &[By::Quantized(Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3))]),
+            (16, &[By::Quantized(Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3))]),
+        ];
+        for (m, kinds) in cases {
+            // 24 matrices of 4096 x 4096 come from memory at each use.
+            let mut net = Net::new(&handle, m, 4096, kinds, 240, 24 / kinds.len());
+            let words = format!("m = {m}, {} x {}", net.layers[0].b.scheme(), kinds.len());
+            let want = net.want(&handle);
+            let (graph, [links, early]) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            net.check(&handle, &graph, &want, &words);
+            // The first quantizer follows nothing that is known.
+            let all = if m > 16 { [0; 2] } else { [240, 239] };
+            assert_eq!([links, early], all, "{words}: tiles are no links");
+            // Outside of a graph, and in a graph without the scope, nothing is a link.
+            let (_, none) = Links::of(|| {
+                handle.chain(|| net.all(&handle)).unwrap();
+                handle.capture(|| net.all(&handle)).unwrap()
+            });
+            assert_eq!(none, [0; 2], "{words}");
+            drop(graph);
+            // The same memory again and again, as engines use it: no cache holds what was there before.
+            net.values.truncate(2);
+            let want = net.want(&handle);
+            let graph = handle.capture(|| handle.chain(|| net.all(&handle))).unwrap();
+            net.check(&handle, &graph, &want, &format!("{words}, two buffers"));
+        }
+    });
 }
 
 /// Products of FP8 that follow each other at once, as of one activation with several matrices, the sum of all before in the residual.
 #[test]
 fn fp8_products_that_follow_one_another() {
-    let Some(handle) = hopper() else { return };
-    for (m, a, b) in [
-        (1, Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
-        (16, Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
-        (32, Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3)),
-        (5, Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3)),
-    ] {
-        let mut net = Net::new(&handle, m, 4096, &[By::Quantized(a, b)], 200, 16);
-        let a = net.a.take().unwrap();
-        net.reset(&handle);
-        let mut a = a;
-        let x = MatRef::new(&net.values[0], DType::Bf16, m, net.n).unwrap();
-        handle.quantize_into(&x, Recipe::new(a.scheme()), QuantizeTo::Plain(&mut a)).unwrap();
-        let (n, count) = (net.n, net.layers.len());
-        for layer in &mut net.layers {
-            let desc = GemmDesc::new(m, n, n, a.scheme(), b, DType::Bf16);
-            let desc = desc.with_epilogue(scaled_gemm::Epilogue { residual: Some(DType::Bf16), ..Default::default() });
-            let options = PlanOptions::default().with_formulation(Formulation::SmallM);
-            layer.plan = handle.plan_with(&desc, &options).unwrap();
-            layer.plan.prepare(&handle, &layer.b).unwrap();
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        for (m, a, b) in [
+            (1, Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
+            (16, Scheme::Fp8Group1x128(E4M3), Scheme::Fp8Group128x128(E4M3)),
+            (32, Scheme::Fp8Row(E4M3), Scheme::Fp8Row(E4M3)),
+            (5, Scheme::Fp8Tensor(E4M3), Scheme::Fp8Tensor(E4M3)),
+        ] {
+            let mut net = Net::new(&handle, m, 4096, &[By::Quantized(a, b)], 200, 16);
+            let a = net.a.take().unwrap();
+            net.reset(&handle);
+            let mut a = a;
+            let x = MatRef::new(&net.values[0], DType::Bf16, m, net.n).unwrap();
+            handle.quantize_into(&x, Recipe::new(a.scheme()), QuantizeTo::Plain(&mut a)).unwrap();
+            let (n, count) = (net.n, net.layers.len());
+            for layer in &mut net.layers {
+                let desc = GemmDesc::new(m, n, n, a.scheme(), b, DType::Bf16);
+                let desc =
+                    desc.with_epilogue(scaled_gemm::Epilogue { residual: Some(DType::Bf16), ..Default::default() });
+                let options = PlanOptions::default().with_formulation(Formulation::SmallM);
+                layer.plan = handle.plan_with(&desc, &options).unwrap();
+                layer.plan.prepare(&handle, &layer.b).unwrap();
+            }
+            let sums = |net: &mut Net| {
+                (0..count).try_for_each(|i| {
+                    let (residual, d) = in_and_out(&mut net.values, i);
+                    let (residual, d) = (MatRef::new(residual, DType::Bf16, m, n)?, MatMut::new(d, DType::Bf16, m, n)?);
+                    let Layer { b, plan } = &mut net.layers[i];
+                    // As many terms as there are layers.
+                    let alpha = 1.0 / ((n * count) as f32).sqrt();
+                    plan.execute(&handle, GemmArgs::new(&a, b, d).residual(residual).alpha(alpha))
+                })
+            };
+            sums(&mut net).unwrap();
+            let want = net.read(&handle);
+            let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| sums(&mut net))).unwrap());
+            assert_eq!(links, [count, count - 1]);
+            net.check(&handle, &graph, &want, &format!("m = {m}, {b}"));
         }
-        let sums = |net: &mut Net| {
-            (0..count).try_for_each(|i| {
-                let (residual, d) = in_and_out(&mut net.values, i);
-                let (residual, d) = (MatRef::new(residual, DType::Bf16, m, n)?, MatMut::new(d, DType::Bf16, m, n)?);
-                let Layer { b, plan } = &mut net.layers[i];
-                // As many terms as there are layers.
-                let alpha = 1.0 / ((n * count) as f32).sqrt();
-                plan.execute(&handle, GemmArgs::new(&a, b, d).residual(residual).alpha(alpha))
-            })
-        };
-        sums(&mut net).unwrap();
-        let want = net.read(&handle);
-        let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| sums(&mut net))).unwrap());
-        assert_eq!(links, [count, count - 1]);
-        net.check(&handle, &graph, &want, &format!("m = {m}, {b}"));
-    }
+    });
 }
 
 /// A product of cuBLASLt reads what the link before it stores, a product or a quantizer, inside the scope and right behind it.
 #[test]
 fn the_library_comes_behind_all_links() {
-    let Some(handle) = hopper() else { return };
-    let plain = [By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Nvfp4), By::Library];
-    let native = [By::Quantized(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1)];
-    for (m, kinds) in [(1, plain), (16, plain), (1, native), (16, native)] {
-        let mut net = Net::new(&handle, m, 4096, &kinds, 120, 8);
-        let want = net.want(&handle);
-        let (inside, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
-        assert_eq!(links, if kinds == plain { [80, 40] } else { [40, 0] }, "what is behind the library follows none");
-        net.check(&handle, &inside, &want, "inside");
-        let behind = handle.capture(|| {
-            (0..40).map(|i| 3 * i).try_for_each(|i| {
-                handle.chain(|| {
-                    net.layer(&handle, i)?;
-                    net.quantize(&handle, i + 1)?;
-                    if kinds == plain { net.product(&handle, i + 1) } else { Ok(()) }
-                })?;
-                if kinds == native {
-                    net.product(&handle, i + 1)?;
-                    handle.chain(|| net.quantize(&handle, i + 2))?;
-                }
-                net.product(&handle, i + 2)
-            })
-        });
-        net.check(&handle, &behind.unwrap(), &want, "behind");
-        // A capture inside the scope ends as the scope does, and so does the scope itself, before eager calls.
-        let captured = handle.chain(|| handle.capture(|| net.all(&handle))).unwrap();
-        net.check(&handle, &captured, &want, "a graph captured in a scope");
-    }
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        let plain = [By::SmallM(Scheme::Nvfp4), By::SmallM(Scheme::Nvfp4), By::Library];
+        let native =
+            [By::Quantized(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1), By::Native(BLOCKS.0, BLOCKS.1)];
+        for (m, kinds) in [(1, plain), (16, plain), (1, native), (16, native)] {
+            let mut net = Net::new(&handle, m, 4096, &kinds, 120, 8);
+            let want = net.want(&handle);
+            let (inside, links) = Links::of(|| handle.capture(|| handle.chain(|| net.all(&handle))).unwrap());
+            assert_eq!(
+                links,
+                if kinds == plain { [80, 40] } else { [40, 0] },
+                "what is behind the library follows none"
+            );
+            net.check(&handle, &inside, &want, "inside");
+            let behind = handle.capture(|| {
+                (0..40).map(|i| 3 * i).try_for_each(|i| {
+                    handle.chain(|| {
+                        net.layer(&handle, i)?;
+                        net.quantize(&handle, i + 1)?;
+                        if kinds == plain { net.product(&handle, i + 1) } else { Ok(()) }
+                    })?;
+                    if kinds == native {
+                        net.product(&handle, i + 1)?;
+                        handle.chain(|| net.quantize(&handle, i + 2))?;
+                    }
+                    net.product(&handle, i + 2)
+                })
+            });
+            net.check(&handle, &behind.unwrap(), &want, "behind");
+            // A capture inside the scope ends as the scope does, and so does the scope itself, before eager calls.
+            let captured = handle.chain(|| handle.capture(|| net.all(&handle))).unwrap();
+            net.check(&handle, &captured, &want, "a graph captured in a scope");
+        }
+    });
 }
 
 /// What is enqueued into a capture.
@@ -162,20 +176,22 @@ fn leave(handle: &Handle, panics: bool, work: impl FnOnce() -> Result<(), Error>
 /// A scope that is left by an error, or by a panic, ends as any other.
 #[test]
 fn a_scope_ends_however_it_is_left() {
-    let Some(handle) = hopper() else { return };
-    let mut net = Net::new(&handle, 1, 4096, &[By::SmallM(Scheme::Nvfp4), By::Library], 80, 8);
-    let want = net.want(&handle);
-    for panics in [false, true] {
-        let graph = handle.capture(|| {
-            (0..40).try_for_each(|i| {
-                leave(&handle, panics, || net.layer(&handle, 2 * i));
-                net.layer(&handle, 2 * i + 1)
-            })
-        });
-        net.check(&handle, &graph.unwrap(), &want, if panics { "panic" } else { "error" });
-        // Outside of scopes nothing is a link any more.
-        assert_eq!(Links::of(|| handle.capture(|| net.all(&handle)).map(drop)).1, [0; 2]);
-    }
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        let mut net = Net::new(&handle, 1, 4096, &[By::SmallM(Scheme::Nvfp4), By::Library], 80, 8);
+        let want = net.want(&handle);
+        for panics in [false, true] {
+            let graph = handle.capture(|| {
+                (0..40).try_for_each(|i| {
+                    leave(&handle, panics, || net.layer(&handle, 2 * i));
+                    net.layer(&handle, 2 * i + 1)
+                })
+            });
+            net.check(&handle, &graph.unwrap(), &want, if panics { "panic" } else { "error" });
+            // Outside of scopes nothing is a link any more.
+            assert_eq!(Links::of(|| handle.capture(|| net.all(&handle)).map(drop)).1, [0; 2]);
+        }
+    });
 }
 
 /// Where chains end, by the nodes of graphs: captures of cudarc's end nothing themselves, so that whatever others enqueued behind the last call would come
@@ -235,35 +251,44 @@ fn an_end_is_enqueued_behind_the_scope_and_before_what_is_not_ours() {
 /// Two handles on one stream: one has the scope, the other enqueues a product of cuBLASLt in it. And two on two streams, each with its own.
 #[test]
 fn two_handles() {
-    let Some(handle) = hopper() else { return };
-    let other = Handle::from_stream(handle.stream().clone()).unwrap();
-    let kinds = [By::SmallM(Scheme::Nvfp4), By::Library];
-    let net = RefCell::new(Net::new(&handle, 1, 4096, &kinds[..1], 80, 8));
-    let library = Net::new(&other, 1, 4096, &kinds[1..], 80, 8);
-    net.borrow_mut().layers.iter_mut().zip(library.layers).skip(1).step_by(2).for_each(|(ours, theirs)| *ours = theirs);
-    let all =
-        |net: &mut Net| (0..net.layers.len()).try_for_each(|i| net.layer(if i % 2 == 0 { &handle } else { &other }, i));
-    net.borrow_mut().reset(&handle);
-    all(&mut net.borrow_mut()).unwrap();
-    let want = net.borrow().read(&handle);
-    // SAFETY: all that the graph uses lives to the end of this test.
-    let promise = unsafe { BorrowsOutliveGraph::promise() };
-    let (graph, links) =
-        Links::of(|| handle.capture_borrowing(promise, || handle.chain(|| all(&mut net.borrow_mut()))).unwrap());
-    assert_eq!(links, [40, 0]);
-    net.borrow_mut().check(&handle, &graph, &want, "two handles on a stream");
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        let other = Handle::from_stream(handle.stream().clone()).unwrap();
+        let kinds = [By::SmallM(Scheme::Nvfp4), By::Library];
+        let net = RefCell::new(Net::new(&handle, 1, 4096, &kinds[..1], 80, 8));
+        let library = Net::new(&other, 1, 4096, &kinds[1..], 80, 8);
+        net.borrow_mut()
+            .layers
+            .iter_mut()
+            .zip(library.layers)
+            .skip(1)
+            .step_by(2)
+            .for_each(|(ours, theirs)| *ours = theirs);
+        let all = |net: &mut Net| {
+            (0..net.layers.len()).try_for_each(|i| net.layer(if i % 2 == 0 { &handle } else { &other }, i))
+        };
+        net.borrow_mut().reset(&handle);
+        all(&mut net.borrow_mut()).unwrap();
+        let want = net.borrow().read(&handle);
+        // SAFETY: all that the graph uses lives to the end of this test.
+        let promise = unsafe { BorrowsOutliveGraph::promise() };
+        let (graph, links) =
+            Links::of(|| handle.capture_borrowing(promise, || handle.chain(|| all(&mut net.borrow_mut()))).unwrap());
+        assert_eq!(links, [40, 0]);
+        net.borrow_mut().check(&handle, &graph, &want, "two handles on a stream");
 
-    std::thread::scope(|scope| {
-        for m in [1, 16] {
-            scope.spawn(move || {
-                let handle = Handle::new(0).unwrap();
-                let mut net = Net::new(&handle, m, 2048, &[By::SmallM(Scheme::Nvfp4)], 200, 24);
-                let want = net.want(&handle);
-                // Another thread's first use of a kernel may break a capture: then it is made again.
-                let graph = (0..5).find_map(|_| handle.capture(|| handle.chain(|| net.all(&handle))).ok());
-                net.check(&handle, &graph.unwrap(), &want, "two handles on two streams");
-            });
-        }
+        std::thread::scope(|scope| {
+            for m in [1, 16] {
+                scope.spawn(move || {
+                    let handle = Handle::new(0).unwrap();
+                    let mut net = Net::new(&handle, m, 2048, &[By::SmallM(Scheme::Nvfp4)], 200, 24);
+                    let want = net.want(&handle);
+                    // Another thread's first use of a kernel may break a capture: then it is made again.
+                    let graph = (0..5).find_map(|_| handle.capture(|| handle.chain(|| net.all(&handle))).ok());
+                    net.check(&handle, &graph.unwrap(), &want, "two handles on two streams");
+                });
+            }
+        });
     });
 }
 
@@ -362,79 +387,84 @@ enum Writer {
 /// Weights that the chain itself writes are not loaded before they are there; beside the same writers, those that nobody writes are.
 #[test]
 fn weights_that_a_chain_writes() {
-    let Some(handle) = hopper() else { return };
-    // The codes of B, 64 x 4096 of four bits, are as long as 16 x 4096 numbers of BF16, or 16 x 8192 codes of FP8.
-    let (m, n, rows, few) = (16, 4096, 64, Scheme::Fp8Row(E4M3));
-    let mut net = Net::new(&handle, m, n, &[By::SmallM(Scheme::Nvfp4)], 16, 8);
-    let slice = handle.stream().alloc_zeros::<u8>(8 * m * n).unwrap();
-    let address = slice.device_ptr(handle.stream()).0;
-    // SAFETY: `slice` lives to the end of this test, all work is on one stream, and any bytes are codes.
-    let part = |from: usize, bytes: usize| unsafe {
-        assert!(from + bytes <= 8 * m * n);
-        DeviceBuffer::from_raw(handle.stream(), address + from as u64, bytes, ()).unwrap()
-    };
-    let size = 2 * m * n;
-    let [codes, wide, unwritten] = [0, size, 3 * size];
-    for (writer, written) in [Writer::Product, Writer::ProductBeforeAQuantizer, Writer::Quantizer]
-        .into_iter()
-        .flat_map(|writer| [(writer, true), (writer, false)])
-    {
-        let scales = handle.upload(&[1f32]).unwrap();
-        let blocks = handle.upload(&vec![0x38u8; Scheme::Nvfp4.block_scale_len(rows, n)]).unwrap();
-        let of_b = part(if written { codes } else { unwritten }, size);
-        let b = QuantMatrix::from_parts(Scheme::Nvfp4, rows, n, of_b, Some(scales), Some(blocks)).unwrap();
-        let desc = GemmDesc::new(m, rows, n, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
-        let options = PlanOptions::default().with_formulation(Formulation::SmallM);
-        let mut plan = handle.plan_with(&desc, &options).unwrap();
-        plan.prepare(&handle, &b).unwrap();
-        let x = handle.upload(&net.x).unwrap();
-        let mut stored = match writer {
-            Writer::Product | Writer::ProductBeforeAQuantizer => [part(codes, size), part(codes, size)],
-            Writer::Quantizer => [part(wide, size), part(wide + size, size)],
+    alone(|| {
+        let Some(handle) = hopper() else { return };
+        // The codes of B, 64 x 4096 of four bits, are as long as 16 x 4096 numbers of BF16, or 16 x 8192 codes of FP8.
+        let (m, n, rows, few) = (16, 4096, 64, Scheme::Fp8Row(E4M3));
+        let mut net = Net::new(&handle, m, n, &[By::SmallM(Scheme::Nvfp4)], 16, 8);
+        let slice = handle.stream().alloc_zeros::<u8>(8 * m * n).unwrap();
+        let address = slice.device_ptr(handle.stream()).0;
+        // SAFETY: `slice` lives to the end of this test, all work is on one stream, and any bytes are codes.
+        let part = |from: usize, bytes: usize| unsafe {
+            assert!(from + bytes <= 8 * m * n);
+            DeviceBuffer::from_raw(handle.stream(), address + from as u64, bytes, ()).unwrap()
         };
-        let of_wide = part(wide, 2 * size);
-        let of_rows = handle.upload(&vec![0f32; few.scale_len(m, 2 * n)]).unwrap();
-        let mut quantized = QuantMatrix::from_parts(few, m, 2 * n, part(codes, size), Some(of_rows), None).unwrap();
-        let mut other = QuantMatrix::zeros(&handle, few, m, n).unwrap();
-        let mut results: Vec<_> = (0..8).map(|_| handle.alloc(m * rows * 2).unwrap()).collect();
-        let mut all = |net: &mut Net, results: &mut [DeviceBuffer]| {
-            let x = || MatRef::new(&x, DType::Bf16, m, n);
-            let mut products = |net: &mut Net, layers: std::ops::Range<usize>| {
-                net.layers[layers].iter_mut().zip(&mut stored).try_for_each(|(layer, stored)| {
-                    let d = MatMut::new(stored, DType::Bf16, m, n)?;
-                    layer.plan.execute(&handle, GemmArgs::weight_only(x()?, &layer.b, d))
+        let size = 2 * m * n;
+        let [codes, wide, unwritten] = [0, size, 3 * size];
+        for (writer, written) in [Writer::Product, Writer::ProductBeforeAQuantizer, Writer::Quantizer]
+            .into_iter()
+            .flat_map(|writer| [(writer, true), (writer, false)])
+        {
+            let scales = handle.upload(&[1f32]).unwrap();
+            let blocks = handle.upload(&vec![0x38u8; Scheme::Nvfp4.block_scale_len(rows, n)]).unwrap();
+            let of_b = part(if written { codes } else { unwritten }, size);
+            let b = QuantMatrix::from_parts(Scheme::Nvfp4, rows, n, of_b, Some(scales), Some(blocks)).unwrap();
+            let desc = GemmDesc::new(m, rows, n, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
+            let options = PlanOptions::default().with_formulation(Formulation::SmallM);
+            let mut plan = handle.plan_with(&desc, &options).unwrap();
+            plan.prepare(&handle, &b).unwrap();
+            let x = handle.upload(&net.x).unwrap();
+            let mut stored = match writer {
+                Writer::Product | Writer::ProductBeforeAQuantizer => [part(codes, size), part(codes, size)],
+                Writer::Quantizer => [part(wide, size), part(wide + size, size)],
+            };
+            let of_wide = part(wide, 2 * size);
+            let of_rows = handle.upload(&vec![0f32; few.scale_len(m, 2 * n)]).unwrap();
+            let mut quantized = QuantMatrix::from_parts(few, m, 2 * n, part(codes, size), Some(of_rows), None).unwrap();
+            let mut other = QuantMatrix::zeros(&handle, few, m, n).unwrap();
+            let mut results: Vec<_> = (0..8).map(|_| handle.alloc(m * rows * 2).unwrap()).collect();
+            let mut all = |net: &mut Net, results: &mut [DeviceBuffer]| {
+                let x = || MatRef::new(&x, DType::Bf16, m, n);
+                let mut products = |net: &mut Net, layers: std::ops::Range<usize>| {
+                    net.layers[layers].iter_mut().zip(&mut stored).try_for_each(|(layer, stored)| {
+                        let d = MatMut::new(stored, DType::Bf16, m, n)?;
+                        layer.plan.execute(&handle, GemmArgs::weight_only(x()?, &layer.b, d))
+                    })
+                };
+                results.iter_mut().enumerate().try_for_each(|(i, result)| {
+                    match writer {
+                        Writer::Product => products(net, i..i + 1)?,
+                        Writer::ProductBeforeAQuantizer => {
+                            products(net, i..i + 1)?;
+                            handle.quantize_into(&x()?, Recipe::new(few), QuantizeTo::Plain(&mut other))?;
+                        }
+                        Writer::Quantizer => {
+                            products(net, 2 * i..2 * i + 2)?;
+                            let wide = MatRef::new(&of_wide, DType::Bf16, m, 2 * n)?;
+                            handle.quantize_into(&wide, Recipe::new(few), QuantizeTo::Plain(&mut quantized))?;
+                        }
+                    }
+                    plan.execute(&handle, GemmArgs::weight_only(x()?, &b, MatMut::new(result, DType::Bf16, m, rows)?))
                 })
             };
-            results.iter_mut().enumerate().try_for_each(|(i, result)| {
-                match writer {
-                    Writer::Product => products(net, i..i + 1)?,
-                    Writer::ProductBeforeAQuantizer => {
-                        products(net, i..i + 1)?;
-                        handle.quantize_into(&x()?, Recipe::new(few), QuantizeTo::Plain(&mut other))?;
-                    }
-                    Writer::Quantizer => {
-                        products(net, 2 * i..2 * i + 2)?;
-                        let wide = MatRef::new(&of_wide, DType::Bf16, m, 2 * n)?;
-                        handle.quantize_into(&wide, Recipe::new(few), QuantizeTo::Plain(&mut quantized))?;
-                    }
-                }
-                plan.execute(&handle, GemmArgs::weight_only(x()?, &b, MatMut::new(result, DType::Bf16, m, rows)?))
-            })
-        };
-        let read = |results: &[DeviceBuffer]| -> Vec<Vec<u8>> {
-            results.iter().map(|result| handle.read_bytes(&result.view()).unwrap()).collect()
-        };
-        all(&mut net, &mut results).unwrap();
-        let want = read(&results);
-        assert!(!written || want.windows(2).all(|pair| pair[0] != pair[1]), "{writer:?}: weights that change nothing");
-        let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| all(&mut net, &mut results))).unwrap());
-        // The first link follows none, and eight multiply by B.
-        let count = if writer == Writer::Quantizer { 24 } else { 16 };
-        assert_eq!(links, [count, count - 1 - if written { 8 } else { 0 }], "{writer:?}, of B: {written}");
-        for launch in 0..20 {
-            results.iter_mut().for_each(|result| handle.write(&mut result.view_mut(), &[0xFFu8; 64]).unwrap());
-            handle.launch(&graph).unwrap();
-            assert!(read(&results) == want, "{writer:?}, of B: {written}, launch {launch}");
+            let read = |results: &[DeviceBuffer]| -> Vec<Vec<u8>> {
+                results.iter().map(|result| handle.read_bytes(&result.view()).unwrap()).collect()
+            };
+            all(&mut net, &mut results).unwrap();
+            let want = read(&results);
+            assert!(
+                !written || want.windows(2).all(|pair| pair[0] != pair[1]),
+                "{writer:?}: weights that change nothing"
+            );
+            let (graph, links) = Links::of(|| handle.capture(|| handle.chain(|| all(&mut net, &mut results))).unwrap());
+            // The first link follows none, and eight multiply by B.
+            let count = if writer == Writer::Quantizer { 24 } else { 16 };
+            assert_eq!(links, [count, count - 1 - if written { 8 } else { 0 }], "{writer:?}, of B: {written}");
+            for launch in 0..20 {
+                results.iter_mut().for_each(|result| handle.write(&mut result.view_mut(), &[0xFFu8; 64]).unwrap());
+                handle.launch(&graph).unwrap();
+                assert!(read(&results) == want, "{writer:?}, of B: {written}, launch {launch}");
+            }
         }
-    }
+    });
 }
