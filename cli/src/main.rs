@@ -18,6 +18,7 @@ mod folder;
 mod foreign;
 mod memory;
 mod non_finite;
+mod odd_scales;
 mod orphans;
 mod output;
 mod pipeline;
