@@ -154,7 +154,8 @@ impl OutputFile {
     /// Gives the file its name, after its bytes have reached the disk. An older file of that name is replaced.
     ///
     /// # Errors
-    /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says.
+    /// [`Error::Io`]. Where the system does not give it that name, what was written stays, under the name that the error says, unless somebody
+    /// has removed it.
     pub fn finish(mut self) -> Result<()> {
         self.sync()?;
         let path = self.path;
@@ -228,9 +229,13 @@ fn told_apart(temporary: PathBuf) -> PathBuf {
     if fs::rename(&temporary, &whole).is_ok() { whole } else { temporary }
 }
 
-/// What the system says of a name that it does not give to what is whole, and where that is.
+/// What the system says of a name that it does not give to what is whole, and where that is, if nobody has removed it.
 pub(super) fn unnamed(path: &Path, refused: &io::Error, whole: &Path) -> Error {
-    let message = format!("cannot be given its name: {refused}; {}", whole_in(whole));
+    let what_is_left = match whole.exists() {
+        true => whole_in(whole),
+        false => "what was written was removed meanwhile: write it again".into(),
+    };
+    let message = format!("cannot be given its name: {refused}; {what_is_left}");
     // Of no kind: the remedies of kinds are not those of it.
     Error::Io { path: path.to_path_buf(), source: io::Error::other(message) }
 }
