@@ -254,7 +254,11 @@ fn what_was_removed_while_it_was_written_is_said_to_be_gone() {
         assert!(matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::Other), "{error}");
         let error = error.to_string();
         assert!(error.contains("out: cannot be given its name: "), "{error}");
-        assert!(error.ends_with("; what was written was removed meanwhile: write it again"), "{error}");
+        assert!(
+            error.contains("; what was written is no more in ")
+                && error.ends_with(": it was removed or moved meanwhile; write it again"),
+            "{error}"
+        );
     }
 }
 
