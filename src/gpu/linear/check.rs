@@ -282,7 +282,7 @@ fn check_rows(operand: &str, found: usize, tokens: usize, of: &str) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::lt::Version;
+    use crate::gpu::lt::quirks::Version;
 
     /// The column of LinearRecipe's table. (All were taken, and refused with the first product.)
     #[test]
