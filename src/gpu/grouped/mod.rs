@@ -26,15 +26,16 @@ use crate::gpu::kernels::{
 use crate::gpu::lt::quirks::why_not_grouped;
 use crate::gpu::matrix::{MatMut, MatRef, QuantMatrix, VecRef};
 
-/// Where the rows of groups lie in A and D, which have the same rows. All numbers are 64-bit integers in device memory, which each launch
-/// reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
+/// Where the rows of groups lie in A and D, which have the same rows. All numbers are signed 64-bit integers (`i64`) in device memory, at least
+/// as many of each kind as there are groups, which each launch reads anew; nobody reads them back. They must not change while a launch runs, which the order of streams sees to but for memory that was passed
 /// by its address: its blocks read them more than once, and might wait for each other without end. In one launch
 /// ([`GroupedGemmArgs::explain`]) rows of D of no group are not written, and what rows of A of no group hold does not matter.
 ///
 /// Counts are clamped: a group has no more rows than lie there, and none where its count is negative; no two groups share a row.
 /// [`GroupedGemmArgs::clamped`] tells how many were not taken as they say.
 pub enum GroupedRows<'a> {
-    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most. Starts do not decrease, those of
+    /// One behind the other, with gaps: group g has `counts[g]` rows from `starts[g]` on, up to `starts[g + 1]` at the most, the last
+    /// group up to the end of A. Starts do not decrease, those of
     /// empty groups neither: a group that starts before an earlier one, outside of A, or at no multiple of 4, is left out, and so is one whose
     /// next starts before it. Casts begin groups at multiples of 128.
     Contiguous {
