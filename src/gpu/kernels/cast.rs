@@ -138,11 +138,9 @@ impl CastKernels {
         let to_e2m1 = scheme.format() == CodeFormat::E2M1;
         let wide = to_e2m1.then(|| self.wide(from)).flatten();
         if scheme.scales() != CastScales::RowMajor {
-            // Squares follow one another across the rows, but down them where what is written are E2M1 codes and FP32 scales far apart.
-            let (across, warps) = match wide {
-                Some(_) => (scheme.scales() == CastScales::Ue8m0 || scheme.group() == CastGroup::Group1x128, 4),
-                None => (!to_e2m1, 8),
-            };
+            // Squares follow one another across the rows, but for those to E2M1 that write much of scales (kernels/cast/cast_rows.cuh).
+            let many_scales = scheme.scales() == CastScales::ColumnMajor && scheme.group() == CastGroup::Group1x16;
+            let (across, warps) = if wide.is_some() { (!many_scales, 4) } else { (!to_e2m1, 8) };
             let (right, down) = (from.cols.div_ceil(128 * warps), rows.div_ceil(8));
             let blocks = if across { (right, down) } else { (down, right) };
             if blocks.1 <= GRID_Y {
