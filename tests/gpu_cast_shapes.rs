@@ -59,7 +59,8 @@ fn codes_to_codes() {
 fn sixteen_neighbours_of_all_sizes() {
     let Some(handle) = handle() else { return };
     let mut rng = Noise::new(924);
-    let groups = [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128, CastGroup::Row];
+    let groups =
+        [CastGroup::Group1x16, CastGroup::Group1x32, CastGroup::Group1x64, CastGroup::Group1x128, CastGroup::Row];
     for (dtype, least, sizes) in [(DType::Bf16, -133, 255), (DType::F16, -26, 40)] {
         for rows in [5, 4 * handle.device().sm_count as usize + 5] {
             let cols = 17 * 128;

@@ -118,10 +118,7 @@ impl CastKernels {
             square: [BySource::of(rows, "cast_groups_square_e4m3")?, BySource::of(rows, "cast_groups_square_e2m1")?],
             line: [BySource::of(rows, "cast_groups_e4m3")?, BySource::of(rows, "cast_groups_e2m1")?],
             wide: [Wide::of(rows, "bf16")?, Wide::of(rows, "f16")?],
-            flat: [
-                [flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?],
-                [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?],
-            ],
+            flat: [[flat("e4m3", "e4m3")?, flat("e4m3", "e2m1")?], [flat("e2m1", "e4m3")?, flat("e2m1", "e2m1")?]],
             row: [BySource::with_channels(rows, "cast_row_0")?, BySource::of(rows, "cast_row_4")?],
             tile: BySource::with_channels(tile, "cast_tile")?,
             channel: BySource::with_channels(tile, "cast_channel")?,
