@@ -203,7 +203,7 @@ fn codes_in_lines() {
     }
 }
 
-/// So large that threads cast twice as much to E2M1 (`LARGE_WAVES` in src/gpu/kernels/cast.rs): short rows, and one shape of long ones.
+/// So large that each multiprocessor casts many blocks to E2M1: short rows, and one shape of long ones.
 #[test]
 fn large() {
     let Some(handle) = handle() else { return };
