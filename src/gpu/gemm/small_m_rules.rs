@@ -9,7 +9,12 @@ fn step(block: SmallMBlock) -> Option<f64> {
         SmallMBlock::One => Some(186.0),
         SmallMBlock::OneDeep => Some(285.0),
         SmallMBlock::Two => Some(311.0),
-        SmallMBlock::Four | SmallMBlock::Eight | SmallMBlock::Tile | SmallMBlock::TileE4m3 => None,
+        SmallMBlock::Four
+        | SmallMBlock::Eight
+        | SmallMBlock::Sixteen
+        | SmallMBlock::Narrow
+        | SmallMBlock::Tile
+        | SmallMBlock::TileE4m3 => None,
     }
 }
 
