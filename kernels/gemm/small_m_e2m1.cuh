@@ -335,13 +335,15 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     cluster_wait();
     if (threadIdx.x == 0 && ranks > 1) barrier_expect(arrived, C::PARTS_BYTES);
     __syncwarp();
-    const u32 rows = C::ROWS / ranks;
+    // A power of two, as the number of ranks is.
+    const u32 rows = C::ROWS / ranks, log_rows = 31 - __clz(rows);
 #pragma unroll
     for (u32 j = 0; j < C::OF_LANE; j++) {
-        const u32 r = C::NEIGHBOURS * j + row, to = r / rows, barrier = at_rank(arrived, to);
+        const u32 r = C::NEIGHBOURS * j + row, to = r >> log_rows, barrier = at_rank(arrived, to);
 #pragma unroll
         for (u32 t = 0; t < GROUPS; t++) {
-            const u32 at = got + ((part * rows + r % rows) * TOKENS + t * 8 + lane % 4 * 2) * 4;
+            // Two rows of A are side by side, and such pairs of neighbouring rows of B: who adds them meets no bank more than twice.
+            const u32 at = got + ((part * (TOKENS / 2) + t * 4 + lane % 4) * rows + (r & (rows - 1))) * 8;
             const float x = sum[j / 2][t][2 * (j % 2)], y = sum[j / 2][t][2 * (j % 2) + 1];
             if (ranks == 1) shared_store_pair(at, x, y);
             else store_pair_at(at_rank(at, to), x, y, barrier);
@@ -349,16 +351,18 @@ template <class C> __device__ __forceinline__ void small_m_e2m1(const SmallMWeig
     }
     if (ranks == 1) __syncthreads();
     else barrier_wait(arrived, 0);
+    const u32 pitch = TOKENS * rows * 4;
     for (u32 o = threadIdx.x; o < rows * p.m; o += C::THREADS) {
-        const u32 token = o / rows, r = o % rows, of_block = rank * rows + r;
+        const u32 token = o >> log_rows, r = o & (rows - 1), of_block = rank * rows + r;
         const u32 col = first_row + of_block / C::NEIGHBOURS * 32 + of_block % C::NEIGHBOURS;
         if (col >= p.n) continue;
+        const u32 at = got + ((token / 2 * rows + r) * 2 + token % 2) * 4;
         float v[1] = {0.0f}, residual[1];
         // Parts are a multiple of four: those are asked for together.
         for (u32 s = 0; s < parts; s += 4) {
             float each[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) each[i] = shared_float(got + (((s + i) * rows + r) * TOKENS + token) * 4);
+            for (u32 i = 0; i < 4; i++) each[i] = shared_float(at + (s + i) * pitch);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) v[0] = __fadd_rn(v[0], each[i]);
         }
