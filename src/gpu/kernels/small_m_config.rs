@@ -133,8 +133,8 @@ impl SmallMBlock {
     pub(crate) fn tiles(self, n: usize) -> usize {
         match self.shape() {
             Shape::E4m3 { .. } => n.div_ceil(E4M3_ROWS),
-            // Of the 128 rows that share tiles of scales a block takes a quarter here and there, or an eighth.
-            Shape::E2m1 { pairs, .. } => n.div_ceil(TILE_ROWS) * (TILE_ROWS / (PAIR_ROWS * pairs)),
+            // Of the 128 rows that share tiles of scales a block takes a quarter here and there, or a quarter of one half of them.
+            Shape::E2m1 { pairs, .. } => n.div_ceil(TILE_ROWS / 2 * pairs) * 4,
             Shape::Tile { .. } => n.div_ceil(TILE_ROWS),
         }
     }
@@ -360,9 +360,10 @@ mod tests {
         assert_eq!(SmallMOperands::ALL.map(most_rows), [32, 64, 64]);
         assert_eq!(
             [8, 128, 136].map(|n| {
-                [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Narrow, SmallMBlock::Tile].map(|block| block.tiles(n))
+                [SmallMBlock::Two, SmallMBlock::Four, SmallMBlock::Narrow, SmallMBlock::Tile]
+                    .map(|block| block.tiles(n))
             }),
-            [[1, 4, 8, 1], [2, 4, 8, 1], [3, 8, 16, 2]]
+            [[1, 4, 4, 1], [2, 4, 8, 1], [3, 8, 12, 2]]
         );
     }
 
