@@ -64,11 +64,12 @@ fn cost_of_e2m1(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) ->
 }
 
 /// Whether unsplit blocks of many warps of E2M1 weights take all places once, or nearly: with a long k nothing is faster, as no block waits for another. (H200, 2026-11, m = 1: sixteen
-/// warps at 4096 x 7168 9.5 us for 10.1 of the next, eight at 8192 x 8192 15.9 for 17.4.) With 16 warps more rows of A are for smaller blocks, though by 4 % alone.
+/// warps at 4096 x 7168 9.5 us for 10.1 of the next, eight at 8192 x 8192 15.9 for 17.4, narrow blocks at 2112 x 7168 6.9 for 7.2, and 7.9 for 7.4 at m = 8.) With 16 warps more rows of A are for smaller blocks, though by 4 % alone.
 fn fills_once(config: SmallMConfig, [m, n, k]: [usize; 3], sm_count: usize) -> bool {
     let (block, tiles) = (config.block(), config.block().tiles(n));
     let places = match block {
         SmallMBlock::Sixteen if m <= 8 => sm_count,
+        SmallMBlock::Narrow if m <= 2 => sm_count,
         SmallMBlock::Eight => 2 * sm_count,
         _ => return false,
     };
@@ -221,12 +222,12 @@ mod tests {
     /// The same of E2M1, where what is taken is within 5 % of the fastest.
     #[test]
     fn what_was_fastest_of_e2m1_comes_first() {
-        use SmallMBlock::{Eight, Four, Sixteen, Tile};
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile};
         let cases: [Case; 42] = [
             ([1, 576, 7168], &[(Four, 8), (Eight, 4), (Eight, 8), (Sixteen, 4)]), // 4.54, 4.56, 4.59, 4.70
             ([8, 576, 7168], &[(Four, 8), (Eight, 8), (Eight, 4)]),               // 4.60, 4.74, 4.79
             ([16, 576, 7168], &[(Four, 8), (Eight, 8)]),                          // 5.17, 5.40
-            ([1, 2112, 7168], &[(Four, 8)]),                                      // 7.26
+            ([1, 2112, 7168], &[(Narrow, 1), (Four, 8)]),                         // 6.86, 7.23
             ([8, 2112, 7168], &[(Four, 8)]),                                      // 7.33
             ([16, 2112, 7168], &[(Four, 4)]),                                     // 9.25
             ([1, 4096, 2048], &[(Eight, 1), (Eight, 2), (Four, 2), (Sixteen, 1)]), // 4.83, 4.86, 4.91, 4.92
