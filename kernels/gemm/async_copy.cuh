@@ -7,7 +7,11 @@
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
-// One FP32 number, likewise.
+// Eight bytes; both addresses are multiples of eight.
+__device__ __forceinline__ void copy_8(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+// One FP32 number, as sixteen bytes.
 __device__ __forceinline__ void copy_4(u32 to, const void* from, bool wanted) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(wanted ? 4 : 0) : "memory");
 }

@@ -44,7 +44,8 @@ fn runs(config: &SmallMConfig) -> bool {
 
 /// Blocks that multiply so many rows.
 pub fn blocks_of(operands: SmallMOperands, m: usize) -> impl Iterator<Item = SmallMBlock> {
-    let most = |block: SmallMBlock| if [SmallMBlock::Four, SmallMBlock::Eight].contains(&block) { 16 } else { 64 };
+    use SmallMBlock::{Eight, Four, Narrow, Sixteen};
+    let most = |block: SmallMBlock| if [Four, Eight, Sixteen, Narrow].contains(&block) { 16 } else { 64 };
     SmallMBlock::ALL.into_iter().filter(move |block| operands == block.operands() && m <= most(*block))
 }
 

@@ -208,7 +208,7 @@ mod tests {
         let e2m1 = GemmDesc::new(4, 4096, 7168, Operand::Plain(DType::Bf16), Scheme::Nvfp4, DType::Bf16);
         let sum = outline(&e2m1, Formulation::SmallM, Finish::Fused).unwrap().sum;
         let product = SmallMProduct::ask(&e2m1, &sum, H200, search(20));
-        assert_eq!(product.place(), (0, 12));
+        assert_eq!(product.place(), (0, 20));
         assert!(product.configs.iter().all(|config| config.block().operands() == SmallMOperands::E2m1Weights));
         // More rows than 16 are for tiles.
         let more = GemmDesc { m: 17, ..e2m1 };

@@ -378,7 +378,9 @@ mod tests {
     #[test]
     fn the_kernels_are_those_of_the_table() {
         let of = |block: SmallMBlock| match block.shape() {
-            Shape::E2m1 { warps, residents: [few, more] } => Some(format!("{block}, {warps}, {few}, {more}")),
+            Shape::E2m1 { pairs, warps, stages, residents: [few, more] } => {
+                Some(format!("{block}, {pairs}, {warps}, {stages}, {few}, {more}"))
+            }
             Shape::E4m3 { .. } | Shape::Tile { .. } => None,
         };
         assert_eq!(rows(E2M1, "SMALL_M"), SmallMBlock::ALL.into_iter().filter_map(of).collect::<Vec<_>>());
@@ -406,7 +408,7 @@ mod tests {
             tiled[usize::from(!e2m1)] += 1;
             for tokens in SmallMBlock::Four.widths().iter().filter(|_| e2m1) {
                 let nvfp4 = weights == SmallMWeights::Nvfp4;
-                let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PARTS, ");
+                let row = format!("SMALL_M_KERNEL({scales}, {nvfp4}, {a_type}, {number}, {tokens}, block, PAIRS, ");
                 assert!(source.contains(&row), "{row}");
                 few += 1;
             }
@@ -487,11 +489,13 @@ mod tests {
 
     #[test]
     fn every_length_and_place_is_checked() {
-        use SmallMBlock::{Eight, Four, Tile, TileE4m3};
+        use SmallMBlock::{Eight, Four, Narrow, Sixteen, Tile, TileE4m3};
         use SmallMWeights::{Fp8, Fp8Tiles, Fp8Vectors, Mxfp4, Mxfp8, Nvfp4};
         let of_e2m1 = [
             (Four, [1, 8, 32]),
             (Eight, [7, 136, 416]),
+            (Sixteen, [9, 72, 2080]),
+            (Narrow, [8, 264, 160]),
             (Four, [16, 64, 128]),
             (Tile, [3, 64, 32]),
             (Tile, [64, 136, 416]),
