@@ -575,15 +575,9 @@ mod tests {
         let scratch = |desc: &GemmDesc, finish| outline(desc, Formulation::DequantizedBf16, finish).unwrap().scratch;
         let nv = desc(17, Scheme::Nvfp4, Scheme::Nvfp4);
         let (a, b) = (17 * 7168 * 2, 4096 * 7168 * 2);
-        assert_eq!(
-            scratch(&nv, Finish::Fused),
-            Scratch { sum: 0, a, b, factors: 16, codes: 0, scales: 0, parts_of_k: 0 }
-        );
+        assert_eq!(scratch(&nv, Finish::Fused), Scratch { sum: 0, a, b, factors: 16, ..Scratch::default() });
         let kept = nv.with_kept(KeptWeights::Dequantized(DType::Bf16));
-        assert_eq!(
-            scratch(&kept, Finish::Fused),
-            Scratch { sum: 0, a, b: 0, factors: 16, codes: 0, scales: 0, parts_of_k: 0 }
-        );
+        assert_eq!(scratch(&kept, Finish::Fused), Scratch { sum: 0, a, b: 0, factors: 16, ..Scratch::default() });
         // Values of another type than the product's are of no use to it.
         let other = nv.with_kept(KeptWeights::Dequantized(DType::F16));
         assert_eq!(scratch(&other, Finish::Fused).b, b);
@@ -592,10 +586,10 @@ mod tests {
         assert_eq!(scratch(&weight_only, Finish::Fused).bytes(), 16);
         let sum = 17 * 4096 * 4;
         let whole = scratch(&weight_only, Finish::EpilogueKernel);
-        assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16, codes: 0, scales: 0, parts_of_k: 0 });
-        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16, codes: 0, scales: 0, parts_of_k: 0 }.parts();
+        assert_eq!(whole, Scratch { sum, a: 0, b: 0, factors: 16, ..Scratch::default() });
+        let parts = Scratch { sum: 10, a: 0, b: 300, factors: 16, ..Scratch::default() }.parts();
         assert_eq!(parts, [(0, 10), (10, 0), (256, 300), (768, 16), (784, 0), (784, 0), (784, 0)]);
-        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0, codes: 0, scales: 0, parts_of_k: 0 }.bytes(), 556);
+        assert_eq!(Scratch { sum: 10, a: 0, b: 300, factors: 0, ..Scratch::default() }.bytes(), 556);
         let mx = desc(17, Scheme::Mxfp8(F), Scheme::Mxfp8(F));
         assert_eq!(outline(&mx, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 0);
         assert_eq!(outline(&nv, Formulation::Native, Finish::Fused).unwrap().scratch.bytes(), 16);
