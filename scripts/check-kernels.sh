@@ -55,7 +55,7 @@ def contents(image):
 
 
 # Products that are told where they may load their weights before their wait; they store nothing there. As in src/gpu/kernels/image.rs.
-LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight) ")
+LINK = re.compile(r"gemm_small_m_\w+_(one|one_deep|two|four|eight|sixteen|narrow) ")
 
 
 def faults(image):

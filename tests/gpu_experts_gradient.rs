@@ -283,4 +283,15 @@ fn what_does_not_fit_together_is_refused() {
     let of = GroupedWeightGradient::whole(&dy_t, &x_t, 2, rows, dw).clamped(all.part(0..2).unwrap());
     let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
     assert!(text.contains("count of clamped groups") && text.contains("2 bytes"), "{text}");
+    // Refused before the product: gradients that were added could not be taken back.
+    let rows = slots(SLOT);
+    let mut dw = handle.upload(&vec![f32::NAN; 2 * OUT * FEATURES]).unwrap();
+    let mut two = handle.alloc(8).unwrap();
+    let mut all = two.view_mut();
+    let d = MatMut::new(&mut dw, DType::F32, 2 * OUT, FEATURES).unwrap();
+    let of = GroupedWeightGradient::whole(&dy_t, &x_t, 2, rows, d).clamped(all.part(2..6).unwrap());
+    let text = handle.grouped_weight_gradient(of).unwrap_err().to_string();
+    assert!(text.contains("count of clamped groups") && text.contains("4-byte aligned"), "{text}");
+    let left: Vec<f32> = handle.read(&dw.view()).unwrap();
+    assert!(left.iter().all(|v| v.is_nan()), "a refused product was stored");
 }

@@ -336,7 +336,10 @@ fn groups_are_what_each_is_alone() {
     // 200 tiles of 128 columns, of several groups, for some 100 clusters.
     for pair in [PAIRS[0], PAIRS[12]] {
         check(&handle, &mut rng, &[7, 1, 0, 12], [6400, 512], pair, (8, DType::Bf16), (true, false));
-        check(&handle, &mut rng, &[3, 20], [6400, 3584], pair, (16, DType::Bf16), (false, true));
+        check(&handle, &mut rng, &[3, 70], [6400, 3584], pair, (16, DType::Bf16), (false, true));
+        // Clusters that compute three parts and more, of one block and of four.
+        check(&handle, &mut rng, &[100, 70, 0, 30], [6400, 128], pair, (8, DType::Bf16), (true, false));
+        check(&handle, &mut rng, &[100, 70, 0, 30], [1280, 7168], pair, (8, DType::Bf16), (true, false));
     }
 }
 

@@ -63,10 +63,11 @@ pub(crate) fn compute_capability(context: &Arc<CudaContext>) -> Result<(u32, u32
 fn as_older(asked: Option<&str>, (major, minor): (u32, u32)) -> Result<(u32, u32)> {
     let Some(asked) = asked else { return Ok((major, minor)) };
     match asked.parse() {
-        Ok(sm @ 80..) if sm <= major * 10 + minor => Ok((sm / 10, sm % 10)),
+        Ok(sm @ (80 | 86 | 87 | 89)) if sm <= major * 10 + minor => Ok((sm / 10, sm % 10)),
+        Ok(sm) if sm == major * 10 + minor => Ok((major, minor)),
         _ => Err(Error::unsupported(
             format!("{AS_OLDER}={asked}"),
-            format!("it names a compute capability from 80 to that of this GPU, {}", major * 10 + minor),
+            format!("it names 80, 86, 87 or 89, if this GPU is no older, or what it is, {}", major * 10 + minor),
             "unset it, or name such a one",
         )),
     }
@@ -76,5 +77,22 @@ impl fmt::Display for DeviceInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (major, minor) = self.compute_capability;
         write!(f, "{} (sm_{major}{minor})", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_treated_as_an_older_one_that_nvrtc_knows() {
+        assert_eq!(as_older(None, (12, 0)).unwrap(), (12, 0));
+        assert_eq!([80, 89, 90].map(|sm| as_older(Some(&sm.to_string()), (9, 0)).unwrap()), [(8, 0), (8, 9), (9, 0)]);
+        for (asked, gpu) in
+            [("75", (9, 0)), ("89", (8, 6)), ("90", (10, 0)), ("100", (9, 0)), ("sm_80", (9, 0)), ("", (9, 0))]
+        {
+            let why = as_older(Some(asked), gpu).unwrap_err().to_string();
+            assert!(why.contains(&format!("SCALED_GEMM_SM={asked}")) && why.contains("80, 86, 87 or 89"), "{why}");
+        }
     }
 }

@@ -426,7 +426,7 @@ impl Handle {
     /// quantized D follows it ([`QuantMatrix::write_parts`]); its padding is left as it is: zero, as in every matrix.
     ///
     /// Once its kernels are loaded (by the first call, or [`Handle::load_kernels`] of [`KernelFamily::Sm90`], [`KernelFamily::SmallM`] for few rows and two steps, with
-    /// [`KernelFamily::Fp8`] where few become codes, [`KernelFamily::SmallMGroups`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
+    /// [`KernelFamily::Fp8`] where few become codes, [`KernelFamily::SmallMGroups`] and [`KernelFamily::SmallMWeights`] for a plain A) it allocates nothing but, at most once, scratch memory where there are two launches ([`FusedGemmArgs::explain`]), and waits for nothing:
     /// safe inside graph capture. Groups may have other places and counts at each launch.
     ///
     /// ```no_run

@@ -120,7 +120,8 @@ impl FewRows<'_, '_> {
         let Self { weights, a, b, groups, d, alpha, bias, activation, way } = self;
         let (queue, kernels) = (handle.queue(), handle.kernels());
         let scratch = way.scratch_bytes([a.rows(), d.cols()]);
-        kernels.load(queue, if scratch > 0 { KernelFamily::SmallM } else { KernelFamily::SmallMGroups })?;
+        // Of a product and a pass the product's; on sm_90 those of the pass come with them.
+        kernels.load(queue, if scratch > 0 { KernelFamily::SmallMWeights } else { KernelFamily::SmallMGroups })?;
         handle.reserve_scratch(scratch)?;
         let _turn = queue.turn();
         let order = queue.order();

@@ -413,7 +413,7 @@ impl Handle {
     pub fn grouped_gemm(&self, mut args: GroupedGemmArgs<'_>) -> Result<()> {
         let way = args.way(self)?;
         let (queue, kernels) = (self.queue(), self.kernels());
-        check_clamped(self, args.clamped.as_ref())?;
+        check_clamped(self, args.clamped.as_mut())?;
         let (a, layout) = match way {
             Way::Launch(a, scales) => (a, scales),
             Way::FewRows(weights, config) => {
@@ -481,11 +481,22 @@ impl Handle {
 }
 
 /// Before a product: refuses memory that holds no count, and loads the kernel that counts.
-fn check_clamped(handle: &Handle, clamped: Option<&DeviceBytesMut<'_>>) -> Result<()> {
+fn check_clamped(handle: &Handle, clamped: Option<&mut DeviceBytesMut<'_>>) -> Result<()> {
     let Some(clamped) = clamped else { return Ok(()) };
     if clamped.len() < 4 {
         let found = format!("{} bytes", clamped.len());
         return Err(Error::shape("count of clamped groups", found, "must be 4", "pass memory of a u32"));
+    }
+    let order = handle.queue().order();
+    let address = clamped.at(&order)?.address;
+    drop(order);
+    if !address.is_multiple_of(4) {
+        return Err(Error::Alignment {
+            operand: "count of clamped groups".to_string(),
+            address,
+            required: 4,
+            remedy: "pass memory of a u32".to_string(),
+        });
     }
     handle.kernels().load(handle.queue(), KernelFamily::Grouped)
 }

@@ -234,7 +234,7 @@ impl Handle {
                 (0..slots.dy.len()).try_for_each(|g| self.scaled_gemm(slots.one(&mut dw, g, out)?))
             }
             Of::Whole(whole) => {
-                check_clamped(self, clamped.as_ref())?;
+                check_clamped(self, clamped.as_mut())?;
                 whole.enqueue(self, &mut dw, config, expected_rows)?;
                 let held = (Sm90Along::K, whole.dy.cols());
                 count_clamped(self, (whole.groups, &whole.rows), held, clamped.as_mut())

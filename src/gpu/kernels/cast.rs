@@ -281,7 +281,7 @@ impl Kernels {
                 let threads = vectors.div_ceil(4).next_multiple_of(32).max(32);
                 let most = ROW_THREADS[usize::from(produced.is_some())];
                 let (kernel, threads) = match family.wide(from) {
-                    Some(kernels) if wide => (kernels.row, vectors.div_ceil(8).next_multiple_of(32)),
+                    Some(kernels) if wide => (kernels.row, vectors.div_ceil(8).next_multiple_of(32).max(32)),
                     _ if threads <= most && !of_channels => (choose(&family.row[1], |f| &f.row[1])?, threads),
                     _ => (choose(&family.row[0], |f| &f.row[0])?, most),
                 };

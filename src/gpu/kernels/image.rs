@@ -254,7 +254,9 @@ mod tests {
     fn is_link(words: &str) -> bool {
         let name = words.split(' ').next().unwrap_or(words);
         name.starts_with("gemm_small_m_")
-            && ["_one", "_one_deep", "_two", "_four", "_eight"].iter().any(|block| name.ends_with(block))
+            && ["_one", "_one_deep", "_two", "_four", "_eight", "_sixteen", "_narrow"]
+                .iter()
+                .any(|block| name.ends_with(block))
     }
 
     #[test]
@@ -268,6 +270,9 @@ mod tests {
         assert_waits_before_memory(good.0, good.1);
         let link = "gemm_small_m_block_8_one of gemm/small_m_fp8 for compute_90a";
         assert_waits_before_memory(link, early.1);
+        for block in ["sixteen", "narrow"] {
+            assert_waits_before_memory(&format!("gemm_small_m_nvfp4_bf16_8_{block}"), early.1);
+        }
         assert_eq!((good.0, early.0, never.0, hasty.0), ("good", "early", "never", "hasty"));
         // Kernels of tiles, and the end of a chain, are no links. (Every product of few rows was let off.)
         let others =

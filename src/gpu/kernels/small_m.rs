@@ -230,7 +230,9 @@ impl Kernels {
         mnk: [usize; 3],
         weights: &[&Span<'_>],
     ) -> InChain {
-        let link = stream.link(weights).and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
+        // What ends a chain is sm_90's: elsewhere nothing releases early.
+        let follows = self.end_of_chain().and_then(|_| stream.link(weights));
+        let link = follows.and_then(|follows| Some((follows, config.in_chain(mnk, self.sm_count)?)));
         match link {
             Some((Follows { loads_early, .. }, (config, releases))) => {
                 tracing::trace!(loads_early, releases, %config, "link of a chain");
