@@ -92,7 +92,7 @@ fn a_signal_leaves_nothing_and_what_was_there() {
     let folder = Folder::new();
     let (input, output) = (folder.file("in"), folder.file("q"));
     // Some seconds of work.
-    write(&input, &[("w", Dtype::F32, vec![4096, 4096], vec![1; 4 << 24])]);
+    write(&input, &[("w", Dtype::F32, vec![4096, 4096], vec![0x3F; 4 << 24])]);
     let args = ["quantize", &input, "-o", &output, "--recipe", "nvfp4", "--four-over-six", "mse"];
     for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("QUIT", 3), ("XCPU", 24)] {
         fs::write(&output, "old").unwrap();
