@@ -121,12 +121,7 @@ fn target(dw: &mut DeviceBuffer, groups: usize) -> MatMut<'_> {
 
 /// A handle, if there are kernels for its GPU.
 fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::Sm90.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} has no such kernels", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::Sm90)
 }
 
 /// Slots that are empty, full, and all that lies beside a multiple of 128, in every configuration; counts that make no sense.

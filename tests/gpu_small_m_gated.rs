@@ -90,12 +90,7 @@ impl Layer {
 
 /// A handle on an sm_90.
 fn hopper() -> Option<Handle> {
-    let handle = decoding()?;
-    if !KernelFamily::SmallMGroups.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::SmallMGroups)
 }
 
 /// The configuration that the explanation names.

@@ -23,12 +23,7 @@ const F: Fp8Format = Fp8Format::E4M3;
 
 /// A handle on an sm_90.
 fn hopper() -> Option<Handle> {
-    let handle = decoding()?;
-    if !KernelFamily::SmallMGroups.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::SmallMGroups)
 }
 
 /// Every pair that a kernel multiplies.

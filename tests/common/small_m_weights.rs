@@ -2,7 +2,7 @@
 //! against the bound.
 
 use crate::common::gemm::*;
-use crate::common::{Noise, capture_among_others, handle};
+use crate::common::{Noise, capture_among_others, handle_with};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ndarray::{Array2, s};
@@ -22,13 +22,8 @@ static CLUSTERS: AtomicBool = AtomicBool::new(true);
 
 /// A handle on a GPU that has these kernels.
 pub fn decoding() -> Option<Handle> {
-    let handle = handle()?;
-    let cc = handle.device().compute_capability;
-    if !KernelFamily::SmallMWeights.runs_on(cc) {
-        println!("skipped: {} is older than sm_80", handle.device());
-        return None;
-    }
-    CLUSTERS.store(cc >= (9, 0), Ordering::Relaxed);
+    let handle = handle_with(KernelFamily::SmallMWeights)?;
+    CLUSTERS.store(handle.device().compute_capability >= (9, 0), Ordering::Relaxed);
     Some(handle)
 }
 

@@ -13,12 +13,7 @@ use crate::common::*;
 
 /// A handle on an sm_90.
 pub fn hopper() -> Option<Handle> {
-    let handle = handle()?;
-    if !KernelFamily::SmallM.runs_on(handle.device().compute_capability) {
-        println!("skipped: {} is no sm_90", handle.device());
-        return None;
-    }
-    Some(handle)
+    handle_with(KernelFamily::SmallM)
 }
 
 /// Links of chains and how many of them load their weights early, as the crate tells of them.

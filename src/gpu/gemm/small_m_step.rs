@@ -34,7 +34,6 @@ impl SmallMGpu {
 /// A product by our kernels for few rows, ready apart from addresses.
 pub(crate) struct SmallMProduct {
     sum: Sum,
-    operands: SmallMOperands,
     configs: Vec<SmallMConfig>,
     chosen: usize,
     mnk: [usize; 3],
@@ -58,13 +57,12 @@ impl SmallMProduct {
     }
 
     fn new(desc: &GemmDesc, sum: &Sum, gpu: SmallMGpu, configs: Vec<SmallMConfig>) -> Self {
-        let operands = configs[0].block().operands();
-        Self { sum: *sum, operands, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], gpu }
+        Self { sum: *sum, configs, chosen: 0, mnk: [desc.m, desc.n, desc.k], gpu }
     }
 
     /// What a call launches.
     pub(crate) fn kernels(&self) -> KernelFamily {
-        match self.operands {
+        match self.config().block().operands() {
             SmallMOperands::Fp8 => KernelFamily::SmallM,
             SmallMOperands::E2m1Weights | SmallMOperands::E4m3Weights => KernelFamily::SmallMWeights,
         }

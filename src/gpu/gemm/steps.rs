@@ -64,13 +64,10 @@ pub(crate) type Offered<T> = std::result::Result<T, String>;
 impl Product {
     /// Asks for algorithms of the product that this outline needs.
     fn ask(handle: &Handle, desc: &GemmDesc, outline: &Outline, search: Search) -> Result<Offered<Self>> {
-        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
+        let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match outline.formulation {
-            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, sm_count, search))))),
-            Formulation::SmallM => {
-                let gpu = SmallMGpu::of(handle);
-                Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, gpu, search)))))
-            }
+            Formulation::Sm90 => Ok(Ok(Self::Sm90(Box::new(Sm90Product::ask(desc, sum, gpu.sm_count, search))))),
+            Formulation::SmallM => Ok(Ok(Self::SmallM(Box::new(SmallMProduct::ask(desc, sum, gpu, search))))),
             _ => Ok(LtProduct::ask(handle, desc, sum, search)?.map(|lt| Self::Lt(Box::new(lt)))),
         }
     }
@@ -83,17 +80,16 @@ impl Product {
         algorithm: &Algorithm,
         search: Search,
     ) -> Result<Offered<Self>> {
-        let (sum, sm_count) = (&outline.sum, handle.device().sm_count as usize);
+        let (sum, gpu) = (&outline.sum, SmallMGpu::of(handle));
         match (algorithm, outline.formulation) {
             (Algorithm::Sm90(config), Formulation::Sm90) if sm90_rules::serves(*config, desc.batch_invariant) => {
-                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, sm_count, *config)))))
+                Ok(Ok(Self::Sm90(Box::new(Sm90Product::recorded(desc, sum, gpu.sm_count, *config)))))
             }
             (Algorithm::SmallM(config), Formulation::SmallM)
                 if Some(config.block().operands()) == small_m_operands(desc)
                     && desc.m <= config.block().most_rows()
-                    && (SmallMGpu::of(handle).clusters || !config.needs_clusters()) =>
+                    && (gpu.clusters || !config.needs_clusters()) =>
             {
-                let gpu = SmallMGpu::of(handle);
                 Ok(Ok(Self::SmallM(Box::new(SmallMProduct::recorded(desc, sum, gpu, *config)))))
             }
             (Algorithm::Sm90(_) | Algorithm::SmallM(_), other)
